@@ -1,0 +1,274 @@
+"""What is checked here, and how; ``nox -l`` lists it.
+
+Packages and requirements are read from ``packages/*/pyproject.toml``, what a session needs besides from the root
+``pyproject.toml``, versions from ``constraints.txt``.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+from workspace import Package, Workspace  # noqa: E402
+
+nox.needs_version = ">=2025.10.14"
+nox.options.default_venv_backend = "uv|virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.download_python = "never"
+# Sessions for a Python that this machine lacks are skipped with the reason, in CI as well.
+nox.options.error_on_missing_interpreters = False
+nox.options.report = os.environ.get("NOX_REPORT")
+
+WORKSPACE = Workspace(ROOT)
+PACKAGES = WORKSPACE.packages
+GROUPS = nox.project.load_toml("pyproject.toml")
+CONSTRAINTS = ROOT / "constraints.txt"
+DIST = ROOT / "dist"
+COVERAGE_PERCENT = 90
+
+# The ends of what the packages' metadata promises, and a pair between them; CI's own pair is in constraints.txt.
+COMPATIBILITY = {
+    "oldest": ("3.10", "2.6.0"),
+    "middle": ("3.12", "2.11.0"),
+    "newest": ("3.13", "2.15.0"),
+}
+
+# pip's settings and the variables by which uv, which does not read them, takes the same.
+PIP_TO_UV = {
+    "find-links": ("UV_FIND_LINKS", ","),
+    "index-url": ("UV_DEFAULT_INDEX", " "),
+    "extra-index-url": ("UV_INDEX", " "),
+    "cert": ("SSL_CERT_FILE", " "),
+}
+
+
+@functools.cache
+def uv_environment() -> dict[str, str]:
+    """Make uv find what the user's pip is configured to find, such as a folder with a CPU build of torch."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    # In the order of pip's precedence: files, then the environment, which is also all there is without pip.
+    settings = {key: ast.literal_eval(value) for key, value in re.findall(r"^global\.([\w-]+)=('.*')$", listed, re.M)}
+    settings |= {key: value for key in PIP_TO_UV if (value := os.environ.get(f"PIP_{key.upper().replace('-', '_')}"))}
+
+    env = {"UV_PYTHON_DOWNLOADS": "never"}
+    for key, (variable, separator) in PIP_TO_UV.items():
+        if key in settings and variable not in os.environ:
+            env[variable] = separator.join(settings[key].split())
+    if "UV_INDEX" in env:
+        # pip takes the best version of all indexes, uv the first index that has the name at all.
+        env.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")
+    return env
+
+
+def install(session: nox.Session, *arguments: str, constraints: Path = CONSTRAINTS) -> None:
+    session.env.update(uv_environment() if session.venv_backend == "uv" else {})
+    session.install("--constraint", str(constraints), *arguments)
+
+
+def group(name: str) -> list[str]:
+    return list(nox.project.dependency_groups(GROUPS, name))
+
+
+def install_sources(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> list[str]:
+    """Install ``requirements``, siblings from their source folders; return the names of all siblings that came."""
+    needs = WORKSPACE.needs(requirements)
+    arguments = [text for text in requirements if text in needs.others]
+    for name, extras in needs.siblings.items():
+        suffix = f"[{','.join(sorted(extras))}]" if extras else ""
+        arguments += ["--editable", f"{PACKAGES[name].folder}{suffix}"]
+    install(session, *arguments, constraints=constraints)
+    return list(needs.siblings)
+
+
+def all_sources(*more: str) -> list[str]:
+    """Requirements for every package, and for the tests of every package."""
+    tests = [text for package in PACKAGES.values() for text in package.test_requirements]
+    return [*PACKAGES, *dict.fromkeys(tests), *more]
+
+
+def check_environment(session: nox.Session, package: Package, requirements: Iterable[str]) -> None:
+    needs = WORKSPACE.needs(requirements)
+    arguments = ["--siblings", *needs.siblings, "--import", package.module]
+    if "torch" not in needs.other_names:
+        arguments += ["--without", "torch"]
+    if not_loading := WORKSPACE.extras_only_modules(package):
+        arguments += ["--not-loading", *not_loading]
+    session.run("python", "tools/check_environment.py", *arguments)
+
+
+def test_paths() -> list[str]:
+    return [str((package.folder / "tests").relative_to(ROOT)) for package in PACKAGES.values()] + ["tests-integration"]
+
+
+@nox.session
+def imports(session: nox.Session) -> None:
+    """The component graph: import-linter's contracts, on the bare sources."""
+    if sys.version_info < (3, 11):
+        session.skip("import-linter needs Python 3.11")
+    install(session, *group("imports"))
+    sources = os.pathsep.join(str(package.folder / "src") for package in PACKAGES.values())
+    session.run("lint-imports", "--no-logo", *session.posargs, env={"PYTHONPATH": sources})
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style and likely mistakes: ruff check and ruff format."""
+    install(session, *group("lint"))
+    session.run("ruff", "check", *session.posargs)
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Types: mypy, strict, over all packages and tools."""
+    install_sources(session, *all_sources(*group("types")))
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def tools(session: nox.Session) -> None:
+    """Tests of this repository's own tools, with a planted violation for every import contract."""
+    install(session, *group("tools"))
+    session.run("pytest", "tools/tests", *session.posargs)
+
+
+def add_test_session(package: Package) -> None:
+    def test(session: nox.Session) -> None:
+        requirements = [package.name, *package.test_requirements]
+        install_sources(session, *requirements)
+        check_environment(session, package, requirements)
+        session.run("pytest", f"packages/{package.folder.name}/tests", *session.posargs)
+
+    test.__doc__ = f"Tests of {package.name}, with what it declares and nothing else."
+    nox.session(test, name=f"test-{package.name}", tags=["test"])
+
+
+def add_install_session(package: Package, extra: str = "") -> None:
+    requirement = f"{package.name}[{extra}]" if extra else package.name
+
+    def install_(session: nox.Session) -> None:
+        # Names are only ever resolved to the wheels just built, never to a stranger's of the same name in an index.
+        local = Path(session.create_tmp()) / "constraints.txt"
+        wheels = "".join(
+            f"{name} @ {(DIST / f'{other.module}-{other.version}-py3-none-any.whl').as_uri()}\n"
+            for name, other in PACKAGES.items()
+        )
+        local.write_text(CONSTRAINTS.read_text() + wheels)
+        install(session, requirement, constraints=local)
+        check_environment(session, package, [requirement])
+        for script in package.scripts if package.extras and not extra else ():
+            shown = session.run(script, "--help", silent=True, success_codes=range(256))
+            if not re.search(rf"pip install .*{package.name}\[\w+\]", str(shown)):
+                session.error(f"{script} does not say which extra to install, but: {shown}")
+
+    install_.__doc__ = f"Installs {requirement} from wheels; exactly its declared siblings come along."
+    name = f"install-{package.name}-{extra}" if extra else f"install-{package.name}"
+    nox.session(install_, name=name, tags=["install"], requires=["wheels"], reuse_venv=False)
+
+
+for _package in PACKAGES.values():
+    add_test_session(_package)
+for _package in PACKAGES.values():
+    add_install_session(_package)
+for _package, _extra in WORKSPACE.extras_with_siblings():
+    add_install_session(_package, _extra)
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Tests of all packages together."""
+    install_sources(session, *all_sources(*group("integration")))
+    session.run("pytest", "tests-integration", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Executes the code of README.md, CHANGELOG.md and docs/."""
+    install_sources(session, *all_sources(*group("docs")))
+    session.run("pytest", "docs/tests", *session.posargs)
+
+
+@nox.session(default=False)
+def wheels(session: nox.Session) -> None:
+    """Builds each package's sdist, and its wheel from that sdist, into dist/, and checks their metadata."""
+    install(session, *group("wheels"))
+    shutil.rmtree(DIST, ignore_errors=True)
+    installer = ["--installer", "uv"] if session.venv_backend == "uv" else []
+    for package in PACKAGES.values():
+        session.run("pyproject-build", "--outdir", str(DIST), *installer, str(package.folder))
+    session.run("twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
+
+
+@nox.session(default=False)
+def demo(session: nox.Session) -> None:
+    """The main job: two processes train a classifier of digits; options after -- go to the script."""
+    install_sources(session, "comm-orchestrator[cli]", *group("demo"))
+    launcher = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    # torchrun sets this itself, with a warning.
+    session.run(*launcher, "docs/examples/digits.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """Measures what a call costs above torch.distributed; options after -- go to the benchmark."""
+    install_sources(session, "comm-orchestrator[cli]", *group("bench"))
+    session.run("python", "benchmarks/dispatch.py", *session.posargs)
+
+
+@nox.session(default=False)
+def coverage(session: nox.Session) -> None:
+    """Runs all tests, ranks counted, and asks for 90 % of every package."""
+    install_sources(session, *all_sources(*group("integration"), *group("coverage")))
+    session.run("coverage", "erase")
+    sources = ",".join(package.module for package in PACKAGES.values())
+    for path in test_paths():
+        session.run("coverage", "run", f"--source={sources}", "-m", "pytest", path, *session.posargs)
+    session.run("coverage", "combine", "--quiet")
+    low = []
+    for package in PACKAGES.values():
+        session.log(package.name)
+        include = f"--include=packages/{package.folder.name}/src/*"
+        limit = f"--fail-under={COVERAGE_PERCENT}"
+        # 2 is how coverage says that a limit was missed: the other packages are reported all the same.
+        session.run("coverage", "report", include, limit, success_codes=[0, 2])
+        total = session.run("coverage", "report", include, "--format=total", silent=True, log=False)
+        if int(str(total)) < COVERAGE_PERCENT:
+            low.append(package.name)
+    if low:
+        session.error(f"below {COVERAGE_PERCENT} %: {', '.join(low)}")
+
+
+def find_python(version: str) -> str:
+    """A path to this version of Python where pyenv has one, else ``version``, for nox to look for or to skip."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    found = sorted(pyenv.glob(f"versions/{version}.*/bin/python{version}"))
+    return str(found[-1]) if found else version
+
+
+@nox.session(default=False)
+@nox.parametrize(
+    "python,torch",
+    [nox.param(find_python(python), torch, id=name) for name, (python, torch) in COMPATIBILITY.items()],
+)
+def compat(session: nox.Session, torch: str) -> None:
+    """All tests on the oldest, a middle and the newest torch and Python (downloads torch's default builds)."""
+    pins = re.sub(r"(?m)^torch==.*$", f"torch=={torch}", CONSTRAINTS.read_text())
+    constraints = Path(session.create_tmp()) / "constraints.txt"
+    constraints.write_text(pins)
+    install_sources(session, *all_sources(*group("integration")), constraints=constraints)
+    # A release that deprecates something that the tests use has not broken a promise.
+    for path in test_paths():
+        session.run("pytest", "-W", "default", path, *session.posargs)

@@ -1,0 +1,89 @@
+"""Groups: what we remember of one, and how members alone make a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as internals
+
+from comm_backend_torch.capabilities import capabilities_of
+from comm_backend_torch.process_group import device_libraries
+from comm_utils.backend import Capabilities
+from comm_utils.errors import BrokenGroupError
+
+__all__ = ["GroupState", "create"]
+
+
+class GroupState:
+    """Facts about one process group, looked up once."""
+
+    __slots__ = ("broken", "by_global", "capabilities", "libraries", "pg", "rank", "ranks")
+
+    def __init__(self, pg: ProcessGroup) -> None:
+        self.pg = pg
+        self.ranks: list[int] = c10d.get_process_group_ranks(pg)
+        self.rank: int = c10d.get_rank(pg)
+        self.by_global = {rank: position for position, rank in enumerate(self.ranks)}
+        self.libraries = device_libraries(c10d.get_backend_config(pg))
+        self.capabilities: dict[str, Capabilities] = {
+            device: capabilities_of(library) for device, library in self.libraries.items()
+        }
+        self.broken: str | None = None
+
+    def check(self) -> None:
+        if self.broken is not None:
+            raise BrokenGroupError(
+                f"{self} failed earlier and its ranks may disagree about what happened since ({self.broken}); "
+                "destroy it and create a new one"
+            )
+
+    def __str__(self) -> str:
+        ranks = str(self.ranks) if len(self.ranks) <= 16 else f"[{self.ranks[0]} ... {self.ranks[-1]}]"
+        return f"the group of ranks {ranks}"
+
+
+def create(
+    ranks: Sequence[int],
+    name: str,
+    timeout: timedelta | None,
+    backend: str | None,
+    pg_options: Any,
+    group_desc: str | None,
+    device_id: torch.device | None,
+) -> ProcessGroup:
+    """Make the group of ``ranks`` under ``name``; its members call this and nobody else.
+
+    ``torch.distributed.new_group(use_local_synchronization=True)`` would do, but it derives the name from how many groups
+    this process has, which differs between ranks and comes back after a group was destroyed: stale keys in the store.
+    """
+    world = internals._get_default_group()
+    world_backend, world_store = internals._world.pg_map[world]
+    chosen = internals.Backend(backend or world_backend)
+    # With a device bound to the world, torch would split the world's communicator, for which non-members have to help.
+    bound = world.bound_device_id
+    if bound is not None:
+        world.bound_device_id = None
+    try:
+        pg, _ = internals._new_process_group_helper(
+            len(ranks),
+            list(ranks).index(world.rank()),
+            list(ranks),
+            chosen,
+            world_store,
+            name,
+            pg_options,
+            timeout or internals._get_default_timeout(chosen),
+            None,
+            device_id,
+            group_desc,
+        )
+    finally:
+        if bound is not None:
+            world.bound_device_id = bound
+    internals._world.pg_group_ranks[pg] = {rank: position for position, rank in enumerate(ranks)}
+    return pg

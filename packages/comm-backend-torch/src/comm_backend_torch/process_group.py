@@ -1,0 +1,80 @@
+"""Initialise ``torch.distributed``, or find out how somebody else did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as c10d
+
+from comm_backend_torch.failures import classify
+from comm_utils.backend import Availability, Setup
+from comm_utils.errors import BackendUnavailableError, CommTimeoutError
+
+__all__ = ["availability", "device_libraries", "initialize"]
+
+_NOT_BUILT = "this build of torch ({}) was made without {}"
+
+
+def availability() -> Mapping[str, Availability]:
+    """Every library that torch can know, and whether this build and this machine have it."""
+    version = torch.__version__
+    gpu = torch.cuda.is_available()
+    nccl = c10d.is_nccl_available()
+    return {
+        "gloo": _built("gloo", c10d.is_gloo_available(), "install torch from PyPI"),
+        "nccl": Availability(True, f"torch {version} has NCCL and sees {torch.cuda.device_count()} GPUs")
+        if nccl and gpu
+        else Availability(False, "torch sees no CUDA device", "check nvidia-smi and CUDA_VISIBLE_DEVICES")
+        if nccl
+        else _built("NCCL", False, "install a CUDA build of torch"),
+        "mpi": _built("MPI", c10d.is_mpi_available(), "build torch from source beside an MPI, or use gloo"),
+        "ucc": _built("UCC", c10d.is_ucc_available(), "use a build of torch that has UCC"),
+        "xccl": _built("XCCL", getattr(c10d, "is_xccl_available", bool)(), "install an XPU build of torch"),
+    }
+
+
+def _built(library: str, available: bool, remedy: str) -> Availability:
+    if available:
+        return Availability(True, f"torch {torch.__version__} has {library}")
+    return Availability(False, _NOT_BUILT.format(torch.__version__, library), remedy)
+
+
+def device_libraries(backend: str) -> dict[str, str]:
+    """``"cpu:gloo,cuda:nccl"`` as ``{"cpu": "gloo", "cuda": "nccl"}``; a bare name serves every device torch knows it for."""
+    if ":" in backend:
+        return dict(part.split(":", 1) for part in backend.lower().split(","))
+    name = backend.lower()
+    # CUDA keeps its place in front only where the library has it, as in torch's own table.
+    devices = c10d.Backend.backend_capability.get(name, ["cpu"])
+    return dict.fromkeys(devices, name)
+
+
+def initialize(setup: Setup) -> None:
+    """Create the world group.
+
+    Raises:
+        BackendUnavailableError: a library that ``setup.backend`` names cannot be had.
+        CommTimeoutError: not every rank arrived in time.
+    """
+    known = availability()
+    for name in set(device_libraries(setup.backend).values()):
+        found = known.get(name)
+        if found is not None and not found.usable:
+            raise BackendUnavailableError(f"backend {name!r} cannot be used: {found.reason}; {found.remedy}")
+    try:
+        c10d.init_process_group(
+            backend=setup.backend,
+            store=setup.store,
+            rank=setup.rank,
+            world_size=setup.world_size,
+            timeout=setup.timeout,
+            device_id=setup.device,
+        )
+    except RuntimeError as error:
+        if classify(error) is None:
+            raise
+        raise CommTimeoutError(
+            f"rank {setup.rank} of {setup.world_size}: not every rank joined the {setup.backend} world group in time "
+            f"({error}); check that all {setup.world_size} processes run and can reach each other"
+        ) from error

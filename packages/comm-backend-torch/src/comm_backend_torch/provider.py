@@ -1,0 +1,37 @@
+"""How the selector gets a :class:`TorchBackend`; named by the entry point ``comm_utils.backends: torch``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+import torch.distributed as c10d
+
+from comm_backend_torch import process_group
+from comm_backend_torch.backend import TorchBackend
+from comm_utils.backend import Availability, Setup
+
+__all__ = ["adopt", "adopts", "availability", "initialize"]
+
+
+def availability() -> Mapping[str, Availability]:
+    """See ``BackendProvider.availability``."""
+    return process_group.availability()
+
+
+def initialize(setup: Setup) -> TorchBackend:
+    """See ``BackendProvider.initialize``."""
+    process_group.initialize(setup)
+    return TorchBackend(setup.timeout)
+
+
+def adopts(backend: str) -> bool:
+    """Any c10d backend; a package that knows one better is asked first."""
+    return True
+
+
+def adopt() -> TorchBackend:
+    """Serve the world group that exists. Its timeout is not known, so groups made later get the library's default."""
+    assert c10d.is_initialized()
+    timeout: timedelta | None = None
+    return TorchBackend(timeout)

@@ -1,0 +1,130 @@
+"""Handles that keep what ``comm_utils.backend.Work`` promises, over c10d's."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from comm_utils.errors import CommTimeoutError
+
+__all__ = ["PolledWork", "TorchWork"]
+
+#: Turns a failure of c10d into one of ours and marks the group as broken.
+Translate = Callable[[BaseException], BaseException]
+
+
+def _seconds(timeout: float | timedelta) -> float:
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+
+
+class TorchWork:
+    """A c10d work handle. Attributes that are c10d's own (``get_future`` ...) are passed through."""
+
+    __slots__ = ("_failure", "_result", "_translate", "_work")
+
+    def __init__(self, work: Any, result: Any, translate: Translate) -> None:
+        self._work = work
+        self._result = result
+        self._translate = translate
+        self._failure: BaseException | None = None
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        if timeout is not None:
+            return self._wait_for(_seconds(timeout))
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._failure = self._translate(error)
+            raise self._failure from error
+        return True
+
+    def _wait_for(self, timeout_s: float) -> bool:
+        start = time.monotonic()
+        try:
+            self._work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            # c10d's own timeout breaks the group; the caller's, which is shorter, leaves the operation under way.
+            if not self._work.is_completed() and time.monotonic() - start >= timeout_s:
+                raise _still_under_way(timeout_s) from None
+            self._failure = self._translate(error)
+            raise self._failure from error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._failure is not None or bool(self._work.is_completed())
+
+    def exception(self) -> BaseException | None:
+        if self._failure is None and self._work.is_completed():
+            try:
+                self._work.wait()
+            except RuntimeError as error:
+                self._failure = self._translate(error)
+        return self._failure
+
+    def result(self) -> Any:
+        self.wait()
+        return self._result
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._work, name)
+
+
+class PolledWork(TorchWork):
+    """A point-to-point handle of gloo.
+
+    gloo learns that a message has arrived only while someone waits for it, and a wait that runs into its timeout closes
+    the connections of the whole group. So the first question that must not block starts a thread that waits; who only
+    calls ``wait()`` never pays for one.
+    """
+
+    __slots__ = ("_done", "_lock", "_waiter")
+
+    def __init__(self, work: Any, result: Any, translate: Translate) -> None:
+        super().__init__(work, result, translate)
+        self._waiter: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+
+    def _watch(self) -> threading.Event:
+        with self._lock:
+            if self._waiter is None and not self._done.is_set():
+                self._waiter = threading.Thread(target=self._wait_in_thread, name="comm-p2p-wait", daemon=True)
+                self._waiter.start()
+        return self._done
+
+    def _wait_in_thread(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            self._failure = self._translate(error)
+        finally:
+            self._done.set()
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        if timeout is None and self._waiter is None:
+            super().wait()
+            self._done.set()
+        elif not self._watch().wait(None if timeout is None else _seconds(timeout)):
+            raise _still_under_way(_seconds(timeout))  # type: ignore[arg-type]
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.is_set() or self._watch().wait(0.0005)
+
+    def exception(self) -> BaseException | None:
+        return self._failure if self.is_completed() else None
+
+
+def _still_under_way(timeout_s: float) -> CommTimeoutError:
+    return CommTimeoutError(
+        f"the operation did not finish within {timeout_s:g} s; it is still under way and may be waited for again"
+    )

@@ -1,0 +1,63 @@
+"""The high-level collective API, built on low-level reduction operations over any backend."""
+
+from comm_collectives.coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
+from comm_collectives.collectives import all_reduce, barrier, broadcast, inference_all_reduce, reduce
+from comm_collectives.exchanging import all_to_all, all_to_all_single, reduce_scatter, reduce_scatter_tensor
+from comm_collectives.gathering import all_gather, all_gather_into_tensor, gather, scatter
+from comm_collectives.groups import (
+    destroy_process_group,
+    get_all_ranks_from_group,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_group,
+    get_world_size,
+    init_device_mesh,
+    initialize_mesh_device,
+    monitored_barrier,
+    new_group,
+)
+from comm_collectives.instrumentation import bare_backend, instrument
+from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
+
+__all__ = [
+    "P2POp",
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "bare_backend",
+    "barrier",
+    "batch_isend_irecv",
+    "broadcast",
+    "destroy_process_group",
+    "gather",
+    "get_all_ranks_from_group",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_group",
+    "get_world_size",
+    "inference_all_reduce",
+    "init_device_mesh",
+    "initialize_mesh_device",
+    "instrument",
+    "irecv",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_coalesced",
+    "reduce_scatter_tensor",
+    "scatter",
+    "send",
+]

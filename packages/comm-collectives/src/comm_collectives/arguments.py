@@ -1,0 +1,214 @@
+"""What one rank's own arguments show to be wrong, raised before anything is sent.
+
+Every message names the call, the argument, what was given, what was expected, and the remedy where there is one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed import GroupMember, ProcessGroup
+
+from comm_collectives.memory import is_dense
+from comm_utils.active import slot
+from comm_utils.backend import Backend
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.log import logger
+
+__all__ = [
+    "check_dtype",
+    "check_list",
+    "check_numel",
+    "check_tensor",
+    "enter",
+    "group_rank_of",
+    "is_non_member",
+    "splits",
+]
+
+_warned: set[str] = set()
+
+
+def is_non_member(group: object) -> bool:
+    """Whether ``group`` is what ``new_group`` gives to ranks outside the group."""
+    return group is not None and not isinstance(group, ProcessGroup) and group == GroupMember.NON_GROUP_MEMBER
+
+
+def enter(call: str, group: ProcessGroup | None) -> Backend | None:
+    """The backend for a call on ``group``; None where this rank is not a member and the call is a no-op.
+
+    Raises:
+        NotInitializedError, BrokenGroupError, ArgumentTypeError
+    """
+    backend = slot.backend
+    if group is None or isinstance(group, ProcessGroup):
+        backend.check_group(group)
+        return backend
+    if is_non_member(group):
+        if call not in _warned:
+            _warned.add(call)
+            logger.warning("%s: this rank is not a member of the group; the call does nothing", call)
+        return None
+    raise ArgumentTypeError(
+        f"{call}: group: got {group!r} of type {type(group).__name__}; expected a process group from new_group(), or None "
+        "for the world group"
+    )
+
+
+def check_tensor(
+    call: str, name: str, value: Any, backend: Backend, group: ProcessGroup | None, *, written: bool = False
+) -> None:
+    """``value`` is a tensor that ``backend`` can read for ``group``, and write in place if ``written``."""
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentTypeError(f"{call}: {name}: got {_describe(value)}; expected a tensor")
+    if value.layout is not torch.strided:
+        raise ArgumentTypeError(
+            f"{call}: {name}: got a sparse tensor ({value.layout}); sparse tensors are not supported, pass {name}.to_dense()"
+        )
+    if value.is_quantized:
+        raise ArgumentTypeError(
+            f"{call}: {name}: got a quantized tensor ({value.dtype}); pass its int_repr(), scales apart"
+        )
+    device = value.device.type
+    served = backend.device_types(group)
+    if device not in served:
+        raise ArgumentError(
+            f"{call}: {name}: got a tensor on {value.device}; backend {backend.get_backend(group)!r} of this group serves "
+            f"{' and '.join(served)}; {_device_remedy(device)}"
+        )
+    if written:
+        _check_writable(call, name, value)
+
+
+def _check_writable(call: str, name: str, tensor: torch.Tensor) -> None:
+    if not is_dense(tensor):
+        raise ArgumentError(
+            f"{call}: {name}: got a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}, which has gaps or "
+            f"overlaps in memory; a tensor that is written must be contiguous or dense: pass {name}.contiguous() and copy back"
+        )
+    if tensor.is_conj() or tensor.is_neg():
+        raise ArgumentError(
+            f"{call}: {name}: got a lazily {'conjugated' if tensor.is_conj() else 'negated'} view, which cannot be written in "
+            f"place; pass {name}.resolve_conj().resolve_neg()"
+        )
+
+
+def _device_remedy(device: str) -> str:
+    if device == "cpu":
+        return "initialise with a backend for CPU tensors beside it, such as dist_backend='cpu:gloo,cuda:nccl'"
+    library = {"cuda": "nccl", "xpu": "xccl"}.get(device)
+    if library is None:
+        return "move the tensor to a device that is served"
+    return f"backend {library!r} serves {device} tensors (dist_backend='cpu:gloo,{device}:{library}'), or pass tensor.cpu()"
+
+
+def check_list(
+    call: str,
+    name: str,
+    value: Any,
+    length: int,
+    backend: Backend,
+    group: ProcessGroup | None,
+    *,
+    like: torch.Tensor | None = None,
+    written: bool = False,
+) -> None:
+    """``value`` is a list of ``length`` tensors, of the dtype of ``like`` where it is given."""
+    if not isinstance(value, (list, tuple)):
+        raise ArgumentTypeError(f"{call}: {name}: got {_describe(value)}; expected a list of {length} tensors")
+    if len(value) != length:
+        raise ArgumentError(
+            f"{call}: {name}: got a list of {len(value)}; expected {length} tensors, one for each rank of the group"
+        )
+    for position, tensor in enumerate(value):
+        check_tensor(call, f"{name}[{position}]", tensor, backend, group, written=written)
+        if like is not None:
+            check_dtype(call, f"{name}[{position}]", tensor, like)
+
+
+def check_dtype(call: str, name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
+    """Both tensors are of one dtype and on one device."""
+    if tensor.dtype != like.dtype:
+        raise ArgumentError(f"{call}: {name}: got dtype {tensor.dtype}; expected {like.dtype}, that of the other tensor")
+    if tensor.device != like.device:
+        raise ArgumentError(f"{call}: {name}: got a tensor on {tensor.device}; expected {like.device}, as the other tensor")
+
+
+def check_numel(call: str, name: str, tensor: torch.Tensor, expected: int, why: str) -> None:
+    """``tensor`` has ``expected`` elements; ``why`` completes the message."""
+    if tensor.numel() != expected:
+        raise ArgumentError(
+            f"{call}: {name}: got {tensor.numel()} elements (shape {tuple(tensor.shape)}); expected {expected}: {why}"
+        )
+
+
+def group_rank_of(
+    call: str,
+    name: str,
+    backend: Backend,
+    group: ProcessGroup | None,
+    global_rank: int | None,
+    group_rank: int | None,
+    default: int | None = None,
+) -> int:
+    """The group rank that ``src``/``dst`` or ``group_src``/``group_dst`` name.
+
+    Args:
+        name: ``"src"`` or ``"dst"``.
+        default: a group rank for when neither is given.
+    """
+    if global_rank is not None and group_rank is not None:
+        raise ArgumentError(f"{call}: got both {name}={global_rank} and group_{name}={group_rank}; expected one of them")
+    if group_rank is not None:
+        position = _integer(call, f"group_{name}", group_rank)
+        size = backend.get_world_size(group)
+        if not 0 <= position < size:
+            raise ArgumentError(f"{call}: group_{name}: got {position}; expected 0 to {size - 1} in a group of {size}")
+        return position
+    if global_rank is None:
+        if default is None:
+            raise ArgumentError(f"{call}: {name}: missing; expected the global rank of a member of the group")
+        return default
+    rank = _integer(call, name, global_rank)
+    ranks = backend.get_process_group_ranks(group)
+    if rank not in ranks:
+        raise ArgumentError(f"{call}: {name}: got rank {rank}, which is not in the group; its global ranks are {ranks}")
+    return ranks.index(rank)
+
+
+def splits(call: str, name: str, sizes: Sequence[int] | None, tensor_name: str, tensor: torch.Tensor, W: int) -> list[int]:
+    """``sizes`` as W row counts that add up to the first dimension of ``tensor``; equal ones for None."""
+    rows = tensor.shape[0] if tensor.dim() else tensor.numel()
+    if not sizes:
+        if rows % W:
+            raise ArgumentError(
+                f"{call}: {tensor_name}: got {rows} rows (shape {tuple(tensor.shape)}), which does not divide by the world "
+                f"size of {W}; pass {name} to send parts of different sizes"
+            )
+        return [rows // W] * W
+    counts = [_integer(call, name, size) for size in sizes]
+    if len(counts) != W:
+        raise ArgumentError(f"{call}: {name}: got {len(counts)} sizes; expected {W}, one for each rank of the group")
+    if min(counts) < 0 or sum(counts) != rows:
+        raise ArgumentError(
+            f"{call}: {name}: got {counts}, which adds up to {sum(counts)}; expected sizes of 0 or more that add up to "
+            f"{rows}, the first dimension of {tensor_name}"
+        )
+    return counts
+
+
+def _integer(call: str, name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ArgumentTypeError(f"{call}: {name}: got {_describe(value)}; expected an integer") from None
+
+
+def _describe(value: Any) -> str:
+    kind = type(value).__name__
+    if isinstance(value, (list, tuple)):
+        return f"a {kind} of {len(value)}"
+    return "None" if value is None else f"{value!r:.60} of type {kind}"

@@ -1,0 +1,179 @@
+"""Many tensors in one exchange."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives import reduction
+from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
+from comm_collectives.memory import as_bytes, flat, readable
+from comm_collectives.reduction import encoding_for
+from comm_collectives.work import Completed, deliver
+from comm_utils.backend import Backend, Work
+from comm_utils.errors import ArgumentTypeError
+from comm_utils.reduce_op import parse_reduce_op
+
+__all__ = ["all_gather_coalesced", "all_reduce_coalesced", "reduce_scatter_coalesced"]
+
+
+def all_reduce_coalesced(
+    tensors: Sequence[torch.Tensor], op: Any = "sum", group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """``all_reduce`` of many tensors, one exchange for each dtype among them.
+
+    Args:
+        tensors: any shapes, dense, the same list on every rank; overwritten with the results.
+        op: as for ``all_reduce``.
+    """
+    call = "all_reduce_coalesced"
+    backend = enter(call, group)
+    if backend is None:
+        return None
+    _check_tensors(call, "tensors", tensors, backend, group, written=True)
+    reduce_op = parse_reduce_op(op)
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        encoding_for(call, reduce_op, tensor.dtype, backend.capabilities(group, tensor.device.type))
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(flat(tensor))
+    works, finishes = [], []
+    for parts in kinds.values():
+        joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+        works.append(reduction.all_reduce(backend, joined, reduce_op, group, async_op))
+        if len(parts) > 1:
+            finishes.append(_splitter(joined, parts))
+    return deliver(works, _all_of(finishes), list(tensors), async_op)
+
+
+def all_gather_coalesced(
+    output_tensors: Sequence[Any],
+    input_tensors: Sequence[torch.Tensor],
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """``all_gather`` of many tensors, of any mix of dtypes, in one exchange.
+
+    Args:
+        output_tensors: for each input, either one tensor of W times its elements or a list of W tensors of its size;
+            overwritten.
+        input_tensors: any shapes and dtypes on one device, the same on every rank; only read.
+    """
+    call = "all_gather_coalesced"
+    backend = enter(call, group)
+    if backend is None:
+        return None
+    _check_tensors(call, "input_tensors", input_tensors, backend, group)
+    if not isinstance(output_tensors, (list, tuple)) or len(output_tensors) != len(input_tensors):
+        raise ArgumentTypeError(f"{call}: output_tensors: expected a list of {len(input_tensors)}, one entry for each input")
+    W = backend.get_world_size(group)
+    for position, (output, source) in enumerate(zip(output_tensors, input_tensors, strict=True)):
+        name = f"output_tensors[{position}]"
+        if isinstance(output, torch.Tensor):
+            check_tensor(call, name, output, backend, group, written=True)
+            check_dtype(call, name, output, source)
+            check_numel(call, name, output, W * source.numel(), f"{source.numel()} elements from each of {W} ranks")
+        else:
+            check_list(call, name, output, W, backend, group, like=source, written=True)
+            for rank, part in enumerate(output):
+                check_numel(call, f"{name}[{rank}]", part, source.numel(), "the size of the input")
+    if not input_tensors:
+        return Completed([]) if async_op else None
+    sent = torch.cat([as_bytes(readable(tensor), frozenset()) for tensor in input_tensors])
+    received = sent.new_empty(W, sent.numel())
+    sizes = [tensor.numel() * tensor.element_size() for tensor in input_tensors]
+
+    def finish() -> None:
+        columns = received.split(sizes, dim=1)
+        for output, source, column in zip(output_tensors, input_tensors, columns, strict=True):
+            # A row may start at an odd byte; cloning aligns it for the wider dtype.
+            parts = [row.clone().view(source.dtype) for row in column]
+            if isinstance(output, torch.Tensor):
+                output.detach().copy_(torch.cat(parts).view(output.shape))
+            else:
+                for target, part in zip(output, parts, strict=True):
+                    target.detach().copy_(part.view(target.shape))
+
+    work = backend.all_gather_into_tensor(received.view(-1), sent, group, async_op)
+    return deliver([work], finish, list(output_tensors), async_op)
+
+
+def reduce_scatter_coalesced(
+    tensors: Sequence[torch.Tensor], group: ProcessGroup | None = None, op: Any = "avg", async_op: bool = False
+) -> Any:
+    """Reduce many tensors and return this rank's part of each, in one exchange for each dtype among them.
+
+    The result is the average, as in DeepSpeed, whose function this is.
+
+    Args:
+        tensors: any shapes, the same list on every rank; only read. A tensor of n elements is cut into parts of
+            ceil(n / W); the last ones may be shorter or empty.
+        op: as for ``all_reduce``.
+
+    Returns:
+        One-dimensional tensors, in the order of ``tensors``; with ``async_op`` a handle whose ``result()`` they are.
+    """
+    call = "reduce_scatter_coalesced"
+    backend = enter(call, group)
+    if backend is None:
+        return None
+    _check_tensors(call, "tensors", tensors, backend, group)
+    reduce_op = parse_reduce_op(op)
+    W, rank = backend.get_world_size(group), backend.get_rank(group)
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        encoding_for(call, reduce_op, tensor.dtype, backend.capabilities(group, tensor.device.type))
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(position)
+    results: list[Any] = [None] * len(tensors)
+    works = []
+    for positions in kinds.values():
+        parts = [math.ceil(tensors[position].numel() / W) for position in positions]
+        joined = _interleave([readable(tensors[position]) for position in positions], parts, W)
+        output = joined.new_empty(sum(parts))
+        works.append(reduction.reduce_scatter_tensor(backend, output, joined, reduce_op, group, async_op, call))
+        for position, part, piece in zip(positions, parts, output.split(parts), strict=True):
+            results[position] = piece[: max(0, min(part, tensors[position].numel() - rank * part))]
+    return deliver(works, None, results, True) if async_op else results
+
+
+def _interleave(tensors: list[torch.Tensor], parts: list[int], W: int) -> torch.Tensor:
+    """Part r of every tensor, padded with zeros, before part r+1 of any: (W * sum(parts),)."""
+    joined = tensors[0].new_zeros(W, sum(parts))
+    for tensor, part, column in zip(tensors, parts, joined.split(parts, dim=1), strict=True):
+        full = tensor.numel() // part if part else 0
+        column[:full].copy_(tensor[: full * part].view(full, part))
+        rest = tensor[full * part :]
+        if rest.numel():
+            column[full, : rest.numel()].copy_(rest)
+    return joined.view(-1)
+
+
+def _check_tensors(
+    call: str, name: str, tensors: Any, backend: Backend, group: ProcessGroup | None, *, written: bool = False
+) -> None:
+    if not isinstance(tensors, (list, tuple)):
+        raise ArgumentTypeError(f"{call}: {name}: got {type(tensors).__name__}; expected a list of tensors")
+    for position, tensor in enumerate(tensors):
+        check_tensor(call, f"{name}[{position}]", tensor, backend, group, written=written)
+
+
+def _splitter(joined: torch.Tensor, parts: list[torch.Tensor]) -> Callable[[], None]:
+    def finish() -> None:
+        for part, result in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
+            part.copy_(result)
+
+    return finish
+
+
+def _all_of(finishes: list[Callable[[], None]]) -> Callable[[], None] | None:
+    if not finishes:
+        return None
+
+    def finish() -> None:
+        for one in finishes:
+            one()
+
+    return finish

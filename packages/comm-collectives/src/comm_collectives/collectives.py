@@ -1,0 +1,140 @@
+"""Collectives in which every rank holds a tensor of the same shape: all_reduce, reduce, broadcast, barrier.
+
+Throughout this package *W* is the size of the group, ``group=None`` the world group; ``src`` and ``dst`` are global ranks,
+``group_src`` and ``group_dst`` ranks within the group. ``async_op=True`` returns a :class:`comm_utils.backend.Work`.
+A rank that is not a member of ``group`` does nothing and gets None.
+
+Errors common to all: ``NotInitializedError``; ``ArgumentError`` (a ``ValueError``) for what this rank's own arguments show to
+be wrong, before anything is sent; ``BrokenGroupError``, ``PeerLostError`` and ``CommTimeoutError`` (a ``TimeoutError``).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.distributed import ProcessGroup
+
+from comm_collectives import reduction, traced
+from comm_collectives.arguments import check_tensor, enter, group_rank_of
+from comm_collectives.memory import Landing, after_landing, as_bytes, readable
+from comm_collectives.work import deliver
+from comm_utils.active import slot
+from comm_utils.backend import Work
+from comm_utils.reduce_op import parse_reduce_op
+
+__all__ = ["all_reduce", "barrier", "broadcast", "inference_all_reduce", "reduce"]
+
+
+def all_reduce(
+    tensor: torch.Tensor, op: Any = "sum", group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """Reduce ``tensor`` element by element over all ranks and leave the result on every one.
+
+    Args:
+        tensor: any shape, dense, the same shape, strides and dtype on every rank; overwritten with the result. Any
+            integer, bool or float dtype except fp8; complex for ``"sum"`` and ``"avg"``. Integers wrap around; on bool,
+            a sum is a logical or and a product a logical and.
+        op: ``"sum" "product" "min" "max" "avg" "band" "bor" "bxor"``, a ``ReduceOp`` or a ``torch.distributed.ReduceOp``.
+            ``"avg"`` is for float and complex dtypes; 16-bit floats are averaged in float32 and rounded once.
+    """
+    if is_compiling():
+        return traced.all_reduce(tensor, op, group, async_op)
+    backend = slot.backend
+    try:
+        known = (op, tensor.dtype, tensor.device, group) in backend.checked
+        direct = known and tensor.is_contiguous() and not tensor.is_neg()
+    except (AttributeError, RuntimeError, TypeError):
+        direct = False  # not a strided tensor, not an op: the full check says so
+    if direct:
+        return backend.all_reduce(tensor, op, group, async_op)
+    return _all_reduce_checked(tensor, op, group, async_op)
+
+
+def _all_reduce_checked(tensor: torch.Tensor, op: Any, group: ProcessGroup | None, async_op: bool) -> Work | None:
+    backend = enter("all_reduce", group)
+    if backend is None:
+        return None
+    check_tensor("all_reduce", "tensor", tensor, backend, group, written=True)
+    reduce_op = parse_reduce_op(op)
+    if (reduce_op, tensor.dtype) in backend.capabilities(group, tensor.device.type).reductions:
+        backend.checked.add((op, tensor.dtype, tensor.device, group))
+        if tensor.is_contiguous():
+            return backend.all_reduce(tensor, op, group, async_op)
+    return reduction.all_reduce(backend, tensor, reduce_op, group, async_op)
+
+
+def inference_all_reduce(tensor: torch.Tensor, op: Any = "sum", group: ProcessGroup | None = None) -> None:
+    """:func:`all_reduce` by the path of lowest latency that the active backend has."""
+    all_reduce(tensor, op, group)
+
+
+def reduce(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: Any = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+) -> Work | None:
+    """Reduce ``tensor`` over all ranks into the one of ``dst``; on every other rank it stays as it was, bit for bit.
+
+    Args:
+        tensor: as for :func:`all_reduce`; overwritten with the result on ``dst`` only.
+        op: as for :func:`all_reduce`.
+    """
+    backend = enter("reduce", group)
+    if backend is None:
+        return None
+    check_tensor("reduce", "tensor", tensor, backend, group, written=True)
+    position = group_rank_of("reduce", "dst", backend, group, dst, group_dst)
+    return reduction.reduce(backend, tensor, position, parse_reduce_op(op), group, async_op)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+) -> Work | None:
+    """Copy ``tensor`` of ``src`` into ``tensor`` of every other rank.
+
+    Args:
+        tensor: any shape and dtype, the same on every rank; dense; overwritten except on ``src``.
+    """
+    if is_compiling():
+        return traced.broadcast(tensor, src, group, async_op, group_src)
+    backend = enter("broadcast", group)
+    if backend is None:
+        return None
+    position = group_rank_of("broadcast", "src", backend, group, src, group_src)
+    is_src = backend.get_rank(group) == position
+    check_tensor("broadcast", "tensor", tensor, backend, group, written=not is_src)
+    native = backend.capabilities(group, tensor.device.type).dtypes
+    if is_src:
+        work = backend.broadcast(as_bytes(readable(tensor), native), None, group, async_op, position)
+        return deliver([work], None, tensor, async_op)
+    landing = Landing(tensor)
+    work = backend.broadcast(as_bytes(landing.memory, native), None, group, async_op, position)
+    return deliver([work], after_landing([landing]), tensor, async_op)
+
+
+def barrier(
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    device_ids: list[int] | None = None,
+    timeout: timedelta | None = None,
+) -> Work | None:
+    """Return when every rank of the group has called it.
+
+    Args:
+        device_ids: for device backends, the device on which to synchronise.
+        timeout: overrides the group's timeout for this call, where the library knows how.
+    """
+    backend = enter("barrier", group)
+    if backend is None:
+        return None
+    return backend.barrier(group, async_op, device_ids, timeout)

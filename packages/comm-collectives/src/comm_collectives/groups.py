@@ -1,0 +1,263 @@
+"""Groups and who is in them."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import GroupMember, ProcessGroup, Store
+
+from comm_collectives.arguments import enter, is_non_member
+from comm_utils.active import active_backend, slot
+from comm_utils.backend import Backend
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CommTimeoutError
+from comm_utils.log import logger
+
+__all__ = [
+    "destroy_process_group",
+    "get_all_ranks_from_group",
+    "get_backend",
+    "get_global_rank",
+    "get_group_rank",
+    "get_process_group_ranks",
+    "get_rank",
+    "get_world_group",
+    "get_world_size",
+    "init_device_mesh",
+    "initialize_mesh_device",
+    "monitored_barrier",
+    "new_group",
+]
+
+
+class _Counts:
+    """How often this process has made a group of the same ranks, or passed a barrier; part of the keys in the store."""
+
+    groups: Counter[tuple[int, ...]] = Counter()
+    barriers: Counter[ProcessGroup] = Counter()
+
+
+def forget_groups() -> None:
+    """Start counting anew; the store of the next generation is empty."""
+    _Counts.groups.clear()
+    _Counts.barriers.clear()
+
+
+def get_rank(group: ProcessGroup | None = None) -> int:
+    """This process's rank in ``group``; -1 where it is not a member."""
+    return -1 if is_non_member(group) else slot.backend.get_rank(group)
+
+
+def get_world_size(group: ProcessGroup | None = None) -> int:
+    """The number of ranks in ``group``; -1 where this process is not a member."""
+    return -1 if is_non_member(group) else slot.backend.get_world_size(group)
+
+
+def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
+    """The global ranks of the members in the order of their ranks within ``group``."""
+    return _members("get_process_group_ranks", group)
+
+
+def get_all_ranks_from_group(group: ProcessGroup | None = None) -> list[int]:
+    """:func:`get_process_group_ranks`, by DeepSpeed's name."""
+    return _members("get_all_ranks_from_group", group)
+
+
+def get_global_rank(group: ProcessGroup | None, group_rank: int) -> int:
+    """The global rank of the member with ``group_rank``."""
+    ranks = _members("get_global_rank", group)
+    if not 0 <= group_rank < len(ranks):
+        raise ArgumentError(f"get_global_rank: group_rank: got {group_rank}; expected 0 to {len(ranks) - 1}")
+    return ranks[group_rank]
+
+
+def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
+    """The rank within ``group`` of the member with ``global_rank``."""
+    ranks = _members("get_group_rank", group)
+    if global_rank not in ranks:
+        raise ArgumentError(f"get_group_rank: global_rank: got {global_rank}; expected one of {ranks}")
+    return ranks.index(global_rank)
+
+
+def _members(call: str, group: ProcessGroup | None) -> list[int]:
+    if is_non_member(group):
+        raise ArgumentError(f"{call}: group: this rank is not a member of the group and does not know its ranks")
+    return slot.backend.get_process_group_ranks(group)
+
+
+def get_world_group() -> ProcessGroup:
+    """The group of all ranks."""
+    return slot.backend.get_world_group()
+
+
+def get_backend(group: ProcessGroup | None = None) -> str:
+    """The library that serves ``group``, such as ``"gloo"``."""
+    return slot.backend.get_backend(group)
+
+
+def new_group(
+    ranks: Iterable[int] | None = None,
+    timeout: float | timedelta | None = None,
+    backend: str | None = None,
+    pg_options: Any = None,
+    use_local_synchronization: bool = False,
+    group_desc: str | None = None,
+    device_id: torch.device | None = None,
+    sort_ranks: bool = True,
+) -> Any:
+    """Create the group of ``ranks``.
+
+    May be called by all ranks or by the members alone: members meet among themselves, and a rank outside the group
+    returns at once with ``GroupMember.NON_GROUP_MEMBER``, on which a collective does nothing. Ranks that share several
+    groups create them in the same order.
+
+    Args:
+        ranks: global ranks; None for all.
+        timeout: seconds or a timedelta; by default the one given to ``init_distributed``.
+        backend: a library other than that of the world group, such as ``"gloo"``.
+        pg_options: as in ``torch.distributed.new_group``.
+        use_local_synchronization: accepted for compatibility; members always meet among themselves.
+        group_desc: a name for logs.
+        device_id: the device to bind the group to.
+        sort_ranks: False keeps the order of ``ranks``, which then is the order of the ranks within the group.
+    """
+    active = active_backend()
+    world = active.get_process_group_ranks(None)
+    chosen = _checked_ranks(ranks, world)
+    if sort_ranks:
+        chosen = sorted(chosen)
+    key = tuple(chosen)
+    _Counts.groups[key] += 1
+    if world[active.get_rank(None)] not in chosen:
+        return GroupMember.NON_GROUP_MEMBER
+    # Only the members count, so that all of them arrive at one name whatever other groups each has made.
+    digest = hashlib.sha256(",".join(map(str, key)).encode()).hexdigest()[:16]
+    name = f"comm-{digest}-{_Counts.groups[key]}"
+    return active.create_group(chosen, name, _as_timedelta(timeout), backend, pg_options, group_desc, device_id)
+
+
+def _checked_ranks(ranks: Iterable[int] | None, world: Sequence[int]) -> list[int]:
+    if ranks is None:
+        return list(world)
+    if not isinstance(ranks, Iterable) or isinstance(ranks, (str, bytes)):
+        raise ArgumentTypeError(f"new_group: ranks: got {ranks!r}; expected a list of global ranks, or None for all")
+    chosen = list(ranks)
+    if not chosen:
+        raise ArgumentError("new_group: ranks: got an empty list; expected at least one global rank")
+    if len(set(chosen)) != len(chosen):
+        raise ArgumentError(f"new_group: ranks: got {chosen}, which names a rank twice")
+    outside = [rank for rank in chosen if rank not in world]
+    if outside:
+        raise ArgumentError(f"new_group: ranks: got {chosen}; expected ranks from 0 to {len(world) - 1}, not {outside}")
+    return chosen
+
+
+def _as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
+    if timeout is None or isinstance(timeout, timedelta):
+        return timeout
+    return timedelta(seconds=timeout)
+
+
+def destroy_process_group(group: ProcessGroup | None = None) -> None:
+    """Free ``group``, or everything; after the latter ``init_distributed`` works again."""
+    backend = active_backend()
+    if is_non_member(group):
+        return
+    if group is None:
+        forget_groups()
+    else:
+        _Counts.barriers.pop(group, None)
+    backend.destroy_process_group(group)
+
+
+def init_device_mesh(
+    device_type: str,
+    mesh_shape: tuple[int, ...],
+    *,
+    mesh_dim_names: tuple[str, ...] | None = None,
+    **options: Any,
+) -> Any:
+    """A ``DeviceMesh`` over all ranks; its groups get the timeout given to ``init_distributed``.
+
+    Args:
+        device_type: ``"cpu"``, ``"cuda"`` or ``"xpu"``.
+        mesh_shape: ranks along every dimension of the mesh; their product is the world size.
+        mesh_dim_names: a name for each dimension.
+        options: passed to ``torch.distributed.device_mesh.init_device_mesh``.
+    """
+    from torch.distributed import device_mesh  # at the first use: it imports much that most programs never need
+
+    backend = active_backend()
+    size = backend.get_world_size(None)
+    if torch.Size(mesh_shape).numel() != size:
+        raise ArgumentError(
+            f"init_device_mesh: mesh_shape: got {tuple(mesh_shape)}, which is {torch.Size(mesh_shape).numel()} ranks; expected a "
+            f"product of {size}, the world size"
+        )
+    mesh = device_mesh.init_device_mesh(device_type, tuple(mesh_shape), mesh_dim_names=mesh_dim_names, **options)
+    timeout = backend.get_timeout()
+    if timeout is not None:
+        for group in mesh.get_all_groups():
+            torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+    return mesh
+
+
+def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
+    """:func:`init_device_mesh` by DeepSpeed's name, on the accelerator where the world group serves one."""
+    accelerators = [device for device in active_backend().device_types(None) if device != "cpu"]
+    available = [device for device in accelerators if getattr(torch, device).is_available()] if accelerators else []
+    return init_device_mesh(available[0] if available else "cpu", mesh_shape, mesh_dim_names=mesh_dim_names)
+
+
+def monitored_barrier(
+    group: ProcessGroup | None = None, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier over the store that says which ranks did not arrive.
+
+    Args:
+        timeout: seconds or a timedelta; by default the one given to ``init_distributed``, or 30 minutes.
+        wait_all_ranks: name every rank that is missing when the time is over, not only the first.
+
+    Raises:
+        CommTimeoutError: on every rank that arrived; names those that did not. The group stays usable.
+    """
+    backend = enter("monitored_barrier", group)
+    if backend is None:
+        return
+    limit = _as_timedelta(timeout) or backend.get_timeout() or timedelta(minutes=30)
+    pg = group if group is not None else backend.get_world_group()
+    _Counts.barriers[pg] += 1
+    _meet(backend, group, f"comm/monitored_barrier/{_Counts.barriers[pg]}", limit.total_seconds(), wait_all_ranks)
+
+
+def _meet(backend: Backend, group: ProcessGroup | None, prefix: str, limit_s: float, all_missing: bool) -> None:
+    store, ranks = backend.get_store(group), backend.get_process_group_ranks(group)
+    end = time.monotonic() + limit_s
+    store.set(f"{prefix}/{backend.get_rank(group)}", "here")
+    missing = []
+    for position, rank in enumerate(ranks):
+        if not _arrived(store, f"{prefix}/{position}", end):
+            missing.append(rank)
+            if not all_missing:
+                break
+    if missing:
+        logger.error("monitored_barrier: ranks %s did not arrive within %g s", missing, limit_s)
+        plural = "ranks" if len(missing) > 1 else "rank"
+        raise CommTimeoutError(
+            f"monitored_barrier: {plural} {', '.join(map(str, missing))} did not arrive within {limit_s:g} s"
+            f"{'' if all_missing or len(ranks) == 2 else ' (wait_all_ranks=True names all that are missing)'}"
+        )
+
+
+def _arrived(store: Store, key: str, end: float) -> bool:
+    left = max(0.001, end - time.monotonic())
+    try:
+        store.wait([key], timedelta(seconds=left))
+    except RuntimeError:
+        return bool(store.check([key]))
+    return True

@@ -1,0 +1,24 @@
+"""Putting wrappers around the active backend and taking them off."""
+
+from __future__ import annotations
+
+from comm_collectives.observed import Observed
+from comm_utils.active import activate, active_backend
+from comm_utils.backend import Backend
+from comm_utils.comms_logger import CommsLogger
+
+__all__ = ["bare_backend", "instrument"]
+
+
+def bare_backend() -> Backend:
+    """The active backend without wrappers."""
+    backend = active_backend()
+    while isinstance(backend, Observed):
+        backend = backend.inner
+    return backend
+
+
+def instrument(observe: CommsLogger | None = None) -> None:
+    """Make the active backend record into ``observe``; None takes the wrapper off, and a call costs what it did before."""
+    backend = bare_backend()
+    activate(backend if observe is None else Observed(backend, observe))  # type: ignore[arg-type]

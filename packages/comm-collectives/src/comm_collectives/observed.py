@@ -1,0 +1,247 @@
+"""A backend that times another one. Where nothing is observed it does not exist."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_utils.backend import Backend, Work
+from comm_utils.comms_logger import CommsLogger
+from comm_utils.sizes import message_size_bytes
+
+__all__ = ["Observed"]
+
+
+class Observed:
+    """Passes every call on to ``inner`` and records its time, from the call to the end of the operation.
+
+    What it sees are the operations that travel: an ``all_gather`` that is built from ``all_gather_into_tensor`` is recorded
+    as the latter. The time of an asynchronous operation ends when the library reports it done, not when somebody waits.
+    """
+
+    def __init__(self, inner: Backend, log: CommsLogger) -> None:
+        self.inner = inner
+        self.checked = inner.checked
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def _observe(
+        self,
+        operation: str,
+        group: ProcessGroup | None,
+        part: torch.Tensor | None,
+        call: Callable[..., Any],
+        *args: Any,
+    ) -> Any:
+        log = self._log
+        if not log.wants(operation):
+            return call(*args)
+        W = self.inner.get_world_size(group)
+        size = 0 if part is None else message_size_bytes(operation, part.numel() * part.element_size(), W)
+        caller = _caller() if log.debug else ""
+        start = perf_counter()
+        outcome = call(*args)
+        if outcome is None or isinstance(outcome, int):
+            log.record(operation, size, perf_counter() - start, W, caller)
+            return outcome
+        return _ObservedWork(outcome, lambda: log.record(operation, size, perf_counter() - start, W, caller))
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
+    ) -> Work | None:
+        return self._observe("all_reduce", group, tensor, self.inner.all_reduce, tensor, op, group, async_op)
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        op: object = "sum",
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        return self._observe("reduce", group, tensor, self.inner.reduce, tensor, dst, op, group, async_op, group_dst)
+
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None:
+        return self._observe("broadcast", group, tensor, self.inner.broadcast, tensor, src, group, async_op, group_src)
+
+    def all_gather(
+        self,
+        tensor_list: list[torch.Tensor],
+        tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        return self._observe("all_gather", group, tensor, self.inner.all_gather, tensor_list, tensor, group, async_op)
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        call = self.inner.all_gather_into_tensor
+        args = output_tensor, input_tensor, group, async_op
+        return self._observe("all_gather_into_tensor", group, input_tensor, call, *args)
+
+    def reduce_scatter_tensor(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: object = "sum",
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        call = self.inner.reduce_scatter_tensor
+        return self._observe("reduce_scatter_tensor", group, output, call, output, input, op, group, async_op)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        args = output, input, output_split_sizes, input_split_sizes, group, async_op
+        return self._observe("all_to_all_single", group, input, self.inner.all_to_all_single, *args)
+
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        gather_list: list[torch.Tensor] | None = None,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        args = tensor, gather_list, dst, group, async_op, group_dst
+        return self._observe("gather", group, tensor, self.inner.gather, *args)
+
+    def scatter(
+        self,
+        tensor: torch.Tensor,
+        scatter_list: list[torch.Tensor] | None = None,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None:
+        args = tensor, scatter_list, src, group, async_op, group_src
+        return self._observe("scatter", group, tensor, self.inner.scatter, *args)
+
+    def barrier(
+        self,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        device_ids: list[int] | None = None,
+        timeout: timedelta | None = None,
+    ) -> Work | None:
+        return self._observe("barrier", group, None, self.inner.barrier, group, async_op, device_ids, timeout)
+
+    def send(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> None:
+        self._observe("send", group, tensor, self.inner.send, tensor, dst, group, tag, group_dst)
+
+    def recv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> int:
+        return int(self._observe("recv", group, tensor, self.inner.recv, tensor, src, group, tag, group_src))
+
+    def isend(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> Work:
+        work: Work = self._observe("isend", group, tensor, self.inner.isend, tensor, dst, group, tag, group_dst)
+        return work
+
+    def irecv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> Work:
+        work: Work = self._observe("irecv", group, tensor, self.inner.irecv, tensor, src, group, tag, group_src)
+        return work
+
+    def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
+        works = []
+        for p2p, work in zip(p2p_op_list, self.inner.batch_isend_irecv(p2p_op_list), strict=False):
+            works.append(self._observe(p2p.op.__name__, p2p.group, p2p.tensor, partial(_given, work)))
+        return works
+
+
+class _ObservedWork:
+    """Records once: when the library reports the end, or else when somebody has waited for it."""
+
+    def __init__(self, work: Any, record: Callable[[], None]) -> None:
+        self._work = work
+        self._record: Callable[[], None] | None = record
+        try:
+            work.get_future().add_done_callback(lambda _: self._recorded())
+        except (AttributeError, RuntimeError, NotImplementedError):
+            pass  # a point-to-point handle has no future
+
+    def _recorded(self) -> None:
+        record, self._record = self._record, None
+        if record is not None:
+            record()
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        done: bool = self._work.wait(timeout)
+        self._recorded()
+        return done
+
+    def result(self) -> Any:
+        self.wait()
+        return self._work.result()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+def _given(work: Work) -> Work:
+    return work
+
+
+def _caller() -> str:
+    """The first function up the stack that is not ours."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("comm_"):
+        frame = frame.f_back
+    return frame.f_code.co_name

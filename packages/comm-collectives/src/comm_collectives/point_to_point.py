@@ -1,0 +1,214 @@
+"""Messages between two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+from torch.distributed import ProcessGroup
+
+from comm_collectives.arguments import check_tensor, enter, group_rank_of
+from comm_collectives.memory import Landing, after_landing, as_bytes, readable
+from comm_collectives.work import After, deliver
+from comm_utils.backend import Backend, Work
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
+
+
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """Send ``tensor`` to ``dst``; return when it may be overwritten.
+
+    Args:
+        tensor: any shape and dtype; only read.
+        dst: a member other than this rank.
+        tag: matches a ``recv`` with the same one; other than 0 only where the backend knows tags (not NCCL, oneCCL).
+    """
+    work = _start_send("send", tensor, dst, group, tag, group_dst)
+    if async_op or work is None:
+        return work
+    work.wait()
+    return None
+
+
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    async_op: bool = False,
+) -> Any:
+    """Receive into ``tensor``; return the sender's global rank, or the handle for ``async_op``.
+
+    Args:
+        tensor: the size and dtype of what is sent; dense; overwritten.
+        src: a member other than this rank; None for whoever sends first, where the backend can (not NCCL, oneCCL).
+    """
+    if async_op:
+        return irecv(tensor, src, group, tag, group_src)
+    backend = enter("recv", group)
+    if backend is None:
+        return -1
+    position, received, landing = _prepare_recv("recv", backend, tensor, src, group, tag, group_src)
+    source = backend.recv(received, None, group, tag, position)
+    landing.land()
+    return source if position is None else backend.get_process_group_ranks(group)[position]
+
+
+def isend(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+) -> Work | None:
+    """:func:`send` that returns at once; ``tensor`` must stay as it is until ``wait()`` returns."""
+    return _start_send("isend", tensor, dst, group, tag, group_dst)
+
+
+def irecv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+) -> Work | None:
+    """:func:`recv` that returns at once; ``result()`` is ``tensor``."""
+    backend = enter("irecv", group)
+    if backend is None:
+        return None
+    position, received, landing = _prepare_recv("irecv", backend, tensor, src, group, tag, group_src)
+    work = backend.irecv(received, None, group, tag, position)
+    return After([work], after_landing([landing]), tensor)
+
+
+def _start_send(
+    call: str, tensor: torch.Tensor, dst: int | None, group: ProcessGroup | None, tag: int, group_dst: int | None
+) -> Work | None:
+    backend = enter(call, group)
+    if backend is None:
+        return None
+    check_tensor(call, "tensor", tensor, backend, group)
+    position = group_rank_of(call, "dst", backend, group, dst, group_dst)
+    _check_peer(call, "dst", backend, group, position)
+    capabilities = backend.capabilities(group, tensor.device.type)
+    _check_tag(call, backend, group, tag, capabilities.tags)
+    sent = as_bytes(readable(tensor), capabilities.dtypes)
+    return deliver([backend.isend(sent, None, group, tag, position)], None, tensor, True)
+
+
+def _prepare_recv(
+    call: str,
+    backend: Backend,
+    tensor: torch.Tensor,
+    src: int | None,
+    group: ProcessGroup | None,
+    tag: int,
+    group_src: int | None,
+) -> tuple[int | None, torch.Tensor, Landing]:
+    check_tensor(call, "tensor", tensor, backend, group, written=True)
+    capabilities = backend.capabilities(group, tensor.device.type)
+    _check_tag(call, backend, group, tag, capabilities.tags)
+    position = None
+    if src is None and group_src is None:
+        if not capabilities.any_source:
+            raise ArgumentError(
+                f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from whoever sends first, "
+                "name the sender"
+            )
+    else:
+        position = group_rank_of(call, "src", backend, group, src, group_src)
+        _check_peer(call, "src", backend, group, position)
+    landing = Landing(tensor)
+    return position, as_bytes(landing.memory, capabilities.dtypes), landing
+
+
+def _check_peer(call: str, name: str, backend: Backend, group: ProcessGroup | None, position: int) -> None:
+    if position == backend.get_rank(group):
+        raise ArgumentError(f"{call}: {name}: got this rank itself ({position}); expected another member of the group")
+
+
+def _check_tag(call: str, backend: Backend, group: ProcessGroup | None, tag: int, served: bool) -> None:
+    if not isinstance(tag, int) or tag < 0:
+        raise ArgumentError(f"{call}: tag: got {tag!r}; expected an integer of 0 or more")
+    if tag and not served:
+        raise ArgumentError(f"{call}: tag: got {tag}; backend {backend.get_backend(group)!r} has no tags, expected 0")
+
+
+class P2POp:
+    """One message of a :func:`batch_isend_irecv`.
+
+    Args:
+        op: ``isend`` or ``irecv``, ours or ``torch.distributed``'s.
+        tensor: sent or overwritten.
+        peer, group_peer: the other rank, global or within ``group``.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        tensor: torch.Tensor,
+        peer: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_peer: int | None = None,
+    ) -> None:
+        kind = getattr(op, "__name__", None)
+        if kind not in ("isend", "irecv"):
+            raise ArgumentTypeError(f"P2POp: op: got {op!r}; expected isend or irecv")
+        self.op = c10d.isend if kind == "isend" else c10d.irecv
+        self.tensor = tensor
+        self.peer = peer
+        self.group = group
+        self.tag = tag
+        self.group_peer = group_peer
+
+
+def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Work]:
+    """Start many messages together, so that no order among them can deadlock; return a handle for each or for all.
+
+    Args:
+        p2p_op_list: :class:`P2POp` (or ``torch.distributed.P2POp``) of one group, not empty.
+    """
+    call = "batch_isend_irecv"
+    if not isinstance(p2p_op_list, (list, tuple)) or not p2p_op_list:
+        raise ArgumentTypeError(f"{call}: p2p_op_list: got {p2p_op_list!r:.60}; expected a list of at least one P2POp")
+    wrong = [entry for entry in p2p_op_list if not isinstance(entry, (P2POp, c10d.P2POp))]
+    if wrong:
+        raise ArgumentTypeError(f"{call}: p2p_op_list: got {wrong[0]!r:.60}; expected a list of P2POp")
+    group = p2p_op_list[0].group
+    backend = enter(call, group)
+    if backend is None:
+        return []
+    wire, landings = [], []
+    for entry in p2p_op_list:
+        peer = None if entry.group_peer is not None and isinstance(entry, P2POp) else entry.peer
+        group_peer = entry.group_peer if peer is None else None
+        if entry.op is c10d.isend:
+            check_tensor(call, "tensor", entry.tensor, backend, group)
+            position = group_rank_of(call, "dst", backend, group, peer, group_peer)
+            memory = readable(entry.tensor)
+        else:
+            check_tensor(call, "tensor", entry.tensor, backend, group, written=True)
+            position = group_rank_of(call, "src", backend, group, peer, group_peer)
+            landings.append(landing := Landing(entry.tensor))
+            memory = landing.memory
+        native = backend.capabilities(group, entry.tensor.device.type).dtypes
+        global_peer = backend.get_process_group_ranks(group)[position]
+        wire.append(c10d.P2POp(entry.op, as_bytes(memory, native), global_peer, group, entry.tag))
+    works = backend.batch_isend_irecv(wire)
+    results = [entry.tensor for entry in p2p_op_list]
+    finish = after_landing(landings)
+    if len(works) == len(results) and finish is None:
+        return [After([work], None, result) for work, result in zip(works, results, strict=True)]
+    return [After(works, finish, results)]

@@ -1,0 +1,11 @@
+"""Low-Level Reduction Operations: what a backend lacks, built once over what it has.
+
+avg from sum, a reduce that leaves the other ranks' tensors alone, small integers in wider ones, list forms from flat
+ones, and reductions in rank order where the backend has none.
+"""
+
+from comm_collectives.reduction.encoding import Encoding, encoding_for
+from comm_collectives.reduction.local import fold
+from comm_collectives.reduction.reducing import all_reduce, reduce, reduce_scatter, reduce_scatter_tensor
+
+__all__ = ["Encoding", "all_reduce", "encoding_for", "fold", "reduce", "reduce_scatter", "reduce_scatter_tensor"]

@@ -1,0 +1,144 @@
+"""Reductions over any backend, whatever it lacks.
+
+All communication is started before these functions return; only local work is left for ``wait()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives.memory import as_bytes, flat, readable
+from comm_collectives.reduction.encoding import Encoding, encoding_for
+from comm_collectives.reduction.local import fold
+from comm_collectives.work import deliver
+from comm_utils.backend import Backend, Work
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+
+
+def all_reduce(
+    backend: Backend, tensor: torch.Tensor, op: ReduceOp, group: ProcessGroup | None, async_op: bool
+) -> Work | None:
+    """Reduce a dense ``tensor`` in place, in the order of its memory."""
+    capabilities = backend.capabilities(group, tensor.device.type)
+    encoding = encoding_for("all_reduce", op, tensor.dtype, capabilities)
+    elements = flat(tensor)
+    wire = encoding.encode(elements)
+    W = backend.get_world_size(group)
+    if encoding.native:
+        work = backend.all_reduce(wire, encoding.op, group, async_op)
+        return deliver([work], _decoder(encoding, wire, elements, W), tensor, async_op)
+    parts = wire.new_empty(W * wire.numel())
+    sent, received = (as_bytes(side, capabilities.dtypes) for side in (wire, parts))
+    work = backend.all_gather_into_tensor(received, sent, group, async_op)
+    return deliver([work], _folder(encoding, parts.view(W, wire.numel()), wire, elements, W), tensor, async_op)
+
+
+def reduce(
+    backend: Backend, tensor: torch.Tensor, group_dst: int, op: ReduceOp, group: ProcessGroup | None, async_op: bool
+) -> Work | None:
+    """Reduce into the dense ``tensor`` of ``group_dst``; the others' stay as they are, bit for bit."""
+    capabilities = backend.capabilities(group, tensor.device.type)
+    encoding = encoding_for("reduce", op, tensor.dtype, capabilities)
+    elements = flat(tensor)
+    wire = encoding.encode(elements)
+    W = backend.get_world_size(group)
+    is_dst = backend.get_rank(group) == group_dst
+    if encoding.native:
+        if not is_dst and encoding.shares and not capabilities.preserving_reduce:
+            wire = wire.clone()
+        work = backend.reduce(wire, None, encoding.op, group, async_op, group_dst)
+        finish = _decoder(encoding, wire, elements, W) if is_dst else None
+        return deliver([work], finish, tensor, async_op)
+    sent = as_bytes(wire, capabilities.dtypes)
+    if not is_dst:
+        return deliver([backend.gather(sent, None, None, group, async_op, group_dst)], None, tensor, async_op)
+    parts = wire.new_empty(W, wire.numel())
+    received = [as_bytes(part, capabilities.dtypes) for part in parts]
+    work = backend.gather(sent, received, None, group, async_op, group_dst)
+    return deliver([work], _folder(encoding, parts, wire, elements, W), tensor, async_op)
+
+
+def reduce_scatter_tensor(
+    backend: Backend,
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: ReduceOp,
+    group: ProcessGroup | None,
+    async_op: bool,
+    call: str = "reduce_scatter_tensor",
+) -> Work | None:
+    """Reduce ``input``, (W*n,), and leave this rank's part in ``output``, (n,), both one-dimensional and contiguous."""
+    capabilities = backend.capabilities(group, input.device.type)
+    encoding = encoding_for(call, op, input.dtype, capabilities)
+    W = backend.get_world_size(group)
+    if not (encoding.native and "reduce_scatter_tensor" in capabilities.operations):
+        return _exchange_and_fold(backend, output, input, [output.numel()] * W, encoding, group, async_op)
+    wire_in = encoding.encode(input)
+    wire_out = encoding.encode(output) if encoding.shares else wire_in.new_empty(wire_in.numel() // W)
+    work = backend.reduce_scatter_tensor(wire_out, wire_in, encoding.op, group, async_op)
+    return deliver([work], _decoder(encoding, wire_out, output, W), output, async_op)
+
+
+def reduce_scatter(
+    backend: Backend,
+    output: torch.Tensor,
+    inputs: Sequence[torch.Tensor],
+    op: ReduceOp,
+    group: ProcessGroup | None,
+    async_op: bool,
+) -> Work | None:
+    """Reduce entry r of every rank's ``inputs`` into ``output``, (n,), of rank r; entries may differ in size."""
+    sizes = [tensor.numel() for tensor in inputs]
+    joined = torch.cat([readable(tensor) for tensor in inputs])
+    if len(set(sizes)) == 1:
+        return reduce_scatter_tensor(backend, output, joined, op, group, async_op, "reduce_scatter")
+    capabilities = backend.capabilities(group, joined.device.type)
+    encoding = encoding_for("reduce_scatter", op, joined.dtype, capabilities)
+    return _exchange_and_fold(backend, output, joined, sizes, encoding, group, async_op)
+
+
+def _exchange_and_fold(
+    backend: Backend,
+    output: torch.Tensor,
+    input: torch.Tensor,
+    sizes: Sequence[int],
+    encoding: Encoding,
+    group: ProcessGroup | None,
+    async_op: bool,
+) -> Work | None:
+    """Send part r, ``sizes[r]`` elements of ``input``, to rank r; reduce the parts received into ``output``."""
+    capabilities = backend.capabilities(group, input.device.type)
+    W = len(sizes)
+    wire = encoding.encode(input)
+    scale = wire.numel() // input.numel() if input.numel() else 1  # a complex number travels as two floats
+    mine = output.numel() * scale
+    parts = wire.new_empty(W * mine)
+    sent, received = (as_bytes(side, capabilities.dtypes) for side in (wire, parts))
+    unit = scale if sent is wire else scale * wire.element_size()
+    counts = [size * unit for size in sizes]
+    work = backend.all_to_all_single(received, sent, [output.numel() * unit] * W, counts, group, async_op)
+    return deliver([work], _folder(encoding, parts.view(W, mine), wire, output, W), output, async_op)
+
+
+def _decoder(encoding: Encoding, wire: torch.Tensor, elements: torch.Tensor, W: int) -> Callable[[], None] | None:
+    decode = encoding.decode
+    if decode is None:
+        return None
+    return lambda: decode(wire, elements, W)
+
+
+def _folder(
+    encoding: Encoding, parts: torch.Tensor, wire: torch.Tensor, elements: torch.Tensor, W: int
+) -> Callable[[], None]:
+    def finish() -> None:
+        total = encoding.encode(elements) if encoding.shares else wire.new_empty(parts.shape[1])
+        fold(parts, encoding.op, total)
+        if encoding.decode is not None:
+            encoding.decode(total, elements, W)
+
+    return finish

@@ -1,0 +1,81 @@
+"""Handles for what the collectives add after a backend has done its part."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from comm_utils.backend import Work
+
+__all__ = ["After", "Completed", "deliver"]
+
+
+class Completed:
+    """The handle of something that was finished when the call returned."""
+
+    def __init__(self, result: Any = None) -> None:
+        self._result = result
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def exception(self) -> BaseException | None:
+        return None
+
+    def result(self) -> Any:
+        return self._result
+
+
+class After:
+    """Waits for other handles, then does local work once, in ``wait()``.
+
+    All communication has been started before a handle like this exists, so ranks may wait for their handles in any order.
+    """
+
+    def __init__(self, works: Sequence[Work], finish: Callable[[], None] | None, result: Any) -> None:
+        self._works = works
+        self._finish = finish
+        self._result = result
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        if timeout is None:
+            for work in self._works:
+                work.wait()
+        else:
+            limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+            end = time.monotonic() + limit_s
+            for work in self._works:
+                work.wait(max(0.0, end - time.monotonic()))
+        with self._lock:
+            finish, self._finish = self._finish, None
+            if finish is not None:
+                finish()
+        return True
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        return next((error for work in self._works if (error := work.exception()) is not None), None)
+
+    def result(self) -> Any:
+        self.wait()
+        return self._result
+
+
+def deliver(
+    works: Sequence[Work | None], finish: Callable[[], None] | None, result: Any, async_op: bool
+) -> Work | None:
+    """End a collective: a handle for ``async_op``, otherwise do ``finish`` now (the works have been waited for)."""
+    if not async_op:
+        if finish is not None:
+            finish()
+        return None
+    return After([work for work in works if work is not None], finish, result)

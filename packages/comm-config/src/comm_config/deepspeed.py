@@ -1,0 +1,103 @@
+"""DeepSpeed's documents: which they are, and which part of them is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from comm_config.errors import closest
+from comm_config.models import CommConfig
+
+__all__ = ["DEEPSPEED_KEYS", "is_deepspeed", "our_part"]
+
+DEEPSPEED_KEYS = frozenset(
+    {
+        "activation_checkpointing",
+        "aio",
+        "amp",
+        "autotuning",
+        "bf16",
+        "bfloat16",
+        "check_overflow",
+        "checkpoint",
+        "checkpoint_serialization",
+        "comet",
+        "compile",
+        "compression_training",
+        "csv_monitor",
+        "curriculum_learning",
+        "data_efficiency",
+        "data_types",
+        "dataloader_drop_last",
+        "datastates_ckpt",
+        "disable_allgather",
+        "dump_state",
+        "eigenvalue",
+        "elasticity",
+        "expert_parallel",
+        "flops_profiler",
+        "fp16",
+        "gradient_accumulation_steps",
+        "gradient_allreduce_op",
+        "gradient_clipping",
+        "gradient_predivide_factor",
+        "graph_harvesting",
+        "hybrid_engine",
+        "log_level",
+        "managed_gradient_accumulation",
+        "memory_breakdown",
+        "nebula",
+        "optimizer",
+        "pipeline",
+        "prescale_gradients",
+        "progressive_layer_drop",
+        "quantize_training",
+        "scheduler",
+        "seq_parallel_communication_data_type",
+        "sequence_parallel_size",
+        "sparse_attention",
+        "sparse_gradients",
+        "steps_per_print",
+        "tensor_parallel",
+        "tensorboard",
+        "timers",
+        "torch_autocast",
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "use_data_before_expert_parallelism",
+        "vocabulary_size",
+        "wall_clock_breakdown",
+        "wandb",
+        "weight_quantization",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "zero_optimization",
+    }
+)
+"""Top-level keys of DeepSpeed 0.19 and earlier that are not ours too."""
+
+_EDITOR_KEY = "$schema"
+
+
+def is_deepspeed(document: Mapping[str, Any]) -> bool:
+    """Return whether ``document`` has a top-level key that only DeepSpeed knows."""
+    return any(key in DEEPSPEED_KEYS for key in document)
+
+
+def our_part(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the top-level keys of ``document`` that are to be validated.
+
+    Of DeepSpeed's document these are ours and those that look like a slip in one of ours; of any other document
+    all of them. ``$schema``, which editors read, is left out.
+    """
+    foreign = is_deepspeed(document)
+    return {
+        key: value
+        for key, value in document.items()
+        if key != _EDITOR_KEY and not (foreign and isinstance(key, str) and not _meant_for_us(key))
+    }
+
+
+def _meant_for_us(key: str) -> bool:
+    ours = CommConfig.model_fields
+    return key in ours or (key not in DEEPSPEED_KEYS and closest(key, [*DEEPSPEED_KEYS, *ours], cutoff=0.85) in ours)

@@ -1,0 +1,37 @@
+"""The error of this package, and the guess at what a user meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["ConfigError", "closest"]
+
+
+class ConfigError(ValueError):
+    """A setting is wrong; the message names where it was read, its key, what was got and what was expected.
+
+    :ivar source: where the setting was read, such as ``file ds_config.json``
+    :ivar key: dotted key of the first setting at fault, empty where the source as a whole is
+    """
+
+    def __init__(self, message: str, *, source: str = "", key: str = "") -> None:
+        super().__init__(message)
+        self.source = source
+        self.key = key
+
+    @classmethod
+    def at(cls, source: str, key: str, problem: str) -> ConfigError:
+        """Return the error for one setting."""
+        return cls(": ".join(filter(None, (source, key, problem))), source=source, key=key)
+
+
+def closest(name: str, known: Iterable[str], *, cutoff: float = 0.7) -> str | None:
+    """Return the member of ``known`` that ``name`` most likely stands for; case, ``-`` and ``_`` do not count."""
+    plain = {_plain(candidate): candidate for candidate in known}
+    matches = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
+    return plain[matches[0]] if matches else None
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("-", "_")

@@ -1,0 +1,161 @@
+"""The configuration and its sections. Every field has a default, so that a part of a document is valid too."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+
+from comm_config.compression import CompressionSetting, DataType
+from comm_config.fields import Positive, Seconds, Section, Text, Whole, lower_case
+from comm_config.network import NetworkConfig
+
+__all__ = [
+    "CommConfig",
+    "CommsLoggerConfig",
+    "LaunchConfig",
+    "ObjectsConfig",
+    "ProcessGroupConfig",
+    "TimeoutsConfig",
+    "without_auto",
+]
+
+_NAME = r"[a-z][a-z0-9_]*"
+_BACKEND = re.compile(rf"{_NAME}|{_NAME}:{_NAME}(,{_NAME}:{_NAME})*")
+
+
+def without_auto(document: object, keys: Mapping[str, Any]) -> object:
+    """Return ``document`` without those of ``keys`` whose value is ``"auto"``.
+
+    Hugging Face writes it into DeepSpeed's documents for "to be filled in later".
+    """
+    if not isinstance(document, Mapping):
+        return document
+    return {key: value for key, value in document.items() if not (key in keys and value == "auto")}
+
+
+def _backend_name(value: str) -> str:
+    name = value.replace(" ", "").lower()
+    if not _BACKEND.fullmatch(name):
+        raise ValueError("expected a backend such as 'gloo', or one for each device such as 'cpu:gloo,cuda:nccl'")
+    return name
+
+
+def _auto_is_none(value: object) -> object:
+    return None if lower_case(value) == "auto" else value
+
+
+def _init_method(value: str) -> str:
+    if not re.match(r"[a-z][a-z0-9+.-]*://", value):
+        raise ValueError("expected a URL such as 'env://', 'tcp://host:29500' or 'file:///shared/path'")
+    return value
+
+
+class ProcessGroupConfig(Section):
+    """The default process group."""
+
+    backend: Annotated[Annotated[Text, AfterValidator(_backend_name)] | None, BeforeValidator(_auto_is_none)] = Field(
+        default=None,
+        description="Backend, such as 'gloo', 'nccl', 'ccl' or 'cpu:gloo,cuda:nccl'; null or 'auto' chooses by device.",
+    )
+    init_method: Annotated[Text, AfterValidator(_init_method)] | None = Field(
+        default=None, description="Where ranks meet: 'env://', 'tcp://host:port' or 'file:///path'; null for 'env://'."
+    )
+
+
+class TimeoutsConfig(Section):
+    """How long to wait, in seconds."""
+
+    init_s: Seconds | None = Field(
+        default=None, description="Start-up: how long ranks wait for each other; null for the library's default."
+    )
+    collective_s: Seconds | None = Field(
+        default=None,
+        description="A collective in any group, also groups made later; null for 30 minutes, 10 with NCCL.",
+    )
+
+
+class LaunchConfig(Section):
+    """How rank, world size and the master are found where no launcher said."""
+
+    auto_mpi_discovery: bool = Field(
+        default=True, description="Ask mpi4py where an MPI launcher started the process and its variables do not tell."
+    )
+    master_addr: Text | None = Field(
+        default=None, description="Host name or address of rank 0; null for what the launcher says."
+    )
+    master_port: Whole = Field(
+        default=29500, ge=0, le=65535, description="Port that rank 0 listens on; 0 chooses a free one."
+    )
+
+
+class CommsLoggerConfig(Section):
+    """The log of collectives, with DeepSpeed's keys. Off unless `enabled`, also where the section is present."""
+
+    enabled: bool = Field(default=False, description="Record every collective.")
+    verbose: bool = Field(default=False, description="Log a line for each call.")
+    prof_all: bool = Field(default=True, description="Record all operations; off, those in prof_ops only.")
+    debug: bool = Field(default=False, description="Record the calling function too.")
+    prof_ops: list[Text] = Field(
+        default_factory=list, description="Operations to record, such as 'all_reduce', where prof_all is off."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_auto(cls, data: Any) -> Any:
+        return without_auto(data, cls.model_fields)
+
+
+class ObjectsConfig(Section):
+    """Python objects sent between ranks."""
+
+    allow_pickle: bool = Field(
+        default=False, description="Unpickle what other ranks send: they can then run any code in this process."
+    )
+    max_bytes: Positive = Field(default=2**30, description="Largest encoded object that is accepted, in bytes.")
+
+
+class CommConfig(Section):
+    """Settings of distributed communication."""
+
+    process_group: ProcessGroupConfig = Field(
+        default_factory=ProcessGroupConfig, description="The default process group."
+    )
+    timeouts: TimeoutsConfig = Field(default_factory=TimeoutsConfig, description="How long to wait, in seconds.")
+    launch: LaunchConfig = Field(
+        default_factory=LaunchConfig, description="How rank, world size and the master are found."
+    )
+    comms_logger: CommsLoggerConfig = Field(
+        default_factory=CommsLoggerConfig, description="The log of collectives, with DeepSpeed's keys."
+    )
+    network: NetworkConfig = Field(
+        default_factory=NetworkConfig, description="Interfaces, and the variables of NCCL, gloo and oneCCL."
+    )
+    objects: ObjectsConfig = Field(default_factory=ObjectsConfig, description="Python objects sent between ranks.")
+    communication_data_type: DataType | None = Field(
+        default=None,
+        description="Data type on the wire. Only 'fp32' (no compression) is served yet; anything else is refused.",
+    )
+    compress_communication: CompressionSetting = Field(
+        default=False, description="Compress communication. Only false is served yet; anything else is refused."
+    )
+
+    # Where each setting was read, by dotted key; None in a configuration that load_config did not make.
+    _sources: dict[str, str] | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_auto(cls, data: Any) -> Any:
+        own = {key: field for key, field in cls.model_fields.items() if key.startswith(("communication_", "compress_"))}
+        return without_auto(data, own)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether all settings are equal, wherever they were read."""
+        if not isinstance(other, CommConfig):
+            return NotImplemented
+        return all(getattr(self, key) == getattr(other, key) for key in type(self).model_fields)
+
+    # Lists and dicts inside make it as unhashable as they are.
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,111 @@
+"""From a document to a `CommConfig`, and from pydantic's errors to ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from comm_config.compression import UNION_TAGS
+from comm_config.errors import ConfigError, closest
+from comm_config.keys import Path, dotted, leaves, model_at, sections
+from comm_config.models import CommConfig
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+__all__ = ["shorten", "validate"]
+
+_EXPECTED = {
+    "bool_parsing": "true or false",
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "a whole number",
+    "int_parsing": "a whole number",
+    "int_type": "a whole number",
+    "invalid_key": "keys that are strings",
+    "list_type": "a list",
+    "string_too_short": "a string that is not empty",
+    "string_type": "a string",
+}
+_REWORDED = (
+    ("Value error, ", ""),
+    ("Input should be greater", "expected a number greater"),
+    ("Input should be less", "expected a number less"),
+    ("Input should be", "expected"),
+)
+
+
+def validate(document: Mapping[str, Any], source: str) -> CommConfig:
+    """Return the settings of ``document``, which may hold any part of them.
+
+    :raises ConfigError: an unknown key or a wrong value; all of them are named
+    """
+    try:
+        return CommConfig.model_validate(document)
+    except ValidationError as error:
+        problems = [_problem(details) for details in error.errors(include_url=False)]
+    lines = [": ".join(filter(None, (source, key, text))) for key, text in problems]
+    raise ConfigError("\n".join(lines), source=source, key=problems[0][0])
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """Return the representation of ``value``, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _problem(details: ErrorDetails) -> tuple[str, str]:
+    path = tuple(part for part in details["loc"] if part not in UNION_TAGS)
+    names = tuple(str(part) for part in path)
+    key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    if details["type"] == "extra_forbidden":
+        return key, _unknown(names)
+    got = shorten(details["input"])
+    if details["type"] in ("model_type", "model_attributes_type"):
+        return key, f"got {got}, expected an object with {_listed(_known(names))}"
+    return key, f"got {got}, {_expected(details)}{_meant(details)}"
+
+
+def _expected(details: ErrorDetails) -> str:
+    if details["type"] in _EXPECTED:
+        return f"expected {_EXPECTED[details['type']]}"
+    text = details["msg"]
+    for theirs, ours in _REWORDED:
+        text = text.replace(theirs, ours)
+    return text
+
+
+def _meant(details: ErrorDetails) -> str:
+    if details["type"] != "literal_error":
+        return ""
+    choices = details["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
+    guess = closest(str(details["input"]), choices, cutoff=0.5)
+    return f"; did you mean {guess!r}?" if guess else ""
+
+
+def _unknown(path: Path) -> str:
+    *parent, name = path
+    known = _known(tuple(parent))
+    guess = closest(name, known) or _elsewhere(name)
+    hint = f"; did you mean {guess!r}?" if guess else ""
+    return f"unknown key{hint} (known here: {', '.join(known)})"
+
+
+def _known(path: Path) -> list[str]:
+    model = model_at(CommConfig, path)
+    return list(model.model_fields) if model else []
+
+
+def _elsewhere(name: str) -> str | None:
+    """Return the full key of a section or setting that has this name in another place."""
+    paths = [*sections(CommConfig), *(path for path, _ in leaves(CommConfig))]
+    return next((dotted(path) for path in paths if path[-1] == name), None)
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = [repr(name) for name in names]
+    return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")

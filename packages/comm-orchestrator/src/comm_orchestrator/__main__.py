@@ -1,0 +1,3 @@
+from comm_orchestrator.cli import main
+
+main()

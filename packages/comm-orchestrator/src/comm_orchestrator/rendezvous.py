@@ -1,0 +1,81 @@
+"""The key-value store where the ranks meet."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+from torch.distributed import HashStore, PrefixStore, Store, rendezvous
+
+from comm_utils.errors import CommTimeoutError, LaunchError
+from comm_utils.launch import LaunchInfo
+
+__all__ = ["meet"]
+
+
+class _Generation:
+    """How often this process has initialised; keys of an earlier time are never met again."""
+
+    number = 0
+
+
+def meet(
+    launch: LaunchInfo, init_method: str | None, default_port: int, timeout: timedelta, store: Store | None = None
+) -> Store:
+    """A store that all ranks of ``launch`` share, private to this generation.
+
+    Args:
+        init_method: a ``tcp://``, ``file://`` or ``env://`` address that overrides the launcher's.
+        default_port: where nobody names one.
+        store: one that the caller made; used instead.
+
+    Raises:
+        LaunchError: no address, or one that cannot be used.
+        CommTimeoutError: the other ranks did not come in time.
+    """
+    _Generation.number += 1
+    if store is None:
+        store = _connect(launch, init_method, default_port, timeout)
+    store.set_timeout(timeout)
+    return PrefixStore(f"comm/gen{_Generation.number}", store)
+
+
+def _connect(launch: LaunchInfo, init_method: str | None, default_port: int, timeout: timedelta) -> Store:
+    url = init_method or _address(launch, default_port)
+    if url is None:
+        return HashStore()
+    try:
+        store, _, _ = next(rendezvous(url, launch.rank, launch.world_size, timeout=timeout))
+    except (RuntimeError, ValueError) as error:
+        text = str(error)
+        where = f"rank {launch.rank} of {launch.world_size} could not meet the others at {_shown(url, launch)}"
+        if "EADDRINUSE" in text or "address already in use" in text.lower():
+            raise LaunchError(
+                f"{where}: the port is in use; set MASTER_PORT or distributed_port to a free one ({text.splitlines()[0]})"
+            ) from error
+        if "timed out" in text.lower() or "timeout" in text.lower():
+            raise CommTimeoutError(
+                f"{where} within {timeout.total_seconds():g} s; check that rank 0 runs there and that "
+                f"all {launch.world_size} ranks were started ({text.splitlines()[0]})"
+            ) from error
+        raise LaunchError(f"{where}: {text}") from error
+    return store
+
+
+def _address(launch: LaunchInfo, default_port: int) -> str | None:
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return "env://"  # torchrun's agent hosts the store, whichever rank this is
+    if launch.master_addr is not None:
+        return f"tcp://{launch.master_addr}:{launch.master_port or default_port}"
+    if launch.world_size == 1:
+        return None
+    raise LaunchError(
+        f"{launch.world_size} ranks were announced ({launch.sources.get('world_size', launch.launcher)}) but not where they "
+        "meet; set MASTER_ADDR to the host of rank 0 (and MASTER_PORT), or pass init_method='tcp://host:port'"
+    )
+
+
+def _shown(url: str, launch: LaunchInfo) -> str:
+    if url.startswith("env://"):
+        return f"{launch.master_addr}:{launch.master_port} (MASTER_ADDR, MASTER_PORT)"
+    return url

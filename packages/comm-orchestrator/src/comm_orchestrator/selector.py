@@ -1,0 +1,131 @@
+"""Which backend to activate: found through entry points, chosen by device, agreed between ranks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import cast
+
+from torch.distributed import Store
+
+from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup
+from comm_utils.errors import BackendUnavailableError
+from comm_utils.log import logger
+
+__all__ = ["Choice", "activate", "adopt", "available_backends", "choose", "choose_automatically"]
+
+# What a kind of device prefers, best first. "cpu:gloo,cuda:nccl" serves CPU tensors beside the accelerator's.
+_PREFERRED = {
+    "cuda": ("cpu:gloo,cuda:nccl", "gloo"),
+    "xpu": ("cpu:gloo,xpu:xccl", "gloo"),
+    "cpu": ("ccl", "gloo"),
+}
+_REMEDIES = {
+    "ccl": "install it with: pip install 'comm-orchestrator[ccl]'",
+    "mpi": "it needs a torch built from source beside an MPI",
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A backend and why it was taken."""
+
+    backend: str
+    reason: str
+
+
+def _providers() -> dict[str, BackendProvider]:
+    """Every installed package that offers backends, torch's own last so that a closer match is asked first."""
+    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    names = sorted(found, key=lambda name: name == "torch")
+    return {name: cast(BackendProvider, found[name].load()) for name in names}
+
+
+def available_backends() -> dict[str, Availability]:
+    """Every library that an installed package can activate, and whether and why it can be used here."""
+    result: dict[str, Availability] = {}
+    for provider in _providers().values():
+        for name, availability in provider.availability().items():
+            result.setdefault(name, availability)
+    return result
+
+
+def choose(backend: str) -> Choice:
+    """The backend that somebody named.
+
+    Raises:
+        BackendUnavailableError: it cannot be had; names the package or variable that is missing.
+    """
+    name = backend.strip().lower()
+    problem = _problem(name, available_backends())
+    if problem is not None:
+        raise BackendUnavailableError(problem)
+    return Choice(name, "named")
+
+
+def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:
+    for part in backend.split(","):
+        name = part.rpartition(":")[2]
+        found = available.get(name)
+        if found is None:
+            usable = ", ".join(sorted(name for name, one in available.items() if one.usable))
+            remedy = _REMEDIES.get(name, "check the spelling, or install the package that provides it")
+            return f"backend {name!r} is not installed (usable here: {usable}); {remedy}"
+        if not found.usable:
+            return f"backend {name!r} cannot be used: {found.reason}" + (f"; {found.remedy}" if found.remedy else "")
+    return None
+
+
+def choose_automatically(device_type: str, store: Store, rank: int, world_size: int) -> Choice:
+    """The best backend for ``device_type`` that every rank can use, agreed on through ``store``.
+
+    A rank that cannot use the preferred one makes all of them fall back, and rank 0 says why, at WARNING level, once.
+    """
+    available = available_backends()
+    problems = {backend: _problem(backend, available) for backend in _PREFERRED[device_type]}
+    store.set(f"choice/{rank}", json.dumps(problems))
+    if rank == 0:
+        store.set("choice", json.dumps(_agree(device_type, store, world_size)))
+    decision = json.loads(store.get("choice"))
+    if "error" in decision:
+        raise BackendUnavailableError(decision["error"])
+    choice = Choice(**decision)
+    preferred = _PREFERRED[device_type][0]
+    # A package that was never installed is no news; one that is there and does not work is.
+    if rank == 0 and choice.backend != preferred and available.get(preferred.rpartition(":")[2]) is not None:
+        logger.warning("%s is used although %s is preferred on %s: %s", choice.backend, preferred, device_type, choice.reason)
+    return choice
+
+
+def _agree(device_type: str, store: Store, world_size: int) -> dict[str, str]:
+    ranks = [json.loads(store.get(f"choice/{rank}")) for rank in range(world_size)]
+    reasons = []
+    for backend in _PREFERRED[device_type]:
+        problems = {rank: answers.get(backend) for rank, answers in enumerate(ranks) if answers.get(backend)}
+        if not problems and all(backend in answers for answers in ranks):
+            why = f"preferred on {device_type}" if not reasons else "; ".join(reasons)
+            return {"backend": backend, "reason": why}
+        rank, problem = next(iter(problems.items()), (0, f"not every rank computes on {device_type}"))
+        reasons.append(f"rank {rank}: {problem}")
+    return {"error": f"no backend for {device_type} tensors can be used by every rank: {'; '.join(reasons)}"}
+
+
+def activate(setup: Setup) -> Backend:
+    """Bring up the backend of ``setup`` through the package that provides it."""
+    first = setup.backend.split(",")[0].rpartition(":")[2]
+    for provider in _providers().values():
+        if first in provider.availability():
+            return provider.initialize(setup)
+    raise BackendUnavailableError(f"no installed package provides backend {setup.backend!r}")
+
+
+def adopt(backend: str) -> Backend:
+    """Serve a ``torch.distributed`` that was initialised elsewhere with ``backend``."""
+    for provider in _providers().values():
+        if provider.adopts(backend):
+            return provider.adopt()
+    raise BackendUnavailableError(
+        f"torch.distributed runs on {backend!r} and no installed package can adopt it; install comm-backend-torch"
+    )

@@ -1,0 +1,324 @@
+"""The contract between the collectives and whatever moves the bytes.
+
+Vocabulary. *Group*: a ``torch.distributed`` process group; ``None`` is the world group. *Global rank*: a rank of the
+world group (``src``, ``dst``). *Group rank*: a position in one group (``group_src``, ``group_dst``). *W*: the size of the
+group. Names and order of parameters are those of ``torch.distributed``.
+
+A backend serves what its :class:`Capabilities` say, for arguments that are already checked, and nothing more: tensors
+are dense in memory, sizes fit, ranks are members. What it lacks is built once, for every backend, by
+``comm_collectives.reduction``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup, Store
+
+    from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["ENTRY_POINT_GROUP", "Availability", "Backend", "BackendProvider", "Capabilities", "Setup", "Work"]
+
+ENTRY_POINT_GROUP = "comm_utils.backends"
+
+
+@runtime_checkable
+class Work(Protocol):
+    """A communication that was started and may still be under way."""
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Return True once the result may be used: complete on the CPU, ordered on the current stream on a device.
+
+        Args:
+            timeout: seconds or a timedelta; None waits as long as the group's own timeout allows.
+
+        Raises:
+            CommTimeoutError: the time ran out. After the caller's own ``timeout`` the operation goes on and may be waited
+                for again; after the group's timeout the group is broken.
+            PeerLostError: a peer went away.
+        """
+
+    def is_completed(self) -> bool:
+        """Whether ``wait()`` would return at once."""
+
+    def exception(self) -> BaseException | None:
+        """What went wrong, or None; does not wait."""
+
+    def result(self) -> Any:
+        """Wait, then return what the call without ``async_op`` leaves in its output: a tensor or a list of them."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend does natively on one kind of device for one group.
+
+    Attributes:
+        reductions: pairs of operation and dtype that it reduces itself, correctly.
+        dtypes: those it moves as they are; all others travel as bytes.
+        operations: names of the contract's collectives that it has.
+        any_source: ``recv(src=None)`` works.
+        tags: point-to-point tags other than 0 work.
+        preserving_reduce: ``reduce`` leaves the tensors of the other ranks as they were.
+    """
+
+    reductions: frozenset[tuple[ReduceOp, torch.dtype]]
+    dtypes: frozenset[torch.dtype]
+    operations: frozenset[str]
+    any_source: bool = False
+    tags: bool = False
+    preserving_reduce: bool = False
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a backend can be used here, why, and what would change that."""
+
+    usable: bool
+    reason: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything a provider needs to bring up the world group; the store is already private to this generation."""
+
+    backend: str
+    rank: int
+    world_size: int
+    store: Store
+    timeout: timedelta | None = None
+    device: torch.device | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Backend(Protocol):
+    """One communication library, seen through ``torch.distributed`` process groups.
+
+    Every collective takes ``async_op``: False returns None when the result may be used, True returns a :class:`Work`.
+    All of them raise ``PeerLostError`` or ``CommTimeoutError`` and then mark the group as broken.
+    """
+
+    #: (op as the caller wrote it, dtype, device, group): argument combinations that were checked in full once and can go
+    #: straight to the library. The backend owns the set because it knows when a group ends or breaks.
+    checked: set[tuple[object, torch.dtype, torch.device, ProcessGroup | None]]
+
+    # --- who is where
+
+    def is_initialized(self) -> bool:
+        """Whether the world group exists. Never raises."""
+
+    def get_backend(self, group: ProcessGroup | None = None) -> str:
+        """The library that serves ``group``, such as ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``."""
+
+    def get_rank(self, group: ProcessGroup | None = None) -> int:
+        """This process's group rank, -1 where it is not a member."""
+
+    def get_world_size(self, group: ProcessGroup | None = None) -> int:
+        """The number of members, -1 where this process is not one."""
+
+    def get_process_group_ranks(self, group: ProcessGroup | None = None) -> list[int]:
+        """Global ranks of the members, in the order of their group ranks."""
+
+    def get_world_group(self) -> ProcessGroup:
+        """The group of all ranks."""
+
+    def get_store(self, group: ProcessGroup | None = None) -> Store:
+        """The key-value store that the members share."""
+
+    def get_timeout(self) -> timedelta | None:
+        """The timeout given at initialisation, which groups made later inherit; None leaves it to the library."""
+
+    def device_types(self, group: ProcessGroup | None = None) -> tuple[str, ...]:
+        """Kinds of device whose tensors ``group`` serves, such as ``("cpu", "cuda")``."""
+
+    def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
+        """What ``group`` does natively with tensors on ``device_type``."""
+
+    def check_group(self, group: ProcessGroup | None = None) -> None:
+        """Raise ``BrokenGroupError`` if ``group`` failed, ``NotInitializedError`` if it no longer exists."""
+
+    # --- groups
+
+    def create_group(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        timeout: timedelta | None = None,
+        backend: str | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        device_id: torch.device | None = None,
+    ) -> ProcessGroup:
+        """Create the group of ``ranks``; called by its members alone, all with the same ``name``."""
+
+    def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+        """Free one group, or everything."""
+
+    # --- collectives
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
+    ) -> Work | None:
+        """Reduce ``tensor`` over the group, in place, on every rank."""
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        op: object = "sum",
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        """Reduce ``tensor`` into the one of ``dst``; see ``Capabilities.preserving_reduce`` for the others'."""
+
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None:
+        """Overwrite ``tensor`` with the one of ``src``."""
+
+    def all_gather(
+        self,
+        tensor_list: list[torch.Tensor],
+        tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Overwrite the W tensors of ``tensor_list`` with every rank's ``tensor``, all of one shape."""
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Overwrite ``output_tensor``, (W*n,), with every rank's ``input_tensor``, (n,)."""
+
+    def reduce_scatter_tensor(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: object = "sum",
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Overwrite ``output``, (n,), with this rank's part of the reduced ``input``, (W*n,)."""
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Send part r of ``input`` to rank r and receive its part for this rank into part r of ``output``."""
+
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        gather_list: list[torch.Tensor] | None = None,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        """Overwrite the W tensors of ``gather_list`` on ``dst`` with every rank's ``tensor``."""
+
+    def scatter(
+        self,
+        tensor: torch.Tensor,
+        scatter_list: list[torch.Tensor] | None = None,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None:
+        """Overwrite ``tensor`` with this rank's entry of ``scatter_list`` on ``src``."""
+
+    def barrier(
+        self,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        device_ids: list[int] | None = None,
+        timeout: timedelta | None = None,
+    ) -> Work | None:
+        """Return when every rank of the group has called it."""
+
+    # --- point to point
+
+    def send(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> None:
+        """Send ``tensor`` to ``dst``; return when it may be overwritten."""
+
+    def recv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> int:
+        """Overwrite ``tensor`` with what ``src`` (None: anyone) sent; return the sender's global rank."""
+
+    def isend(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> Work:
+        """Like ``send``, but return at once."""
+
+    def irecv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> Work:
+        """Like ``recv``, but return at once; ``result()`` is the tensor."""
+
+    def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
+        """Start a list of ``torch.distributed.P2POp`` together."""
+
+
+class BackendProvider(Protocol):
+    """What an entry point of the group ``comm_utils.backends`` names: how to get a :class:`Backend`."""
+
+    def availability(self) -> Mapping[str, Availability]:
+        """Every library this package can activate, by name, and whether it can be used here. Never raises."""
+
+    def initialize(self, setup: Setup) -> Backend:
+        """Bring up ``torch.distributed`` as ``setup`` says.
+
+        Raises:
+            BackendUnavailableError: ``setup.backend`` cannot be had; names what is missing.
+            CommTimeoutError: not every rank arrived in time.
+        """
+
+    def adopts(self, backend: str) -> bool:
+        """Whether it serves a ``torch.distributed`` that someone else initialised with ``backend``."""
+
+    def adopt(self) -> Backend:
+        """Serve the ``torch.distributed`` that someone else initialised, as it is."""

@@ -1,0 +1,65 @@
+"""What a launcher says about this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from comm_utils.errors import LaunchError
+
+__all__ = ["LaunchInfo", "integer"]
+
+
+@dataclass(frozen=True)
+class LaunchInfo:
+    """Who this process is among the others; ``sources`` tells for every field where its value came from.
+
+    Attributes:
+        launcher: name of what started the process, such as ``"torchrun"``.
+        rank, world_size: position among all processes, and their number.
+        local_rank, local_world_size: the same among the processes of this host; None where the launcher does not say.
+        node_rank: position of this host; None where the launcher does not say.
+        master_addr, master_port: where the ranks meet; None where nobody said (a single process needs neither).
+    """
+
+    launcher: str
+    rank: int
+    world_size: int
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise LaunchError(f"world size: got {self.world_size} ({self._source('world_size')}); expected at least 1")
+        if not 0 <= self.rank < self.world_size:
+            raise LaunchError(
+                f"rank: got {self.rank} ({self._source('rank')}); expected 0 to {self.world_size - 1} "
+                f"for a world size of {self.world_size} ({self._source('world_size')})"
+            )
+        if self.local_rank is not None and self.local_rank < 0:
+            raise LaunchError(f"local rank: got {self.local_rank} ({self._source('local_rank')}); expected 0 or more")
+        if self.local_rank is not None and self.local_world_size is not None and self.local_rank >= self.local_world_size:
+            raise LaunchError(
+                f"local rank: got {self.local_rank} ({self._source('local_rank')}); expected less than the local world "
+                f"size of {self.local_world_size} ({self._source('local_world_size')})"
+            )
+
+    def _source(self, name: str) -> str:
+        return self.sources.get(name, self.launcher)
+
+
+def integer(environ: Mapping[str, str], variable: str) -> int:
+    """The value of a variable that a launcher sets to an integer.
+
+    Raises:
+        LaunchError: it is something else; names the variable.
+    """
+    try:
+        return int(environ[variable])
+    except ValueError:
+        raise LaunchError(f"environment variable {variable}: got {environ[variable]!r}; expected an integer") from None

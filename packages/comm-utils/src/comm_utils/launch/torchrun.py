@@ -1,0 +1,47 @@
+"""torchrun, and everything else that sets the variables of torch's ``env://``.
+
+Source: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from comm_utils.errors import LaunchError
+from comm_utils.launch.info import LaunchInfo, integer
+
+__all__ = ["discover"]
+
+_FIELDS = {
+    "rank": "RANK",
+    "world_size": "WORLD_SIZE",
+    "local_rank": "LOCAL_RANK",
+    "local_world_size": "LOCAL_WORLD_SIZE",
+    "node_rank": "GROUP_RANK",
+    "master_port": "MASTER_PORT",
+}
+_TOGETHER = ("RANK", "WORLD_SIZE")
+
+
+def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
+    """Read ``RANK``, ``WORLD_SIZE`` and their companions; None where neither of the two is set.
+
+    Raises:
+        LaunchError: only one of the two is set, or a value is not an integer.
+    """
+    present = [name for name in _TOGETHER if name in environ]
+    if not present:
+        return None
+    missing = [name for name in _TOGETHER if name not in environ]
+    if missing:
+        raise LaunchError(
+            f"environment variable {present[0]} is set to {environ[present[0]]!r} but {missing[0]} is not set; "
+            f"set both (torchrun does), or unset {present[0]} to run as a single process"
+        )
+    values = {name: integer(environ, variable) for name, variable in _FIELDS.items() if variable in environ}
+    sources = {name: f"environment variable {_FIELDS[name]}" for name in values}
+    master_addr = environ.get("MASTER_ADDR")
+    if master_addr is not None:
+        sources["master_addr"] = "environment variable MASTER_ADDR"
+    launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment"
+    return LaunchInfo(launcher, master_addr=master_addr, sources=sources, **values)

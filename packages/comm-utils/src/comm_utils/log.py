@@ -1,0 +1,53 @@
+"""One logger for all packages, with the rank in front of every line."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+__all__ = ["LOGGER_NAME", "RankFormatter", "logger", "remember_rank", "show_on_stderr"]
+
+LOGGER_NAME = "comm"
+logger = logging.getLogger(LOGGER_NAME)
+logger.addHandler(logging.NullHandler())
+
+
+class _Rank:
+    text = ""
+
+
+def remember_rank(rank: int | None) -> None:
+    """Put ``[rank N]`` in front of what this process logs from now on; None takes it off."""
+    _Rank.text = "" if rank is None else f"[rank {rank}] "
+
+
+class RankFormatter(logging.Formatter):
+    """``2026-01-31 12:00:00 INFO [rank 3] comm: message``."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(rank)s%(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.rank = _Rank.text
+        return super().format(record)
+
+
+class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
+    """Looks ``sys.stderr`` up for every record, so that a redirection made later is honoured."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(RankFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
+def show_on_stderr(level: int = logging.INFO) -> None:
+    """Make the logger visible, unless the program has set up logging already."""
+    configured = [h for h in (*logger.handlers, *logging.getLogger().handlers) if not isinstance(h, logging.NullHandler)]
+    if not configured:
+        logger.addHandler(_Stderr())
+    if logger.level == logging.NOTSET:
+        logger.setLevel(level)

@@ -1,0 +1,20 @@
+"""Tests over several ranks: real processes, a deadline, and nothing left behind.
+
+Importing this needs the standard library only. A *rank* is one process of a run; a *target* is what it executes:
+a function at the top level of a module (test modules included), a string ``"package.module:function"``, or the
+path of a script.
+"""
+
+from comm_utils.testing.outcome import RankFailure, RankOutcome
+from comm_utils.testing.payload import per_rank
+from comm_utils.testing.pool import RankPool
+from comm_utils.testing.ranks import run_ranks, run_ranks_outcomes
+
+__all__ = [
+    "RankFailure",
+    "RankOutcome",
+    "RankPool",
+    "per_rank",
+    "run_ranks",
+    "run_ranks_outcomes",
+]

@@ -1,0 +1,114 @@
+"""Every import contract catches what it is there for: a planted violation breaks that contract and no other."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import nox.project
+import pytest
+
+from workspace import ROOT, Workspace
+
+pytest.importorskip("importlinter", reason="import-linter needs Python 3.11")
+
+SETTINGS = nox.project.load_toml(ROOT / "pyproject.toml")["tool"]["importlinter"]
+CONTRACTS = [contract["name"] for contract in SETTINGS["contracts"]]
+MODULES = sorted(package.module for package in Workspace().packages.values())
+
+LAYERS = "Imports run down the component graph"
+CONFIG = "Only the orchestrator reads the configuration"
+COLLECTIVES = "Only the facade imports the collectives"
+BACKENDS = "Backends are found through entry points, never imported"
+TESTING = "Test helpers stay out of the packages"
+UTILS = "comm_utils needs the standard library only"
+TORCHLESS_CONFIG = "comm_config needs neither torch nor numpy"
+CYCLES = "No cycles inside a package"
+
+Plant = tuple[str, Mapping[str, str]]
+
+
+def plants() -> Iterator[Plant]:
+    """A contract, and the files (relative to all ``src`` folders) that break it."""
+    # Upwards, inside a function as well, and sideways.
+    yield LAYERS, {"comm_collectives/planted.py": "import comm_orchestrator"}
+    yield LAYERS, {"comm_backend_torch/planted.py": "import comm_orchestrator.facade"}
+    yield LAYERS, {"comm_backend_ccl/planted.py": "def late():\n    import comm_orchestrator"}
+    yield LAYERS, {"comm_config/planted.py": "import comm_utils"}
+    yield CONFIG, {"comm_collectives/planted.py": "from comm_config import planted", "comm_config/planted.py": ""}
+    yield CONFIG, {"comm_backend_torch/planted.py": "import comm_config"}
+    yield COLLECTIVES, {"comm_orchestrator/planted.py": "import comm_collectives"}
+    yield COLLECTIVES, {"comm_orchestrator/planted.py": "from comm_collectives import all_reduce"}
+    yield BACKENDS, {"comm_orchestrator/planted.py": "import comm_backend_torch"}
+    yield BACKENDS, {"comm_orchestrator/planted.py": "import comm_backend_ccl"}
+    yield TESTING, {"comm_backend_torch/planted.py": "from comm_utils.testing import run_ranks"}
+    yield TESTING, {"comm_utils/planted.py": "import comm_utils.testing"}
+    for name in ("torch", "numpy", "pydantic", "pytest"):
+        yield UTILS, {"comm_utils/planted.py": f"import {name}"}
+    yield UTILS, {"comm_utils/planted.py": "def late():\n    import torch.distributed"}
+    for name in ("torch", "numpy"):
+        yield TORCHLESS_CONFIG, {"comm_config/planted.py": f"import {name}"}
+    for module in MODULES:
+        yield (
+            CYCLES,
+            {
+                f"{module}/planted_a.py": f"import {module}.planted_b",
+                f"{module}/planted_b.py": f"import {module}.planted_a",
+            },
+        )
+
+
+Lint = Callable[[Mapping[str, str]], dict[str, str]]
+
+
+@pytest.fixture
+def lint(tmp_path: Path) -> Lint:
+    """Plants files into a copy of the sources; returns each contract's name with KEPT or BROKEN."""
+
+    def run(files: Mapping[str, str]) -> dict[str, str]:
+        for package in Workspace().packages.values():
+            source = package.folder / "src" / package.module
+            shutil.copytree(source, tmp_path / package.module, ignore=shutil.ignore_patterns("__pycache__"))
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--config", ROOT / "pyproject.toml"]
+        # A temporary folder of its own: with the sources at its top it is itself the path to import from.
+        env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        results = dict(re.findall(r"^(.+) (KEPT|BROKEN)\b", done.stdout, re.MULTILINE))
+        assert list(results) == CONTRACTS, done.stdout + done.stderr
+        assert done.returncode == ("BROKEN" in results.values())
+        return results
+
+    return run
+
+
+def test_sources_keep_every_contract(lint: Lint) -> None:
+    assert lint({}) == dict.fromkeys(CONTRACTS, "KEPT")
+
+
+@pytest.mark.parametrize(
+    ("contract", "files"), list(plants()), ids=lambda value: "+".join(value) if isinstance(value, dict) else None
+)
+def test_a_planted_violation_breaks_one_contract(lint: Lint, contract: str, files: Mapping[str, str]) -> None:
+    assert lint(files) == dict.fromkeys(CONTRACTS, "KEPT") | {contract: "BROKEN"}
+
+
+def test_annotations_may_name_what_is_forbidden(lint: Lint) -> None:
+    text = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import torch\n"
+    assert lint({"comm_utils/planted.py": text}) == dict.fromkeys(CONTRACTS, "KEPT")
+
+
+def test_every_contract_has_a_plant() -> None:
+    assert {contract for contract, _ in plants()} == set(CONTRACTS)
+
+
+def test_contracts_cover_every_package() -> None:
+    by_name = {contract["name"]: contract for contract in SETTINGS["contracts"]}
+    layers = [name.strip() for layer in by_name[LAYERS]["layers"] for name in layer.split("|")]
+    assert sorted(SETTINGS["root_packages"]) == sorted(layers) == sorted(by_name[CYCLES]["ancestors"]) == MODULES
