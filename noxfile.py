@@ -75,6 +75,8 @@ def uv_environment() -> dict[str, str]:
 
 def install(session: nox.Session, *arguments: str, constraints: Path = CONSTRAINTS) -> None:
     session.env.update(uv_environment() if session.venv_backend == "uv" else {})
+    for variable in ("UV_BUILD_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):
+        session.env[variable] = str(CONSTRAINTS)
     session.install("--constraint", str(constraints), *arguments)
 
 
@@ -91,6 +93,13 @@ def install_sources(session: nox.Session, *requirements: str, constraints: Path 
         arguments += ["--editable", f"{PACKAGES[name].folder}{suffix}"]
     install(session, *arguments, constraints=constraints)
     return list(needs.siblings)
+
+
+def write_constraints(session: nox.Session, text: str) -> Path:
+    # Not in session.create_tmp(), which would make it the temporary folder of the session's tests as well.
+    path = Path(session.virtualenv.bin).parent / "constraints.txt"
+    path.write_text(text)
+    return path
 
 
 def all_sources(*more: str) -> list[str]:
@@ -153,7 +162,7 @@ def add_test_session(package: Package) -> None:
         session.run("pytest", f"packages/{package.folder.name}/tests", *session.posargs)
 
     test.__doc__ = f"Tests of {package.name}, with what it declares and nothing else."
-    nox.session(test, name=f"test-{package.name}", tags=["test"])
+    nox.session(name=f"test-{package.name}", tags=["test"])(test)
 
 
 def add_install_session(package: Package, extra: str = "") -> None:
@@ -161,13 +170,11 @@ def add_install_session(package: Package, extra: str = "") -> None:
 
     def install_(session: nox.Session) -> None:
         # Names are only ever resolved to the wheels just built, never to a stranger's of the same name in an index.
-        local = Path(session.create_tmp()) / "constraints.txt"
         wheels = "".join(
             f"{name} @ {(DIST / f'{other.module}-{other.version}-py3-none-any.whl').as_uri()}\n"
             for name, other in PACKAGES.items()
         )
-        local.write_text(CONSTRAINTS.read_text() + wheels)
-        install(session, requirement, constraints=local)
+        install(session, requirement, constraints=write_constraints(session, CONSTRAINTS.read_text() + wheels))
         check_environment(session, package, [requirement])
         for script in package.scripts if package.extras and not extra else ():
             shown = session.run(script, "--help", silent=True, success_codes=range(256))
@@ -176,7 +183,7 @@ def add_install_session(package: Package, extra: str = "") -> None:
 
     install_.__doc__ = f"Installs {requirement} from wheels; exactly its declared siblings come along."
     name = f"install-{package.name}-{extra}" if extra else f"install-{package.name}"
-    nox.session(install_, name=name, tags=["install"], requires=["wheels"], reuse_venv=False)
+    nox.session(name=name, tags=["install"], requires=["wheels"], reuse_venv=False)(install_)
 
 
 for _package in PACKAGES.values():
@@ -207,24 +214,27 @@ def wheels(session: nox.Session) -> None:
     install(session, *group("wheels"))
     shutil.rmtree(DIST, ignore_errors=True)
     installer = ["--installer", "uv"] if session.venv_backend == "uv" else []
+    env = {"UV_CONSTRAINT": str(CONSTRAINTS), "PIP_CONSTRAINT": str(CONSTRAINTS)}
     for package in PACKAGES.values():
-        session.run("pyproject-build", "--outdir", str(DIST), *installer, str(package.folder))
+        session.run("pyproject-build", "--outdir", str(DIST), *installer, str(package.folder), env=env)
     session.run("twine", "check", "--strict", *map(str, sorted(DIST.iterdir())))
 
 
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
-    """The main job: two processes train a classifier of digits; options after -- go to the script."""
-    install_sources(session, "comm-orchestrator[cli]", *group("demo"))
+    """The main job: 2 processes train a classifier of digits; then 1, 2 and 4 are compared (options after -- are its own)."""
+    install_sources(session, "comm-orchestrator", *group("demo"))
+    session.env["OMP_NUM_THREADS"] = "1"  # torchrun sets this itself, with a warning
     launcher = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    # torchrun sets this itself, with a warning.
-    session.run(*launcher, "docs/examples/digits.py", *session.posargs, env={"OMP_NUM_THREADS": "1"})
+    session.run(*launcher, "docs/examples/digits.py", *session.posargs)
+    if not session.posargs:
+        session.run("python", "docs/examples/same_weights.py")
 
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measures what a call costs above torch.distributed; options after -- go to the benchmark."""
-    install_sources(session, "comm-orchestrator[cli]", *group("bench"))
+    install_sources(session, "comm-orchestrator")
     session.run("python", "benchmarks/dispatch.py", *session.posargs)
 
 
@@ -233,9 +243,8 @@ def coverage(session: nox.Session) -> None:
     """Runs all tests, ranks counted, and asks for 90 % of every package."""
     install_sources(session, *all_sources(*group("integration"), *group("coverage")))
     session.run("coverage", "erase")
-    sources = ",".join(package.module for package in PACKAGES.values())
     for path in test_paths():
-        session.run("coverage", "run", f"--source={sources}", "-m", "pytest", path, *session.posargs)
+        session.run("coverage", "run", "-m", "pytest", path, *session.posargs)
     session.run("coverage", "combine", "--quiet")
     low = []
     for package in PACKAGES.values():
@@ -266,9 +275,7 @@ def find_python(version: str) -> str:
 def compat(session: nox.Session, torch: str) -> None:
     """All tests on the oldest, a middle and the newest torch and Python (downloads torch's default builds)."""
     pins = re.sub(r"(?m)^torch==.*$", f"torch=={torch}", CONSTRAINTS.read_text())
-    constraints = Path(session.create_tmp()) / "constraints.txt"
-    constraints.write_text(pins)
-    install_sources(session, *all_sources(*group("integration")), constraints=constraints)
+    install_sources(session, *all_sources(*group("integration")), constraints=write_constraints(session, pins))
     # A release that deprecates something that the tests use has not broken a promise.
     for path in test_paths():
         session.run("pytest", "-W", "default", path, *session.posargs)

@@ -76,7 +76,8 @@ def lint(tmp_path: Path) -> Lint:
             shutil.copytree(source, tmp_path / package.module, ignore=shutil.ignore_patterns("__pycache__"))
         for name, text in files.items():
             (tmp_path / name).write_text(text)
-        command = [Path(sys.executable).with_name("lint-imports"), "--no-cache", "--config", ROOT / "pyproject.toml"]
+        linter = str(Path(sys.executable).with_name("lint-imports"))
+        command = [linter, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
         # A temporary folder of its own: with the sources at its top it is itself the path to import from.
         env = {**os.environ, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import nox.project
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 from workspace import ROOT, Workspace
 
@@ -83,7 +85,8 @@ def test_groups_include_groups(workspace: Workspace) -> None:
     assert workspace.packages["low"].test_requirements == ["pytest", "hypothesis"]
 
 
-PACKAGES = Workspace().packages
+WORKSPACE = Workspace()
+PACKAGES = WORKSPACE.packages
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -94,6 +97,17 @@ def test_a_package_is_laid_out_like_the_others(name: str) -> None:
     assert (package.folder / "src" / package.module / "__init__.py").is_file()
     assert (package.folder / "src" / package.module / "py.typed").is_file()
     assert sorted((package.folder / "tests").rglob("test_*.py"))
+
+
+def test_constraints_pin_what_ci_installs() -> None:
+    """Everything that a package or a session asks for by name has its version in ``constraints.txt``."""
+    pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[:1].isalpha()]
+    assert all(str(pin.specifier).startswith("==") for pin in pins)
+    groups = nox.project.load_toml(ROOT / "pyproject.toml")
+    asked = [*PACKAGES, *nox.project.dependency_groups(groups, *groups["dependency-groups"])]
+    for package in PACKAGES.values():
+        asked += package.test_requirements + package.pyproject["build-system"]["requires"]
+    assert sorted(WORKSPACE.needs(asked).other_names - {canonicalize_name(pin.name) for pin in pins}) == []
 
 
 def test_what_is_promised_is_what_compat_tests() -> None:

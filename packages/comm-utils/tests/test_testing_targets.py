@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from comm_utils.testing import RankFailure, run_ranks, run_ranks_outcomes
+from comm_utils.testing import RankPool, run_ranks, run_ranks_outcomes
+
+# Loaded by path, as test folders are no packages.
+_spec = importlib.util.spec_from_file_location(f"{__name__}_targets", Path(__file__).with_name("testing_targets.py"))
+assert _spec is not None
+assert _spec.loader is not None
+targets = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(targets)
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
 
@@ -25,52 +34,29 @@ def write(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(*args: Any) -> Any:
-        return "decorated", function(*args)
-
-    return wrapper
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RankPool]:
+    with RankPool(1) as pool:
+        yield pool
 
 
-@decorate
-def decorated(value: int) -> int:
-    return value
+@pytest.mark.parametrize(
+    ("target", "args", "value"),
+    [
+        pytest.param("os.path:join", ("a", "b"), os.path.join("a", "b"), id="string"),
+        pytest.param("colorsys:rgb_to_yiq", (0, 0, 0), (0, 0, 0), id="string, module not loaded before"),
+        pytest.param(fnmatch.fnmatch, ("a", "?"), True, id="function of the standard library"),
+        pytest.param(len, ("abc",), 3, id="builtin"),
+        pytest.param(targets.my_rank, (), 0, id="function of a file"),
+        pytest.param(targets.Holder.static, (1,), 2, id="static method"),
+        pytest.param(targets.decorated, (1,), ("decorated", 1), id="decorated function"),
+    ],
+)
+def test_functions(pool: RankPool, target: Callable[..., Any] | str, args: tuple[Any, ...], value: object) -> None:
+    assert pool.run(target, *args) == [value]
 
 
-class Holder:
-    @staticmethod
-    def static(value: int) -> int:
-        return value + 1
-
-    def method(self) -> None: ...
-
-
-def to_be_replaced() -> None: ...
-
-
-ORIGINAL = to_be_replaced
-to_be_replaced = len  # type: ignore[assignment]
-
-
-def test_string() -> None:
-    assert run_ranks("os.path:join", 2, "a", "b") == [os.path.join("a", "b")] * 2
-
-
-def test_function_of_an_installed_module() -> None:
-    assert run_ranks(textwrap.dedent, 1, "  a") == ["a"]
-
-
-def test_builtin() -> None:
-    assert run_ranks(len, 1, "abc") == [3]
-
-
-def test_static_method_and_decorated_function() -> None:
-    assert run_ranks(Holder.static, 1, 1) == [2]
-    assert run_ranks(decorated, 1, 1) == [("decorated", 1)]
-
-
-@pytest.mark.parametrize("target", [lambda: None, Holder().method, functools.partial(decorated, 1)])
+@pytest.mark.parametrize("target", [lambda: None, targets.Holder().method, functools.partial(targets.decorated, 1)])
 def test_what_a_rank_cannot_find_is_refused(target: Callable[..., Any]) -> None:
     with pytest.raises(TypeError, match="must be a function at the top level of a module"):
         run_ranks(target, 1)
@@ -78,7 +64,7 @@ def test_what_a_rank_cannot_find_is_refused(target: Callable[..., Any]) -> None:
 
 def test_a_function_that_is_hidden_by_another_is_refused() -> None:
     with pytest.raises(TypeError, match="to_be_replaced is not the function that was passed"):
-        run_ranks(ORIGINAL, 1)
+        run_ranks(targets.ORIGINAL, 1)
 
 
 def test_a_string_without_function_is_refused() -> None:
@@ -86,11 +72,11 @@ def test_a_string_without_function_is_refused() -> None:
         run_ranks("os.path", 1)
 
 
-def test_unknown_names_fail_in_the_rank() -> None:
-    with pytest.raises(RankFailure, match="ModuleNotFoundError: No module named 'no_such_module'"):
-        run_ranks("no_such_module:f", 1)
-    with pytest.raises(RankFailure, match="has no attribute 'no_such_function'"):
-        run_ranks("os.path:no_such_function", 1)
+def test_unknown_names_fail_in_the_rank(pool: RankPool) -> None:
+    (outcome,) = pool.run_outcomes("no_such_module:f")
+    assert outcome.describe().startswith("rank 0 raised ModuleNotFoundError: No module named 'no_such_module'")
+    (outcome,) = pool.run_outcomes("os.path:no_such_function")
+    assert outcome.message.endswith("has no attribute 'no_such_function'")
 
 
 def test_script(tmp_path: Path) -> None:
@@ -108,14 +94,13 @@ def test_script(tmp_path: Path) -> None:
         """,
     )
     assert run_ranks(script, 2, "--steps", 3) == ["hello 0 --steps 3\n", "hello 1 --steps 3\n"]
-    assert run_ranks(str(script), 1) == ["hello 0\n"]
     with pytest.raises(TypeError, match="positional arguments only, got steps"):
         run_ranks(script, 1, steps=3)
 
 
 def test_script_that_fails(tmp_path: Path) -> None:
     script = write(tmp_path, "script.py", "import sys\nprint('so far')\nsys.exit('no way')\n")
-    (outcome,) = run_ranks_outcomes(script, 1)
+    (outcome,) = run_ranks_outcomes(str(script), 1)
     assert (outcome.status, outcome.exception_type, outcome.message, outcome.exit_code) == (
         "raised",
         "SystemExit",
@@ -155,16 +140,14 @@ def test_functions_and_classes_of_a_program(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("[10, 11] True\n", "")
 
 
-@pytest.mark.parametrize("mode", ["importlib", "prepend"])
-def test_test_modules_in_every_import_mode(tmp_path: Path, mode: str) -> None:
+def test_test_modules_in_importlib_mode(tmp_path: Path) -> None:
     text = """
         import os
         from dataclasses import dataclass
 
-        import pytest
-        from comm_utils.testing import RankFailure, RankPool, run_ranks
+        from comm_utils.testing import RankPool
 
-        from .{helper} import double
+        {imports}
 
         @dataclass
         class Item:
@@ -176,24 +159,21 @@ def test_test_modules_in_every_import_mode(tmp_path: Path, mode: str) -> None:
         def wrong(value):
             assert value == 5
 
-        def test_values():
-            assert run_ranks(target, 2, Item(20)) == [Item(40), Item(41)]
-
         def test_pool():
-            with RankPool(2) as pool:
-                assert pool.run(target, Item(1)) == pool.run(target, Item(1)) == [Item(2), Item(3)]
-
-        def test_assert():
-            with pytest.raises(RankFailure, match="assert 4 == 5"):
-                run_ranks(wrong, 1, 4)
+            with RankPool(1) as pool:
+                assert pool.run(target, Item(1)) == pool.run(target, Item(1)) == [Item(2)]
+                (outcome,) = pool.run_outcomes(wrong, 4)
+                assert outcome.message.startswith("assert 4 == 5")
         """
-    # Twice the same file name: only its location says which module is meant.
-    for package in ("first", "second"):
-        write(tmp_path, f"project/{package}/__init__.py", "")
-        write(tmp_path, f"project/{package}/helper_{package}.py", "def double(value):\n    return 2 * value\n")
-        write(tmp_path, f"project/{package}/test_same.py", textwrap.dedent(text).format(helper=f"helper_{package}"))
+    text = textwrap.dedent(text)
+    # Three times the same file name, in a package and outside: only its location says which module is meant.
+    write(tmp_path, "package/__init__.py", "")
+    write(tmp_path, "package/helper.py", "def double(value):\n    return 2 * value\n")
+    write(tmp_path, "package/test_same.py", text.format(imports="from .helper import double"))
+    for folder in ("plain/one", "plain/two"):
+        write(tmp_path, f"{folder}/test_same.py", text.format(imports="double = 2 .__mul__"))
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--import-mode={mode}", "project"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "."],
         cwd=tmp_path,
         env=ENV,
         capture_output=True,
@@ -202,33 +182,4 @@ def test_test_modules_in_every_import_mode(tmp_path: Path, mode: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "6 passed" in done.stdout
-
-
-def test_test_modules_outside_packages(tmp_path: Path) -> None:
-    text = """
-        from comm_utils.testing import run_ranks
-
-        class Item:
-            pass
-
-        def target(item):
-            return item
-
-        def test_values():
-            (found,) = run_ranks(target, 1, Item())
-            assert type(found) is Item
-        """
-    write(tmp_path, "one/tests/test_same.py", text)
-    write(tmp_path, "two/tests/test_same.py", text)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "one", "two"],
-        cwd=tmp_path,
-        env=ENV,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 passed" in done.stdout
+    assert "3 passed" in done.stdout

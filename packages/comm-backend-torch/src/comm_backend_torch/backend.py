@@ -6,7 +6,7 @@ the collectives have made already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -43,9 +43,9 @@ class TorchBackend:
     def __init__(self, timeout: timedelta | None = None) -> None:
         self._timeout = timeout
         self._groups: dict[ProcessGroup, GroupState] = {}
-        self._all_reduce = OptionsTable(c10d.AllreduceOptions, async_op=False)
-        self._all_reduce_async = OptionsTable(c10d.AllreduceOptions, async_op=True)
-        self.checked: set[tuple[object, torch.dtype, torch.device, ProcessGroup | None]] = set()
+        self._all_reduce = OptionsTable(internals.AllreduceOptions, async_op=False)
+        self._all_reduce_async = OptionsTable(internals.AllreduceOptions, async_op=True)
+        self.prepared: dict[Any, Callable[[torch.Tensor], None]] = {}
 
     # --- who is where
 
@@ -75,7 +75,7 @@ class TorchBackend:
         alive = internals._world.pg_map
         for pg in [pg for pg in self._groups if pg not in alive]:
             del self._groups[pg]
-        self.checked.clear()
+        self.prepared.clear()
 
     def get_backend(self, group: ProcessGroup | None = None) -> str:
         libraries = self._state(group).libraries
@@ -128,7 +128,7 @@ class TorchBackend:
         self._groups.pop(self._state(group).pg)
         if group is None:
             self._groups.clear()
-        self.checked.clear()
+        self.prepared.clear()
         c10d.destroy_process_group(group)
 
     # --- failures
@@ -140,11 +140,13 @@ class TorchBackend:
             return error
         state = self._state(group)
         state.broken = f"{operation}: {error}"
-        self.checked.clear()
-        rank = internals._world.default_pg.rank()
+        self.prepared.clear()
+        rank = state.ranks[state.rank]
         return kind(f"{operation} on {state} failed on rank {rank}: {error}; the group cannot be used any more")
 
-    def _finish(self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool) -> Work | None:
+    def _finish(
+        self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool
+    ) -> Work | None:
         if async_op:
             return TorchWork(work, result, partial(self._failure, operation, group))
         if work is not None:
@@ -165,7 +167,7 @@ class TorchBackend:
     def all_reduce(
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
     ) -> Work | None:
-        pg = internals._world.default_pg if group is None else group
+        pg: Any = internals._world.default_pg if group is None else group
         try:
             if async_op:
                 work = pg.allreduce([tensor], self._all_reduce_async[op])
@@ -177,6 +179,29 @@ class TorchBackend:
             raise self._failure("all_reduce", group, error) from error
         return None
 
+    def prepare_all_reduce(
+        self, op: object = "sum", group: ProcessGroup | None = None
+    ) -> Callable[[torch.Tensor], None]:
+        world, pg = internals._world, self._state(group).pg
+        allreduce, options = pg.allreduce, self._all_reduce[op]
+
+        def call(tensor: torch.Tensor) -> None:
+            if (
+                group is None and world.default_pg is not pg
+            ):  # destroyed, and perhaps made anew, through torch.distributed
+                self.prepared.clear()
+                self._state(None)
+                self.all_reduce(tensor, op)
+                return
+            try:
+                work = allreduce([tensor], options)
+                if work is not None:
+                    work.wait()
+            except RuntimeError as error:
+                raise self._failure("all_reduce", group, error) from error
+
+        return call
+
     def reduce(
         self,
         tensor: torch.Tensor,
@@ -187,7 +212,7 @@ class TorchBackend:
         group_dst: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(c10d.ReduceOptions(), async_op)
+        options = set_async(internals.ReduceOptions(), async_op)
         options.reduceOp = self._all_reduce[op].reduceOp
         options.rootRank = _position(state, dst, group_dst)
         work = self._start("reduce", group, state.pg.reduce, [tensor], options)
@@ -202,7 +227,7 @@ class TorchBackend:
         group_src: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(c10d.BroadcastOptions(), async_op)
+        options = set_async(internals.BroadcastOptions(), async_op)
         options.rootRank = _position(state, src, group_src)
         options.rootTensor = 0
         work = self._start("broadcast", group, state.pg.broadcast, [tensor], options)
@@ -216,7 +241,7 @@ class TorchBackend:
         async_op: bool = False,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(c10d.AllgatherOptions(), async_op)
+        options = set_async(internals.AllgatherOptions(), async_op)
         work = self._start("all_gather", group, state.pg.allgather, [tensor_list], [tensor], options)
         return self._finish("all_gather", work, tensor_list, group, async_op)
 
@@ -228,7 +253,7 @@ class TorchBackend:
         async_op: bool = False,
     ) -> Work | None:
         method = getattr(self._state(group).pg, _ALL_GATHER)
-        options = set_async(c10d.AllgatherOptions(), async_op)
+        options = set_async(internals.AllgatherOptions(), async_op)
         work = self._start("all_gather_into_tensor", group, method, output_tensor, input_tensor, options)
         return self._finish("all_gather_into_tensor", work, output_tensor, group, async_op)
 
@@ -241,7 +266,7 @@ class TorchBackend:
         async_op: bool = False,
     ) -> Work | None:
         method = getattr(self._state(group).pg, _REDUCE_SCATTER)
-        options = set_async(c10d.ReduceScatterOptions(), async_op)
+        options = set_async(internals.ReduceScatterOptions(), async_op)
         options.reduceOp = self._all_reduce[op].reduceOp
         work = self._start("reduce_scatter_tensor", group, method, output, input, options)
         return self._finish("reduce_scatter_tensor", work, output, group, async_op)
@@ -256,7 +281,7 @@ class TorchBackend:
         async_op: bool = False,
     ) -> Work | None:
         method = getattr(self._state(group).pg, _ALL_TO_ALL)
-        options = set_async(c10d.AllToAllOptions(), async_op)
+        options = set_async(internals.AllToAllOptions(), async_op)
         splits = list(output_split_sizes or ()), list(input_split_sizes or ())
         work = self._start("all_to_all_single", group, method, output, input, *splits, options)
         return self._finish("all_to_all_single", work, output, group, async_op)
@@ -271,7 +296,7 @@ class TorchBackend:
         group_dst: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(c10d.GatherOptions(), async_op)
+        options = set_async(internals.GatherOptions(), async_op)
         options.rootRank = _position(state, dst, group_dst)
         outputs = [gather_list] if gather_list else []
         work = self._start("gather", group, state.pg.gather, outputs, [tensor], options)
@@ -287,7 +312,7 @@ class TorchBackend:
         group_src: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(c10d.ScatterOptions(), async_op)
+        options = set_async(internals.ScatterOptions(), async_op)
         options.rootRank = _position(state, src, group_src)
         inputs = [scatter_list] if scatter_list else []
         work = self._start("scatter", group, state.pg.scatter, [tensor], inputs, options)
@@ -301,7 +326,7 @@ class TorchBackend:
         timeout: timedelta | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(c10d.BarrierOptions(), async_op)
+        options = set_async(internals.BarrierOptions(), async_op)
         if device_ids is not None:
             options.device_ids = device_ids
         if timeout is not None:

@@ -58,10 +58,10 @@ def create(
 ) -> ProcessGroup:
     """Make the group of ``ranks`` under ``name``; its members call this and nobody else.
 
-    ``torch.distributed.new_group(use_local_synchronization=True)`` would do, but it derives the name from how many groups
-    this process has, which differs between ranks and comes back after a group was destroyed: stale keys in the store.
+    ``torch.distributed.new_group(use_local_synchronization=True)`` would do, but it derives the name from how many
+    groups this process has. That differs between ranks, and comes back after a group was destroyed: stale keys.
     """
-    world = internals._get_default_group()
+    world: Any = internals._get_default_group()
     world_backend, world_store = internals._world.pg_map[world]
     chosen = internals.Backend(backend or world_backend)
     # With a device bound to the world, torch would split the world's communicator, for which non-members have to help.
@@ -69,7 +69,8 @@ def create(
     if bound is not None:
         world.bound_device_id = None
     try:
-        pg, _ = internals._new_process_group_helper(
+        made: Any = internals._new_process_group_helper  # its annotations differ between releases
+        pg: ProcessGroup = made(
             len(ranks),
             list(ranks).index(world.rank()),
             list(ranks),
@@ -81,7 +82,7 @@ def create(
             None,
             device_id,
             group_desc,
-        )
+        )[0]
     finally:
         if bound is not None:
             world.bound_device_id = bound

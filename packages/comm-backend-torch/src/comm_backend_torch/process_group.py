@@ -41,7 +41,8 @@ def _built(library: str, available: bool, remedy: str) -> Availability:
 
 
 def device_libraries(backend: str) -> dict[str, str]:
-    """``"cpu:gloo,cuda:nccl"`` as ``{"cpu": "gloo", "cuda": "nccl"}``; a bare name serves every device torch knows it for."""
+    """``"cpu:gloo,cuda:nccl"`` as ``{"cpu": "gloo", "cuda": "nccl"}``; a bare name serves every device torch knows "
+    "it for."""
     if ":" in backend:
         return dict(part.split(":", 1) for part in backend.lower().split(","))
     name = backend.lower()

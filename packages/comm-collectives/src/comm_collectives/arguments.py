@@ -53,7 +53,8 @@ def enter(call: str, group: ProcessGroup | None) -> Backend | None:
             logger.warning("%s: this rank is not a member of the group; the call does nothing", call)
         return None
     raise ArgumentTypeError(
-        f"{call}: group: got {group!r} of type {type(group).__name__}; expected a process group from new_group(), or None "
+        f"{call}: group: got {group!r} of type {type(group).__name__}; expected a process group from new_group(), or "
+        "None "
         "for the world group"
     )
 
@@ -66,7 +67,8 @@ def check_tensor(
         raise ArgumentTypeError(f"{call}: {name}: got {_describe(value)}; expected a tensor")
     if value.layout is not torch.strided:
         raise ArgumentTypeError(
-            f"{call}: {name}: got a sparse tensor ({value.layout}); sparse tensors are not supported, pass {name}.to_dense()"
+            f"{call}: {name}: got a sparse tensor ({value.layout}); sparse tensors are not supported, pass "
+            f"{name}.to_dense()"
         )
     if value.is_quantized:
         raise ArgumentTypeError(
@@ -76,7 +78,8 @@ def check_tensor(
     served = backend.device_types(group)
     if device not in served:
         raise ArgumentError(
-            f"{call}: {name}: got a tensor on {value.device}; backend {backend.get_backend(group)!r} of this group serves "
+            f"{call}: {name}: got a tensor on {value.device}; backend {backend.get_backend(group)!r} of this group "
+            "serves "
             f"{' and '.join(served)}; {_device_remedy(device)}"
         )
     if written:
@@ -86,12 +89,15 @@ def check_tensor(
 def _check_writable(call: str, name: str, tensor: torch.Tensor) -> None:
     if not is_dense(tensor):
         raise ArgumentError(
-            f"{call}: {name}: got a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}, which has gaps or "
-            f"overlaps in memory; a tensor that is written must be contiguous or dense: pass {name}.contiguous() and copy back"
+            f"{call}: {name}: got a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}, which has "
+            "gaps or "
+            f"overlaps in memory; a tensor that is written must be contiguous or dense: pass {name}.contiguous() and "
+            "copy back"
         )
     if tensor.is_conj() or tensor.is_neg():
         raise ArgumentError(
-            f"{call}: {name}: got a lazily {'conjugated' if tensor.is_conj() else 'negated'} view, which cannot be written in "
+            f"{call}: {name}: got a lazily {'conjugated' if tensor.is_conj() else 'negated'} view, which cannot be "
+            "written in "
             f"place; pass {name}.resolve_conj().resolve_neg()"
         )
 
@@ -102,7 +108,8 @@ def _device_remedy(device: str) -> str:
     library = {"cuda": "nccl", "xpu": "xccl"}.get(device)
     if library is None:
         return "move the tensor to a device that is served"
-    return f"backend {library!r} serves {device} tensors (dist_backend='cpu:gloo,{device}:{library}'), or pass tensor.cpu()"
+    both = f"cpu:gloo,{device}:{library}"
+    return f"backend {library!r} serves {device} tensors (dist_backend={both!r}), or pass tensor.cpu()"
 
 
 def check_list(
@@ -132,9 +139,13 @@ def check_list(
 def check_dtype(call: str, name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
     """Both tensors are of one dtype and on one device."""
     if tensor.dtype != like.dtype:
-        raise ArgumentError(f"{call}: {name}: got dtype {tensor.dtype}; expected {like.dtype}, that of the other tensor")
+        raise ArgumentError(
+            f"{call}: {name}: got dtype {tensor.dtype}; expected {like.dtype}, that of the other tensor"
+        )
     if tensor.device != like.device:
-        raise ArgumentError(f"{call}: {name}: got a tensor on {tensor.device}; expected {like.device}, as the other tensor")
+        raise ArgumentError(
+            f"{call}: {name}: got a tensor on {tensor.device}; expected {like.device}, as the other tensor"
+        )
 
 
 def check_numel(call: str, name: str, tensor: torch.Tensor, expected: int, why: str) -> None:
@@ -161,7 +172,9 @@ def group_rank_of(
         default: a group rank for when neither is given.
     """
     if global_rank is not None and group_rank is not None:
-        raise ArgumentError(f"{call}: got both {name}={global_rank} and group_{name}={group_rank}; expected one of them")
+        raise ArgumentError(
+            f"{call}: got both {name}={global_rank} and group_{name}={group_rank}; expected one of them"
+        )
     if group_rank is not None:
         position = _integer(call, f"group_{name}", group_rank)
         size = backend.get_world_size(group)
@@ -179,13 +192,16 @@ def group_rank_of(
     return ranks.index(rank)
 
 
-def splits(call: str, name: str, sizes: Sequence[int] | None, tensor_name: str, tensor: torch.Tensor, W: int) -> list[int]:
+def splits(
+    call: str, name: str, sizes: Sequence[int] | None, tensor_name: str, tensor: torch.Tensor, W: int
+) -> list[int]:
     """``sizes`` as W row counts that add up to the first dimension of ``tensor``; equal ones for None."""
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
     if not sizes:
         if rows % W:
             raise ArgumentError(
-                f"{call}: {tensor_name}: got {rows} rows (shape {tuple(tensor.shape)}), which does not divide by the world "
+                f"{call}: {tensor_name}: got {rows} rows (shape {tuple(tensor.shape)}), which does not divide by the "
+                "world "
                 f"size of {W}; pass {name} to send parts of different sizes"
             )
         return [rows // W] * W

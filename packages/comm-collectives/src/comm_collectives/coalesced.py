@@ -35,7 +35,7 @@ def all_reduce_coalesced(
     if backend is None:
         return None
     _check_tensors(call, "tensors", tensors, backend, group, written=True)
-    reduce_op = parse_reduce_op(op)
+    reduce_op = parse_reduce_op(op, call)
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         encoding_for(call, reduce_op, tensor.dtype, backend.capabilities(group, tensor.device.type))
@@ -68,7 +68,9 @@ def all_gather_coalesced(
         return None
     _check_tensors(call, "input_tensors", input_tensors, backend, group)
     if not isinstance(output_tensors, (list, tuple)) or len(output_tensors) != len(input_tensors):
-        raise ArgumentTypeError(f"{call}: output_tensors: expected a list of {len(input_tensors)}, one entry for each input")
+        raise ArgumentTypeError(
+            f"{call}: output_tensors: expected a list of {len(input_tensors)}, one entry for each input"
+        )
     W = backend.get_world_size(group)
     for position, (output, source) in enumerate(zip(output_tensors, input_tensors, strict=True)):
         name = f"output_tensors[{position}]"
@@ -87,7 +89,7 @@ def all_gather_coalesced(
     sizes = [tensor.numel() * tensor.element_size() for tensor in input_tensors]
 
     def finish() -> None:
-        columns = received.split(sizes, dim=1)
+        columns = torch.split(received, sizes, dim=1)
         for output, source, column in zip(output_tensors, input_tensors, columns, strict=True):
             # A row may start at an odd byte; cloning aligns it for the wider dtype.
             parts = [row.clone().view(source.dtype) for row in column]
@@ -121,7 +123,7 @@ def reduce_scatter_coalesced(
     if backend is None:
         return None
     _check_tensors(call, "tensors", tensors, backend, group)
-    reduce_op = parse_reduce_op(op)
+    reduce_op = parse_reduce_op(op, call)
     W, rank = backend.get_world_size(group), backend.get_rank(group)
     kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     for position, tensor in enumerate(tensors):
@@ -134,7 +136,7 @@ def reduce_scatter_coalesced(
         joined = _interleave([readable(tensors[position]) for position in positions], parts, W)
         output = joined.new_empty(sum(parts))
         works.append(reduction.reduce_scatter_tensor(backend, output, joined, reduce_op, group, async_op, call))
-        for position, part, piece in zip(positions, parts, output.split(parts), strict=True):
+        for position, part, piece in zip(positions, parts, torch.split(output, parts), strict=True):
             results[position] = piece[: max(0, min(part, tensors[position].numel() - rank * part))]
     return deliver(works, None, results, True) if async_op else results
 
@@ -142,7 +144,7 @@ def reduce_scatter_coalesced(
 def _interleave(tensors: list[torch.Tensor], parts: list[int], W: int) -> torch.Tensor:
     """Part r of every tensor, padded with zeros, before part r+1 of any: (W * sum(parts),)."""
     joined = tensors[0].new_zeros(W, sum(parts))
-    for tensor, part, column in zip(tensors, parts, joined.split(parts, dim=1), strict=True):
+    for tensor, part, column in zip(tensors, parts, torch.split(joined, parts, dim=1), strict=True):
         full = tensor.numel() // part if part else 0
         column[:full].copy_(tensor[: full * part].view(full, part))
         rest = tensor[full * part :]
@@ -162,7 +164,7 @@ def _check_tensors(
 
 def _splitter(joined: torch.Tensor, parts: list[torch.Tensor]) -> Callable[[], None]:
     def finish() -> None:
-        for part, result in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
+        for part, result in zip(parts, torch.split(joined, [part.numel() for part in parts]), strict=True):
             part.copy_(result)
 
     return finish

@@ -1,11 +1,13 @@
 """Collectives in which every rank holds a tensor of the same shape: all_reduce, reduce, broadcast, barrier.
 
-Throughout this package *W* is the size of the group, ``group=None`` the world group; ``src`` and ``dst`` are global ranks,
+Throughout this package *W* is the size of the group, ``group=None`` the world group; ``src`` and ``dst`` are global
+ranks,
 ``group_src`` and ``group_dst`` ranks within the group. ``async_op=True`` returns a :class:`comm_utils.backend.Work`.
 A rank that is not a member of ``group`` does nothing and gets None.
 
-Errors common to all: ``NotInitializedError``; ``ArgumentError`` (a ``ValueError``) for what this rank's own arguments show to
-be wrong, before anything is sent; ``BrokenGroupError``, ``PeerLostError`` and ``CommTimeoutError`` (a ``TimeoutError``).
+Errors common to all: ``NotInitializedError``; ``ArgumentError`` (a ``ValueError``) for what this rank's own arguments
+show to be wrong, before anything is sent; ``BrokenGroupError``, ``PeerLostError`` and ``CommTimeoutError`` (a
+``TimeoutError``).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction, traced
@@ -37,20 +39,22 @@ def all_reduce(
         tensor: any shape, dense, the same shape, strides and dtype on every rank; overwritten with the result. Any
             integer, bool or float dtype except fp8; complex for ``"sum"`` and ``"avg"``. Integers wrap around; on bool,
             a sum is a logical or and a product a logical and.
-        op: ``"sum" "product" "min" "max" "avg" "band" "bor" "bxor"``, a ``ReduceOp`` or a ``torch.distributed.ReduceOp``.
+        op: ``"sum" "product" "min" "max" "avg" "band" "bor" "bxor"``, a ``ReduceOp`` or a
+        ``torch.distributed.ReduceOp``.
             ``"avg"`` is for float and complex dtypes; 16-bit floats are averaged in float32 and rounded once.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return traced.all_reduce(tensor, op, group, async_op)
-    backend = slot.backend
     try:
-        known = (op, tensor.dtype, tensor.device, group) in backend.checked
-        direct = known and tensor.is_contiguous() and not tensor.is_neg()
+        call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
+        if async_op or not (call and tensor.is_contiguous()) or tensor.is_neg():
+            call = None
     except (AttributeError, RuntimeError, TypeError):
-        direct = False  # not a strided tensor, not an op: the full check says so
-    if direct:
-        return backend.all_reduce(tensor, op, group, async_op)
-    return _all_reduce_checked(tensor, op, group, async_op)
+        call = None  # not a strided tensor, not an op, not initialised: the full check says so
+    if call is None:
+        return _all_reduce_checked(tensor, op, group, async_op)
+    call(tensor)
+    return None
 
 
 def _all_reduce_checked(tensor: torch.Tensor, op: Any, group: ProcessGroup | None, async_op: bool) -> Work | None:
@@ -58,9 +62,9 @@ def _all_reduce_checked(tensor: torch.Tensor, op: Any, group: ProcessGroup | Non
     if backend is None:
         return None
     check_tensor("all_reduce", "tensor", tensor, backend, group, written=True)
-    reduce_op = parse_reduce_op(op)
+    reduce_op = parse_reduce_op(op, "all_reduce")
     if (reduce_op, tensor.dtype) in backend.capabilities(group, tensor.device.type).reductions:
-        backend.checked.add((op, tensor.dtype, tensor.device, group))
+        backend.prepared[op, tensor.dtype, tensor.device, group] = backend.prepare_all_reduce(op, group)
         if tensor.is_contiguous():
             return backend.all_reduce(tensor, op, group, async_op)
     return reduction.all_reduce(backend, tensor, reduce_op, group, async_op)
@@ -90,7 +94,7 @@ def reduce(
         return None
     check_tensor("reduce", "tensor", tensor, backend, group, written=True)
     position = group_rank_of("reduce", "dst", backend, group, dst, group_dst)
-    return reduction.reduce(backend, tensor, position, parse_reduce_op(op), group, async_op)
+    return reduction.reduce(backend, tensor, position, parse_reduce_op(op, "reduce"), group, async_op)
 
 
 def broadcast(
@@ -105,7 +109,7 @@ def broadcast(
     Args:
         tensor: any shape and dtype, the same on every rank; dense; overwritten except on ``src``.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return traced.broadcast(tensor, src, group, async_op, group_src)
     backend = enter("broadcast", group)
     if backend is None:

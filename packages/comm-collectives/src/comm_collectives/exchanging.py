@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction, traced
@@ -32,7 +32,8 @@ def reduce_scatter(
 
     Args:
         output: any shape; dense; overwritten with this rank's part.
-        input_list: W tensors, entry r of the size of rank r's ``output`` (sizes may differ); or one tensor of W times the
+        input_list: W tensors, entry r of the size of rank r's ``output`` (sizes may differ); or one tensor of W times
+        the
             elements of ``output``. Same dtype as ``output``; only read.
         op: as for ``all_reduce``.
     """
@@ -46,7 +47,9 @@ def reduce_scatter(
     check_list("reduce_scatter", "input_list", input_list, W, backend, group, like=output)
     check_numel("reduce_scatter", f"input_list[{rank}]", input_list[rank], output.numel(), "the size of output")
     landing = Landing(output)
-    work = reduction.reduce_scatter(backend, landing.memory, input_list, parse_reduce_op(op), group, async_op)
+    work = reduction.reduce_scatter(
+        backend, landing.memory, input_list, parse_reduce_op(op, "reduce_scatter"), group, async_op
+    )
     return _landed(work, landing, output, async_op)
 
 
@@ -64,7 +67,7 @@ def reduce_scatter_tensor(
         input: W*n elements of the dtype of ``output``, the same shape on every rank; only read.
         op: as for ``all_reduce``.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return traced.reduce_scatter_tensor(output, input, op, group, async_op)
     return _reduce_scatter_tensor("reduce_scatter_tensor", output, input, op, group, async_op)
 
@@ -81,12 +84,13 @@ def _reduce_scatter_tensor(
     W = backend.get_world_size(group)
     if input.numel() % W:
         raise ArgumentError(
-            f"{call}: input: got {input.numel()} elements (shape {tuple(input.shape)}), which does not divide by the world size "
+            f"{call}: input: got {input.numel()} elements (shape {tuple(input.shape)}), which does not divide by the "
+            "world size "
             f"of {W}; pad it, or pass a list of {W} tensors of different sizes to reduce_scatter"
         )
     check_numel(call, "output", output, input.numel() // W, f"the elements of input divided by the world size of {W}")
     landing = Landing(output)
-    op = parse_reduce_op(op)
+    op = parse_reduce_op(op, call)
     work = reduction.reduce_scatter_tensor(backend, landing.memory, readable(input), op, group, async_op, call)
     return _landed(work, landing, output, async_op)
 
@@ -114,7 +118,7 @@ def all_to_all_single(
         output_split_sizes: W numbers of rows to receive from each rank; None for equal parts.
         input_split_sizes: W numbers of rows to send to each rank; None for equal parts.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return traced.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
     call = "all_to_all_single"
     backend = enter(call, group)
@@ -125,7 +129,8 @@ def all_to_all_single(
     check_dtype(call, "output", output, input)
     if output.shape[1:] != input.shape[1:]:
         raise ArgumentError(
-            f"{call}: output: got shape {tuple(output.shape)}; expected (rows, {', '.join(map(str, input.shape[1:]))}), "
+            f"{call}: output: got shape {tuple(output.shape)}; expected (rows, "
+            f"{', '.join(map(str, input.shape[1:]))}), "
             f"the trailing dimensions of input, {tuple(input.shape)}"
         )
     W, rank = backend.get_world_size(group), backend.get_rank(group)
@@ -133,7 +138,8 @@ def all_to_all_single(
     rows_in = splits(call, "input_split_sizes", input_split_sizes, "input", input, W)
     if rows_out[rank] != rows_in[rank]:
         raise ArgumentError(
-            f"{call}: output_split_sizes: got {rows_out[rank]} rows from rank {rank}, which is this rank, but it sends itself "
+            f"{call}: output_split_sizes: got {rows_out[rank]} rows from rank {rank}, which is this rank, but it "
+            "sends itself "
             f"{rows_in[rank]}; expected the same number in both"
         )
     row = prod(input.shape[1:])
@@ -149,7 +155,8 @@ def all_to_all(
     group: ProcessGroup | None = None,
     async_op: bool = False,
 ) -> Work | None:
-    """Send entry r of ``input_tensor_list`` to rank r, and receive its entry for this rank into entry r of the other list.
+    """Send entry r of ``input_tensor_list`` to rank r, and receive its entry for this rank into entry r of the other
+    list.
 
     Args:
         output_tensor_list: W tensors of the sizes that the other ranks send; dense; overwritten.
@@ -172,7 +179,7 @@ def all_to_all(
     received = joined.new_empty(sum(sizes_out))
 
     def finish() -> None:
-        for output, part in zip(output_tensor_list, received.split(sizes_out), strict=True):
+        for output, part in zip(output_tensor_list, torch.split(received, sizes_out), strict=True):
             output.detach().copy_(part.view(output.shape))
 
     work = _exchange(backend, received, joined, sizes_out, sizes_in, group, async_op)

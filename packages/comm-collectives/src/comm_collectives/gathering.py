@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, overload
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
 from comm_collectives import traced
@@ -53,7 +53,9 @@ def all_gather(tensor_list: Any = None, tensor: Any = None, group: Any = None, a
     W = backend.get_world_size(group)
     check_list("all_gather", "tensor_list", tensor_list, W, backend, group, like=tensor, written=True)
     own = tensor_list[backend.get_rank(group)]
-    check_numel("all_gather", f"tensor_list[{backend.get_rank(group)}]", own, tensor.numel(), "this rank's tensor goes there")
+    check_numel(
+        "all_gather", f"tensor_list[{backend.get_rank(group)}]", own, tensor.numel(), "this rank's tensor goes there"
+    )
     native = backend.capabilities(group, tensor.device.type).dtypes
     sent = as_bytes(readable(tensor), native)
     landings = [Landing(output) for output in tensor_list]
@@ -104,7 +106,7 @@ def all_gather_into_tensor(
             overwritten.
         input_tensor: any shape and dtype, the same on every rank; only read.
     """
-    if is_compiling():
+    if is_dynamo_compiling():
         return traced.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
     call = "all_gather_into_tensor"
     backend = enter(call, group)

@@ -35,17 +35,13 @@ __all__ = [
 ]
 
 
-class _Counts:
-    """How often this process has made a group of the same ranks, or passed a barrier; part of the keys in the store."""
-
-    groups: Counter[tuple[int, ...]] = Counter()
-    barriers: Counter[ProcessGroup] = Counter()
+# How often this process has made a group of the same ranks; a part of its name, and so of its keys in the store.
+_made: Counter[tuple[int, ...]] = Counter()
 
 
 def forget_groups() -> None:
     """Start counting anew; the store of the next generation is empty."""
-    _Counts.groups.clear()
-    _Counts.barriers.clear()
+    _made.clear()
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
@@ -132,12 +128,12 @@ def new_group(
     if sort_ranks:
         chosen = sorted(chosen)
     key = tuple(chosen)
-    _Counts.groups[key] += 1
+    _made[key] += 1
     if world[active.get_rank(None)] not in chosen:
         return GroupMember.NON_GROUP_MEMBER
     # Only the members count, so that all of them arrive at one name whatever other groups each has made.
     digest = hashlib.sha256(",".join(map(str, key)).encode()).hexdigest()[:16]
-    name = f"comm-{digest}-{_Counts.groups[key]}"
+    name = f"comm-{digest}-{_made[key]}"
     return active.create_group(chosen, name, _as_timedelta(timeout), backend, pg_options, group_desc, device_id)
 
 
@@ -170,8 +166,6 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         return
     if group is None:
         forget_groups()
-    else:
-        _Counts.barriers.pop(group, None)
     backend.destroy_process_group(group)
 
 
@@ -196,7 +190,8 @@ def init_device_mesh(
     size = backend.get_world_size(None)
     if torch.Size(mesh_shape).numel() != size:
         raise ArgumentError(
-            f"init_device_mesh: mesh_shape: got {tuple(mesh_shape)}, which is {torch.Size(mesh_shape).numel()} ranks; expected a "
+            f"init_device_mesh: mesh_shape: got {tuple(mesh_shape)}, which is {torch.Size(mesh_shape).numel()} ranks; "
+            "expected a "
             f"product of {size}, the world size"
         )
     mesh = device_mesh.init_device_mesh(device_type, tuple(mesh_shape), mesh_dim_names=mesh_dim_names, **options)
@@ -230,15 +225,14 @@ def monitored_barrier(
     if backend is None:
         return
     limit = _as_timedelta(timeout) or backend.get_timeout() or timedelta(minutes=30)
-    pg = group if group is not None else backend.get_world_group()
-    _Counts.barriers[pg] += 1
-    _meet(backend, group, f"comm/monitored_barrier/{_Counts.barriers[pg]}", limit.total_seconds(), wait_all_ranks)
+    _meet(backend, group, limit.total_seconds(), wait_all_ranks)
 
 
-def _meet(backend: Backend, group: ProcessGroup | None, prefix: str, limit_s: float, all_missing: bool) -> None:
-    store, ranks = backend.get_store(group), backend.get_process_group_ranks(group)
+def _meet(backend: Backend, group: ProcessGroup | None, limit_s: float, all_missing: bool) -> None:
+    store, ranks, own = backend.get_store(group), backend.get_process_group_ranks(group), backend.get_rank(group)
     end = time.monotonic() + limit_s
-    store.set(f"{prefix}/{backend.get_rank(group)}", "here")
+    prefix = f"comm/monitored_barrier/{store.add(f'comm/monitored_barrier/calls/{own}', 1)}"
+    store.set(f"{prefix}/{own}", "here")
     missing = []
     for position, rank in enumerate(ranks):
         if not _arrived(store, f"{prefix}/{position}", end):

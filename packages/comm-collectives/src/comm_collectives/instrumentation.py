@@ -19,6 +19,8 @@ def bare_backend() -> Backend:
 
 
 def instrument(observe: CommsLogger | None = None) -> None:
-    """Make the active backend record into ``observe``; None takes the wrapper off, and a call costs what it did before."""
+    """Make the active backend record into ``observe``; None takes the wrapper off, and a call costs what it did "
+    "before."""
     backend = bare_backend()
-    activate(backend if observe is None else Observed(backend, observe))  # type: ignore[arg-type]
+    backend.prepared.clear()  # what was prepared with the wrapper, or without it
+    activate(backend if observe is None else Observed(backend, observe))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch.distributed import ProcessGroup
@@ -18,17 +19,20 @@ from comm_utils.sizes import message_size_bytes
 
 __all__ = ["Observed"]
 
+T = TypeVar("T")
+
 
 class Observed:
     """Passes every call on to ``inner`` and records its time, from the call to the end of the operation.
 
-    What it sees are the operations that travel: an ``all_gather`` that is built from ``all_gather_into_tensor`` is recorded
-    as the latter. The time of an asynchronous operation ends when the library reports it done, not when somebody waits.
+    What it sees are the operations that travel: an ``all_gather`` that is built from ``all_gather_into_tensor`` is
+    recorded as the latter. The time of an asynchronous operation ends when the library reports it done, not when
+    somebody waits.
     """
 
     def __init__(self, inner: Backend, log: CommsLogger) -> None:
         self.inner = inner
-        self.checked = inner.checked
+        self.prepared = inner.prepared  # the same object, so that inner can empty it
         self._log = log
 
     def __getattr__(self, name: str) -> Any:
@@ -39,9 +43,9 @@ class Observed:
         operation: str,
         group: ProcessGroup | None,
         part: torch.Tensor | None,
-        call: Callable[..., Any],
+        call: Callable[..., T],
         *args: Any,
-    ) -> Any:
+    ) -> T:
         log = self._log
         if not log.wants(operation):
             return call(*args)
@@ -53,12 +57,21 @@ class Observed:
         if outcome is None or isinstance(outcome, int):
             log.record(operation, size, perf_counter() - start, W, caller)
             return outcome
-        return _ObservedWork(outcome, lambda: log.record(operation, size, perf_counter() - start, W, caller))
+        work: Any = _ObservedWork(outcome, lambda: log.record(operation, size, perf_counter() - start, W, caller))
+        return cast(T, work)
 
     def all_reduce(
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
     ) -> Work | None:
         return self._observe("all_reduce", group, tensor, self.inner.all_reduce, tensor, op, group, async_op)
+
+    def prepare_all_reduce(
+        self, op: object = "sum", group: ProcessGroup | None = None
+    ) -> Callable[[torch.Tensor], None]:
+        def call(tensor: torch.Tensor) -> None:
+            self.all_reduce(tensor, op, group)
+
+        return call
 
     def reduce(
         self,
@@ -175,7 +188,7 @@ class Observed:
         tag: int = 0,
         group_src: int | None = None,
     ) -> int:
-        return int(self._observe("recv", group, tensor, self.inner.recv, tensor, src, group, tag, group_src))
+        return self._observe("recv", group, tensor, self.inner.recv, tensor, src, group, tag, group_src)
 
     def isend(
         self,
@@ -185,8 +198,7 @@ class Observed:
         tag: int = 0,
         group_dst: int | None = None,
     ) -> Work:
-        work: Work = self._observe("isend", group, tensor, self.inner.isend, tensor, dst, group, tag, group_dst)
-        return work
+        return self._observe("isend", group, tensor, self.inner.isend, tensor, dst, group, tag, group_dst)
 
     def irecv(
         self,
@@ -196,8 +208,7 @@ class Observed:
         tag: int = 0,
         group_src: int | None = None,
     ) -> Work:
-        work: Work = self._observe("irecv", group, tensor, self.inner.irecv, tensor, src, group, tag, group_src)
-        return work
+        return self._observe("irecv", group, tensor, self.inner.irecv, tensor, src, group, tag, group_src)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
         works = []
@@ -212,10 +223,8 @@ class _ObservedWork:
     def __init__(self, work: Any, record: Callable[[], None]) -> None:
         self._work = work
         self._record: Callable[[], None] | None = record
-        try:
+        with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
             work.get_future().add_done_callback(lambda _: self._recorded())
-        except (AttributeError, RuntimeError, NotImplementedError):
-            pass  # a point-to-point handle has no future
 
     def _recorded(self) -> None:
         record, self._record = self._record, None

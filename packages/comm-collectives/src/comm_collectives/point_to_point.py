@@ -123,7 +123,8 @@ def _prepare_recv(
     if src is None and group_src is None:
         if not capabilities.any_source:
             raise ArgumentError(
-                f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from whoever sends first, "
+                f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from whoever sends "
+                "first, "
                 "name the sender"
             )
     else:

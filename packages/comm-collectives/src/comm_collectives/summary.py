@@ -15,7 +15,8 @@ def log_summary(log: CommsLogger, show_straggler: bool = False, return_dict: boo
     """Print from rank 0 what was recorded there.
 
     Args:
-        show_straggler: add how long each operation took beyond the rank that spent least time in it: ranks that arrive early
+        show_straggler: add how long each operation took beyond the rank that spent least time in it: ranks that arrive
+        early
             wait there for those that arrive late. All ranks have to call it.
         return_dict: return the rows as ``{operation: {size in bytes: {...}}}`` on every rank.
     """

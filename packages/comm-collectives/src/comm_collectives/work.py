@@ -35,7 +35,8 @@ class Completed:
 class After:
     """Waits for other handles, then does local work once, in ``wait()``.
 
-    All communication has been started before a handle like this exists, so ranks may wait for their handles in any order.
+    All communication has been started before a handle like this exists, so ranks may wait for their handles in any
+    order.
     """
 
     def __init__(self, works: Sequence[Work], finish: Callable[[], None] | None, result: Any) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-__all__ = ["MAX_TIMEOUT_S", "Positive", "Seconds", "Section", "Text", "Whole", "lower_case", "upper_case"]
+__all__ = ["MAX_TIMEOUT_S", "Positive", "Seconds", "Section", "Text", "lower_case", "not_a_flag", "upper_case"]
 
 MAX_TIMEOUT_S = 1e9
 """About 31 years: in nanoseconds, as NCCL's watchdog counts, it still fits into 64 bits."""
@@ -32,28 +32,23 @@ def upper_case(value: object) -> object:
     return value.strip().upper() if isinstance(value, str) else value
 
 
-def _refuse_bool(value: object) -> object:
+def _refuse_flag(value: object) -> object:
     # bool is a subclass of int: without this, "master_port": true would be port 1.
     if isinstance(value, bool):
         raise ValueError("expected a number")
     return value
 
 
-def _refuse_unusable_text(value: str) -> str:
-    # These strings end up in environment variables, which cannot hold NUL.
-    if not value.strip() or "\0" in value:
-        raise ValueError("expected a string that is not empty and holds no NUL character")
-    return value
+# Limits stand before it in Annotated: pydantic writes those that follow a validator into the JSON Schema
+# under names of its own ("ge" for "minimum").
+not_a_flag = BeforeValidator(_refuse_flag)
+"""For a number: true and false are errors."""
 
-
-Whole = Annotated[int, BeforeValidator(_refuse_bool)]
-"""A whole number."""
-
-Positive = Annotated[Whole, Field(ge=1)]
+Positive = Annotated[int, Field(ge=1), not_a_flag]
 """A whole number of at least 1."""
 
-Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False), BeforeValidator(_refuse_bool)]
+Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False), not_a_flag]
 """A positive, finite duration in seconds."""
 
-Text = Annotated[str, Field(min_length=1), AfterValidator(_refuse_unusable_text)]
-"""A string that may stand in an environment variable."""
+Text = Annotated[str, Field(pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
+"""A string that may stand in an environment variable: not blank, and without NUL."""

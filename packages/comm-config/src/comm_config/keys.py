@@ -55,15 +55,11 @@ def sections(model: type[BaseModel], prefix: Path = ()) -> Iterator[Path]:
             yield from sections(section, (*prefix, name))
 
 
-def model_at(model: type[BaseModel], path: Path) -> type[BaseModel] | None:
-    """Return the model whose keys stand below ``path``."""
+def model_at(model: type[BaseModel], path: Path) -> type[BaseModel]:
+    """Return the model whose keys stand below ``path``, which leads to a section or to a setting that may be one."""
     for name in path:
-        if name not in model.model_fields:
-            return None
-        inner = [m for m in members(model.model_fields[name].annotation) if issubclass(m, BaseModel)]
-        if not inner:
-            return None
-        model = inner[0]
+        inner = members(model.model_fields[name].annotation)
+        model = next(member for member in inner if issubclass(member, BaseModel))
     return model
 
 

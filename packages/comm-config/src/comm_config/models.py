@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
 from comm_config.compression import CompressionSetting, DataType
-from comm_config.fields import Positive, Seconds, Section, Text, Whole, lower_case
+from comm_config.fields import Positive, Seconds, Section, Text, lower_case, not_a_flag
 from comm_config.network import NetworkConfig
 
 __all__ = [
@@ -22,8 +22,9 @@ __all__ = [
     "without_auto",
 ]
 
-_NAME = r"[a-z][a-z0-9_]*"
-_BACKEND = re.compile(rf"{_NAME}|{_NAME}:{_NAME}(,{_NAME}:{_NAME})*")
+_NAME = "[a-z][a-z0-9_]*"
+_BACKEND = f"^({_NAME}|{_NAME}:{_NAME}(,{_NAME}:{_NAME})*)$"
+_URL = "^[a-z][a-z0-9+.-]*://"
 
 
 def without_auto(document: object, keys: Mapping[str, Any]) -> object:
@@ -38,7 +39,7 @@ def without_auto(document: object, keys: Mapping[str, Any]) -> object:
 
 def _backend_name(value: str) -> str:
     name = value.replace(" ", "").lower()
-    if not _BACKEND.fullmatch(name):
+    if not re.fullmatch(_BACKEND, name):
         raise ValueError("expected a backend such as 'gloo', or one for each device such as 'cpu:gloo,cuda:nccl'")
     return name
 
@@ -48,19 +49,23 @@ def _auto_is_none(value: object) -> object:
 
 
 def _init_method(value: str) -> str:
-    if not re.match(r"[a-z][a-z0-9+.-]*://", value):
+    if not re.search(_URL, value):
         raise ValueError("expected a URL such as 'env://', 'tcp://host:29500' or 'file:///shared/path'")
     return value
+
+
+_Backend = Annotated[str, AfterValidator(_backend_name), WithJsonSchema({"type": "string", "pattern": _BACKEND})]
+_InitMethod = Annotated[Text, AfterValidator(_init_method), WithJsonSchema({"type": "string", "pattern": _URL})]
 
 
 class ProcessGroupConfig(Section):
     """The default process group."""
 
-    backend: Annotated[Annotated[Text, AfterValidator(_backend_name)] | None, BeforeValidator(_auto_is_none)] = Field(
+    backend: Annotated[_Backend | None, BeforeValidator(_auto_is_none)] = Field(
         default=None,
         description="Backend, such as 'gloo', 'nccl', 'ccl' or 'cpu:gloo,cuda:nccl'; null or 'auto' chooses by device.",
     )
-    init_method: Annotated[Text, AfterValidator(_init_method)] | None = Field(
+    init_method: _InitMethod | None = Field(
         default=None, description="Where ranks meet: 'env://', 'tcp://host:port' or 'file:///path'; null for 'env://'."
     )
 
@@ -86,8 +91,8 @@ class LaunchConfig(Section):
     master_addr: Text | None = Field(
         default=None, description="Host name or address of rank 0; null for what the launcher says."
     )
-    master_port: Whole = Field(
-        default=29500, ge=0, le=65535, description="Port that rank 0 listens on; 0 chooses a free one."
+    master_port: Annotated[int, Field(ge=0, le=65535), not_a_flag] = Field(
+        default=29500, description="Port that rank 0 listens on; 0 chooses a free one."
     )
 
 

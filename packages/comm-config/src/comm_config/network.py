@@ -7,90 +7,21 @@ the variable is not set. Meanings and ranges follow NVIDIA's, PyTorch's, oneCCL'
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator
+from pydantic import BeforeValidator, Field
 
-from comm_config.fields import Positive, Section, Text, Whole, lower_case, upper_case
+from comm_config.fields import Positive, Section, Text, lower_case, not_a_flag, upper_case
+from comm_config.library import InterfaceName, LibraryConfig, variable_text
 
-__all__ = ["CclConfig", "GlooConfig", "LibraryConfig", "NcclConfig", "NetworkConfig"]
+__all__ = ["CclConfig", "GlooConfig", "NcclConfig", "NetworkConfig"]
 
-_SECTION_OF_PREFIX = {
-    "NCCL_": "network.nccl",
-    "TORCH_NCCL_": "network.nccl",
-    "GLOO_": "network.gloo",
-    "TORCH_GLOO_": "network.gloo",
-    "CCL_": "network.ccl",
-    "FI_": "network.ccl",
-}
-
-
-def _variable_text(value: object) -> object:
-    """Return a number or flag as libraries spell it in a variable."""
-    return str(int(value)) if isinstance(value, int) else value
-
-
-def _interface_name(value: str) -> str:
-    # Linux allows 15 characters; ^, = and commas are NCCL's list syntax, which gloo and oneCCL do not share.
-    if not re.fullmatch(r"[^\s/,^=]{1,15}", value):
-        raise ValueError(
-            "expected the exact name of one interface, such as 'eth0'; lists and patterns belong to "
-            "network.nccl.socket_ifname, network.gloo.socket_ifname, network.ccl.kvs_iface"
-        )
-    return value
-
-
-_VariableText = Annotated[
-    Text, BeforeValidator(_variable_text), WithJsonSchema({"type": ["string", "integer", "boolean"]})
-]
-# The numbers are the older spelling; both are in NCCL's documentation.
+# The numbers are the older spelling; NCCL reads both.
 _Distance = Annotated[
     Literal["LOC", "NVL", "NVB", "C2C", "PIX", "PXB", "P2C", "PXN", "PHB", "SYS", "0", "1", "2", "3", "4", "5"],
     BeforeValidator(upper_case),
-    BeforeValidator(_variable_text),
+    BeforeValidator(variable_text),
 ]
-
-
-class LibraryConfig(Section):
-    """The variables of one library."""
-
-    prefixes: ClassVar[tuple[str, ...]]
-
-    variables: dict[str, _VariableText] = Field(
-        default_factory=dict,
-        description="Further variables of this library by their full names; a key of its own wins over them.",
-    )
-
-    @classmethod
-    def variable_of(cls, key: str) -> str:
-        """Return the variable that ``key`` stands for."""
-        return cls.prefixes[0] + key.upper()
-
-    def set_variables(self) -> Iterator[tuple[str, str]]:
-        """Yield the name and value of each variable to set; keys come after ``variables``, which they override."""
-        yield from self.variables.items()
-        for key in type(self).model_fields:
-            value = getattr(self, key)
-            if key != "variables" and value is not None:
-                yield self.variable_of(key), str(int(value)) if isinstance(value, bool) else str(value)
-
-    @field_validator("variables", mode="after")
-    @classmethod
-    def _belong_here(cls, variables: dict[str, str]) -> dict[str, str]:
-        for name in variables:
-            if not name.startswith(cls.prefixes) or not re.fullmatch(r"[A-Z][A-Z0-9_]*", name):
-                raise ValueError(f"{name!r} {_where_it_belongs(name, cls.prefixes)}")
-        return variables
-
-
-def _where_it_belongs(name: str, prefixes: tuple[str, ...]) -> str:
-    for prefix, section in _SECTION_OF_PREFIX.items():
-        if name.startswith(prefix) and prefix not in prefixes:
-            return f"does not belong here; expected under {section}.variables"
-    expected = " or ".join(f"{prefix}NAME" for prefix in prefixes)
-    return f"is no variable of this library; expected the full name, {expected}"
 
 
 class NcclConfig(LibraryConfig):
@@ -114,7 +45,7 @@ class NcclConfig(LibraryConfig):
     socket_family: Annotated[Literal["AF_INET", "AF_INET6"], BeforeValidator(upper_case)] | None = Field(
         default=None, description="NCCL_SOCKET_FAMILY: IPv4 or IPv6 only."
     )
-    socket_nthreads: Annotated[Whole, Field(ge=1, le=16)] | None = Field(
+    socket_nthreads: Annotated[int, Field(ge=1, le=16), not_a_flag] | None = Field(
         default=None, description="NCCL_SOCKET_NTHREADS: threads per network connection."
     )
     nsocks_perthread: Positive | None = Field(
@@ -129,22 +60,22 @@ class NcclConfig(LibraryConfig):
     ib_hca: Text | None = Field(
         default=None, description="NCCL_IB_HCA: host channel adapters, such as 'mlx5_0:1,mlx5_1:1', or '^mlx5_3'."
     )
-    ib_timeout: Annotated[Whole, Field(ge=0, le=31)] | None = Field(
+    ib_timeout: Annotated[int, Field(ge=0, le=31), not_a_flag] | None = Field(
         default=None, description="NCCL_IB_TIMEOUT: InfiniBand timeout t, standing for 4.096 µs * 2^t."
     )
-    ib_retry_cnt: Annotated[Whole, Field(ge=0, le=7)] | None = Field(
+    ib_retry_cnt: Annotated[int, Field(ge=0, le=7), not_a_flag] | None = Field(
         default=None, description="NCCL_IB_RETRY_CNT: InfiniBand retry count."
     )
-    ib_gid_index: Annotated[Whole, Field(ge=-1)] | None = Field(
+    ib_gid_index: Annotated[int, Field(ge=-1), not_a_flag] | None = Field(
         default=None, description="NCCL_IB_GID_INDEX: global identifier index for RoCE; -1 chooses it."
     )
-    ib_sl: Annotated[Whole, Field(ge=0, le=15)] | None = Field(
+    ib_sl: Annotated[int, Field(ge=0, le=15), not_a_flag] | None = Field(
         default=None, description="NCCL_IB_SL: InfiniBand service level."
     )
-    ib_tc: Annotated[Whole, Field(ge=0, le=255)] | None = Field(
+    ib_tc: Annotated[int, Field(ge=0, le=255), not_a_flag] | None = Field(
         default=None, description="NCCL_IB_TC: InfiniBand traffic class."
     )
-    ib_qps_per_connection: Annotated[Whole, Field(ge=1, le=128)] | None = Field(
+    ib_qps_per_connection: Annotated[int, Field(ge=1, le=128), not_a_flag] | None = Field(
         default=None, description="NCCL_IB_QPS_PER_CONNECTION: queue pairs per connection."
     )
     p2p_disable: bool | None = Field(
@@ -167,12 +98,12 @@ class NcclConfig(LibraryConfig):
     buffsize: Positive | None = Field(
         default=None, description="NCCL_BUFFSIZE: buffer between a pair of GPUs, in bytes."
     )
-    nthreads: Annotated[Whole, Field(ge=32, multiple_of=32)] | None = Field(
+    nthreads: Annotated[int, Field(ge=32, multiple_of=32), not_a_flag] | None = Field(
         default=None, description="NCCL_NTHREADS: CUDA threads per block: 64, 128, 256 or 512."
     )
     min_nchannels: Positive | None = Field(default=None, description="NCCL_MIN_NCHANNELS: fewest channels.")
     max_nchannels: Positive | None = Field(default=None, description="NCCL_MAX_NCHANNELS: most channels.")
-    cross_nic: Annotated[Whole, Field(ge=0, le=2)] | None = Field(
+    cross_nic: Annotated[int, Field(ge=0, le=2), not_a_flag] | None = Field(
         default=None, description="NCCL_CROSS_NIC: rings across NICs: 0 never, 1 always, 2 as found best."
     )
     ignore_cpu_affinity: bool | None = Field(
@@ -266,7 +197,7 @@ class CclConfig(LibraryConfig):
 class NetworkConfig(Section):
     """Interfaces, and the variables of NCCL, gloo and oneCCL. A variable that the environment holds wins."""
 
-    interface: Annotated[Text, AfterValidator(_interface_name)] | None = Field(
+    interface: InterfaceName | None = Field(
         default=None,
         description="Network interface for gloo, NCCL and oneCCL, unless the section of a library names another.",
     )

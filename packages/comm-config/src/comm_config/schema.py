@@ -6,6 +6,7 @@ from typing import Any
 
 from comm_config.deepspeed import DEEPSPEED_KEYS
 from comm_config.models import CommConfig, CommsLoggerConfig
+from comm_config.network import CclConfig, GlooConfig, NcclConfig
 
 __all__ = ["json_schema"]
 
@@ -25,6 +26,9 @@ def json_schema() -> dict[str, Any]:
         for field in model["properties"].values():
             # pydantic derives these from the names: noise in an editor's tooltip.
             field.pop("title", None)
+    for library in (NcclConfig, GlooConfig, CclConfig):
+        variables = definitions[library.__name__]["properties"]["variables"]
+        variables["propertyNames"] = {"pattern": library.variable_pattern()}
     logger = definitions[CommsLoggerConfig.__name__]["properties"]
     top = schema["properties"]
     for fields, keys in ((logger, list(logger)), (top, ["communication_data_type", "compress_communication"])):

@@ -28,7 +28,7 @@ _EXPECTED = {
     "int_type": "a whole number",
     "invalid_key": "keys that are strings",
     "list_type": "a list",
-    "string_too_short": "a string that is not empty",
+    "string_pattern_mismatch": "a string that is not blank and holds no NUL character",
     "string_type": "a string",
 }
 _REWORDED = (
@@ -66,7 +66,7 @@ def _problem(details: ErrorDetails) -> tuple[str, str]:
         return key, _unknown(names)
     got = shorten(details["input"])
     if details["type"] in ("model_type", "model_attributes_type"):
-        return key, f"got {got}, expected an object with {_listed(_known(names))}"
+        return key, f"got {got}, expected an object with {_listed(model_at(CommConfig, names).model_fields)}"
     return key, f"got {got}, {_expected(details)}{_meant(details)}"
 
 
@@ -89,15 +89,10 @@ def _meant(details: ErrorDetails) -> str:
 
 def _unknown(path: Path) -> str:
     *parent, name = path
-    known = _known(tuple(parent))
+    known = model_at(CommConfig, tuple(parent)).model_fields
     guess = closest(name, known) or _elsewhere(name)
     hint = f"; did you mean {guess!r}?" if guess else ""
     return f"unknown key{hint} (known here: {', '.join(known)})"
-
-
-def _known(path: Path) -> list[str]:
-    model = model_at(CommConfig, path)
-    return list(model.model_fields) if model else []
 
 
 def _elsewhere(name: str) -> str | None:

@@ -1,9 +1,9 @@
 """Distributed communication for PyTorch: one call to set it up anywhere, one API to use it.
 
-    import comm_orchestrator as dist
+import comm_orchestrator as dist
 
-    dist.init_distributed()
-    dist.all_reduce(tensor)
+dist.init_distributed()
+dist.all_reduce(tensor)
 """
 
 from comm_orchestrator.facade import (

@@ -39,7 +39,7 @@ def accepting_aliases(function: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if kwargs and not aliases.keys().isdisjoint(kwargs):
-            return function(*args, **_canonical(name, aliases, kwargs))  # type: ignore[arg-type]
+            return function(*args, **_canonical(name, aliases, kwargs))
         return function(*args, **kwargs)
 
     return call

@@ -107,12 +107,14 @@ def init_distributed(
     together with others becomes a world of one.
 
     Args:
-        dist_backend: a library (``"gloo"``, ``"nccl"``, ``"ccl"``, ``"cpu:gloo,cuda:nccl"``); by default the best that every
+        dist_backend: a library (``"gloo"``, ``"nccl"``, ``"ccl"``, ``"cpu:gloo,cuda:nccl"``); by default the best that
+        every
             rank can use on its device.
         auto_mpi_discovery: accepted for compatibility.
         distributed_port: the port of rank 0, where neither the launcher nor the configuration names one.
         verbose: show this package's log, at level INFO, on stderr unless the program has set up logging.
-        timeout: seconds or a timedelta that an operation may take, in every group made later too; by default 30 minutes, 10
+        timeout: seconds or a timedelta that an operation may take, in every group made later too; by default 30
+        minutes, 10
             for NCCL.
         init_method: where the ranks meet, ``"tcp://host:port"``, ``"file:///path"`` or ``"env://"``.
         dist_init_required: False raises if nothing was initialised before; None and True initialise.
@@ -250,7 +252,8 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     """Print the comms logger's table from rank 0: operation, size, calls, bytes, times, algbw and busbw.
 
     Args:
-        show_straggler: add what every operation took beyond the rank that spent least time in it; all ranks call it then.
+        show_straggler: add what every operation took beyond the rank that spent least time in it; all ranks call it
+        then.
         return_dict: return ``{operation: {size in bytes: {...}}}`` as well.
     """
     return summary.log_summary(_Log.comms, show_straggler, return_dict)

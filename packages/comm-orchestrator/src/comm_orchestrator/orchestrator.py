@@ -39,7 +39,8 @@ class _Current:
 
 
 def current_launch() -> LaunchInfo | None:
-    """The launch facts of the environment in force; None where ``torch.distributed`` was adopted or nothing is set up."""
+    """The launch facts of the environment in force; None where ``torch.distributed`` was adopted or nothing is set "
+    "up."""
     return _Current.launch if active.is_active() else None
 
 
@@ -84,10 +85,12 @@ def initialize(
             return Environment(settings, _Current.launch, fresh=False)
         active.deactivate()  # torch.distributed was destroyed under us
     if c10d.is_initialized():
-        return Environment(settings, _adopt(dist_backend), fresh=True)
+        _adopt(dist_backend)
+        return Environment(settings, None, fresh=True)
     if dist_init_required is False:
         raise NotInitializedError(
-            "dist_init_required=False, but nothing is initialised; call torch.distributed.init_process_group() first, or "
+            "dist_init_required=False, but nothing is initialised; call torch.distributed.init_process_group() first, "
+            "or "
             "leave dist_init_required out"
         )
     launch = _launch(rank, world_size)
@@ -102,7 +105,9 @@ def _adopt(dist_backend: str | None) -> None:
     remember_rank(c10d.get_rank())
     if dist_backend is not None and dist_backend.lower() != found:
         logger.warning(
-            "torch.distributed was already initialised with backend %s; it is kept, dist_backend=%r is ignored", found, dist_backend
+            "torch.distributed was already initialised with backend %s; it is kept, dist_backend=%r is ignored",
+            found,
+            dist_backend,
         )
     if c10d.get_rank() == 0:
         logger.info("adopted torch.distributed: backend %s, %d ranks", found, c10d.get_world_size())

@@ -45,13 +45,14 @@ def _connect(launch: LaunchInfo, init_method: str | None, default_port: int, tim
     if url is None:
         return HashStore()
     try:
-        store, _, _ = next(rendezvous(url, launch.rank, launch.world_size, timeout=timeout))
+        store: Store = next(rendezvous(url, launch.rank, launch.world_size, timeout=timeout))[0]
     except (RuntimeError, ValueError) as error:
         text = str(error)
         where = f"rank {launch.rank} of {launch.world_size} could not meet the others at {_shown(url, launch)}"
         if "EADDRINUSE" in text or "address already in use" in text.lower():
             raise LaunchError(
-                f"{where}: the port is in use; set MASTER_PORT or distributed_port to a free one ({text.splitlines()[0]})"
+                f"{where}: the port is in use; set MASTER_PORT or distributed_port to a free one "
+                f"({text.splitlines()[0]})"
             ) from error
         if "timed out" in text.lower() or "timeout" in text.lower():
             raise CommTimeoutError(
@@ -70,7 +71,8 @@ def _address(launch: LaunchInfo, default_port: int) -> str | None:
     if launch.world_size == 1:
         return None
     raise LaunchError(
-        f"{launch.world_size} ranks were announced ({launch.sources.get('world_size', launch.launcher)}) but not where they "
+        f"{launch.world_size} ranks were announced ({launch.sources.get('world_size', launch.launcher)}) but not "
+        "where they "
         "meet; set MASTER_ADDR to the host of rank 0 (and MASTER_PORT), or pass init_method='tcp://host:port'"
     )
 

@@ -95,13 +95,15 @@ def choose_automatically(device_type: str, store: Store, rank: int, world_size: 
     preferred = _PREFERRED[device_type][0]
     # A package that was never installed is no news; one that is there and does not work is.
     if rank == 0 and choice.backend != preferred and available.get(preferred.rpartition(":")[2]) is not None:
-        logger.warning("%s is used although %s is preferred on %s: %s", choice.backend, preferred, device_type, choice.reason)
+        logger.warning(
+            "%s is used although %s is preferred on %s: %s", choice.backend, preferred, device_type, choice.reason
+        )
     return choice
 
 
 def _agree(device_type: str, store: Store, world_size: int) -> dict[str, str]:
     ranks = [json.loads(store.get(f"choice/{rank}")) for rank in range(world_size)]
-    reasons = []
+    reasons: list[str] = []
     for backend in _PREFERRED[device_type]:
         problems = {rank: answers.get(backend) for rank, answers in enumerate(ranks) if answers.get(backend)}
         if not problems and all(backend in answers for answers in ranks):

@@ -1,8 +1,8 @@
 """The contract between the collectives and whatever moves the bytes.
 
 Vocabulary. *Group*: a ``torch.distributed`` process group; ``None`` is the world group. *Global rank*: a rank of the
-world group (``src``, ``dst``). *Group rank*: a position in one group (``group_src``, ``group_dst``). *W*: the size of the
-group. Names and order of parameters are those of ``torch.distributed``.
+world group (``src``, ``dst``). *Group rank*: a position in one group (``group_src``, ``group_dst``). *W*: the size of
+the group. Names and order of parameters are those of ``torch.distributed``.
 
 A backend serves what its :class:`Capabilities` say, for arguments that are already checked, and nothing more: tensors
 are dense in memory, sizes fit, ranks are members. What it lacks is built once, for every backend, by
@@ -11,7 +11,7 @@ are dense in memory, sizes fit, ranks are members. What it lacks is built once, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -38,7 +38,8 @@ class Work(Protocol):
             timeout: seconds or a timedelta; None waits as long as the group's own timeout allows.
 
         Raises:
-            CommTimeoutError: the time ran out. After the caller's own ``timeout`` the operation goes on and may be waited
+            CommTimeoutError: the time ran out. After the caller's own ``timeout`` the operation goes on and may be
+            waited
                 for again; after the group's timeout the group is broken.
             PeerLostError: a peer went away.
         """
@@ -103,9 +104,9 @@ class Backend(Protocol):
     All of them raise ``PeerLostError`` or ``CommTimeoutError`` and then mark the group as broken.
     """
 
-    #: (op as the caller wrote it, dtype, device, group): argument combinations that were checked in full once and can go
-    #: straight to the library. The backend owns the set because it knows when a group ends or breaks.
-    checked: set[tuple[object, torch.dtype, torch.device, ProcessGroup | None]]
+    #: (op as the caller wrote it, dtype, device, group) -> what ``prepare_all_reduce`` returned for a call that was
+    #: checked in full once, so that its like goes straight to the library. Emptied when a group ends or breaks.
+    prepared: dict[tuple[object, torch.dtype, torch.device, ProcessGroup | None], Callable[[torch.Tensor], None]]
 
     # --- who is where
 
@@ -165,6 +166,12 @@ class Backend(Protocol):
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
     ) -> Work | None:
         """Reduce ``tensor`` over the group, in place, on every rank."""
+
+    def prepare_all_reduce(
+        self, op: object = "sum", group: ProcessGroup | None = None
+    ) -> Callable[[torch.Tensor], None]:
+        """The shortest way to a synchronous ``all_reduce`` of contiguous tensors, with everything but the tensor "
+        "settled."""
 
     def reduce(
         self,

@@ -56,7 +56,7 @@ class _Durations:
         for place in sorted(self.bins):
             seen += self.bins[place]
             if seen >= share * self.calls:
-                return max(self.min_s, 2.0 ** (place / _BINS_PER_DOUBLING))
+                return max(self.min_s, math.pow(2, place / _BINS_PER_DOUBLING))
         return 0.0
 
 
@@ -84,9 +84,7 @@ class CommsLogger:
         """Whether ``operation`` is to be recorded."""
         return self.prof_all or operation in self.prof_ops
 
-    def record(
-        self, operation: str, size_bytes: int, duration_s: float, world_size: int, caller: str = ""
-    ) -> None:
+    def record(self, operation: str, size_bytes: int, duration_s: float, world_size: int, caller: str = "") -> None:
         """Add one operation that ended ``duration_s`` seconds after it was called."""
         key = (operation, size_bytes, world_size, caller)
         with self._lock:
@@ -143,7 +141,18 @@ class CommsLogger:
         return result
 
 
-_COLUMNS = ("operation", "size", "ranks", "calls", "bytes", "total ms", "min us", "median us", "algbw GB/s", "busbw GB/s")
+_COLUMNS = (
+    "operation",
+    "size",
+    "ranks",
+    "calls",
+    "bytes",
+    "total ms",
+    "min us",
+    "median us",
+    "algbw GB/s",
+    "busbw GB/s",
+)
 
 
 def format_table(rows: Iterable[Row], extra: tuple[str, list[str]] | None = None) -> str:
@@ -175,6 +184,9 @@ def format_table(rows: Iterable[Row], extra: tuple[str, list[str]] | None = None
     widths = [max(len(line[column]) for line in (heading, *cells)) for column in range(len(heading))]
     lines = [heading, ["-" * width for width in widths], *cells]
     return "\n".join(
-        "  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(width) if not column else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     )

@@ -46,7 +46,9 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 def show_on_stderr(level: int = logging.INFO) -> None:
     """Make the logger visible, unless the program has set up logging already."""
-    configured = [h for h in (*logger.handlers, *logging.getLogger().handlers) if not isinstance(h, logging.NullHandler)]
+    configured = [
+        h for h in (*logger.handlers, *logging.getLogger().handlers) if not isinstance(h, logging.NullHandler)
+    ]
     if not configured:
         logger.addHandler(_Stderr())
     if logger.level == logging.NOTSET:

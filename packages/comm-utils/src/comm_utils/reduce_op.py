@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from enum import Enum
+from typing import Any
 
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
@@ -29,41 +30,42 @@ class ReduceOp(Enum):
 
 USABLE = tuple(op for op in ReduceOp if op is not ReduceOp.UNUSED)
 _BY_NAME = {op.name.lower(): op for op in USABLE}
+_NAMES = ", ".join(repr(name) for name in _BY_NAME)
 
 
-def parse_reduce_op(op: object) -> ReduceOp:
+def parse_reduce_op(op: object, call: str = "") -> ReduceOp:
     """Turn a member, a ``torch.distributed.ReduceOp`` or a case-insensitive name into a :class:`ReduceOp`.
+
+    Args:
+        call: name of the function that ``op`` was given to, for the message.
 
     Raises:
         ArgumentError: an unknown name, or an operation that this API does not serve (``PREMUL_SUM``).
         ArgumentTypeError: anything else.
     """
-    if isinstance(op, ReduceOp):
-        if op is ReduceOp.UNUSED:
-            raise ArgumentError(f"op: got ReduceOp.UNUSED; expected one of {_names()}")
+    if isinstance(op, ReduceOp) and op is not ReduceOp.UNUSED:
         return op
-    if isinstance(op, str):
-        name = op.lower()
-    else:
-        name = _torch_name(op)
+    where = f"{call}: op" if call else "op"
+    name = _name(op, where)
     found = _BY_NAME.get(name)
     if found is None:
         near = difflib.get_close_matches(name, _BY_NAME, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(f"op: got {op!r}; expected one of {_names()}{hint}")
+        raise ArgumentError(f"{where}: got {op!r}; expected one of {_NAMES}{hint}")
     return found
 
 
-def _torch_name(op: object) -> str:
-    # torch.distributed.ReduceOp.SUM is an enumerator; ReduceOp(ReduceOp.SUM) wraps one and has no name of its own.
-    kind = type(op)
-    if kind.__module__.split(".")[0] == "torch":
-        enumerator = op if hasattr(op, "name") else op.__getstate__()[0]  # type: ignore[attr-defined, index]
-        return str(enumerator.name).lower()  # type: ignore[union-attr]
+def _name(op: object, where: str) -> str:
+    if isinstance(op, str):
+        return op.lower()
+    if isinstance(op, ReduceOp):
+        return op.name.lower()
+    if type(op).__module__.split(".")[0] == "torch":
+        # torch.distributed.ReduceOp.SUM is an enumerator; ReduceOp(ReduceOp.SUM) wraps one and has no name of its own.
+        torch_op: Any = op
+        enumerator = torch_op if hasattr(op, "name") else torch_op.__getstate__()[0]
+        return str(enumerator.name).lower()
     raise ArgumentTypeError(
-        f"op: got {op!r} of type {kind.__name__}; expected a ReduceOp, a torch.distributed.ReduceOp or one of {_names()}"
+        f"{where}: got {op!r} of type {type(op).__name__}; expected a ReduceOp, a torch.distributed.ReduceOp or one of "
+        f"{_NAMES}"
     )
-
-
-def _names() -> str:
-    return ", ".join(repr(name) for name in _BY_NAME)

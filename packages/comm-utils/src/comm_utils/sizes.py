@@ -50,7 +50,9 @@ _BUSBW_FACTORS: dict[str, Callable[[int], float]] = {
 
 # Operations whose size is the whole array while a caller may hold only one rank's part of it.
 _WHOLE_ARRAY = frozenset(
-    name for name in _BUSBW_FACTORS if name.startswith(("all_gather", "reduce_scatter")) or name in ("gather", "scatter")
+    name
+    for name in _BUSBW_FACTORS
+    if name.startswith(("all_gather", "reduce_scatter")) or name in ("gather", "scatter")
 )
 
 
@@ -66,7 +68,8 @@ def message_size_bytes(operation: str, part_bytes: int, world_size: int) -> int:
     """The size that ``operation`` is accounted under.
 
     Args:
-        part_bytes: bytes of one rank's part for all_gather, reduce_scatter, gather and scatter; of the tensor otherwise.
+        part_bytes: bytes of one rank's part for all_gather, reduce_scatter, gather and scatter; of the tensor
+        otherwise.
         world_size: number of ranks in the group.
 
     Raises:

@@ -82,7 +82,7 @@ def _refusal(op: ReduceOp, dtype: torch.dtype) -> str | None:
     if op in _BITWISE and dtype in _FLOATS:
         return f"op {name!r} is not defined for {dtype}; it needs an integer or bool tensor"
     if op is ReduceOp.AVG and dtype not in _FLOATS:
-        return f"op 'avg' is not defined for {dtype}, whose average is not an integer; use 'sum', or convert to a float dtype"
+        return f"op 'avg' is not defined for {dtype}: an average is no integer; use 'sum', or convert to a float dtype"
     return None
 
 
@@ -95,7 +95,9 @@ def _choose(op: ReduceOp, dtype: torch.dtype, capabilities: Capabilities) -> Enc
         return _over(torch.view_as_real, _choose(op, _COMPLEX[dtype], capabilities))
     if op is ReduceOp.AVG:
         if dtype in _HALF:
-            return _averaged(Encoding(ReduceOp.SUM, _to(torch.float32), False, _convert, True), capabilities, torch.float32)
+            return _averaged(
+                Encoding(ReduceOp.SUM, _to(torch.float32), False, _convert, True), capabilities, torch.float32
+            )
         return _averaged(_choose(ReduceOp.SUM, dtype, capabilities), capabilities, dtype)
     if dtype == torch.bool:
         wire_op = _BOOL_OPS[op]

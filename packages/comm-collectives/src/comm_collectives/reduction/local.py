@@ -25,7 +25,8 @@ _ROUNDED_ONCE = frozenset((torch.float16, torch.bfloat16))
 def fold(parts: torch.Tensor, op: ReduceOp, out: torch.Tensor) -> None:
     """Reduce ``parts``, (W, n), over its first dimension into ``out``, (n,), from rank 0 upwards.
 
-    The order is the same on every rank and at every size, and 16-bit floats are accumulated in float32 and rounded once.
+    The order is the same on every rank and at every size, and 16-bit floats are accumulated in float32 and rounded
+    once.
     """
     step = _STEPS[op]
     total = parts[0].float() if parts.dtype in _ROUNDED_ONCE else parts[0].clone()

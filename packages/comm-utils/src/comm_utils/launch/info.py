@@ -43,7 +43,11 @@ class LaunchInfo:
             )
         if self.local_rank is not None and self.local_rank < 0:
             raise LaunchError(f"local rank: got {self.local_rank} ({self._source('local_rank')}); expected 0 or more")
-        if self.local_rank is not None and self.local_world_size is not None and self.local_rank >= self.local_world_size:
+        if (
+            self.local_rank is not None
+            and self.local_world_size is not None
+            and self.local_rank >= self.local_world_size
+        ):
             raise LaunchError(
                 f"local rank: got {self.local_rank} ({self._source('local_rank')}); expected less than the local world "
                 f"size of {self.local_world_size} ({self._source('local_world_size')})"

@@ -146,9 +146,7 @@ class RankPool:
         if self._gang is not None:
             lost = self._gang.lost()
             if lost:
-                raise RankFailure(
-                    "ranks of a pool ended by themselves after a call; the next starts new ones", lost
-                )
+                raise RankFailure("ranks of a pool ended by themselves after a call; the next starts new ones", lost)
             return self._gang
         self._gang = Gang(self.world_size, self._env, self._launcher_env)
         if self._setup is not None:

@@ -1,0 +1,135 @@
+"""Every code block of README.md, CHANGELOG.md, CONTRIBUTING.md, docs/ and the packages' own pages holds."""
+
+from __future__ import annotations
+
+import doctest
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from code_blocks import Block, blocks, programs
+
+from comm_config import load_config
+from comm_utils.testing import run_ranks
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PAGES = [
+    page
+    for pattern in ("*.md", "docs/**/*.md", "packages/*/README.md")
+    for page in sorted(ROOT.glob(pattern))
+    if ".nox" not in page.parts
+]
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+PROGRAMS = [program for page in PAGES for program in programs(page)]
+JSON = [block for block in BLOCKS if block.language == "json"]
+SHELL = [block for block in BLOCKS if block.language in ("bash", "sh", "console")]
+
+# Commands that are not executed here, because something else does so.
+COVERED_ELSEWHERE = {
+    r"python3 -m venv .*": ".ci/run, in an empty environment",
+    r"(\.|source) \S*/?bin/activate": ".ci/run, in an empty environment",
+    r"(python3? -m )?pip install .*": ".ci/run and the install-<package> sessions",
+    r"nox( .*)?": "the sessions themselves; that they exist is checked below",
+    r"(torchrun|python3? -m torch\.distributed\.run) .*digits\.py.*": "nox -s demo",
+    r"python3? docs/examples/same_weights\.py": "nox -s demo",
+    r"python3? benchmarks/\S+\.py.*": "nox -s bench",
+    r"python3? tools/bump_version\.py .*": "tools/tests",
+    r"git clone .*": "whoever reads this has done it",
+}
+
+
+def named(value: object) -> str:
+    return f"{value.page.relative_to(ROOT)}:{value.line}" if isinstance(value, Block) else str(value)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """An empty folder with the files that the page of this block shows."""
+    page = request.getfixturevalue("block").page
+    for block in BLOCKS:
+        if block.page == page and "file" in block.options:
+            (tmp_path / block.options["file"]).write_text(block.text)
+    return tmp_path
+
+
+def assert_prints(block: Block, got: str) -> None:
+    if block.output is None:
+        return
+    checker, flags = doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    if not checker.check_output(block.output, got, flags):
+        pytest.fail(f"{block} shows\n{block.output}\nand it prints\n{got}", pytrace=False)
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=named)
+def test_python(block: Block, folder: Path) -> None:
+    script = folder / "program.py"
+    # In a traceback, the lines of the page.
+    script.write_text("\n" * block.line + block.text)
+    if ranks := int(block.options.get("ranks", 0)):
+        assert_prints(block, "".join(run_ranks(str(script), ranks, timeout_s=120)))
+        return
+    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.fail(f"{block} fails:\n{done.stdout}{done.stderr}", pytrace=False)
+    assert_prints(block, done.stdout)
+
+
+@pytest.mark.parametrize("block", JSON, ids=named)
+def test_json(block: Block) -> None:
+    document = json.loads(block.text)
+    if "data" not in block.options:
+        load_config(document, environ={})
+
+
+def commands(block: Block) -> list[str]:
+    lines = block.text.replace("\\\n", " ").splitlines()
+    if block.language == "console":
+        lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    bare = (re.sub(r"(^|\s+)# .*$", "", line).strip() for line in lines)
+    return [part for line in bare for part in line.split(" && ") if part]
+
+
+def elsewhere(command: str) -> bool:
+    return any(re.fullmatch(pattern, command) for pattern in COVERED_ELSEWHERE)
+
+
+@pytest.mark.parametrize("block", SHELL, ids=named)
+def test_commands(block: Block, folder: Path) -> None:
+    executed = [command for command in commands(block) if not elsewhere(command)]
+    if not executed:
+        return
+    # Installed scripts are beside the interpreter, whether the environment is activated or not.
+    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
+    script = "set -euo pipefail\n" + "\n".join(executed)
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        pytest.fail(f"{block} fails:\n{done.stdout}{done.stderr}", pytrace=False)
+    if block.language == "console":
+        shown = [line for line in block.text.splitlines() if not line.startswith("$ ")]
+        block.output = "\n".join(shown) + "\n" if shown else None
+    assert_prints(block, done.stdout)
+
+
+def test_sessions_named_in_commands_exist() -> None:
+    listing = subprocess.run([sys.executable, "-m", "nox", "-l"], cwd=ROOT, capture_output=True, text=True, check=True)
+    sessions = set(re.findall(r"^[*-] ([^\s(]+)", listing.stdout, re.MULTILINE))
+    used = {
+        name
+        for block in SHELL
+        for command in commands(block)
+        if (match := re.fullmatch(r"nox .*?(?:-s|--session) ([^-].*?)( -- .*)?", command))
+        for name in match[1].split()
+    }
+    assert sorted(used - sessions) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    without_code = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = [match[1] for match in re.finditer(r"\]\(([^)\s#]+)[^)]*\)", without_code)]
+    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
+    assert not missing

@@ -1,0 +1,53 @@
+"""What this process lets objects do unless a call says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["ObjectPolicy", "object_policy", "resolve_allow_pickle", "set_object_policy"]
+
+
+@dataclass(frozen=True)
+class ObjectPolicy:
+    """Attributes:
+    allow_pickle: pickle what has no encoding, and unpickle what other ranks send, who can then run code here.
+    max_bytes: the largest encoded object that is sent or accepted.
+    """
+
+    allow_pickle: bool = False
+    max_bytes: int = 1 << 30
+
+
+class _Slot:
+    policy = ObjectPolicy()
+
+
+def set_object_policy(allow_pickle: bool = False, max_bytes: int = 1 << 30) -> None:
+    """Set the policy of this process; see :class:`ObjectPolicy`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError
+    """
+    if not isinstance(allow_pickle, bool):
+        raise ArgumentTypeError(f"set_object_policy: allow_pickle: got {allow_pickle!r:.60}; expected True or False")
+    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
+        raise ArgumentTypeError(f"set_object_policy: max_bytes: got {max_bytes!r:.60}; expected a number of bytes")
+    if not 0 < max_bytes < 1 << 63:
+        raise ArgumentError(f"set_object_policy: max_bytes: got {max_bytes}; expected 1 or more")
+    _Slot.policy = ObjectPolicy(allow_pickle, max_bytes)
+
+
+def object_policy() -> ObjectPolicy:
+    """The policy of this process."""
+    return _Slot.policy
+
+
+def resolve_allow_pickle(call: str, allow_pickle: bool | None) -> bool:
+    """What the argument ``allow_pickle`` of ``call`` amounts to; None is what the policy says."""
+    if allow_pickle is None:
+        return _Slot.policy.allow_pickle
+    if not isinstance(allow_pickle, bool):
+        raise ArgumentTypeError(f"{call}: allow_pickle: got {allow_pickle!r:.60}; expected True, False or None")
+    return allow_pickle

@@ -1,0 +1,102 @@
+"""Tensors: dtype, shape and the bytes of the elements in their logical order.
+
+A tensor arrives contiguous. It is on the CPU if it was there, else on the receiver's current device of the same kind
+(not of the same index, which belongs to another rank), or on the CPU where the receiver has none. A leaf keeps
+``requires_grad`` and a ``Parameter`` its type; gradients and the history of what was computed stay behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import prod
+from struct import Struct
+from typing import Any
+
+import torch
+
+from comm_collectives.memory import readable
+from comm_collectives.object_codec.errors import ObjectDecodeError, Refused
+from comm_collectives.object_codec.scalars import DTYPES, dtype_name, read_dtype
+from comm_collectives.object_codec.wire import Read, Reader, Tag, Write, Writer
+
+__all__ = ["READERS", "WRITERS", "refuse_subclass"]
+
+_HEAD = Struct("=BBBBB")  # tag, flags, device, number of dimensions, length of the dtype's name
+_HEAD_BODY = Struct("=BBBB")
+_REQUIRES_GRAD, _PARAMETER = 1, 2
+_MAX_DIMENSIONS = 64
+# Positions are part of the format.
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia")
+# Elements of less than a byte and quantized ones are not readable without facts that are kept elsewhere.
+_OPAQUE = frozenset(dtype for name, dtype in DTYPES.items() if re.fullmatch(r"q.*|u?int[1-7]", name))
+
+
+def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise Refused(f"got a sparse tensor ({tensor.layout}); send to_dense() of it")
+    if tensor.dtype in _OPAQUE:
+        raise Refused(
+            f"got a tensor of {tensor.dtype}; send its int_repr() or another integer tensor, and scales apart"
+        )
+    if tensor.device.type == "meta":
+        raise Refused("got a tensor on the device 'meta', which has no elements")
+    if tensor.dim() > _MAX_DIMENSIONS:
+        raise Refused(f"got a tensor of {tensor.dim()} dimensions; at most {_MAX_DIMENSIONS} can be sent")
+    name = dtype_name(tensor.dtype).encode()
+    kind = tensor.device.type
+    device = _DEVICES.index(kind) if kind in _DEVICES else 0
+    flags = (_REQUIRES_GRAD if tensor.requires_grad and tensor.is_leaf else 0) | (
+        _PARAMETER if isinstance(tensor, torch.nn.Parameter) else 0
+    )
+    size_bytes = tensor.numel() * tensor.element_size()
+    writer.check(size_bytes)  # before a copy of elements that do not lie in order is made
+    writer.out += _HEAD.pack(Tag.TENSOR, flags, device, tensor.dim(), len(name))
+    writer.out += name
+    for size in tensor.shape:
+        writer.size(size)
+    if size_bytes:
+        writer.part(readable(tensor).view(torch.uint8), size_bytes)
+
+
+def _read_tensor(reader: Reader) -> torch.Tensor:
+    flags, device, dimensions, name_bytes = reader.unpack(_HEAD_BODY)
+    dtype = read_dtype(str(reader.take(name_bytes), "ascii"))
+    if dtype in _OPAQUE or dimensions > _MAX_DIMENSIONS or device >= len(_DEVICES):
+        raise ObjectDecodeError(f"a tensor of {dtype}, {dimensions} dimensions and device {device} is never sent")
+    shape = [reader.size() for _ in range(dimensions)]
+    if prod(shape):
+        memory = reader.take(prod(shape) * dtype.itemsize)
+        raw = torch.frombuffer(memory, dtype=torch.uint8).clone()
+        if dtype == torch.bool and bool((raw > 1).any()):
+            raise ObjectDecodeError("a bool tensor has bytes other than 0 and 1")
+        tensor = raw.view(dtype).view(shape)
+    else:
+        tensor = torch.empty(shape, dtype=dtype)
+    tensor = _to_device(tensor, _DEVICES[device])
+    requires_grad = bool(flags & _REQUIRES_GRAD)
+    if flags & _PARAMETER:
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _to_device(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    if kind == "cpu" or not _has_device(kind):
+        return tensor
+    return tensor.to(kind)
+
+
+def _has_device(kind: str) -> bool:
+    module: Any = getattr(torch, kind, None)
+    return module is not None and bool(module.is_available())
+
+
+def refuse_subclass(tensor: torch.Tensor) -> Refused:
+    """Why a tensor of a subclass is not sent, and what to send."""
+    kind = type(tensor).__name__
+    instead = "full_tensor() or to_local()" if kind == "DTensor" else "as_subclass(torch.Tensor)"
+    return Refused(f"got a tensor of the subclass {kind}, whose further state cannot be sent; send {instead} of it")
+
+
+WRITERS: Mapping[type, Write] = {torch.Tensor: _write_tensor, torch.nn.Parameter: _write_tensor}
+READERS: Mapping[int, Read] = {Tag.TENSOR: _read_tensor}

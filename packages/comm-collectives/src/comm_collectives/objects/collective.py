@@ -1,0 +1,281 @@
+"""Objects between all ranks of a group: gather, broadcast, scatter.
+
+Sizes are exchanged first, then the objects. Where a rank has an object that cannot be sent, or does not accept one,
+every rank raises before any object moves, and the group stays usable.
+
+Common to all: ``group=None`` is the world group; ``src`` and ``dst`` are global ranks, ``group_src`` and ``group_dst``
+ranks within the group, by default that of global rank 0. A rank that is not a member does nothing and gets None.
+``allow_pickle``: pickle what has no encoding, and accept pickles, by which other ranks can run any code here; None is
+what ``set_object_policy`` says. What a call overwrites or returns are copies, also of this rank's own object.
+
+Errors: ``ArgumentTypeError`` (a ``TypeError``) for an object that cannot be sent, with its place;
+``ObjectExchangeError`` on the other ranks then; ``ObjectDecodeError`` (a ``ValueError``) for one that this rank does
+not accept; ``CollectiveMismatchError`` where ranks call different functions, or with different roots or lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import ProcessGroup
+
+from comm_collectives.arguments import enter, group_rank_of
+from comm_collectives.object_codec import ObjectDecodeError, decode_object, encode_object, resolve_allow_pickle
+from comm_collectives.objects.agreement import agree, record_of
+from comm_collectives.objects.channel import Channel
+from comm_utils.backend import Backend
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+
+__all__ = [
+    "all_gather_object",
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_object_list",
+    "exchange_to_root",
+    "gather_object",
+    "root_of",
+    "scatter_object_list",
+    "try_to_encode",
+]
+
+
+def all_gather_object(
+    object_list: list[Any], obj: Any, group: ProcessGroup | None = None, *, allow_pickle: bool | None = None
+) -> None:
+    """Collect every rank's object on every rank.
+
+    Args:
+        object_list: W entries; overwritten, in rank order.
+        obj: this rank's.
+    """
+    call = "all_gather_object"
+    backend = enter(call, group)
+    if backend is None:
+        return
+    unpickle = resolve_allow_pickle(call, allow_pickle)
+    _check_list(call, "object_list", object_list, backend.get_world_size(group))
+    object_list[:] = _all_gather(Channel(call, backend, group), obj, unpickle)
+
+
+def allgather_object(obj: Any, group: ProcessGroup | None = None, *, allow_pickle: bool | None = None) -> Any:
+    """Collect every rank's object on every rank and return the list, in rank order."""
+    call = "allgather_object"
+    backend = enter(call, group)
+    if backend is None:
+        return None
+    return _all_gather(Channel(call, backend, group), obj, resolve_allow_pickle(call, allow_pickle))
+
+
+def _all_gather(channel: Channel, obj: Any, unpickle: bool) -> list[Any]:
+    call = channel.call
+    message, failure = try_to_encode(lambda: encode_object(obj, unpickle, call=call))
+    offers = agree(channel, record_of(call, -1, 0, _none_or_one(message), unpickle), failure, -1, False)
+    assert message is not None
+    sizes = [offer.size for offer in offers]
+    messages = channel.all_gather(message, sizes) if channel.W > 1 else [memoryview(message)]
+    return _decode_all(channel, messages, unpickle)
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    group_dst: int | None = None,
+    *,
+    allow_pickle: bool | None = None,
+) -> None:
+    """Collect every rank's object on ``dst``.
+
+    Args:
+        obj: this rank's.
+        object_gather_list: on ``dst``, W entries; overwritten, in rank order. None on the other ranks.
+    """
+    call = "gather_object"
+    backend = enter(call, group)
+    if backend is None:
+        return
+    unpickle = resolve_allow_pickle(call, allow_pickle)
+    root = root_of(call, "dst", backend, group, dst, group_dst)
+    if backend.get_rank(group) == root:
+        _check_list(call, "object_gather_list", object_gather_list, backend.get_world_size(group))
+    elif object_gather_list:
+        raise ArgumentError(f"{call}: object_gather_list: got a list on a rank that is not dst; expected None there")
+    gathered = exchange_to_root(Channel(call, backend, group), obj, root, 0, unpickle)
+    if object_gather_list is not None and gathered is not None:
+        object_gather_list[:] = gathered
+
+
+def exchange_to_root(
+    channel: Channel, obj: Any, root: int, detail: int, unpickle: bool, check: Callable[[Any], None] | None = None
+) -> list[Any] | None:
+    """Every rank's object, in rank order, on ``root``; None elsewhere.
+
+    Args:
+        detail: what else must be the same on every rank.
+        check: raises for an object of this rank's that must not be sent.
+    """
+
+    def encode() -> bytearray:
+        if check is not None:
+            check(obj)
+        return encode_object(obj, unpickle, call=channel.call)
+
+    message, failure = try_to_encode(encode)
+    record = record_of(channel.call, root, detail, _none_or_one(message), unpickle)
+    offers = agree(channel, record, failure, root, True)
+    assert message is not None
+    if channel.W == 1:
+        return _decode_all(channel, [memoryview(message)], unpickle)
+    messages = channel.gather(message, [offer.size for offer in offers], root)
+    return _decode_all(channel, messages, unpickle) if channel.rank == root else None
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    device: Any = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool | None = None,
+) -> None:
+    """Copy the objects of ``src`` to every other rank.
+
+    Args:
+        object_list: of the same length on every rank; overwritten except on ``src``.
+        device: through whose memory the bytes go; only needed where the group serves several.
+    """
+    call = "broadcast_object_list"
+    backend = enter(call, group)
+    if backend is None:
+        return
+    unpickle = resolve_allow_pickle(call, allow_pickle)
+    _check_list(call, "object_list", object_list)
+    root = root_of(call, "src", backend, group, src, group_src)
+    channel = Channel(call, backend, group, device)
+    received = _broadcast(channel, object_list, "object_list", root, len(object_list), unpickle)
+    if channel.rank != root:
+        if type(received) is not list or len(received) != len(object_list):
+            raise ObjectDecodeError(
+                f"{call}: rank {channel.ranks[root]} did not send a list of {len(object_list)} objects"
+            )
+        object_list[:] = received
+
+
+def broadcast_object(obj: Any, src: int, group: ProcessGroup | None = None, *, allow_pickle: bool | None = None) -> Any:
+    """Return the object of ``src`` on every rank.
+
+    Args:
+        obj: sent by ``src``, to which it is returned as it is; ignored elsewhere.
+    """
+    call = "broadcast_object"
+    backend = enter(call, group)
+    if backend is None:
+        return None
+    unpickle = resolve_allow_pickle(call, allow_pickle)
+    root = group_rank_of(call, "src", backend, group, src, None)
+    return _broadcast(Channel(call, backend, group), obj, "obj", root, 0, unpickle)
+
+
+def _broadcast(channel: Channel, obj: Any, name: str, root: int, detail: int, unpickle: bool) -> Any:
+    call = channel.call
+    message, failure = None, None
+    if channel.rank == root:
+        message, failure = try_to_encode(lambda: encode_object(obj, unpickle, call=call, name=name))
+    sent = _none_or_one(message) if channel.rank == root else []
+    offers = agree(channel, record_of(call, root, detail, sent, unpickle), failure, root, False)
+    if channel.W == 1:
+        return obj
+    received = channel.broadcast(message, offers[root].size, root)
+    return obj if channel.rank == root else _decode(channel, received, root, unpickle)
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any],
+    scatter_object_input_list: list[Any] | None = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    group_src: int | None = None,
+    *,
+    allow_pickle: bool | None = None,
+) -> None:
+    """Hand object r of ``src`` to rank r.
+
+    Args:
+        scatter_object_output_list: at least one entry; the first is overwritten.
+        scatter_object_input_list: on ``src``, W objects; ignored elsewhere.
+    """
+    call = "scatter_object_list"
+    backend = enter(call, group)
+    if backend is None:
+        return
+    unpickle = resolve_allow_pickle(call, allow_pickle)
+    _check_list(call, "scatter_object_output_list", scatter_object_output_list)
+    if not scatter_object_output_list:
+        raise ArgumentError(f"{call}: scatter_object_output_list: got an empty list; expected one entry to overwrite")
+    root = root_of(call, "src", backend, group, src, group_src)
+    objects: list[Any] = []
+    if backend.get_rank(group) == root:
+        _check_list(call, "scatter_object_input_list", scatter_object_input_list, backend.get_world_size(group))
+        objects = list(scatter_object_input_list or ())
+    scatter_object_output_list[0] = _scatter(Channel(call, backend, group), objects, root, unpickle)
+
+
+def _scatter(channel: Channel, objects: list[Any], root: int, unpickle: bool) -> Any:
+    call = channel.call
+
+    def encode() -> list[bytearray]:
+        names = [f"scatter_object_input_list[{rank}]" for rank in range(len(objects))]
+        return [encode_object(obj, unpickle, call=call, name=name) for obj, name in zip(objects, names, strict=True)]
+
+    messages, failure = try_to_encode(encode)
+    offers = agree(channel, record_of(call, root, 0, messages, unpickle), failure, root, False)
+    assert messages is not None
+    if channel.W == 1:
+        return _decode(channel, memoryview(messages[0]), root, unpickle)
+    size = channel.scatter_number([len(message) for message in messages], root)
+    if not 0 < size <= offers[root].size:
+        raise ObjectDecodeError(f"{call}: rank {channel.ranks[root]} sends {size} bytes after announcing fewer")
+    return _decode(channel, channel.scatter(messages, size, root), root, unpickle)
+
+
+def root_of(
+    call: str, name: str, backend: Backend, group: ProcessGroup | None, rank: int | None, group_rank: int | None
+) -> int:
+    """The group rank of ``src`` or ``dst``; where neither form is given, that of global rank 0, torch's default."""
+    ranks = backend.get_process_group_ranks(group)
+    default = ranks.index(0) if 0 in ranks else None
+    return group_rank_of(call, name, backend, group, rank, group_rank, default=default)
+
+
+def try_to_encode(encode: Callable[[], Any]) -> tuple[Any, Exception | None]:
+    """What ``encode`` returns, or what it raises: the other ranks have to be told before it may be."""
+    try:
+        return encode(), None
+    except Exception as error:
+        return None, error
+
+
+def _none_or_one(message: bytearray | None) -> list[bytearray] | None:
+    return None if message is None else [message]
+
+
+def _decode(channel: Channel, message: memoryview, rank: int, unpickle: bool) -> Any:
+    source = f"{channel.call}: the object of rank {channel.ranks[rank]}"
+    return decode_object(message, unpickle, source=source)
+
+
+def _decode_all(channel: Channel, messages: list[memoryview], unpickle: bool) -> list[Any]:
+    return [_decode(channel, message, rank, unpickle) for rank, message in enumerate(messages)]
+
+
+def _check_list(call: str, name: str, value: Any, length: int | None = None) -> None:
+    if not isinstance(value, list):
+        wanted = "a list" if length is None else f"a list of {length} entries, one for each rank of the group"
+        raise ArgumentTypeError(f"{call}: {name}: got {value!r:.60} of type {type(value).__name__}; expected {wanted}")
+    if length is not None and len(value) != length:
+        raise ArgumentError(
+            f"{call}: {name}: got a list of {len(value)}; expected {length} entries, one for each rank of the group"
+        )

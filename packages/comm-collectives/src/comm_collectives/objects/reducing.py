@@ -1,0 +1,142 @@
+"""Objects of all ranks combined into one."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
+from numbers import Number
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives.arguments import enter, group_rank_of
+from comm_collectives.memory import readable
+from comm_collectives.object_codec import resolve_allow_pickle
+from comm_collectives.objects.channel import Channel
+from comm_collectives.objects.collective import exchange_to_root
+from comm_collectives.reduction import encoding_for, fold
+from comm_utils.backend import Capabilities
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
+
+__all__ = ["reduce_object"]
+
+_CALL = "reduce_object"
+_CALLABLE = -1
+# Everything is reduced here, in rank order.
+_NOTHING_NATIVE = Capabilities(frozenset(), frozenset(), frozenset())
+
+
+def reduce_object(
+    obj: Any,
+    dst: int,
+    op: Any = "sum",
+    group: ProcessGroup | None = None,
+    *,
+    allow_pickle: bool | None = None,
+) -> Any:
+    """Combine every rank's object, in rank order; return the result on ``dst``, None elsewhere.
+
+    Args:
+        obj: for an ``op`` by name, a number on every rank, which follows Python's arithmetic, or a tensor of the same
+            shape and dtype on every rank; only read. For a callable, anything that can be sent.
+        dst: the global rank that gets the result.
+        op: as for ``all_reduce``; or a function of two arguments, called on ``dst`` as in ``op(op(r0, r1), r2)``.
+        allow_pickle: as for ``gather_object``.
+
+    Raises:
+        ArgumentTypeError: on the rank whose ``obj`` cannot be reduced; the others get an ``ObjectExchangeError``.
+        ArgumentError: on ``dst``, for objects that do not go together.
+    """
+    backend = enter(_CALL, group)
+    if backend is None:
+        return None
+    unpickle = resolve_allow_pickle(_CALL, allow_pickle)
+    named = None if _is_function(op) else parse_reduce_op(op)
+    root = group_rank_of(_CALL, "dst", backend, group, dst, None)
+    detail = _CALLABLE if named is None else named.value
+    check = None if named is None else partial(_check, named)
+    gathered = exchange_to_root(Channel(_CALL, backend, group), obj, root, detail, unpickle, check)
+    if gathered is None:
+        return None
+    return reduce(op, gathered) if named is None else _combine(named, gathered)
+
+
+def _is_function(op: Any) -> bool:
+    # torch.distributed.ReduceOp's members can be called as well, in some releases.
+    return callable(op) and not isinstance(op, ReduceOp) and type(op).__module__.split(".")[0] != "torch"
+
+
+def _check(op: ReduceOp, obj: Any) -> None:
+    if isinstance(obj, torch.Tensor):
+        encoding_for(_CALL, op, obj.dtype, _NOTHING_NATIVE)
+    elif not isinstance(obj, Number):
+        raise ArgumentTypeError(
+            f"{_CALL}: obj: got a {type(obj).__name__}; op {op.name.lower()!r} takes a number or a tensor; for other "
+            "objects pass a function of two arguments as op"
+        )
+    elif not _takes(op, obj):
+        raise ArgumentTypeError(f"{_CALL}: obj: op {op.name.lower()!r} is not defined for a {type(obj).__name__}")
+
+
+def _takes(op: ReduceOp, number: Any) -> bool:
+    try:
+        _STEPS[op](number, number)
+    except TypeError:
+        return False
+    return True
+
+
+def _combine(op: ReduceOp, objects: list[Any]) -> Any:
+    if any(isinstance(obj, torch.Tensor) for obj in objects):
+        return _combine_tensors(op, objects)
+    total = reduce(_STEPS[op], objects)
+    return total / len(objects) if op is ReduceOp.AVG else total
+
+
+def _combine_tensors(op: ReduceOp, tensors: list[Any]) -> torch.Tensor:
+    first = tensors[0]
+    kinds = [_described(obj) for obj in tensors]
+    for rank, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ArgumentError(
+                f"{_CALL}: obj: rank {rank} of the group sent {kind}, rank 0 {kinds[0]}; expected tensors of one "
+                "dtype, shape and kind of device"
+            )
+    encoding = encoding_for(_CALL, op, first.dtype, _NOTHING_NATIVE)
+    parts = torch.stack([encoding.encode(readable(tensor)) for tensor in tensors])
+    result = torch.empty_like(first, requires_grad=False)
+    elements = result.view(-1)
+    total = encoding.encode(elements) if encoding.shares else parts.new_empty(parts.shape[1])
+    fold(parts, encoding.op, total)
+    if encoding.decode is not None:
+        encoding.decode(total, elements, len(tensors))
+    return result
+
+
+def _described(obj: Any) -> str:
+    if not isinstance(obj, torch.Tensor):
+        return f"a {type(obj).__name__}"
+    return f"a tensor of {obj.dtype}, {tuple(obj.shape)} on {obj.device.type}"
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return a if a <= b or a != a else b  # not-a-number wins, as in torch
+
+
+def _larger(a: Any, b: Any) -> Any:
+    return a if a >= b or a != a else b
+
+
+_STEPS: Mapping[ReduceOp, Callable[[Any, Any], Any]] = {
+    ReduceOp.SUM: operator.add,
+    ReduceOp.AVG: operator.add,
+    ReduceOp.PRODUCT: operator.mul,
+    ReduceOp.MIN: _smaller,
+    ReduceOp.MAX: _larger,
+    ReduceOp.BAND: operator.and_,
+    ReduceOp.BOR: operator.or_,
+    ReduceOp.BXOR: operator.xor,
+}
