@@ -37,7 +37,9 @@ from comm_collectives.object_codec.scalars import DTYPES
 from comm_collectives.object_codec.wire import MAX_DEPTH, Tag
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 
-EXPERIMENTAL = pytest.mark.filterwarnings("ignore:.*support is experimental:UserWarning")
+NOTICES = pytest.mark.filterwarnings(
+    "ignore:.*support is experimental:UserWarning", "ignore:.*quantized tensor creation functions.*:UserWarning"
+)
 HEADER = bytes(encode_object(None)[:-1])
 SIZE = struct.Struct("=Q")
 
@@ -120,6 +122,8 @@ def same(a: Any, b: Any) -> bool:
         return same(a.real, b.real) and same(a.imag, b.imag)
     if isinstance(a, (list, tuple, deque)):
         return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, Point):
+        return same((a.x, a.y), (b.x, b.y))
     if isinstance(a, dict):
         return same(list(a), list(b)) and same(list(a.values()), list(b.values()))
     return bool(a == b)
@@ -322,7 +326,7 @@ def opaque(name: str) -> bool:
     return name.startswith("q") or name in {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
 
 
-@EXPERIMENTAL
+@NOTICES
 @pytest.mark.parametrize("name", sorted({str(dtype)[6:] for dtype in DTYPES.values()} - {"bool"}))
 def test_tensors_of_every_dtype(name: str) -> None:
     dtype = DTYPES[name]
@@ -430,12 +434,9 @@ def test_tensors_that_are_refused(tensor: torch.Tensor, reason: str) -> None:
 )
 def test_arrays_of_every_dtype(code: str) -> None:
     dtype = numpy.dtype(code)
-    array = numpy.zeros((2, 3), dtype)
-    array[:] = (
-        numpy.arange(6).reshape(2, 3).astype(dtype) if dtype.kind not in "VMm" else array.view("u1").max().astype("V4")
-        if dtype.kind == "V"
-        else numpy.arange(6).astype("i8").reshape(2, 3).view(dtype.str.replace(">", "<").replace("=", "<"))
-    )
+    array = numpy.arange(6).reshape(2, 3).astype("i4" if dtype.kind == "V" else dtype)
+    if dtype.kind == "V":
+        array = array.view(dtype)
     for case in (array, array.T, array[:, ::2], array[:0], array[0, 1:1], numpy.array(array[1, 1])):
         again = round_trip([case])[0]
         assert same(again, case)
@@ -530,9 +531,8 @@ def test_a_field_that_was_never_set_is_refused() -> None:
 
 
 def test_registering() -> None:
-    first = dataclasses.make_dataclass("Cell", ["a"], module="notebook")
-    again = dataclasses.make_dataclass("Cell", ["a"]) if sys.version_info < (3, 12) else first
-    first.__module__ = again.__module__ = "notebook"
+    first = dataclasses.make_dataclass("Cell", ["a"])
+    first.__module__ = "notebook"
     assert register_object_type(first) is first
     register_object_type(first)
     second = dataclasses.make_dataclass("Cell", ["a", "b"])
@@ -713,7 +713,7 @@ def test_what_is_shared_many_times_over_ends_at_the_size_limit() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"x" * 2000, "x" * 2000, [1.5] * 250, torch.ones(250), numpy.ones(250), {i: i for i in range(120)}, ["x" * 200] * 9],
+    [b"x" * 2000, "x" * 2000, [1.5] * 250, torch.ones(500), numpy.ones(250), {i: i for i in range(120)}, ["x" * 200] * 9],
     ids=["bytes", "str", "floats", "tensor", "array", "dict", "strings"],
 )
 def test_size_is_limited(value: Any) -> None:
@@ -945,7 +945,7 @@ def test_arbitrary_bytes(data: bytes) -> None:
         decodes_or_raises(message)
 
 
-@EXPERIMENTAL
+@NOTICES
 @settings(max_examples=600, deadline=None)
 @given(st.sampled_from([sample for sample in SAMPLES if len(sample) < 2000]), st.data())
 def test_damaged_messages(message: bytes, data: Any) -> None:

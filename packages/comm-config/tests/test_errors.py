@@ -39,6 +39,11 @@ def test_closest(name: str, expected: str | None) -> None:
     assert closest(name, ["enabled", "verbose", "prof_all", "prof_ops"]) == expected
 
 
+def test_dashes_and_case_do_not_count() -> None:
+    assert closest("X-y", ["x_y"], cutoff=1.0) == "x_y"
+    assert closest("x_y", ["X-y"], cutoff=1.0) == "X-y"
+
+
 @given(st.text(max_size=10), st.lists(st.text(max_size=10)))
 def test_a_guess_is_a_known_name(name: str, known: list[str]) -> None:
     assert closest(name, known) in [*known, None]

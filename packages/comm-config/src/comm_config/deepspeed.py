@@ -99,5 +99,4 @@ def our_part(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _meant_for_us(key: str) -> bool:
-    ours = CommConfig.model_fields
-    return key in ours or (key not in DEEPSPEED_KEYS and closest(key, [*DEEPSPEED_KEYS, *ours], cutoff=0.85) in ours)
+    return closest(key, [*DEEPSPEED_KEYS, *CommConfig.model_fields], cutoff=0.85) in CommConfig.model_fields

@@ -47,10 +47,10 @@ def _write_scalar(writer: Writer, scalar: numpy.generic) -> None:
 
 
 def _write_text(writer: Writer, text: str | bytes) -> None:
-    # As an array it would lose null characters at its end.
+    # As an array, or by str(), it would lose null characters at its end.
     writer.out.append(Tag.NUMPY_TEXT)
     writer.enter()
-    writer.value(str(text) if isinstance(text, str) else bytes(text))
+    writer.value("".join((text,)) if isinstance(text, str) else bytes(text))
     writer.leave()
 
 
