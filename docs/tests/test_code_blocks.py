@@ -32,8 +32,8 @@ SHELL = [block for block in BLOCKS if block.language in ("bash", "sh", "console"
 COVERED_ELSEWHERE = {
     r"python3 -m venv .*": ".ci/run, in an empty environment",
     r"(\.|source) \S*/?bin/activate": ".ci/run, in an empty environment",
-    r"(python3? -m )?pip install .*": ".ci/run and the install-<package> sessions",
-    r"nox( .*)?": "the sessions themselves; that they exist is checked below",
+    r"(\S*/|python3? -m )?pip install .*": ".ci/run and the install-<package> sessions",
+    r"(\S*/)?nox( .*)?": "the sessions themselves; that they exist is checked below",
     r"(torchrun|python3? -m torch\.distributed\.run) .*digits\.py.*": "nox -s demo",
     r"python3? docs/examples/same_weights\.py": "nox -s demo",
     r"python3? benchmarks/\S+\.py.*": "nox -s bench",
@@ -121,7 +121,7 @@ def test_sessions_named_in_commands_exist() -> None:
         name
         for block in SHELL
         for command in commands(block)
-        if (match := re.fullmatch(r"nox .*?(?:-s|--session) ([^-].*?)( -- .*)?", command))
+        if (match := re.fullmatch(r"(?:\S*/)?nox .*?(?:-s|--session) ([^-].*?)( -- .*)?", command))
         for name in match[1].split()
     }
     assert sorted(used - sessions) == []

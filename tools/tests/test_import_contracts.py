@@ -13,7 +13,6 @@ from pathlib import Path
 import nox.project
 import pytest
 
-import draw_graph
 from workspace import ROOT, Workspace
 
 pytest.importorskip("importlinter", reason="import-linter needs Python 3.11")
@@ -114,9 +113,3 @@ def test_contracts_cover_every_package() -> None:
     by_name = {contract["name"]: contract for contract in SETTINGS["contracts"]}
     layers = [name.strip() for layer in by_name[LAYERS]["layers"] for name in layer.split("|")]
     assert sorted(SETTINGS["root_packages"]) == sorted(layers) == sorted(by_name[CYCLES]["ancestors"]) == MODULES
-
-
-def test_the_drawing_is_made_from_the_contracts() -> None:
-    drawn = draw_graph.svg(Workspace(), SETTINGS["contracts"])
-    assert draw_graph.DRAWING.read_text() == drawn
-    assert all(f">{module}</text>" in drawn for module in MODULES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import math
@@ -298,20 +299,23 @@ keys = st.recursive(
 )
 objects = st.recursive(
     scalars,
-    lambda inner: st.lists(inner)
-    | st.lists(st.floats())
-    | st.lists(st.integers())
-    | st.lists(inner).map(tuple)
-    | st.dictionaries(keys, inner)
-    | st.dictionaries(st.text(), inner).map(OrderedDict)
-    | st.sets(keys)
-    | st.frozensets(keys)
-    | st.builds(Point, inner, inner)
-    | st.builds(Pair, inner, inner),
+    lambda inner: (
+        st.lists(inner)
+        | st.lists(st.floats())
+        | st.lists(st.integers())
+        | st.lists(inner).map(tuple)
+        | st.dictionaries(keys, inner)
+        | st.dictionaries(st.text(), inner).map(OrderedDict)
+        | st.sets(keys)
+        | st.frozensets(keys)
+        | st.builds(Point, inner, inner)
+        | st.builds(Pair, inner, inner)
+    ),
     max_leaves=30,
 )
 
 
+@settings(deadline=None)
 @given(objects)
 def test_any_object_comes_back(value: Any) -> None:
     again = round_trip(value)
@@ -347,6 +351,7 @@ def test_bool_tensors() -> None:
     assert same(round_trip(tensor), tensor)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=5), st.randoms(use_true_random=False))
 def test_tensors_of_every_shape_and_stride(shape: list[int], random: Any) -> None:
     order = random.sample(range(len(shape)), len(shape))
@@ -430,7 +435,31 @@ def test_tensors_that_are_refused(tensor: torch.Tensor, reason: str) -> None:
 
 @pytest.mark.parametrize(
     "code",
-    ["?", "i1", "u1", "<i2", ">i2", "i4", "u4", "i8", "u8", "f2", "f4", ">f8", "f8", "c8", "c16", "S3", "<U2", ">U2", "M8[ns]", ">M8[25s]", "m8[D]", "M8", "V4"],
+    [
+        "?",
+        "i1",
+        "u1",
+        "<i2",
+        ">i2",
+        "i4",
+        "u4",
+        "i8",
+        "u8",
+        "f2",
+        "f4",
+        ">f8",
+        "f8",
+        "c8",
+        "c16",
+        "S3",
+        "<U2",
+        ">U2",
+        "M8[ns]",
+        ">M8[25s]",
+        "m8[D]",
+        "M8",
+        "V4",
+    ],
 )
 def test_arrays_of_every_dtype(code: str) -> None:
     dtype = numpy.dtype(code)
@@ -541,9 +570,9 @@ def test_registering() -> None:
     assert round_trip(second(1, 2)) == second(1, 2)
     with pytest.raises(ArgumentTypeError, match=r"register_object_type\(Cell\)"):
         encode_object(first(1))
-    with pytest.raises(ArgumentError, match="is registered as 'notebook.Cell' already"):
+    with pytest.raises(ArgumentError, match=r"is registered as 'notebook\.Cell' already"):
         register_object_type(second, "other")
-    with pytest.raises(ArgumentError, match="under which notebook.Cell is registered"):
+    with pytest.raises(ArgumentError, match=r"under which notebook\.Cell is registered"):
         register_object_type(Unregistered, "notebook.Cell")
 
 
@@ -713,7 +742,15 @@ def test_what_is_shared_many_times_over_ends_at_the_size_limit() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [b"x" * 2000, "x" * 2000, [1.5] * 250, torch.ones(500), numpy.ones(250), {i: i for i in range(120)}, ["x" * 200] * 9],
+    [
+        b"x" * 2000,
+        "x" * 2000,
+        [1.5] * 250,
+        torch.ones(500),
+        numpy.ones(250),
+        {i: i for i in range(120)},
+        ["x" * 200] * 9,
+    ],
     ids=["bytes", "str", "floats", "tensor", "array", "dict", "strings"],
 )
 def test_size_is_limited(value: Any) -> None:
@@ -783,7 +820,7 @@ def test_what_cannot_be_pickled_either() -> None:
 
 
 def test_a_pickle_is_limited_in_size_and_may_fail() -> None:
-    with pytest.raises(ArgumentError, match="its pickle has .* at most 100 are sent"):
+    with pytest.raises(ArgumentError, match=r"its pickle has .* at most 100 are sent"):
         encode_object([Fraction(1, n) for n in range(1, 50)], allow_pickle=True, max_bytes=100)
     message = encode_object(Fraction(1, 2), allow_pickle=True)
     with pytest.raises(ObjectDecodeError, match="its pickle fails with"):
@@ -883,7 +920,9 @@ BAD = {
     "array of objects": ARRAY.replace(b"<i4", b"|O8"),
     "array of nothing": ARRAY.replace(b"<i4", b"|V0"),
     "array with many dimensions": ARRAY.replace(SIZE.pack(2) + SIZE.pack(2), HUGE + SIZE.pack(2)),
-    "empty array with huge dimensions": tagged(Tag.NUMPY_ARRAY, blob(b"<f8") + SIZE.pack(3) + HUGE + HUGE + SIZE.pack(0)),
+    "empty array with huge dimensions": tagged(
+        Tag.NUMPY_ARRAY, blob(b"<f8") + SIZE.pack(3) + HUGE + HUGE + SIZE.pack(0)
+    ),
     "array of records": tagged(Tag.NUMPY_ARRAY, blob(b"i4,O") + SIZE.pack(0)),
     "impossible bool array": bytes(encode_object(numpy.array([True, False])))[:-1] + b"\2",
     "impossible text array": bytes(encode_object(numpy.array(["ab"])))[:-1] + b"\x7f",
@@ -896,7 +935,7 @@ BAD = {
 def test_bad_messages(case: str) -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(ObjectDecodeError, match="^the message cannot be decoded: ") as caught:
+        with pytest.raises(ObjectDecodeError, match=r"^the message cannot be decoded: ") as caught:
             decode_object(BAD[case])
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
@@ -938,6 +977,7 @@ SAMPLES = [bytes(encode_object(value)) for value in VALUES] + [
 ]
 
 
+@settings(deadline=None)
 @given(st.binary())
 @example(b"\0" * 40)
 def test_arbitrary_bytes(data: bytes) -> None:
@@ -959,10 +999,8 @@ def test_damaged_messages(message: bytes, data: Any) -> None:
 
 
 def decodes_or_raises(message: bytes) -> None:
-    try:
+    with contextlib.suppress(ObjectDecodeError):
         decode_object(message, allow_pickle=False)
-    except ObjectDecodeError:
-        pass
 
 
 @pytest.mark.parametrize("number", range(len(SAMPLES)))

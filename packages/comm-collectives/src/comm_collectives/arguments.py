@@ -25,16 +25,27 @@ __all__ = [
     "check_tensor",
     "enter",
     "group_rank_of",
-    "is_non_member",
+    "integer",
+    "is_member",
     "splits",
 ]
 
 _warned: set[str] = set()
 
 
-def is_non_member(group: object) -> bool:
-    """Whether ``group`` is what ``new_group`` gives to ranks outside the group."""
-    return group is not None and not isinstance(group, ProcessGroup) and group == GroupMember.NON_GROUP_MEMBER
+def is_member(call: str, group: object) -> bool:
+    """Whether this rank is in ``group``; False for what ``new_group`` gives to ranks outside the group.
+
+    Raises:
+        ArgumentTypeError: it is no group at all.
+    """
+    if group is None or isinstance(group, ProcessGroup):
+        return True
+    if type(group) is type(GroupMember.NON_GROUP_MEMBER) and group == GroupMember.NON_GROUP_MEMBER:
+        return False
+    raise ArgumentTypeError(
+        f"{call}: group: got {_describe(group)}; expected a process group from new_group(), or None for the world group"
+    )
 
 
 def enter(call: str, group: ProcessGroup | None) -> Backend | None:
@@ -44,19 +55,13 @@ def enter(call: str, group: ProcessGroup | None) -> Backend | None:
         NotInitializedError, BrokenGroupError, ArgumentTypeError
     """
     backend = slot.backend
-    if group is None or isinstance(group, ProcessGroup):
+    if is_member(call, group):
         backend.check_group(group)
         return backend
-    if is_non_member(group):
-        if call not in _warned:
-            _warned.add(call)
-            logger.warning("%s: this rank is not a member of the group; the call does nothing", call)
-        return None
-    raise ArgumentTypeError(
-        f"{call}: group: got {group!r} of type {type(group).__name__}; expected a process group from new_group(), or "
-        "None "
-        "for the world group"
-    )
+    if call not in _warned:
+        _warned.add(call)
+        logger.warning("%s: this rank is not a member of the group; the call does nothing", call)
+    return None
 
 
 def check_tensor(
@@ -176,7 +181,7 @@ def group_rank_of(
             f"{call}: got both {name}={global_rank} and group_{name}={group_rank}; expected one of them"
         )
     if group_rank is not None:
-        position = _integer(call, f"group_{name}", group_rank)
+        position = integer(call, f"group_{name}", group_rank)
         size = backend.get_world_size(group)
         if not 0 <= position < size:
             raise ArgumentError(f"{call}: group_{name}: got {position}; expected 0 to {size - 1} in a group of {size}")
@@ -185,7 +190,7 @@ def group_rank_of(
         if default is None:
             raise ArgumentError(f"{call}: {name}: missing; expected the global rank of a member of the group")
         return default
-    rank = _integer(call, name, global_rank)
+    rank = integer(call, name, global_rank)
     ranks = backend.get_process_group_ranks(group)
     if rank not in ranks:
         raise ArgumentError(f"{call}: {name}: got rank {rank}, which is not in the group; its global ranks are {ranks}")
@@ -197,7 +202,9 @@ def splits(
 ) -> list[int]:
     """``sizes`` as W row counts that add up to the first dimension of ``tensor``; equal ones for None."""
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
-    if not sizes:
+    if not (sizes is None or isinstance(sizes, (Sequence, torch.Tensor))):
+        raise ArgumentTypeError(f"{call}: {name}: got {_describe(sizes)}; expected a list of {W} integers, or None")
+    if sizes is None or not len(sizes):
         if rows % W:
             raise ArgumentError(
                 f"{call}: {tensor_name}: got {rows} rows (shape {tuple(tensor.shape)}), which does not divide by the "
@@ -205,7 +212,7 @@ def splits(
                 f"size of {W}; pass {name} to send parts of different sizes"
             )
         return [rows // W] * W
-    counts = [_integer(call, name, size) for size in sizes]
+    counts = [integer(call, name, size) for size in sizes]
     if len(counts) != W:
         raise ArgumentError(f"{call}: {name}: got {len(counts)} sizes; expected {W}, one for each rank of the group")
     if min(counts) < 0 or sum(counts) != rows:
@@ -216,7 +223,8 @@ def splits(
     return counts
 
 
-def _integer(call: str, name: str, value: Any) -> int:
+def integer(call: str, name: str, value: Any) -> int:
+    """``value`` as an int."""
     try:
         return operator.index(value)
     except TypeError:

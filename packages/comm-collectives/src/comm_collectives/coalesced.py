@@ -15,7 +15,7 @@ from comm_collectives.memory import as_bytes, flat, readable
 from comm_collectives.reduction import encoding_for
 from comm_collectives.work import Completed, deliver
 from comm_utils.backend import Backend, Work
-from comm_utils.errors import ArgumentTypeError
+from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.reduce_op import parse_reduce_op
 
 __all__ = ["all_gather_coalesced", "all_reduce_coalesced", "reduce_scatter_coalesced"]
@@ -67,9 +67,12 @@ def all_gather_coalesced(
     if backend is None:
         return None
     _check_tensors(call, "input_tensors", input_tensors, backend, group)
-    if not isinstance(output_tensors, (list, tuple)) or len(output_tensors) != len(input_tensors):
-        raise ArgumentTypeError(
-            f"{call}: output_tensors: expected a list of {len(input_tensors)}, one entry for each input"
+    if not isinstance(output_tensors, (list, tuple)):
+        raise ArgumentTypeError(f"{call}: output_tensors: got {type(output_tensors).__name__}; expected a list")
+    if len(output_tensors) != len(input_tensors):
+        raise ArgumentError(
+            f"{call}: output_tensors: got a list of {len(output_tensors)}; expected {len(input_tensors)}, one entry for "
+            "each input"
         )
     W = backend.get_world_size(group)
     for position, (output, source) in enumerate(zip(output_tensors, input_tensors, strict=True)):

@@ -52,27 +52,41 @@ def all_reduce(
     except (AttributeError, RuntimeError, TypeError):
         call = None  # not a strided tensor, not an op, not initialised: the full check says so
     if call is None:
-        return _all_reduce_checked(tensor, op, group, async_op)
+        return _all_reduce_checked("all_reduce", tensor, op, group, async_op)
     call(tensor)
     return None
 
 
-def _all_reduce_checked(tensor: torch.Tensor, op: Any, group: ProcessGroup | None, async_op: bool) -> Work | None:
-    backend = enter("all_reduce", group)
+def _all_reduce_checked(
+    name: str, tensor: torch.Tensor, op: Any, group: ProcessGroup | None, async_op: bool
+) -> Work | None:
+    backend = enter(name, group)
     if backend is None:
         return None
-    check_tensor("all_reduce", "tensor", tensor, backend, group, written=True)
-    reduce_op = parse_reduce_op(op, "all_reduce")
+    check_tensor(name, "tensor", tensor, backend, group, written=True)
+    reduce_op = parse_reduce_op(op, name)
     if (reduce_op, tensor.dtype) in backend.capabilities(group, tensor.device.type).reductions:
         backend.prepared[op, tensor.dtype, tensor.device, group] = backend.prepare_all_reduce(op, group)
         if tensor.is_contiguous():
             return backend.all_reduce(tensor, op, group, async_op)
-    return reduction.all_reduce(backend, tensor, reduce_op, group, async_op)
+    return reduction.all_reduce(backend, tensor, reduce_op, group, async_op, name)
 
 
 def inference_all_reduce(tensor: torch.Tensor, op: Any = "sum", group: ProcessGroup | None = None) -> None:
     """:func:`all_reduce` by the path of lowest latency that the active backend has."""
-    all_reduce(tensor, op, group)
+    if is_dynamo_compiling():
+        traced.all_reduce(tensor, op, group, False)
+        return
+    try:  # as in all_reduce, which cannot share these lines without paying for a call
+        call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
+        if not (call and tensor.is_contiguous()) or tensor.is_neg():
+            call = None
+    except (AttributeError, RuntimeError, TypeError):
+        call = None
+    if call is None:
+        _all_reduce_checked("inference_all_reduce", tensor, op, group, False)
+    else:
+        call(tensor)
 
 
 def reduce(

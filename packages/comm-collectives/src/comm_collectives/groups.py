@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import GroupMember, ProcessGroup, Store
 
-from comm_collectives.arguments import enter, is_non_member
+from comm_collectives.arguments import enter, integer, is_member
 from comm_utils.active import active_backend, slot
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CommTimeoutError
@@ -46,12 +46,12 @@ def forget_groups() -> None:
 
 def get_rank(group: ProcessGroup | None = None) -> int:
     """This process's rank in ``group``; -1 where it is not a member."""
-    return -1 if is_non_member(group) else slot.backend.get_rank(group)
+    return slot.backend.get_rank(group) if is_member("get_rank", group) else -1
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
     """The number of ranks in ``group``; -1 where this process is not a member."""
-    return -1 if is_non_member(group) else slot.backend.get_world_size(group)
+    return slot.backend.get_world_size(group) if is_member("get_world_size", group) else -1
 
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
@@ -67,7 +67,7 @@ def get_all_ranks_from_group(group: ProcessGroup | None = None) -> list[int]:
 def get_global_rank(group: ProcessGroup | None, group_rank: int) -> int:
     """The global rank of the member with ``group_rank``."""
     ranks = _members("get_global_rank", group)
-    if not 0 <= group_rank < len(ranks):
+    if not 0 <= integer("get_global_rank", "group_rank", group_rank) < len(ranks):
         raise ArgumentError(f"get_global_rank: group_rank: got {group_rank}; expected 0 to {len(ranks) - 1}")
     return ranks[group_rank]
 
@@ -81,8 +81,8 @@ def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
 
 
 def _members(call: str, group: ProcessGroup | None) -> list[int]:
-    if is_non_member(group):
-        raise ArgumentError(f"{call}: group: this rank is not a member of the group and does not know its ranks")
+    if not is_member(call, group):
+        raise ArgumentError(f"{call}: group: got a group that this rank is not a member of, and whose ranks it does not know")
     return slot.backend.get_process_group_ranks(group)
 
 
@@ -93,6 +93,8 @@ def get_world_group() -> ProcessGroup:
 
 def get_backend(group: ProcessGroup | None = None) -> str:
     """The library that serves ``group``, such as ``"gloo"``."""
+    if not is_member("get_backend", group):
+        raise ArgumentError("get_backend: group: got a group that this rank is not a member of")
     return slot.backend.get_backend(group)
 
 
@@ -127,6 +129,7 @@ def new_group(
     chosen = _checked_ranks(ranks, world)
     if sort_ranks:
         chosen = sorted(chosen)
+    limit = _as_timedelta("new_group", timeout)
     key = tuple(chosen)
     _made[key] += 1
     if world[active.get_rank(None)] not in chosen:
@@ -134,7 +137,7 @@ def new_group(
     # Only the members count, so that all of them arrive at one name whatever other groups each has made.
     digest = hashlib.sha256(",".join(map(str, key)).encode()).hexdigest()[:16]
     name = f"comm-{digest}-{_made[key]}"
-    return active.create_group(chosen, name, _as_timedelta(timeout), backend, pg_options, group_desc, device_id)
+    return active.create_group(chosen, name, limit, backend, pg_options, group_desc, device_id)
 
 
 def _checked_ranks(ranks: Iterable[int] | None, world: Sequence[int]) -> list[int]:
@@ -142,7 +145,7 @@ def _checked_ranks(ranks: Iterable[int] | None, world: Sequence[int]) -> list[in
         return list(world)
     if not isinstance(ranks, Iterable) or isinstance(ranks, (str, bytes)):
         raise ArgumentTypeError(f"new_group: ranks: got {ranks!r}; expected a list of global ranks, or None for all")
-    chosen = list(ranks)
+    chosen = [integer("new_group", "ranks", rank) for rank in ranks]
     if not chosen:
         raise ArgumentError("new_group: ranks: got an empty list; expected at least one global rank")
     if len(set(chosen)) != len(chosen):
@@ -153,16 +156,21 @@ def _checked_ranks(ranks: Iterable[int] | None, world: Sequence[int]) -> list[in
     return chosen
 
 
-def _as_timedelta(timeout: float | timedelta | None) -> timedelta | None:
-    if timeout is None or isinstance(timeout, timedelta):
-        return timeout
-    return timedelta(seconds=timeout)
+def _as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | None:
+    if timeout is None:
+        return None
+    if not isinstance(timeout, (int, float, timedelta)):
+        raise ArgumentTypeError(f"{call}: timeout: got {timeout!r:.60}; expected seconds or a timedelta")
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    if limit < timedelta(0):
+        raise ArgumentError(f"{call}: timeout: got {timeout!r}; expected seconds or a timedelta of 0 or more")
+    return limit
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free ``group``, or everything; after the latter ``init_distributed`` works again."""
     backend = active_backend()
-    if is_non_member(group):
+    if not is_member("destroy_process_group", group):
         return
     if group is None:
         forget_groups()
@@ -224,7 +232,9 @@ def monitored_barrier(
     backend = enter("monitored_barrier", group)
     if backend is None:
         return
-    limit = _as_timedelta(timeout) or backend.get_timeout() or timedelta(minutes=30)
+    limit = _as_timedelta("monitored_barrier", timeout)
+    if limit is None:
+        limit = backend.get_timeout() or timedelta(minutes=30)
     _meet(backend, group, limit.total_seconds(), wait_all_ranks)
 
 

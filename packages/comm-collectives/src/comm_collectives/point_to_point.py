@@ -192,21 +192,24 @@ def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Work]:
     if backend is None:
         return []
     wire, landings = [], []
-    for entry in p2p_op_list:
-        peer = None if entry.group_peer is not None and isinstance(entry, P2POp) else entry.peer
-        group_peer = entry.group_peer if peer is None else None
-        if entry.op is c10d.isend:
-            check_tensor(call, "tensor", entry.tensor, backend, group)
-            position = group_rank_of(call, "dst", backend, group, peer, group_peer)
-            memory = readable(entry.tensor)
-        else:
-            check_tensor(call, "tensor", entry.tensor, backend, group, written=True)
-            position = group_rank_of(call, "src", backend, group, peer, group_peer)
+    for place, entry in enumerate(p2p_op_list):
+        name, written = f"p2p_op_list[{place}]", entry.op is not c10d.isend
+        if entry.group is not group:
+            raise ArgumentError(f"{call}: {name}.group: got another group than p2p_op_list[0] has; expected one for all")
+        check_tensor(call, f"{name}.tensor", entry.tensor, backend, group, written=written)
+        # torch's own class fills in both.
+        group_peer = entry.group_peer if isinstance(entry, P2POp) else None
+        position = group_rank_of(call, "peer", backend, group, entry.peer, group_peer)
+        _check_peer(call, f"{name}.peer", backend, group, position)
+        capabilities = backend.capabilities(group, entry.tensor.device.type)
+        _check_tag(call, backend, group, entry.tag, capabilities.tags)
+        if written:
             landings.append(landing := Landing(entry.tensor))
             memory = landing.memory
-        native = backend.capabilities(group, entry.tensor.device.type).dtypes
+        else:
+            memory = readable(entry.tensor)
         global_peer = backend.get_process_group_ranks(group)[position]
-        wire.append(c10d.P2POp(entry.op, as_bytes(memory, native), global_peer, group, entry.tag))
+        wire.append(c10d.P2POp(entry.op, as_bytes(memory, capabilities.dtypes), global_peer, group, entry.tag))
     works = backend.batch_isend_irecv(wire)
     results = [entry.tensor for entry in p2p_op_list]
     finish = after_landing(landings)

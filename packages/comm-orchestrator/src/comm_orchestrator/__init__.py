@@ -9,6 +9,7 @@ dist.all_reduce(tensor)
 from comm_orchestrator.facade import (
     NON_GROUP_MEMBER,
     GroupMember,
+    P2POp,
     ProcessGroup,
     all_gather,
     all_gather_coalesced,
@@ -90,6 +91,7 @@ __all__ = [
     "GroupMember",
     "LaunchError",
     "NotInitializedError",
+    "P2POp",
     "PeerLostError",
     "ProcessGroup",
     "ReduceOp",

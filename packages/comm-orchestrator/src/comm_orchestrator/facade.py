@@ -20,11 +20,12 @@ from comm_orchestrator.aliases import accepting_aliases
 from comm_utils import active
 from comm_utils.backend import Availability
 from comm_utils.comms_logger import CommsLogger
-from comm_utils.errors import ArgumentError, NotInitializedError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, NotInitializedError
 
 __all__ = [
     "NON_GROUP_MEMBER",
     "GroupMember",
+    "P2POp",
     "ProcessGroup",
     "all_gather",
     "all_gather_coalesced",
@@ -195,6 +196,8 @@ def set_backend(name: str | None = None) -> None:
         NotInitializedError: nothing is initialised.
     """
     found = comm_collectives.get_backend()
+    if not (name is None or isinstance(name, str)):
+        raise ArgumentTypeError(f"set_backend: name: got {name!r:.60}; expected a string such as 'gloo', or None")
     if name is not None and name.lower() != found:
         raise ArgumentError(
             f"set_backend: name: got {name!r} while {found!r} is active; call destroy_process_group() and then "
@@ -238,6 +241,8 @@ def configure(
         enabled = section.enabled if enabled is None else enabled
     if prof_all is not None:
         log.prof_all = prof_all
+    if isinstance(prof_ops, str):
+        raise ArgumentTypeError(f"configure: prof_ops: got {prof_ops!r}; expected a list of operations, [{prof_ops!r}]")
     if prof_ops is not None:
         log.prof_ops = frozenset(prof_ops)
     if verbose is not None:

@@ -30,10 +30,11 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A backend and why it was taken."""
+    """A backend, why it was taken, and what kept the ranks from better ones."""
 
     backend: str
     reason: str
+    obstacles: str = ""
 
 
 def _providers() -> dict[str, BackendProvider]:
@@ -94,10 +95,8 @@ def choose_automatically(device_type: str, store: Store, rank: int, world_size: 
     choice = Choice(**decision)
     preferred = _PREFERRED[device_type][0]
     # A package that was never installed is no news; one that is there and does not work is.
-    if rank == 0 and choice.backend != preferred and available.get(preferred.rpartition(":")[2]) is not None:
-        logger.warning(
-            "%s is used although %s is preferred on %s: %s", choice.backend, preferred, device_type, choice.reason
-        )
+    if rank == 0 and choice.obstacles and preferred.rpartition(":")[2] in available:
+        logger.warning("%s is used instead of %s: %s", choice.backend, preferred, choice.obstacles)
     return choice
 
 
@@ -107,8 +106,8 @@ def _agree(device_type: str, store: Store, world_size: int) -> dict[str, str]:
     for backend in _PREFERRED[device_type]:
         problems = {rank: answers.get(backend) for rank, answers in enumerate(ranks) if answers.get(backend)}
         if not problems and all(backend in answers for answers in ranks):
-            why = f"preferred on {device_type}" if not reasons else "; ".join(reasons)
-            return {"backend": backend, "reason": why}
+            why = f"{'the next best' if reasons else 'preferred'} on {device_type}"
+            return {"backend": backend, "reason": why, "obstacles": "; ".join(reasons)}
         rank, problem = next(iter(problems.items()), (0, f"not every rank computes on {device_type}"))
         reasons.append(f"rank {rank}: {problem}")
     return {"error": f"no backend for {device_type} tensors can be used by every rank: {'; '.join(reasons)}"}

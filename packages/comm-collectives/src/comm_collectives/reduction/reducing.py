@@ -21,11 +21,16 @@ __all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
 
 
 def all_reduce(
-    backend: Backend, tensor: torch.Tensor, op: ReduceOp, group: ProcessGroup | None, async_op: bool
+    backend: Backend,
+    tensor: torch.Tensor,
+    op: ReduceOp,
+    group: ProcessGroup | None,
+    async_op: bool,
+    call: str = "all_reduce",
 ) -> Work | None:
     """Reduce a dense ``tensor`` in place, in the order of its memory."""
     capabilities = backend.capabilities(group, tensor.device.type)
-    encoding = encoding_for("all_reduce", op, tensor.dtype, capabilities)
+    encoding = encoding_for(call, op, tensor.dtype, capabilities)
     elements = flat(tensor)
     wire = encoding.encode(elements)
     W = backend.get_world_size(group)

@@ -1,0 +1,103 @@
+from datetime import timedelta
+
+import pytest
+import torch
+from torch.distributed import HashStore, TCPStore
+
+from comm_backend_torch import provider
+from comm_backend_torch.capabilities import capabilities_of
+from comm_backend_torch.process_group import device_libraries
+from comm_utils import BackendUnavailableError, CommTimeoutError, NotInitializedError, ReduceOp, Setup
+from comm_utils.testing import run_ranks
+
+
+@pytest.mark.parametrize(
+    ("backend", "expected"),
+    [
+        ("cpu:gloo,cuda:nccl", {"cpu": "gloo", "cuda": "nccl"}),
+        ("CPU:GLOO", {"cpu": "gloo"}),
+        ("nccl", {"cuda": "nccl"}),
+        ("a-plugin", {"cpu": "a-plugin"}),
+    ],
+)
+def test_device_libraries(backend: str, expected: dict[str, str]) -> None:
+    assert device_libraries(backend) == expected
+
+
+def test_gloo_serves_the_cpu() -> None:
+    assert device_libraries("gloo")["cpu"] == "gloo"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_a_library_that_cannot_be_had_is_refused_with_the_remedy() -> None:
+    with pytest.raises(BackendUnavailableError, match=r"backend 'nccl' cannot be used: .*; (install|check)"):
+        provider.initialize(Setup("nccl", 0, 1, HashStore()))
+    assert not torch.distributed.is_initialized()
+
+
+def too_few_ranks() -> str:
+    # One of two ranks: the other never comes.
+    store = TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=1))
+    with pytest.raises(CommTimeoutError, match="rank 0 of 2: not every rank joined the gloo world group in time"):
+        provider.initialize(Setup("gloo", 0, 2, store, timedelta(seconds=1)))
+    return "timeout"
+
+
+def test_ranks_that_never_come_are_a_timeout() -> None:
+    assert run_ranks(too_few_ranks, 1, timeout_s=40) == ["timeout"]
+
+
+def destroyed_under_us() -> None:
+    backend = provider.initialize(Setup("gloo", 0, 1, HashStore()))
+    backend.all_reduce(torch.ones(1))
+    backend.prepare_all_reduce("sum")(torch.ones(1))
+    prepared = backend.prepare_all_reduce("sum")
+    group = backend.create_group([0], "alone")
+    backend.all_reduce(torch.ones(1), "sum", group)
+    torch.distributed.destroy_process_group(group)
+    backend._forget_ended()  # as when the next group is met
+    with pytest.raises(NotInitializedError, match="no longer exists"):
+        backend.get_rank(group)
+    torch.distributed.destroy_process_group()
+    assert not backend.is_initialized()
+    with pytest.raises(NotInitializedError, match="init_distributed"):
+        prepared(torch.ones(1))
+    torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    tensor = torch.ones(1)
+    prepared(tensor)  # goes to the new world
+    assert tensor.item() == 1
+    torch.distributed.destroy_process_group()
+
+
+def test_a_world_that_is_destroyed_through_torch() -> None:
+    run_ranks(destroyed_under_us, 1)
+
+
+def adopted_fake_world() -> tuple[str, int, int]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+    assert provider.adopts("fake")
+    backend = provider.adopt()
+    backend.all_reduce(torch.ones(4))
+    backend.barrier()
+    return backend.get_backend(), backend.get_rank(), backend.get_world_size()
+
+
+def test_the_fake_backend_is_adopted_like_any_other() -> None:
+    assert run_ranks(adopted_fake_world, 1) == [("fake", 3, 8)]
+
+
+def test_an_unknown_library_gets_cautious_capabilities() -> None:
+    unknown = capabilities_of("somebody-elses")
+    assert (ReduceOp.SUM, torch.float32) in unknown.reductions
+    assert (ReduceOp.SUM, torch.bfloat16) not in unknown.reductions
+    assert not unknown.tags
+    assert not unknown.any_source
+
+
+def test_every_library_states_its_availability() -> None:
+    found = provider.availability()
+    assert set(found) == {"gloo", "nccl", "mpi", "ucc", "xccl"}
+    assert found["gloo"].usable
+    assert torch.__version__ in found["gloo"].reason

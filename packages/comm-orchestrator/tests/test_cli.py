@@ -1,0 +1,70 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def commctl(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "COLUMNS": "200", **variables}
+    command = [sys.executable, "-m", "comm_orchestrator", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+
+
+def test_help_names_every_command() -> None:
+    shown = commctl("--help")
+    assert shown.returncode == 0
+    for command in ("backends", "config", "version"):
+        assert command in shown.stdout
+
+
+def test_version() -> None:
+    assert commctl("version").stdout.startswith("comm-orchestrator 0.")
+
+
+def test_backends_for_people_and_for_programs() -> None:
+    assert "gloo" in commctl("backends").stdout
+    listed = json.loads(commctl("backends", "--json").stdout)
+    assert listed["gloo"]["usable"] is True
+
+
+def test_schema_is_json() -> None:
+    assert "comms_logger" in json.loads(commctl("config", "schema").stdout)["properties"]
+
+
+def test_check_of_a_good_file_shows_where_values_come_from(tmp_path: Path) -> None:
+    file = tmp_path / "good.json"
+    file.write_text('{"comms_logger": {"enabled": true}}')
+    shown = commctl("config", "check", str(file), COMM_TIMEOUTS__COLLECTIVE_S="7")
+    assert shown.returncode == 0, shown.stderr
+    assert "comms_logger.enabled" in shown.stdout
+    assert "COMM_TIMEOUTS__COLLECTIVE_S" in shown.stdout
+    settings = json.loads(commctl("config", "check", str(file), "--json").stdout)
+    assert settings["comms_logger"]["enabled"] is True
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"comms_logger": {"enabeld": true}}', "did you mean 'enabled'"),
+        ('{"communication_data_type": "fp16"}', "communication_data_type"),
+        ("{", "line 1"),
+    ],
+)
+def test_check_of_a_bad_file_names_file_and_key(tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(text)
+    shown = commctl("config", "check", str(file))
+    assert shown.returncode == 1
+    assert "bad.json" in shown.stderr
+    assert expected in shown.stderr
+    assert "Traceback" not in shown.stderr
+
+
+def test_without_its_libraries_it_says_how_to_install_them(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise ModuleNotFoundError(\"No module named 'typer'\", name='typer')")
+    shown = commctl("version", PYTHONPATH=str(tmp_path))
+    assert shown.returncode == 2
+    assert "pip install 'comm-orchestrator[cli]'" in shown.stderr

@@ -1,0 +1,97 @@
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from comm_orchestrator import devices
+from comm_orchestrator.aliases import ALIASES, accepting_aliases
+from comm_orchestrator.environment import applied
+from comm_utils import ArgumentTypeError, LaunchError
+
+
+def test_variables_stay_after_success_and_go_after_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMM_TEST_OLD", "before")
+    monkeypatch.delenv("COMM_TEST_NEW", raising=False)
+    seen: list[str] = []
+
+    def fail() -> None:
+        seen.append(os.environ["COMM_TEST_OLD"])
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), applied({"COMM_TEST_OLD": "after", "COMM_TEST_NEW": "1"}):
+        fail()
+    assert seen == ["after"]
+    assert os.environ["COMM_TEST_OLD"] == "before"
+    assert "COMM_TEST_NEW" not in os.environ
+    with applied({"COMM_TEST_NEW": "1"}):
+        pass
+    assert os.environ.pop("COMM_TEST_NEW") == "1"
+
+
+def all_to_all_single(output: int, input: int) -> tuple[int, int]:
+    return output, input
+
+
+def test_aliases_become_the_parameters_they_stand_for() -> None:
+    call: Any = accepting_aliases(all_to_all_single)
+    assert call(1, 2) == (1, 2)
+    assert call(output_tensor=1, input_tensor=2) == (1, 2)
+    assert call(1, input=2) == (1, 2)
+    with pytest.raises(ArgumentTypeError, match="output_tensor: got it and another name of 'output'"):
+        call(output=1, output_tensor=1, input=2)
+    with pytest.raises(TypeError, match="no_such"):
+        call(1, 2, no_such=3)
+
+
+def test_a_function_without_aliases_stays_itself() -> None:
+    def all_reduce() -> None: ...
+
+    assert accepting_aliases(all_reduce) is all_reduce
+
+
+def test_every_alias_names_a_parameter_of_its_function() -> None:
+    import inspect
+
+    import comm_orchestrator
+
+    for name, aliases in ALIASES.items():
+        parameters = inspect.signature(getattr(comm_orchestrator, name)).parameters
+        assert set(aliases.values()) <= set(parameters)
+        assert not set(aliases) & set(parameters)
+
+
+class Cuda:
+    """What of ``torch.cuda`` is used, on a machine with 2 devices."""
+
+    def __init__(self, used: bool = False) -> None:
+        self.used, self.chosen = used, None
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self.used
+
+    def device_count(self) -> int:
+        return 2
+
+    def set_device(self, index: int) -> None:
+        self.chosen = index
+
+
+def test_the_device_of_the_local_rank_is_bound_unless_one_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The choice is ours and can be tested anywhere; what a real device does with it is for tests marked gpu.
+    fresh, used = Cuda(), Cuda(used=True)
+    monkeypatch.setattr(devices, "torch", SimpleNamespace(cuda=fresh, device=torch.device))
+    assert devices.device_type() == "cuda"
+    assert devices.bind_device("cuda", 1) == torch.device("cuda", 1)
+    assert fresh.chosen == 1
+    with pytest.raises(LaunchError, match="local rank 2 has no cuda device of its own: this host shows 2"):
+        devices.bind_device("cuda", 2)
+    assert devices.bind_device("cuda", None) is None
+    assert devices.bind_device("cpu", 0) is None
+    monkeypatch.setattr(devices, "torch", SimpleNamespace(cuda=used, device=torch.device))
+    assert devices.bind_device("cuda", 1) is None
+    assert used.chosen is None

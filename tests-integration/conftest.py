@@ -1,0 +1,55 @@
+"""Ranks that all tests of this folder share: to start one costs seconds, to call one that runs costs nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+import pytest
+
+import comm_orchestrator as dist
+from comm_utils.testing import RankPool
+
+Pools: TypeAlias = Callable[[int], RankPool]
+
+# Neither a GPU nor the settings of the person who runs the tests decide what happens.
+ENVIRONMENT: dict[str, Any] = {
+    "CUDA_VISIBLE_DEVICES": "",
+    **{name: None for name in os.environ if name.startswith("COMM_") or name == "DEEPSPEED_TIMEOUT"},
+}
+
+
+def set_up() -> None:
+    dist.init_distributed(dist_backend="gloo", verbose=False)
+
+
+def _pools(setup: Callable[[], None] | None) -> Iterator[Pools]:
+    with ExitStack() as stack:
+        started: dict[int, RankPool] = {}
+
+        def pool(world_size: int) -> RankPool:
+            if world_size not in started:
+                started[world_size] = stack.enter_context(RankPool(world_size, env=ENVIRONMENT, setup=setup))
+            return started[world_size]
+
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """``pools(W)``: W ranks on gloo, set up. What a test changes there, it puts back."""
+    yield from _pools(set_up)
+
+
+@pytest.fixture(scope="session")
+def bare_pools() -> Iterator[Pools]:
+    """``bare_pools(W)``: W ranks that torchrun could have started, nothing set up. Tests destroy what they set up."""
+    yield from _pools(None)
+
+
+@pytest.fixture(scope="session")
+def rank_environment() -> dict[str, Any]:
+    """``env`` for ranks that a test starts itself."""
+    return ENVIRONMENT
