@@ -392,8 +392,8 @@ def hostile(call: str, message: bytes, size: int | None = None) -> Any:
             return dist.allgather_object(rank)
         channel = Channel(call, active_backend(), None)
         root = 0 if call == "broadcast_object" else -1
-        _, *rest = record_of(call, root, 0, [], False)
-        offers = channel.exchange([_, rest[0], 0, len(message) if size is None else size, 0, rest[-1]])
+        number, *_, max_bytes = record_of(call, root, 0, [], False)
+        offers = channel.exchange([number, root, 0, len(message) if size is None else size, 0, max_bytes])
         if size is not None:
             return None
         if call == "broadcast_object":
@@ -453,7 +453,7 @@ def exchange_a_fraction(config: Any) -> Any:
             None,
             ["ObjectExchangeError", "ArgumentTypeError"],
         ),
-        ({"COMM_OBJECTS__MAX_BYTES": "10"}, None, ["ArgumentError"] * 2),
+        ({"COMM_OBJECTS__MAX_BYTES": "10"}, {"objects": {"allow_pickle": True}}, ["ArgumentError"] * 2),
     ],
     ids=["default", "environment", "configuration", "one rank", "size"],
 )

@@ -13,8 +13,8 @@ __all__ = ["classify"]
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _LOST = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|socket closed|read error|write error|remote process exited"
-    r"|peer|no route to host",
+    r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|socket closed|read error|write error"
+    r"|remote process exited|peer|no route to host",
     re.IGNORECASE,
 )
 

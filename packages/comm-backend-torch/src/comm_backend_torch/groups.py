@@ -42,6 +42,12 @@ class GroupState:
                 "destroy it and create a new one"
             )
 
+    def position(self, global_rank: int | None, group_rank: int | None) -> int:
+        """The group rank that one of the two names; that of global rank 0 if neither is given."""
+        if group_rank is not None:
+            return group_rank
+        return self.by_global[0 if global_rank is None else global_rank]
+
     def __str__(self) -> str:
         ranks = str(self.ranks) if len(self.ranks) <= 16 else f"[{self.ranks[0]} ... {self.ranks[-1]}]"
         return f"the group of ranks {ranks}"

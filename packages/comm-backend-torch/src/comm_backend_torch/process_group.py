@@ -11,7 +11,7 @@ from comm_backend_torch.failures import classify
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
 
-__all__ = ["availability", "device_libraries", "initialize"]
+__all__ = ["availability", "check_available", "device_libraries", "initialize"]
 
 _NOT_BUILT = "this build of torch ({}) was made without {}"
 
@@ -41,14 +41,28 @@ def _built(library: str, available: bool, remedy: str) -> Availability:
 
 
 def device_libraries(backend: str) -> dict[str, str]:
-    """``"cpu:gloo,cuda:nccl"`` as ``{"cpu": "gloo", "cuda": "nccl"}``; a bare name serves every device torch knows "
-    "it for."""
+    """``"cpu:gloo,cuda:nccl"`` as ``{"cpu": "gloo", "cuda": "nccl"}``; a bare name stands for all its devices."""
     if ":" in backend:
         return dict(part.split(":", 1) for part in backend.lower().split(","))
     name = backend.lower()
     # CUDA keeps its place in front only where the library has it, as in torch's own table.
     devices = c10d.Backend.backend_capability.get(name, ["cpu"])
     return dict.fromkeys(devices, name)
+
+
+def check_available(backend: str) -> None:
+    """Every library that ``backend`` names can be had.
+
+    Raises:
+        BackendUnavailableError: names the first that cannot, and what would change that.
+    """
+    known = availability()
+    for name in device_libraries(backend).values():
+        found = known.get(name)
+        if found is None and name not in c10d.Backend.backend_list:
+            raise BackendUnavailableError(f"backend {name!r} is not known to torch; expected one of {sorted(known)}")
+        if found is not None and not found.usable:
+            raise BackendUnavailableError(f"backend {name!r} cannot be used: {found.reason}; {found.remedy}")
 
 
 def initialize(setup: Setup) -> None:
@@ -58,11 +72,7 @@ def initialize(setup: Setup) -> None:
         BackendUnavailableError: a library that ``setup.backend`` names cannot be had.
         CommTimeoutError: not every rank arrived in time.
     """
-    known = availability()
-    for name in set(device_libraries(setup.backend).values()):
-        found = known.get(name)
-        if found is not None and not found.usable:
-            raise BackendUnavailableError(f"backend {name!r} cannot be used: {found.reason}; {found.remedy}")
+    check_available(setup.backend)
     try:
         c10d.init_process_group(
             backend=setup.backend,

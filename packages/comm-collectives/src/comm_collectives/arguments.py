@@ -70,6 +70,8 @@ def check_tensor(
     """``value`` is a tensor that ``backend`` can read for ``group``, and write in place if ``written``."""
     if not isinstance(value, torch.Tensor):
         raise ArgumentTypeError(f"{call}: {name}: got {_describe(value)}; expected a tensor")
+    if value.is_nested:
+        raise ArgumentTypeError(f"{call}: {name}: got a nested tensor; pass the tensors in it one by one")
     if value.layout is not torch.strided:
         raise ArgumentTypeError(
             f"{call}: {name}: got a sparse tensor ({value.layout}); sparse tensors are not supported, pass "

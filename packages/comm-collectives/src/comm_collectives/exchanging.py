@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import reduction, traced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, splits
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
-from comm_collectives.work import After, deliver
+from comm_collectives.work import After, deliver, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
 from comm_utils.reduce_op import parse_reduce_op
@@ -97,7 +97,7 @@ def _reduce_scatter_tensor(
 
 def _landed(work: Work | None, landing: Landing, output: torch.Tensor, async_op: bool) -> Work | None:
     if not async_op or work is None:
-        landing.land()
+        run(landing.land)
         return None
     return After([work], landing.land, output)
 

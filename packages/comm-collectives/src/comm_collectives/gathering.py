@@ -41,7 +41,9 @@ def all_gather(tensor_list: Any = None, tensor: Any = None, group: Any = None, a
         tensor: any shape and dtype; only read. In the one-tensor form the same shape on every rank.
     """
     if isinstance(tensor_list, torch.Tensor) and not isinstance(tensor, torch.Tensor):
-        if tensor is not None and group is None:
+        if isinstance(group, bool):
+            group, async_op = tensor, group  # all_gather(tensor, group, async_op)
+        elif tensor is not None and group is None:
             group = tensor  # all_gather(tensor, group)
         return _all_gather_one(tensor_list, group, async_op)
     if tensor_list is None and isinstance(tensor, torch.Tensor):

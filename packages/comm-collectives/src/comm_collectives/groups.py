@@ -82,7 +82,7 @@ def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
 
 def _members(call: str, group: ProcessGroup | None) -> list[int]:
     if not is_member(call, group):
-        raise ArgumentError(f"{call}: group: got a group that this rank is not a member of, and whose ranks it does not know")
+        raise ArgumentError(f"{call}: group: got one that this rank is not a member of; its members know their ranks")
     return slot.backend.get_process_group_ranks(group)
 
 

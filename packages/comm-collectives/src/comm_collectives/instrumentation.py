@@ -19,8 +19,7 @@ def bare_backend() -> Backend:
 
 
 def instrument(observe: CommsLogger | None = None) -> None:
-    """Make the active backend record into ``observe``; None takes the wrapper off, and a call costs what it did "
-    "before."""
+    """Make the active backend record into ``observe``; None takes the wrapper off, and what it costs."""
     backend = bare_backend()
     backend.prepared.clear()  # what was prepared with the wrapper, or without it
     activate(backend if observe is None else Observed(backend, observe))

@@ -10,8 +10,7 @@ __all__ = ["Landing", "after_landing", "as_bytes", "flat", "is_dense", "readable
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill one stretch of memory without gap or overlap, in whatever order (channels_last "
-    "does)."""
+    """Whether the elements fill one stretch of memory without gap or overlap, in whatever order (as channels_last)."""
     if tensor.is_contiguous():
         return True
     expected = 1

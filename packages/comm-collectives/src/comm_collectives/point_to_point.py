@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.arguments import check_tensor, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
-from comm_collectives.work import After, deliver
+from comm_collectives.work import After, deliver, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
@@ -61,7 +61,7 @@ def recv(
         return -1
     position, received, landing = _prepare_recv("recv", backend, tensor, src, group, tag, group_src)
     source = backend.recv(received, None, group, tag, position)
-    landing.land()
+    run(landing.land)
     return source if position is None else backend.get_process_group_ranks(group)[position]
 
 
@@ -191,11 +191,11 @@ def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Work]:
     backend = enter(call, group)
     if backend is None:
         return []
-    wire, landings = [], []
+    world, wire, landings = backend.get_world_group(), [], []
     for place, entry in enumerate(p2p_op_list):
         name, written = f"p2p_op_list[{place}]", entry.op is not c10d.isend
-        if entry.group is not group:
-            raise ArgumentError(f"{call}: {name}.group: got another group than p2p_op_list[0] has; expected one for all")
+        if (entry.group or world) is not (group or world):
+            raise ArgumentError(f"{call}: {name}.group: got another one than p2p_op_list[0] has; expected the same")
         check_tensor(call, f"{name}.tensor", entry.tensor, backend, group, written=written)
         # torch's own class fills in both.
         group_peer = entry.group_peer if isinstance(entry, P2POp) else None

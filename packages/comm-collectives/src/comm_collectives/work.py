@@ -8,9 +8,17 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
+
 from comm_utils.backend import Work
 
-__all__ = ["After", "Completed", "deliver"]
+__all__ = ["After", "Completed", "deliver", "run"]
+
+
+def run(finish: Callable[[], None]) -> None:
+    """Do local work that writes into the caller's tensors, as a library would: whatever kind of tensor they are."""
+    with torch.inference_mode():  # outside of it, tensors made inside of it cannot be written
+        finish()
 
 
 class Completed:
@@ -57,7 +65,7 @@ class After:
         with self._lock:
             finish, self._finish = self._finish, None
             if finish is not None:
-                finish()
+                run(finish)
         return True
 
     def is_completed(self) -> bool:
@@ -77,6 +85,6 @@ def deliver(
     """End a collective: a handle for ``async_op``, otherwise do ``finish`` now (the works have been waited for)."""
     if not async_op:
         if finish is not None:
-            finish()
+            run(finish)
         return None
     return After([work for work in works if work is not None], finish, result)

@@ -39,8 +39,7 @@ class _Current:
 
 
 def current_launch() -> LaunchInfo | None:
-    """The launch facts of the environment in force; None where ``torch.distributed`` was adopted or nothing is set "
-    "up."""
+    """The launch facts in force; None where ``torch.distributed`` was adopted or nothing is set up."""
     return _Current.launch if active.is_active() else None
 
 

@@ -14,9 +14,14 @@ __all__ = ["meet"]
 
 
 class _Generation:
-    """How often this process has initialised; keys of an earlier time are never met again."""
+    """How often this process has met the others; keys of an earlier time are never met again."""
 
     number = 0
+
+
+# What was connected stays connected: with a store of its own for every generation, a rank that initialises again could
+# reach the one that rank 0 is about to close.
+_connected: dict[tuple[str | int | None, ...], Store] = {}
 
 
 def meet(
@@ -33,9 +38,9 @@ def meet(
         LaunchError: no address, or one that cannot be used.
         CommTimeoutError: the other ranks did not come in time.
     """
-    _Generation.number += 1
     if store is None:
         store = _connect(launch, init_method, default_port, timeout)
+    _Generation.number += 1
     store.set_timeout(timeout)
     return PrefixStore(f"comm/gen{_Generation.number}", store)
 
@@ -44,6 +49,22 @@ def _connect(launch: LaunchInfo, init_method: str | None, default_port: int, tim
     url = init_method or _address(launch, default_port)
     if url is None:
         return HashStore()
+    environ = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    key = (url, launch.rank, launch.world_size, *environ)
+    if key not in _connected or not _answers(_connected[key]):
+        _connected[key] = _rendezvous(url, launch, timeout)
+    return _connected[key]
+
+
+def _answers(store: Store) -> bool:
+    try:
+        store.check(["comm"])
+    except RuntimeError:
+        return False
+    return True
+
+
+def _rendezvous(url: str, launch: LaunchInfo, timeout: timedelta) -> Store:
     try:
         store: Store = next(rendezvous(url, launch.rank, launch.world_size, timeout=timeout))[0]
     except (RuntimeError, ValueError) as error:

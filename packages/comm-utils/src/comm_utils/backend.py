@@ -170,8 +170,7 @@ class Backend(Protocol):
     def prepare_all_reduce(
         self, op: object = "sum", group: ProcessGroup | None = None
     ) -> Callable[[torch.Tensor], None]:
-        """The shortest way to a synchronous ``all_reduce`` of contiguous tensors, with everything but the tensor "
-        "settled."""
+        """The shortest way to a synchronous ``all_reduce`` of contiguous tensors, all but the tensor settled."""
 
     def reduce(
         self,

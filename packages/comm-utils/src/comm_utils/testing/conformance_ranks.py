@@ -99,8 +99,7 @@ class _World:
 
 
 def reductions(provider: str, backend: str, device: str) -> None:
-    """Every pair of operation and dtype that the backend calls native is reduced rightly by every reducing "
-    "operation."""
+    """Every reducing operation is right for every pair of operation and dtype that the backend calls native."""
     world = _World(bring_up(provider, backend, device), device)
     up = world.backend
     for op, dtype in sorted(world.capabilities.reductions, key=str):
@@ -166,8 +165,7 @@ def movements(provider: str, backend: str, device: str) -> None:
 
 
 def asynchronous(provider: str, backend: str, device: str) -> None:
-    """A handle is incomplete while a peer is missing, complete after ``wait()``, and a caller's timeout breaks "
-    "nothing."""
+    """Handles are incomplete while a peer is missing, complete after ``wait()``; a caller's timeout breaks nothing."""
     world = _World(bring_up(provider, backend, device), device)
     up = world.backend
     tensor = torch.ones(10, device=device)

@@ -1,0 +1,153 @@
+"""Which groups there are, who is in them, and what becomes of them when something fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+from torch.distributed import ProcessGroup, Store
+from torch.distributed import distributed_c10d as internals
+
+from comm_backend_torch import groups
+from comm_backend_torch.failures import classify
+from comm_backend_torch.groups import GroupState
+from comm_backend_torch.process_group import check_available
+from comm_backend_torch.work import TorchWork
+from comm_utils.backend import Capabilities, Work
+from comm_utils.errors import NotInitializedError
+
+__all__ = ["World"]
+
+
+class World:
+    """Every process group of this process, whoever created it.
+
+    Args:
+        timeout: given at initialisation; groups made later inherit it.
+    """
+
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        self._timeout = timeout
+        self._groups: dict[ProcessGroup, GroupState] = {}
+        self.prepared: dict[Any, Callable[[torch.Tensor], None]] = {}
+
+    # --- who is where
+
+    def is_initialized(self) -> bool:
+        return c10d.is_initialized()
+
+    def _state(self, group: ProcessGroup | None) -> GroupState:
+        pg = internals._world.default_pg if group is None else group
+        state = self._groups.get(pg)  # type: ignore[arg-type]
+        if state is None:
+            state = self._remember(pg)
+        return state
+
+    def _remember(self, pg: ProcessGroup | None) -> GroupState:
+        if pg is None or pg not in internals._world.pg_map:
+            raise NotInitializedError(
+                "this process group no longer exists"
+                if pg is not None
+                else "torch.distributed's world group no longer exists; call comm_orchestrator.init_distributed() again"
+            )
+        self._forget_ended()
+        self._groups[pg] = state = GroupState(pg)
+        return state
+
+    def _forget_ended(self) -> None:
+        # Groups can also be destroyed through torch.distributed; holding on to them would keep their sockets open.
+        alive = internals._world.pg_map
+        for pg in [pg for pg in self._groups if pg not in alive]:
+            del self._groups[pg]
+        self.prepared.clear()
+
+    def get_backend(self, group: ProcessGroup | None = None) -> str:
+        libraries = self._state(group).libraries
+        names = set(libraries.values())
+        return names.pop() if len(names) == 1 else ",".join(f"{device}:{name}" for device, name in libraries.items())
+
+    def get_rank(self, group: ProcessGroup | None = None) -> int:
+        return self._state(group).rank
+
+    def get_world_size(self, group: ProcessGroup | None = None) -> int:
+        return len(self._state(group).ranks)
+
+    def get_process_group_ranks(self, group: ProcessGroup | None = None) -> list[int]:
+        return list(self._state(group).ranks)
+
+    def get_world_group(self) -> ProcessGroup:
+        return self._state(None).pg
+
+    def get_store(self, group: ProcessGroup | None = None) -> Store:
+        store: Store = internals._world.pg_map[self._state(group).pg][1]
+        return store
+
+    def get_timeout(self) -> timedelta | None:
+        return self._timeout
+
+    def device_types(self, group: ProcessGroup | None = None) -> tuple[str, ...]:
+        return tuple(self._state(group).libraries)
+
+    def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
+        return self._state(group).capabilities[device_type]
+
+    def check_group(self, group: ProcessGroup | None = None) -> None:
+        self._state(group).check()
+
+    # --- groups
+
+    def create_group(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        timeout: timedelta | None = None,
+        backend: str | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        device_id: torch.device | None = None,
+    ) -> ProcessGroup:
+        if backend is not None:
+            check_available(backend)
+        return groups.create(ranks, name, timeout or self._timeout, backend, pg_options, group_desc, device_id)
+
+    def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+        self._groups.pop(self._state(group).pg)
+        if group is None:
+            self._groups.clear()
+        self.prepared.clear()
+        c10d.destroy_process_group(group)
+
+    # --- failures
+
+    def _failure(self, operation: str, group: ProcessGroup | None, error: BaseException) -> BaseException:
+        """``error`` as one of ours, after marking the group as broken; an unrelated one comes back as it is."""
+        kind = classify(error)
+        if kind is None:
+            return error
+        state = self._state(group)
+        state.broken = f"{operation}: {error}"
+        self.prepared.clear()
+        rank = state.ranks[state.rank]
+        return kind(f"{operation} on {state} failed on rank {rank}: {error}; the group cannot be used any more")
+
+    def _finish(
+        self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool
+    ) -> Work | None:
+        if async_op:
+            return TorchWork(work, result, partial(self._failure, operation, group))
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self._failure(operation, group, error) from error
+        return None
+
+    def _start(self, operation: str, group: ProcessGroup | None, method: Any, *args: Any) -> Any:
+        try:
+            return method(*args)
+        except RuntimeError as error:
+            raise self._failure(operation, group, error) from error
