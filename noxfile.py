@@ -75,6 +75,8 @@ def uv_environment() -> dict[str, str]:
 
 def install(session: nox.Session, *arguments: str, constraints: Path = CONSTRAINTS) -> None:
     session.env.update(uv_environment() if session.venv_backend == "uv" else {})
+    # Tests start many processes that import torch, which takes several times as long without cached bytecode.
+    session.env["PYTHONDONTWRITEBYTECODE"] = ""
     for variable in ("UV_BUILD_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):
         session.env[variable] = str(CONSTRAINTS)
     session.install("--constraint", str(constraints), *arguments)

@@ -15,7 +15,7 @@ from torch.distributed import GroupMember, ProcessGroup
 from comm_collectives.memory import is_dense
 from comm_utils.active import slot
 from comm_utils.backend import Backend
-from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, BrokenGroupError, NotInitializedError
 from comm_utils.log import logger
 
 __all__ = [
@@ -56,7 +56,10 @@ def enter(call: str, group: ProcessGroup | None) -> Backend | None:
     """
     backend = slot.backend
     if is_member(call, group):
-        backend.check_group(group)
+        try:
+            backend.check_group(group)
+        except (BrokenGroupError, NotInitializedError) as error:
+            raise type(error)(f"{call}: {error}") from None
         return backend
     if call not in _warned:
         _warned.add(call)
