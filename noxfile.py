@@ -213,9 +213,10 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False)
 def wheels(session: nox.Session) -> None:
     """Builds each package's sdist, and its wheel from that sdist, into dist/, and checks their metadata."""
-    install(session, *group("wheels"))
+    # In this environment too: nox finds a uv that is not on PATH, build does not.
+    uv, installer = (["build[uv]"], ["--installer", "uv"]) if session.venv_backend == "uv" else ([], [])
+    install(session, *group("wheels"), *uv)
     shutil.rmtree(DIST, ignore_errors=True)
-    installer = ["--installer", "uv"] if session.venv_backend == "uv" else []
     env = {"UV_CONSTRAINT": str(CONSTRAINTS), "PIP_CONSTRAINT": str(CONSTRAINTS)}
     for package in PACKAGES.values():
         session.run("pyproject-build", "--outdir", str(DIST), *installer, str(package.folder), env=env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, TypeAlias
@@ -53,3 +54,12 @@ def bare_pools() -> Iterator[Pools]:
 def rank_environment() -> dict[str, Any]:
     """``env`` for ranks that a test starts itself."""
     return ENVIRONMENT
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port on 127.0.0.1 that nobody used a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

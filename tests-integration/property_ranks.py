@@ -22,7 +22,7 @@ __all__ = ["CALLS", "run_program", "start_rank"]
 
 _MOST_GROUPS = 12
 #: What messages call it, where a plan's name for a call is not the function's.
-_NAMES = {"inference_all_reduce": "all_reduce", "reduce_scatter_one": "reduce_scatter"}
+_NAMES = {"reduce_scatter_one": "reduce_scatter"}
 _TIMEOUT_S = 60.0
 
 Plan = dict[str, Any]

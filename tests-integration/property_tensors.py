@@ -43,13 +43,18 @@ def random_bits(shape: Sequence[int], dtype: torch.dtype, *key: object) -> torch
 
 def as_memory(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor's memory as bytes."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    # Cloned because a dimension of one or no element may have any stride, which view() minds.
+    return tensor.detach().reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
 
 def same_bits(found: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two tensors have the same elements, bit for bit, whatever their layouts and shapes."""
     assert found.dtype == expected.dtype, f"dtype {found.dtype}, expected {expected.dtype}"
-    return torch.equal(as_memory(found.detach().contiguous()), as_memory(expected.detach().contiguous()))
+    return torch.equal(as_memory(_plain(found)), as_memory(_plain(expected)))
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 class Placed:

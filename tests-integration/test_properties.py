@@ -178,7 +178,7 @@ _COMMON = settings(
 )
 # A failure replaces all ranks, which takes seconds: what failed is shown as it is, without looking for something smaller.
 _PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
-FEW = settings(_COMMON, max_examples=12, derandomize=True, database=None, phases=_PHASES)
+FEW = settings(_COMMON, max_examples=20, derandomize=True, database=None, phases=_PHASES)
 MANY = settings(_COMMON, max_examples=400)
 
 

@@ -67,7 +67,9 @@ class PointToPoint(World):
     ) -> Work:
         state = self._state(group)
         if src is None and group_src is None:
-            work = self._start("recv", group, state.pg.recv_anysource, [tensor], tag)
+            # gloo refuses to receive nothing from anyone; what arrives may be shorter than the memory it goes to.
+            memory = tensor if tensor.numel() else tensor.new_empty(1)
+            work = self._start("recv", group, state.pg.recv_anysource, [memory], tag)
         else:
             work = self._start("recv", group, state.pg.recv, [tensor], state.position(src, group_src), tag)
         return self._point_to_point("recv", work, tensor, state, group)

@@ -108,9 +108,13 @@ class PolledWork(TorchWork):
             self._done.set()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        if timeout is None and self._waiter is None:
-            super().wait()
-            self._done.set()
+        if self._done.is_set():
+            pass  # gloo would wait for one more message
+        elif timeout is None and self._waiter is None:
+            try:
+                super().wait()
+            finally:
+                self._done.set()
         elif not self._watch().wait(None if timeout is None else _seconds(timeout)):
             raise _still_under_way(_seconds(timeout))  # type: ignore[arg-type]
         if self._failure is not None:

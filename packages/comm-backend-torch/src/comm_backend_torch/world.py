@@ -96,7 +96,10 @@ class World:
         return self._state(group).capabilities[device_type]
 
     def check_group(self, group: ProcessGroup | None = None) -> None:
-        self._state(group).check()
+        state = self._state(group)
+        if state.pg not in internals._world.pg_map:  # destroyed through torch.distributed
+            self._remember(state.pg)
+        state.check()
 
     # --- groups
 
@@ -112,7 +115,18 @@ class World:
     ) -> ProcessGroup:
         if backend is not None:
             check_available(backend)
-        return groups.create(ranks, name, timeout or self._timeout, backend, pg_options, group_desc, device_id)
+        limit = timeout or self._timeout
+        try:
+            return groups.create(ranks, name, limit, backend, pg_options, group_desc, device_id)
+        except RuntimeError as error:
+            kind = classify(error)
+            if kind is None:
+                raise
+            rank = internals._get_default_group().rank()
+            raise kind(
+                f"new_group on rank {rank}: not every rank of {list(ranks)} came to make the group: {error}; all of them "
+                "have to call new_group, and as often with these ranks"
+            ) from error
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
         self._groups.pop(self._state(group).pg)

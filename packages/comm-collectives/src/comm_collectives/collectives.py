@@ -40,8 +40,8 @@ def all_reduce(
             integer, bool or float dtype except fp8; complex for ``"sum"`` and ``"avg"``. Integers wrap around; on bool,
             a sum is a logical or and a product a logical and.
         op: ``"sum" "product" "min" "max" "avg" "band" "bor" "bxor"``, a ``ReduceOp`` or a
-        ``torch.distributed.ReduceOp``.
-            ``"avg"`` is for float and complex dtypes; 16-bit floats are averaged in float32 and rounded once.
+            ``torch.distributed.ReduceOp``. ``"avg"`` is for float and complex dtypes; 16-bit floats are averaged in
+            float32 and rounded once.
     """
     if is_dynamo_compiling():
         return traced.all_reduce(tensor, op, group, async_op)
@@ -53,7 +53,10 @@ def all_reduce(
         call = None  # not a strided tensor, not an op, not initialised: the full check says so
     if call is None:
         return _all_reduce_checked("all_reduce", tensor, op, group, async_op)
-    call(tensor)
+    try:
+        call(tensor)
+    except NotImplementedError:  # not a kind of tensor that c10d knows, and nothing was sent: the full check says so
+        return _all_reduce_checked("all_reduce", tensor, op, group, async_op)
     return None
 
 
@@ -85,8 +88,11 @@ def inference_all_reduce(tensor: torch.Tensor, op: Any = "sum", group: ProcessGr
         call = None
     if call is None:
         _all_reduce_checked("inference_all_reduce", tensor, op, group, False)
-    else:
+        return
+    try:
         call(tensor)
+    except NotImplementedError:
+        _all_reduce_checked("inference_all_reduce", tensor, op, group, False)
 
 
 def reduce(

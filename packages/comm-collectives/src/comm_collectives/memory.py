@@ -25,14 +25,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """A dense tensor's memory as one dimension, sharing it, in the order of the memory."""
-    if tensor.is_contiguous():
-        return tensor.detach().view(-1)
+    # Not view(-1): it keeps the stride of a dimension of one or no element, and then refuses to be viewed as bytes.
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in their logical order as one dimension; copied only where they do not lie in memory like that."""
-    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    return flat(tensor.detach().resolve_conj().resolve_neg().contiguous())
 
 
 def as_bytes(tensor: torch.Tensor, native: frozenset[torch.dtype]) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch.distributed import Store
 import comm_config
 from comm_orchestrator import devices, selector
 from comm_orchestrator.environment import applied
-from comm_orchestrator.rendezvous import meet
+from comm_orchestrator.rendezvous import disconnect, meet
 from comm_utils import active
 from comm_utils.backend import Setup
 from comm_utils.errors import ConfigurationError, LaunchError, NotInitializedError
 from comm_utils.launch import LaunchInfo, discover
+from comm_utils.launch.info import integer
 from comm_utils.log import logger, remember_rank, show_on_stderr
 
 __all__ = ["Environment", "current_launch", "initialize"]
@@ -80,7 +81,9 @@ def initialize(
     )
     if active.is_active():
         if active.active_backend().is_initialized():
-            logger.info("init_distributed: already initialised with backend %s", active.active_backend().get_backend())
+            found = active.active_backend().get_backend()
+            logger.info("init_distributed: already initialised with backend %s", found)
+            _warn_if_ignored(dist_backend, found)
             return Environment(settings, _Current.launch, fresh=False)
         active.deactivate()  # torch.distributed was destroyed under us
     if c10d.is_initialized():
@@ -89,8 +92,7 @@ def initialize(
     if dist_init_required is False:
         raise NotInitializedError(
             "dist_init_required=False, but nothing is initialised; call torch.distributed.init_process_group() first, "
-            "or "
-            "leave dist_init_required out"
+            "or leave dist_init_required out"
         )
     launch = _launch(rank, world_size)
     _start(settings, launch, store)
@@ -98,18 +100,23 @@ def initialize(
 
 
 def _adopt(dist_backend: str | None) -> None:
-    found = c10d.get_backend()
-    active.activate(selector.adopt(str(found)))
+    disconnect()
+    active.activate(selector.adopt(str(c10d.get_backend())))
+    found = active.active_backend().get_backend()  # torch calls its own choice of backends "undefined"
     _Current.launch = None
     remember_rank(c10d.get_rank())
+    _warn_if_ignored(dist_backend, found)
+    if c10d.get_rank() == 0:
+        logger.info("adopted torch.distributed: backend %s, %d ranks", found, c10d.get_world_size())
+
+
+def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
     if dist_backend is not None and dist_backend.lower() != found:
         logger.warning(
             "torch.distributed was already initialised with backend %s; it is kept, dist_backend=%r is ignored",
             found,
             dist_backend,
         )
-    if c10d.get_rank() == 0:
-        logger.info("adopted torch.distributed: backend %s, %d ranks", found, c10d.get_world_size())
 
 
 def _launch(rank: int, world_size: int) -> LaunchInfo:
@@ -119,15 +126,18 @@ def _launch(rank: int, world_size: int) -> LaunchInfo:
         given, missing = ("rank", "world_size") if world_size < 0 else ("world_size", "rank")
         raise LaunchError(f"init_distributed: got {given} without {missing}; pass both, or neither")
     variables = {"local_rank": "LOCAL_RANK", "local_world_size": "LOCAL_WORLD_SIZE"}
-    local = {name: int(os.environ[variable]) for name, variable in variables.items() if variable in os.environ}
-    port = os.environ.get("MASTER_PORT")
+    local = {name: integer(os.environ, variable) for name, variable in variables.items() if variable in os.environ}
     return LaunchInfo(
         "arguments",
         rank,
         world_size,
         master_addr=os.environ.get("MASTER_ADDR"),
-        master_port=int(port) if port else None,
-        sources={"rank": "argument rank", "world_size": "argument world_size"},
+        master_port=integer(os.environ, "MASTER_PORT") if "MASTER_PORT" in os.environ else None,
+        sources={
+            "rank": "argument rank",
+            "world_size": "argument world_size",
+            "master_addr": "environment variable MASTER_ADDR",
+        },
         **local,
     )
 
@@ -138,6 +148,11 @@ def _start(settings: comm_config.CommConfig, launch: LaunchInfo, store: Store | 
     start_up = timedelta(seconds=start_s) if start_s is not None else timeout or _START_UP_TIMEOUT
     named = settings.process_group.backend
     choice = selector.choose(named) if named is not None else None
+    if settings.launch.master_addr is not None:
+        where = comm_config.sources_of(settings)["launch.master_addr"]
+        launch = replace(
+            launch, master_addr=settings.launch.master_addr, sources={**launch.sources, "master_addr": where}
+        )
     remember_rank(launch.rank)
     try:
         with applied(comm_config.network_environment(settings, os.environ)):
@@ -155,7 +170,7 @@ def _start(settings: comm_config.CommConfig, launch: LaunchInfo, store: Store | 
         raise
     _Current.launch = launch
     if launch.rank == 0:
-        logger.info("%s", _report(choice, launch, settings))
+        logger.info("%s", _report(choice, launch, settings, store))
 
 
 def _device_kinds(backend: str) -> set[str]:
@@ -164,10 +179,19 @@ def _device_kinds(backend: str) -> set[str]:
     return {"nccl": {"cuda"}, "xccl": {"xpu"}}.get(backend, {"cpu"})
 
 
-def _report(choice: selector.Choice, launch: LaunchInfo, settings: comm_config.CommConfig) -> str:
-    facts = [f"backend {choice.backend} ({choice.reason})", f"{launch.world_size} ranks ({launch.launcher})"]
-    if launch.master_addr is not None:
-        facts.append(f"met at {launch.master_addr}:{launch.master_port or settings.launch.master_port}")
+def _report(choice: selector.Choice, launch: LaunchInfo, settings: comm_config.CommConfig, store: Store | None) -> str:
+    """What was set up, and in brackets where each fact came from."""
+    sources = comm_config.sources_of(settings)
+    why = sources["process_group.backend"] if settings.process_group.backend is not None else choice.reason
+    ranks = "1 rank" if launch.world_size == 1 else f"{launch.world_size} ranks"
+    facts = [f"backend {choice.backend} ({why})", f"{ranks} ({launch.sources.get('world_size', launch.launcher)})"]
+    if store is not None:
+        facts.append("met in a store (argument)")
+    elif settings.process_group.init_method is not None:
+        facts.append(f"met at {settings.process_group.init_method} ({sources['process_group.init_method']})")
+    elif launch.master_addr is not None:
+        address = f"{launch.master_addr}:{launch.master_port or settings.launch.master_port}"
+        facts.append(f"met at {address} ({launch.sources.get('master_addr', launch.launcher)})")
     if settings.timeouts.collective_s is not None:
-        facts.append(f"timeout {settings.timeouts.collective_s:g} s")
+        facts.append(f"timeout {settings.timeouts.collective_s:g} s ({sources['timeouts.collective_s']})")
     return "initialised: " + ", ".join(facts)

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous
 
-from comm_utils.errors import CommTimeoutError, LaunchError
+from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
 from comm_utils.launch import LaunchInfo
 
-__all__ = ["meet"]
+__all__ = ["disconnect", "meet"]
 
 
 class _Generation:
@@ -19,9 +19,18 @@ class _Generation:
     number = 0
 
 
-# What was connected stays connected: with a store of its own for every generation, a rank that initialises again could
-# reach the one that rank 0 is about to close.
-_connected: dict[tuple[str | int | None, ...], Store] = {}
+class _Last:
+    """The connection made last. It outlives ``destroy_process_group()``: if every generation had one of its own, a rank
+    that is quick to initialise again would reach the server that rank 0 is about to close.
+    """
+
+    key: tuple[str | int | None, ...] = ()
+    store: Store | None = None
+
+
+def disconnect() -> None:
+    """Let go of the connection made last; torch's own initialisation would find its old keys behind the same port."""
+    _Last.key, _Last.store = (), None
 
 
 def meet(
@@ -40,9 +49,34 @@ def meet(
     """
     if store is None:
         store = _connect(launch, init_method, default_port, timeout)
-    _Generation.number += 1
+    elif not isinstance(store, Store):
+        raise ArgumentTypeError(f"init_distributed: store: got {store!r:.60}; expected a torch.distributed.Store")
     store.set_timeout(timeout)
-    return PrefixStore(f"comm/gen{_Generation.number}", store)
+    met = PrefixStore(f"comm/gen{_Generation.number + 1}", store)
+    _wait_for_all(met, launch, timeout)
+    _Generation.number += 1
+    return met
+
+
+def _wait_for_all(store: Store, launch: LaunchInfo, timeout: timedelta) -> None:
+    """Return when every rank is here: what follows waits for the others as long as the libraries like."""
+    if launch.world_size == 1:
+        return
+    mine = f"here/{launch.rank}"
+    store.set(mine, "here")
+    if store.add("here", 1) == launch.world_size:
+        store.set("complete", "here")
+    try:
+        store.wait(["complete"], timeout)
+    except RuntimeError as error:
+        missing = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
+        # As if this rank had not been here, so that it may come again.
+        store.add("here", -1)
+        store.delete_key(mine)
+        raise CommTimeoutError(
+            f"rank {launch.rank} of {launch.world_size}: ranks {missing} did not come within "
+            f"{timeout.total_seconds():g} s; check that all {launch.world_size} ranks were started"
+        ) from error
 
 
 def _connect(launch: LaunchInfo, init_method: str | None, default_port: int, timeout: timedelta) -> Store:
@@ -51,9 +85,10 @@ def _connect(launch: LaunchInfo, init_method: str | None, default_port: int, tim
         return HashStore()
     environ = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     key = (url, launch.rank, launch.world_size, *environ)
-    if key not in _connected or not _answers(_connected[key]):
-        _connected[key] = _rendezvous(url, launch, timeout)
-    return _connected[key]
+    if _Last.store is None or _Last.key != key or not _answers(_Last.store):
+        _Last.store = None  # closed before the next one is opened, which may need its port
+        _Last.key, _Last.store = key, _rendezvous(url, launch, timeout)
+    return _Last.store
 
 
 def _answers(store: Store) -> bool:
@@ -93,8 +128,7 @@ def _address(launch: LaunchInfo, default_port: int) -> str | None:
         return None
     raise LaunchError(
         f"{launch.world_size} ranks were announced ({launch.sources.get('world_size', launch.launcher)}) but not "
-        "where they "
-        "meet; set MASTER_ADDR to the host of rank 0 (and MASTER_PORT), or pass init_method='tcp://host:port'"
+        "where they meet; set MASTER_ADDR to the host of rank 0 (and MASTER_PORT), or pass init_method='tcp://host:port'"
     )
 
 

@@ -60,12 +60,13 @@ def _name(op: object, where: str) -> str:
         return op.lower()
     if isinstance(op, ReduceOp):
         return op.name.lower()
-    if type(op).__module__.split(".")[0] == "torch":
+    kind = type(op)
+    if kind.__module__.split(".")[0] == "torch" and kind.__name__ in ("ReduceOp", "RedOpType"):
         # torch.distributed.ReduceOp.SUM is an enumerator; ReduceOp(ReduceOp.SUM) wraps one and has no name of its own.
         torch_op: Any = op
         enumerator = torch_op if hasattr(op, "name") else torch_op.__getstate__()[0]
         return str(enumerator.name).lower()
     raise ArgumentTypeError(
-        f"{where}: got {op!r} of type {type(op).__name__}; expected a ReduceOp, a torch.distributed.ReduceOp or one of "
+        f"{where}: got {op!r} of type {kind.__name__}; expected a ReduceOp, a torch.distributed.ReduceOp or one of "
         f"{_NAMES}"
     )

@@ -18,10 +18,10 @@ from comm_collectives.object_codec import (
     is_pickled,
     object_policy,
 )
-from comm_collectives.objects.channel import Channel
+from comm_collectives.objects.channel import INLINE_BYTES, Channel
 from comm_utils.errors import CollectiveMismatchError
 
-__all__ = ["FAILED", "RECORD_NUMBERS", "Offer", "agree", "check_offer", "record_of"]
+__all__ = ["FAILED", "Offer", "agree", "check_offer", "record_of"]
 
 # Changes with the meaning of the records.
 _PROTOCOL = 1 << 32
@@ -36,7 +36,6 @@ _CALLS = (
     "send_object_list",
 )
 _SAME_AS = {"allgather_object": "all_gather_object"}
-RECORD_NUMBERS = 6
 FAILED = -1
 _PICKLED, _UNPICKLES = 1, 2
 
@@ -52,6 +51,7 @@ class Offer:
         size: bytes of the largest message it sends; FAILED if it cannot.
         flags: whether that is pickled, and whether it unpickles what it receives.
         max_bytes: the largest message it accepts.
+        message: what it sends; None where that does not fit into a record and is still to come.
     """
 
     call: int
@@ -60,6 +60,7 @@ class Offer:
     size: int
     flags: int
     max_bytes: int
+    message: memoryview | None = None
 
     @property
     def pickled(self) -> bool:
@@ -92,11 +93,19 @@ def record_of(
     return (_PROTOCOL + _CALLS.index(_SAME_AS.get(call, call)), root, detail, size, flags, object_policy().max_bytes)
 
 
-def agree(channel: Channel, record: Sequence[int], failure: Exception | None, root: int, to_root: bool) -> list[Offer]:
+def agree(
+    channel: Channel,
+    record: Sequence[int],
+    message: bytearray | None,
+    failure: Exception | None,
+    root: int,
+    to_root: bool = False,
+) -> list[Offer]:
     """Exchange records; return when every message can be sent and will be accepted, else raise, on every rank.
 
     Args:
         record: this rank's, from :func:`record_of`.
+        message: what this rank sends; None if nothing, or a part for each rank.
         failure: why this rank cannot send.
         root: the one sender, the one receiver where ``to_root``; -1 where every rank is both.
 
@@ -109,8 +118,8 @@ def agree(channel: Channel, record: Sequence[int], failure: Exception | None, ro
     if channel.W == 1:
         if failure is not None:
             raise failure
-        return [Offer(*record)]
-    offers = [Offer(*numbers) for numbers in channel.exchange(record)]
+        return [Offer(*record, None if message is None else memoryview(message))]
+    offers = [_offer(*received) for received in channel.exchange(record, message or b"")]
     if failure is not None:
         raise failure
     _check_same(channel, offers)
@@ -120,6 +129,11 @@ def agree(channel: Channel, record: Sequence[int], failure: Exception | None, ro
     _check_sent(channel, offers, senders)
     _check_accepted(channel, offers, senders, receivers)
     return offers
+
+
+def _offer(numbers: Sequence[int], inline: memoryview) -> Offer:
+    offer = Offer(*numbers)
+    return replace(offer, message=inline[: offer.size]) if 0 < offer.size <= INLINE_BYTES else offer
 
 
 def check_offer(offered: Offer, receiver: Offer) -> str | None:

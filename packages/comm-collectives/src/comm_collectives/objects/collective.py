@@ -15,14 +15,14 @@ not accept; ``CollectiveMismatchError`` where ranks call different functions, or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.distributed import ProcessGroup
 
 from comm_collectives.arguments import enter, group_rank_of
 from comm_collectives.object_codec import ObjectDecodeError, decode_object, encode_object, resolve_allow_pickle
-from comm_collectives.objects.agreement import agree, record_of
+from comm_collectives.objects.agreement import Offer, agree, record_of
 from comm_collectives.objects.channel import Channel
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -70,10 +70,10 @@ def allgather_object(obj: Any, group: ProcessGroup | None = None, *, allow_pickl
 def _all_gather(channel: Channel, obj: Any, unpickle: bool) -> list[Any]:
     call = channel.call
     message, failure = try_to_encode(lambda: encode_object(obj, unpickle, call=call))
-    offers = agree(channel, record_of(call, -1, 0, _none_or_one(message), unpickle), failure, -1, False)
-    assert message is not None
-    sizes = [offer.size for offer in offers]
-    messages = channel.all_gather(message, sizes) if channel.W > 1 else [memoryview(message)]
+    offers = agree(channel, record_of(call, -1, 0, _none_or_one(message), unpickle), message, failure, -1)
+    messages = _inline(offers)
+    if messages is None:
+        messages = channel.all_gather(message, [offer.size for offer in offers])
     return _decode_all(channel, messages, unpickle)
 
 
@@ -124,11 +124,10 @@ def exchange_to_root(
 
     message, failure = try_to_encode(encode)
     record = record_of(channel.call, root, detail, _none_or_one(message), unpickle)
-    offers = agree(channel, record, failure, root, True)
-    assert message is not None
-    if channel.W == 1:
-        return _decode_all(channel, [memoryview(message)], unpickle)
-    messages = channel.gather(message, [offer.size for offer in offers], root)
+    offers = agree(channel, record, message, failure, root, True)
+    messages = _inline(offers)
+    if messages is None:
+        messages = channel.gather(message, [offer.size for offer in offers], root)
     return _decode_all(channel, messages, unpickle) if channel.rank == root else None
 
 
@@ -185,10 +184,10 @@ def _broadcast(channel: Channel, obj: Any, name: str, root: int, detail: int, un
     if channel.rank == root:
         message, failure = try_to_encode(lambda: encode_object(obj, unpickle, call=call, name=name))
     sent = _none_or_one(message) if channel.rank == root else []
-    offers = agree(channel, record_of(call, root, detail, sent, unpickle), failure, root, False)
-    if channel.W == 1:
-        return obj
-    received = channel.broadcast(message, offers[root].size, root)
+    offer = agree(channel, record_of(call, root, detail, sent, unpickle), message, failure, root)[root]
+    received = offer.message
+    if received is None:
+        received = channel.broadcast(message, offer.size, root)
     return obj if channel.rank == root else _decode(channel, received, root, unpickle)
 
 
@@ -231,7 +230,7 @@ def _scatter(channel: Channel, objects: list[Any], root: int, unpickle: bool) ->
         return [encode_object(obj, unpickle, call=call, name=name) for obj, name in zip(objects, names, strict=True)]
 
     messages, failure = try_to_encode(encode)
-    offers = agree(channel, record_of(call, root, 0, messages, unpickle), failure, root, False)
+    offers = agree(channel, record_of(call, root, 0, messages, unpickle), None, failure, root)
     assert messages is not None
     if channel.W == 1:
         return _decode(channel, memoryview(messages[0]), root, unpickle)
@@ -256,6 +255,12 @@ def try_to_encode(encode: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return encode(), None
     except Exception as error:
         return None, error
+
+
+def _inline(offers: Sequence[Offer]) -> list[memoryview] | None:
+    """Every rank's message, if all of them came with the records."""
+    messages = [offer.message for offer in offers if offer.message is not None]
+    return messages if len(messages) == len(offers) else None
 
 
 def _none_or_one(message: bytearray | None) -> list[bytearray] | None:

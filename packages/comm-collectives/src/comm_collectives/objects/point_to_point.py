@@ -21,8 +21,8 @@ from comm_collectives.object_codec import (
     encode_object,
     resolve_allow_pickle,
 )
-from comm_collectives.objects.agreement import FAILED, RECORD_NUMBERS, Offer, check_offer, record_of
-from comm_collectives.objects.channel import Channel, Inbox, outbox
+from comm_collectives.objects.agreement import FAILED, Offer, check_offer, record_of
+from comm_collectives.objects.channel import RECORD_NUMBERS, Channel, Inbox, outbox
 from comm_collectives.objects.collective import try_to_encode
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError

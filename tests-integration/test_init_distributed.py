@@ -1,0 +1,897 @@
+"""``init_distributed``: the decision order of the contract, one step after the other, and back to nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+import comm_orchestrator as dist
+from comm_collectives.observed import Observed
+from comm_utils import active
+from comm_utils.testing import RankPool, per_rank
+
+Pools: TypeAlias = Callable[[int], RankPool]
+_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+# --- what ranks do
+
+
+class Log(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.levelname, record.getMessage()))
+
+    def at(self, level: str) -> list[str]:
+        return [message for name, message in self.lines if name == level]
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[Log]:
+    """What the packages log, from level INFO."""
+    log, logger = Log(), logging.getLogger("comm")
+    level = logger.level
+    logger.addHandler(log)
+    logger.setLevel(logging.INFO)
+    try:
+        yield log
+    finally:
+        logger.removeHandler(log)
+        logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def environment(**changes: str | None) -> Iterator[None]:
+    """Variables of this process; None removes one. Afterwards they are what they were."""
+    before = dict(os.environ)
+    try:
+        for name, value in changes.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextlib.contextmanager
+def world(*args: Any, **kwargs: Any) -> Iterator[None]:
+    """Set up, and torn down afterwards."""
+    dist.init_distributed(*args, **{"verbose": False, **kwargs})
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def check_world(size: int, group: Any = None) -> None:
+    tensor = torch.full((3,), dist.get_rank(group) + 1.0)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [size * (size + 1) / 2] * 3
+
+
+def refused(**kwargs: Any) -> str:
+    """How ``init_distributed`` fails, which leaves no trace."""
+    before = dict(os.environ)
+    try:
+        dist.init_distributed(**{"verbose": False, **kwargs})
+    except dist.CommError as error:
+        text = f"{type(error).__name__}: {error}"
+    else:
+        dist.destroy_process_group()
+        raise AssertionError("init_distributed succeeded")
+    assert dict(os.environ) == before
+    assert not dist.is_initialized()
+    assert not c10d.is_initialized()
+    return text
+
+
+# --- 1. already active
+
+
+def run_again() -> tuple[list[tuple[str, str]], list[str]]:
+    with world("gloo"):
+        group, backend = dist.get_world_group(), active.slot.backend
+        with logged() as log:
+            dist.init_distributed(verbose=False)
+            dist.init_distributed("gloo", verbose=False, dist_init_required=True)
+            dist.init_distributed(verbose=False, dist_init_required=False)
+        assert dist.get_world_group() is group
+        assert active.slot.backend is backend
+        check_world(2)
+        with logged() as other:
+            dist.init_distributed("mpi", verbose=False)
+        assert dist.get_backend() == "gloo"
+        check_world(2)
+    return log.lines, other.at("WARNING")
+
+
+def test_1_already_active(bare_pools: Pools) -> None:
+    text = "init_distributed: already initialised with backend gloo"
+    ignored = "torch.distributed was already initialised with backend gloo; it is kept, dist_backend='mpi' is ignored"
+    for lines, warnings in bare_pools(2).run(run_again):
+        assert lines == [("INFO", text)] * 3
+        assert warnings == [ignored]
+
+
+def run_after_foreign_end() -> list[str]:
+    dist.init_distributed("gloo", verbose=False)
+    c10d.destroy_process_group()
+    assert not dist.is_initialized()
+    assert refused(dist_init_required=False).startswith("NotInitializedError: ")
+    with logged() as log, world("gloo"):
+        check_world(2)
+    return log.at("INFO")
+
+
+def test_1_destroyed_by_torch_meanwhile(bare_pools: Pools) -> None:
+    first, second = bare_pools(2).run(run_after_foreign_end)
+    assert len(first) == 1
+    assert first[0].startswith("initialised: backend gloo")
+    assert second == []
+
+
+# --- 2. adopting
+
+
+def run_adopting(method: str, named: str | None, required: bool | None) -> tuple[list[str], list[str], int]:
+    rank = int(os.environ["RANK"])
+    c10d.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+    group = c10d.group.WORLD
+    with logged() as log:
+        dist.init_distributed(named, verbose=False, dist_init_required=required)
+    assert dist.get_world_group() is group is c10d.group.WORLD
+    assert dist.get_backend() == c10d.get_backend() == "gloo"
+    assert (dist.get_rank(), dist.get_world_size()) == (c10d.get_rank(), c10d.get_world_size())
+    check_world(2)
+    sub = dist.new_group([0, 1])
+    check_world(2, sub)
+    theirs = c10d.new_group([0, 1])
+    check_world(2, theirs)
+    tensor = torch.ones(3)
+    c10d.all_reduce(tensor, group=sub)  # both APIs, the same groups
+    assert tensor.tolist() == [2.0] * 3
+    local_rank = dist.get_local_rank()
+    dist.destroy_process_group()
+    assert not c10d.is_initialized()
+    return log.at("INFO"), log.at("WARNING"), local_rank
+
+
+@pytest.mark.parametrize(
+    ("named", "required"), [(None, None), ("gloo", None), ("GLOO", True), (None, False), ("nccl", None)]
+)
+def test_2_adopts_what_somebody_else_initialised(
+    bare_pools: Pools, tmp_path: Path, named: str | None, required: bool | None
+) -> None:
+    found = bare_pools(2).run(run_adopting, f"file://{tmp_path}/meet", named, required)
+    assert [infos for infos, _, _ in found] == [["adopted torch.distributed: backend gloo, 2 ranks"], []]
+    ignored = "torch.distributed was already initialised with backend gloo; it is kept, dist_backend='nccl' is ignored"
+    assert [warnings for _, warnings, _ in found] == [[ignored] if named == "nccl" else []] * 2
+    assert [local_rank for _, _, local_rank in found] == [0, 1]
+
+
+def run_adopting_default(method: str) -> list[tuple[str, str]]:
+    c10d.init_process_group(init_method=method, rank=int(os.environ["RANK"]), world_size=2)
+    with logged() as log:
+        dist.init_distributed("gloo", verbose=False)
+    assert dist.get_backend() == "gloo"
+    check_world(2)
+    dist.destroy_process_group()
+    return log.lines
+
+
+def test_2_adopts_torchs_own_choice_of_backend(bare_pools: Pools, tmp_path: Path) -> None:
+    """torch calls that choice "undefined"; what serves CPU tensors is gloo."""
+    if c10d.is_nccl_available():
+        pytest.skip("this build of torch chooses two backends")
+    assert bare_pools(2).run(run_adopting_default, f"file://{tmp_path}/meet") == [
+        [("INFO", "adopted torch.distributed: backend gloo, 2 ranks")],
+        [],
+    ]
+
+
+def run_adopting_fake() -> list[str]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    c10d.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
+    with logged() as log:
+        dist.init_distributed("gloo", verbose=False)
+    assert (dist.get_backend(), dist.get_rank(), dist.get_world_size()) == ("fake", 3, 8)
+    tensor = torch.ones(4)
+    for op in ("sum", "avg", dist.ReduceOp.MAX):
+        dist.all_reduce(tensor, op)
+    dist.barrier()
+    assert len(dist.all_gather(tensor)) == 8
+    output = torch.empty(32)
+    dist.all_gather_into_tensor(output, tensor)
+    try:
+        dist.all_gather_into_tensor(torch.empty(31), tensor)
+    except dist.ArgumentError as error:
+        refusal = str(error)
+    group = dist.new_group([3, 4])
+    dist.all_reduce(tensor, group=group)
+    assert dist.get_all_ranks_from_group(group) == [3, 4]
+    dist.destroy_process_group()
+    return [*log.at("WARNING"), refusal]
+
+
+def test_2_adopts_the_fake_backend(bare_pools: Pools) -> None:
+    ((warning, refusal),) = bare_pools(1).run(run_adopting_fake)
+    assert "backend fake; it is kept, dist_backend='gloo' is ignored" in warning
+    assert "expected 32" in refusal
+
+
+# --- 3. not required
+
+
+def test_3_nothing_to_adopt(bare_pools: Pools) -> None:
+    for text in bare_pools(2).run(refused, dist_init_required=False):
+        assert text == (
+            "NotInitializedError: dist_init_required=False, but nothing is initialised; call "
+            "torch.distributed.init_process_group() first, or leave dist_init_required out"
+        )
+
+
+# --- 4. who this process is
+
+
+def run_arguments(rank: int, **kwargs: Any) -> tuple[int, int, int, list[str]]:
+    with logged() as log, world("gloo", rank=rank, world_size=2, **kwargs):
+        check_world(2)
+        return dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), log.at("INFO")
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
+def test_4_arguments_come_before_the_launcher(bare_pools: Pools, scheme: str, tmp_path: Path, free_port: int) -> None:
+    method = {"tcp": f"tcp://127.0.0.1:{free_port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[scheme]
+    ranks = per_rank([1, 0]) if scheme != "env" else per_rank([0, 1])
+    found = bare_pools(2).run(run_arguments, ranks, init_method=method)
+    assert sorted(entry[:2] for entry in found) == [(0, 2), (1, 2)]
+    if scheme != "env":
+        assert [entry[0] for entry in found] == [1, 0]  # not what the variables say
+    assert [entry[2] for entry in found] == [0, 1]  # as the launcher said
+    (line,) = [line for entry in found for line in entry[3]]
+    assert line == f"initialised: backend gloo (argument), 2 ranks (argument world_size), met at {method} (argument)"
+
+
+def run_store(path: str) -> list[int]:
+    sizes = []
+    store = c10d.FileStore(path, 2)
+    for _ in range(3):  # the same store serves several generations
+        with logged() as log, world("gloo", store=store):
+            check_world(2)
+            check_world(2, dist.new_group([0, 1]))
+            sizes.append(dist.get_world_size())
+        assert all("met in a store (argument)" in line for line in log.at("INFO"))
+    return sizes
+
+
+def test_4_a_store_of_the_caller(bare_pools: Pools, tmp_path: Path) -> None:
+    assert bare_pools(2).run(run_store, str(tmp_path / "store")) == [[2, 2, 2]] * 2
+
+
+def run_variables() -> tuple[int, int, int, list[str]]:
+    with logged() as log, world():
+        check_world(2)
+        found = dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), log.at("INFO")
+    return found
+
+
+def test_4_variables_of_the_launcher(bare_pools: Pools) -> None:
+    first, second = bare_pools(2).run(run_variables)
+    assert [entry[:3] for entry in (first, second)] == [(0, 2, 0), (1, 2, 1)]
+    (line,) = first[3]
+    assert line.startswith("initialised: backend gloo (")
+    assert "2 ranks (environment variable WORLD_SIZE)" in line
+    assert re.search(r"met at 127\.0\.0\.1:\d+ \(environment variable MASTER_ADDR\)$", line)
+    assert second[3] == []  # one line, from rank 0
+
+
+def run_default_port(port: int, through: str) -> int:
+    arguments: dict[str, Any] = {
+        "argument": {"distributed_port": port},
+        "configuration": {"config": {"launch": {"master_port": port}}},
+    }[through]
+    with environment(MASTER_PORT=None), world("gloo", **arguments):
+        check_world(2)
+        return dist.get_world_size()
+
+
+@pytest.mark.parametrize("through", ["argument", "configuration"])
+def test_4_port_that_no_launcher_named(bare_pools: Pools, free_port: int, through: str) -> None:
+    assert bare_pools(2).run(run_default_port, free_port, through) == [2, 2]
+
+
+def run_configured_address(port: int) -> list[str]:
+    config = {"launch": {"master_addr": "127.0.0.1", "master_port": port}}
+    with environment(MASTER_ADDR=None, MASTER_PORT=None), logged() as log, world("gloo", config=config):
+        check_world(2)
+    return log.at("INFO")
+
+
+def test_4_address_from_the_configuration(bare_pools: Pools, free_port: int) -> None:
+    first, _ = bare_pools(2).run(run_configured_address, free_port)
+    assert f"met at 127.0.0.1:{free_port} (configuration dict)" in first[0]
+
+
+def run_alone(port: int | None) -> tuple[int, int, int, list[str]]:
+    import socket
+
+    blocked = socket.socket()
+    blocked.bind(("127.0.0.1", port or 0))
+    blocked.listen()
+    nothing = dict.fromkeys(_LAUNCHER)
+    with blocked, environment(**nothing), logged() as log, world(distributed_port=blocked.getsockname()[1]):
+        check_world(1)
+        assert not set(_LAUNCHER) & set(os.environ)
+        ports = _own_listeners() - {blocked.getsockname()}
+        assert all(address.startswith("127.") for address, _ in ports), ports
+        return dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), log.at("INFO")
+
+
+def _own_listeners() -> set[tuple[str, int]]:
+    """Addresses on which this process listens for TCP connections over IPv4, ``"any"`` for IPv6."""
+    mine = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            mine.add(os.readlink(f"/proc/self/fd/{fd}"))
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                address, port = fields[1].split(":")
+                octets = ".".join(str(octet) for octet in bytes.fromhex(address)[3::-1])
+                found.add((octets if table == "tcp" else "any", int(port, 16)))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="lists sockets through /proc")
+def test_4_a_single_process_without_any_variable(bare_pools: Pools) -> None:
+    """It becomes a world of one and opens no port at which ranks could meet (gloo has one for its own connections)."""
+    ((rank, size, local_rank, infos),) = bare_pools(1).run(run_alone, None)
+    assert (rank, size, local_rank) == (0, 1, 0)
+    (line,) = infos
+    assert line.startswith("initialised: backend gloo (")
+    assert line.endswith("1 rank (default: no launcher was found)")
+
+
+def run_contradiction(changes: dict[str, str | None], arguments: dict[str, Any]) -> str:
+    with environment(**changes):
+        return refused(**arguments)
+
+
+BOTH = "pass both, or neither"
+CONTRADICTIONS: dict[str, tuple[dict[str, str | None], dict[str, Any], tuple[str, ...]]] = {
+    "no rank": ({"RANK": None}, {}, ("WORLD_SIZE is set to '1' but RANK is not set", "set both", "unset WORLD_SIZE")),
+    "no world size": ({"WORLD_SIZE": None}, {}, ("RANK is set to '0' but WORLD_SIZE is not set", "unset RANK")),
+    "rank is no number": ({"RANK": "first"}, {}, ("environment variable RANK: got 'first'", "expected an integer")),
+    "port is no number": ({"MASTER_PORT": "x"}, {}, ("environment variable MASTER_PORT: got 'x'", "an integer")),
+    "rank too large": (
+        {"RANK": "5"},
+        {},
+        ("rank: got 5 (environment variable RANK)", "expected 0 to 0", "world size of 1"),
+    ),
+    "no ranks": ({"WORLD_SIZE": "0"}, {}, ("world size: got 0 (environment variable WORLD_SIZE)", "at least 1")),
+    "local rank too large": ({"LOCAL_RANK": "3"}, {}, ("local rank: got 3", "less than the local world size of 1")),
+    "no address": (
+        {"WORLD_SIZE": "2", "MASTER_ADDR": None},
+        {},
+        ("2 ranks were announced (environment variable WORLD_SIZE)", "not where they meet", "set MASTER_ADDR"),
+    ),
+    "argument rank alone": ({}, {"rank": 0}, ("got rank without world_size", BOTH)),
+    "argument world size alone": ({}, {"world_size": 2}, ("got world_size without rank", BOTH)),
+    "argument rank too large": ({}, {"rank": 2, "world_size": 2}, ("rank: got 2 (argument rank)", "0 to 1")),
+    "port beside arguments": (
+        {"MASTER_PORT": "x"},
+        {"rank": 0, "world_size": 1},
+        ("environment variable MASTER_PORT: got 'x'",),
+    ),
+    "unknown scheme": ({}, {"init_method": "carrier://pigeon"}, ("could not meet the others at carrier://pigeon",)),
+}
+
+
+@pytest.mark.parametrize("label", CONTRADICTIONS)
+def test_4_contradictions(bare_pools: Pools, label: str) -> None:
+    changes, arguments, texts = CONTRADICTIONS[label]
+    (found,) = bare_pools(1).run(run_contradiction, changes, arguments)
+    assert found.startswith("LaunchError: ")
+    for text in texts:
+        assert text in found
+
+
+def run_port_in_use() -> str:
+    import socket
+
+    with socket.socket() as blocked:
+        blocked.bind(("127.0.0.1", 0))
+        blocked.listen()
+        port = blocked.getsockname()[1]
+        return refused(init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1).replace(str(port), "PORT")
+
+
+def test_4_port_in_use(bare_pools: Pools) -> None:
+    (found,) = bare_pools(1).run(run_port_in_use)
+    assert found.startswith(
+        "LaunchError: rank 0 of 1 could not meet the others at tcp://127.0.0.1:PORT: the port is in use"
+    )
+    assert "set MASTER_PORT or distributed_port to a free one" in found
+
+
+def run_missing_rank(present: bool, arguments: dict[str, Any]) -> tuple[str, float]:
+    if not present:
+        return "", 0.0
+    start = time.monotonic()
+    found = refused(config={"timeouts": {"init_s": 0.5}, "process_group": {"backend": "gloo"}}, **arguments)
+    return found, time.monotonic() - start
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "file"])
+@pytest.mark.parametrize("present", [0, 1])
+def test_4_rank_that_does_not_come(bare_pools: Pools, tmp_path: Path, scheme: str, present: int) -> None:
+    arguments = {"init_method": f"file://{tmp_path}/meet"} if scheme == "file" else {}
+    found = bare_pools(2).run(run_missing_rank, per_rank([present == 0, present == 1]), arguments)
+    text, took_s = found[present]
+    assert text.startswith("CommTimeoutError: ")
+    assert f"rank {present} of 2" in text
+    assert "within 0.5 s" in text
+    assert "all 2 ranks were started" in text
+    assert took_s < 10
+    # That attempt left nothing behind on either side.
+    assert [entry[:2] for entry in bare_pools(2).run(run_variables)] == [(0, 2), (1, 2)]
+
+
+# --- 5. which backend
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("nccl", ("backend 'nccl' cannot be used: ",)),
+        ("cpu:gloo,cuda:nccl", ("backend 'nccl' cannot be used: ",)),
+        ("mpi", ("backend 'mpi' cannot be used: ", "was made without MPI", "build torch from source beside an MPI")),
+        ("xccl", ("backend 'xccl' cannot be used: ", "made without XCCL", "install an XPU build of torch")),
+        ("gl00", ("backend 'gl00' is not installed (usable here: ", "gloo", "check the spelling")),
+    ],
+)
+def test_5_named_backend_that_cannot_be_had(bare_pools: Pools, name: str, texts: tuple[str, ...]) -> None:
+    for through in (
+        {"dist_backend": name},
+        {"config": {"process_group": {"backend": name}}},
+        {"dist_backend": name.upper()},
+    ):
+        (found,) = bare_pools(1).run(refused, **through)
+        assert found.startswith("BackendUnavailableError: ")
+        for text in texts:
+            assert text in found
+
+
+def run_without_ccl(installed: bool) -> tuple[str, list[str]]:
+    """With comm-backend-ccl not installed, or installed and unusable."""
+    import comm_backend_ccl.provider as ccl
+    from comm_orchestrator import selector
+    from comm_utils.backend import Availability
+
+    entry_points, availability = selector.entry_points, ccl.availability
+    selector.entry_points = lambda group: [e for e in entry_points(group=group) if installed or e.name != "ccl"]
+    ccl.availability = lambda: {"ccl": Availability(False, "its engine is out of order", "repair it")}
+    try:
+        found = refused(dist_backend="ccl")
+        with logged() as log, world():
+            assert dist.get_backend() == "gloo"
+            check_world(dist.get_world_size())
+        return found, log.at("WARNING")
+    finally:
+        selector.entry_points, ccl.availability = entry_points, availability
+
+
+def test_5_ccl_that_is_installed_and_unusable(bare_pools: Pools) -> None:
+    (found, warnings), (found_1, warnings_1) = bare_pools(2).run(run_without_ccl, True)
+    assert (
+        found
+        == found_1
+        == "BackendUnavailableError: backend 'ccl' cannot be used: its engine is out of order; repair it"
+    )
+    (warning,) = warnings  # once, at rank 0
+    assert warning.startswith("gloo is used instead of ccl: ")
+    assert "rank 0: backend 'ccl' cannot be used: its engine is out of order; repair it" in warning
+    assert warnings_1 == []
+
+
+def test_5_ccl_that_is_not_installed(bare_pools: Pools) -> None:
+    for found, warnings in bare_pools(2).run(run_without_ccl, False):
+        assert found.startswith("BackendUnavailableError: backend 'ccl' is not installed (usable here: gloo)")
+        assert found.endswith("install it with: pip install 'comm-orchestrator[ccl]'")
+        assert warnings == []  # nobody expects it
+
+
+def run_disagreement(usable: bool) -> tuple[str, list[str]]:
+    import comm_backend_ccl.provider as ccl
+    from comm_utils.backend import Availability
+
+    availability = ccl.availability
+    ccl.availability = lambda: {
+        "ccl": Availability(usable, "in order" if usable else "no such processor", "another one")
+    }
+    try:
+        with logged() as log, world():
+            check_world(2)
+            return dist.get_backend(), log.at("WARNING")
+    finally:
+        ccl.availability = availability
+
+
+def test_5_all_ranks_fall_back_where_one_has_to(bare_pools: Pools) -> None:
+    found = bare_pools(2).run(run_disagreement, per_rank([True, False]))
+    assert [backend for backend, _ in found] == ["gloo", "gloo"]
+    ((warning,), none) = (warnings for _, warnings in found)
+    assert "rank 1: backend 'ccl' cannot be used: no such processor" in warning
+    assert none == []
+
+
+# --- 6. configuration
+
+
+def run_configured(config: Any, variables: dict[str, str], **kwargs: Any) -> dict[str, Any]:
+    with environment(**variables), world(config=config, **kwargs):
+        check_world(dist.get_world_size())
+        table = dist.log_summary(return_dict=True)
+        dist.reset_log()
+        timeout = active.active_backend().get_timeout()
+        found = {
+            "logged": isinstance(active.slot.backend, Observed),
+            "operations": sorted(table or {}),
+            "timeout_s": timeout.total_seconds() if timeout else None,
+            "backend": dist.get_backend(),
+            "interface": os.environ.get("GLOO_SOCKET_IFNAME"),
+        }
+        dist.configure(enabled=False, prof_all=True, prof_ops=[], verbose=False, debug=False)
+    return found
+
+
+def configured(pool: RankPool, config: Any, variables: dict[str, str] | None = None, **kwargs: Any) -> dict[str, Any]:
+    (found,) = pool.run(run_configured, config, variables or {}, **kwargs)
+    return found
+
+
+DEEPSPEED = {
+    "train_batch_size": 8,
+    "zero_optimization": {"stage": 3, "overlap_comm": True},
+    "bf16": {"enabled": True},
+    "comms_logger": {"enabled": True, "verbose": False, "prof_all": False, "debug": False, "prof_ops": ["all_reduce"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({"comms_logger": {"enabled": True}}, (True, ["all_reduce"])),
+        ({"comms_logger": {"enabled": False}}, (False, [])),
+        ({"comms_logger": {}}, (False, [])),
+        ({}, (False, [])),
+        (DEEPSPEED, (True, ["all_reduce"])),
+        ({**DEEPSPEED, "comms_logger": {**DEEPSPEED["comms_logger"], "prof_ops": ["broadcast"]}}, (True, [])),
+    ],
+)
+def test_6_comms_logger(
+    bare_pools: Pools, tmp_path: Path, document: dict[str, Any], expected: tuple[bool, list[str]]
+) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text(json.dumps(document))
+    for config, variables in (
+        (str(path), {}),
+        (path, {}),
+        (document, {}),
+        (None, {"COMM_CONFIG": str(path)}),
+    ):
+        found = configured(bare_pools(1), config, variables)
+        assert (found["logged"], found["operations"]) == expected
+
+
+def test_6_precedence(bare_pools: Pools, tmp_path: Path) -> None:
+    """Argument, environment, file, default; each key on its own."""
+    path = tmp_path / "comm.json"
+    path.write_text(json.dumps({"timeouts": {"collective_s": 40}, "comms_logger": {"enabled": True}}))
+    pool = bare_pools(1)
+    assert configured(pool, {})["timeout_s"] is None
+    assert configured(pool, path)["timeout_s"] == 40
+    by_environment = configured(pool, path, {"COMM_TIMEOUTS__COLLECTIVE_S": "50"})
+    assert (by_environment["timeout_s"], by_environment["logged"]) == (50, True)
+    assert configured(pool, path, {"COMM_COMMS_LOGGER__ENABLED": "0"})["logged"] is False
+    assert configured(pool, path, {"COMM_TIMEOUTS__COLLECTIVE_S": "50"}, timeout=60)["timeout_s"] == 60
+    assert configured(pool, path, timeout=datetime.timedelta(minutes=2))["timeout_s"] == 120
+    assert configured(pool, {}, {"DEEPSPEED_TIMEOUT": "3"})["timeout_s"] == 180
+    assert configured(pool, {}, {"COMM_PROCESS_GROUP__BACKEND": "gloo"})["backend"] == "gloo"
+    (found,) = pool.run(run_contradiction, {"COMM_PROCESS_GROUP__BACKEND": "mpi"}, {})
+    assert found.startswith("BackendUnavailableError: backend 'mpi'")
+    assert configured(pool, {}, {"COMM_PROCESS_GROUP__BACKEND": "mpi"}, dist_backend="gloo")["backend"] == "gloo"
+
+
+def run_sources(**kwargs: Any) -> list[str]:
+    with environment(COMM_TIMEOUTS__COLLECTIVE_S="50"), logged() as log, world(**kwargs):
+        pass
+    return log.at("INFO")
+
+
+def test_6_line_that_says_what_was_set_up(bare_pools: Pools) -> None:
+    first, second = bare_pools(2).run(run_sources, config={"process_group": {"backend": "gloo"}})
+    (line,) = first
+    assert line.startswith(
+        "initialised: backend gloo (configuration dict), 2 ranks (environment variable WORLD_SIZE), "
+    )
+    assert line.endswith("timeout 50 s (environment variable COMM_TIMEOUTS__COLLECTIVE_S)")
+    assert second == []
+
+
+@pytest.mark.parametrize(
+    ("config", "texts"),
+    [
+        ({"comms_loger": {}}, ("configuration dict: comms_loger: unknown key", "did you mean 'comms_logger'?")),
+        (
+            {"comms_logger": {"enabled": True, "prof_op": []}},
+            ("comms_logger.prof_op: unknown key", "did you mean 'prof_ops'?"),
+        ),
+        ({"timeouts": {"collective_s": -1}}, ("timeouts.collective_s: got -1", "greater than 0")),
+        ("/nowhere/comm.json", ("file /nowhere/comm.json", "there is no such file")),
+        (7, ("got a configuration of type int", "a dict, a path")),
+    ],
+)
+def test_6_wrong_configuration(bare_pools: Pools, config: Any, texts: tuple[str, ...]) -> None:
+    (found,) = bare_pools(1).run(refused, config=config)
+    assert found.startswith("ConfigurationError: ")
+    for text in texts:
+        assert text in found
+
+
+def run_module() -> tuple[str, bool]:
+    dist.initialize_module({"process_group": {"backend": "gloo"}, "comms_logger": {"enabled": True}})
+    try:
+        return dist.get_backend(), isinstance(active.slot.backend, Observed)
+    finally:
+        dist.configure(enabled=False)
+        dist.destroy_process_group()
+        forget_handlers()
+
+
+def test_6_initialize_module(bare_pools: Pools) -> None:
+    assert bare_pools(1).run(run_module) == [("gloo", True)]
+
+
+def run_network() -> list[str | None]:
+    config = {"network": {"interface": "lo"}}
+    with environment(GLOO_SOCKET_IFNAME=None):
+        with world("gloo", config=config):
+            found = [os.environ.get("GLOO_SOCKET_IFNAME")]
+        del os.environ["GLOO_SOCKET_IFNAME"]
+        error = refused(config={**config, "timeouts": {"init_s": 0.3}}, rank=0, world_size=2)
+        assert error.startswith("CommTimeoutError: ")
+        found.append(os.environ.get("GLOO_SOCKET_IFNAME"))
+    with environment(NCCL_DEBUG="WARN"), world("gloo", config={"network": {"nccl": {"debug": "INFO", "algo": "Tree"}}}):
+        found += [os.environ["NCCL_DEBUG"], os.environ["NCCL_ALGO"]]
+    return found
+
+
+def test_6_variables_of_the_libraries(bare_pools: Pools) -> None:
+    """Set before a library reads them, gone after a failure, and never over what the environment holds."""
+    assert bare_pools(1).run(run_network) == [["lo", None, "WARN", "Tree"]]
+
+
+def forget_handlers() -> None:
+    logger = logging.getLogger("comm")
+    for handler in list(logger.handlers):
+        if not isinstance(handler, logging.NullHandler):
+            logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+def run_verbose(verbose: bool, configured: bool) -> int:
+    logger, root = logging.getLogger("comm"), logging.getLogger()
+    forget_handlers()
+    own = logging.StreamHandler(sys.stdout)
+    if configured:
+        root.addHandler(own)
+    try:
+        for _ in range(2):  # a second time adds no second handler
+            with world("gloo", verbose=verbose):
+                pass
+        return sum(not isinstance(handler, logging.NullHandler) for handler in logger.handlers)
+    finally:
+        root.removeHandler(own)
+        forget_handlers()
+
+
+def test_6_verbose_shows_one_line_from_rank_0(bare_pools: Pools) -> None:
+    first, second = bare_pools(2).run_outcomes(run_verbose, True, False)
+    assert (first.value, second.value) == (1, 1)
+    lines = [line for line in first.stderr.splitlines() if "initialised: " in line]
+    assert len(lines) == 2
+    for line in lines:
+        assert "INFO [rank 0] comm: initialised: backend gloo (argument), 2 ranks" in line
+    assert "comm:" not in second.stderr
+
+
+def test_6_not_verbose_attaches_no_handler(bare_pools: Pools) -> None:
+    for outcome in bare_pools(2).run_outcomes(run_verbose, False, False):
+        assert outcome.value == 0
+        assert "comm" not in outcome.stdout + outcome.stderr
+
+
+def test_6_logging_that_the_program_set_up_is_used(bare_pools: Pools) -> None:
+    first, second = bare_pools(2).run_outcomes(run_verbose, True, True)
+    assert (first.value, second.value) == (0, 0)
+    assert first.stdout.count("initialised: backend gloo") == 2
+    assert second.stdout == ""
+
+
+# --- timeouts
+
+
+def run_timeout(kind: str) -> tuple[str, float]:
+    limit_s = 0.5
+    with world("gloo", timeout=limit_s):
+        check_world(2)
+        if kind == "world":
+            group = None
+        elif kind == "new_group":
+            group = dist.new_group([0, 1])
+        elif kind == "mesh":
+            group = dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "model")).get_group("data")
+        else:
+            group = dist.new_group([0, 1], timeout=2 * limit_s)
+        check_world(2, group)
+        if dist.get_rank() == 1:
+            store = active.active_backend().get_store(None)
+            store.wait(["over"], datetime.timedelta(seconds=30))
+            return "", 0.0
+        start = time.monotonic()
+        try:
+            dist.barrier(group)
+        except dist.CommTimeoutError as error:
+            found = str(error)
+        else:
+            found = "returned"
+        took_s = time.monotonic() - start
+        active.active_backend().get_store(None).set("over", "1")
+        time.sleep(0.2)
+        return found, took_s
+
+
+@pytest.mark.parametrize(("kind", "limit_s"), [("world", 0.5), ("new_group", 0.5), ("mesh", 0.5), ("its own", 1.0)])
+def test_timeout_reaches_later_groups(bare_pools: Pools, kind: str, limit_s: float) -> None:
+    (text, took_s), _ = bare_pools(2).run(run_timeout, kind)
+    assert text.startswith("barrier on the group of ranks [0, 1] failed on rank 0: ")
+    assert limit_s * 0.9 < took_s < limit_s + 5
+
+
+def run_lonely_new_group() -> tuple[str, float]:
+    with world("gloo", timeout=0.5):
+        if dist.get_rank() == 1:
+            active.active_backend().get_store(None).wait(["over"], datetime.timedelta(seconds=30))
+            return "", 0.0
+        start = time.monotonic()
+        try:
+            dist.new_group([0, 1])
+        except dist.CommTimeoutError as error:
+            return str(error), time.monotonic() - start
+        finally:
+            active.active_backend().get_store(None).set("over", "1")
+    return "returned", 0.0
+
+
+def test_timeout_of_a_group_that_one_rank_does_not_make(bare_pools: Pools) -> None:
+    (text, took_s), _ = bare_pools(2).run(run_lonely_new_group)
+    assert text.startswith("new_group on rank 0: not every rank of [0, 1] came")
+    assert 0.4 < took_s < 10
+
+
+# --- again and again
+
+
+def run_generations(times: int) -> list[float]:
+    rank = int(os.environ["RANK"])
+    found = []
+    for generation in range(times):
+        if rank == generation % 2:
+            time.sleep(0.1)  # the other one is back before this one has left
+        dist.init_distributed("gloo", verbose=False)
+        group = dist.new_group([0, 1])
+        tensor = torch.full((2,), float(generation))
+        dist.all_reduce(tensor)
+        check_world(2, group)
+        dist.monitored_barrier(timeout=20)
+        found.append(tensor[0].item())
+        if rank == generation // 2 % 2:
+            time.sleep(0.1)
+        dist.destroy_process_group()
+        assert not dist.is_initialized()
+    return found
+
+
+def test_destroy_and_initialise_again(bare_pools: Pools) -> None:
+    assert bare_pools(2).run(run_generations, 8) == [[2.0 * generation for generation in range(8)]] * 2
+
+
+SCRIPT = """
+import os
+import torch
+import comm_orchestrator as dist
+
+before = dict(os.environ)
+for generation in range(3):
+    dist.init_distributed("gloo")
+    tensor = torch.ones(2) * (dist.get_rank() + generation)
+    dist.all_reduce(tensor)
+    group = dist.new_group([0, 1])
+    dist.all_reduce(tensor, "max", group)
+    if dist.get_rank() == 0:
+        print("sum", tensor.tolist(), dist.get_local_rank(), dist.get_world_size(), flush=True)
+    dist.destroy_process_group()
+assert dict(os.environ) == before
+"""
+
+
+def test_under_torchrun(tmp_path: Path, rank_environment: dict[str, Any]) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT)
+    environ = {name: value for name, value in os.environ.items() if rank_environment.get(name, "") is not None}
+    environ |= {name: value for name, value in rank_environment.items() if value is not None}
+    environ["OMP_NUM_THREADS"] = "1"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.startswith("sum")] == [
+        f"sum [{1 + 2 * generation:.1f}, {1 + 2 * generation:.1f}] 0 2" for generation in range(3)
+    ]
+    lines = [line for line in done.stderr.splitlines() if " comm: " in line]
+    assert len(lines) == 3
+    for line in lines:
+        assert "[rank 0] comm: initialised: backend gloo (argument), 2 ranks (environment variable WORLD_SIZE)" in line
+
+
+# --- what is not imported
+
+
+def run_with_mpi4py_at_hand(folder: str) -> list[str]:
+    sys.path.insert(0, folder)
+    try:
+        with environment(**dict.fromkeys(_LAUNCHER)), world():
+            check_world(1)
+        with world():
+            check_world(1)
+    finally:
+        sys.path.remove(folder)
+    return sorted(name for name in sys.modules if name.partition(".")[0] == "mpi4py")
+
+
+def test_mpi4py_is_never_imported(bare_pools: Pools, tmp_path: Path) -> None:
+    """No MPI launcher started these processes."""
+    package = tmp_path / "mpi4py"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    assert bare_pools(1).run(run_with_mpi4py_at_hand, str(tmp_path)) == [[]]
+
+
+def test_import_is_lean() -> None:
+    program = "import sys, comm_orchestrator; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    imported = set(done.stdout.split())
+    assert {"comm_orchestrator", "comm_collectives", "comm_config", "comm_utils"} <= imported
+    assert not imported & {"typer", "rich", "click", "matplotlib", "mpi4py", "pytest", "comm_backend_ccl"}
