@@ -26,7 +26,7 @@ from comm_collectives.object_codec import (
     set_object_policy,
 )
 from comm_collectives.objects.agreement import record_of
-from comm_collectives.objects.channel import Channel
+from comm_collectives.objects.channel import INLINE_BYTES, Channel
 from comm_utils.active import active_backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError, CommError
 from comm_utils.testing import RankPool, per_rank, run_ranks
@@ -385,40 +385,38 @@ def hostile(call: str, message: bytes, size: int | None = None) -> Any:
     """Rank 0 takes part in ``call`` by hand with ``message``, which it says to be encoded and of ``size`` bytes."""
 
     def exchange() -> Any:
-        W, rank = dist.get_world_size(), dist.get_rank()
-        if rank:
-            if call == "broadcast_object":
-                return dist.broadcast_object(None, 0)
-            return dist.allgather_object(rank)
+        if dist.get_rank():
+            return dist.broadcast_object(None, 0) if call == "broadcast_object" else dist.allgather_object(0)
         channel = Channel(call, active_backend(), None)
         root = 0 if call == "broadcast_object" else -1
         number, *_, max_bytes = record_of(call, root, 0, [], False)
-        offers = channel.exchange([number, root, 0, len(message) if size is None else size, 0, max_bytes])
-        if size is not None:
+        announced = len(message) if size is None else size
+        offers = channel.exchange([number, root, 0, announced, 0, max_bytes], message)
+        if size is not None or len(message) <= INLINE_BYTES:
             return None
         if call == "broadcast_object":
             return channel.broadcast(bytearray(message), 0, 0) and None
-        assert len(offers) == W
-        return channel.all_gather(bytearray(message), [offer[3] for offer in offers]) and None
+        return channel.all_gather(bytearray(message), [numbers[3] for numbers, _ in offers]) and None
 
     return outcome(exchange)
 
 
-WHOLE = bytes(encode_object({"a": [1, 2, 3], "t": torch.ones(9)}))
-
-
+@pytest.mark.parametrize("pad", [b"", b"x" * 500], ids=["small", "large"])
 @pytest.mark.parametrize("call", ["broadcast_object", "allgather_object"])
-def test_hostile_messages_are_refused_and_the_group_stays_usable(pools: Pools, call: str, tmp_path: Path) -> None:
+def test_hostile_messages_are_refused_and_the_group_stays_usable(
+    pools: Pools, call: str, pad: bytes, tmp_path: Path
+) -> None:
     target = tmp_path / "harm"
-    payload = pickle.dumps(Harmful(str(target)))
-    pickled = bytes(encode_object(Harmful(str(target)), allow_pickle=True))
+    harmful = [pad, Harmful(str(target))]
+    whole = bytes(encode_object({"a": [1, 2, 3], "pad": pad, "t": torch.ones(9)}))
     cases = {
-        "unpickling lets the sender run any code here": pickled,
-        "does not begin like an object": payload + b"\0" * 16,
-        "bytes are due": WHOLE[:-4],
-        "left over": WHOLE + b"\0",
+        "unpickling lets the sender run any code here": bytes(encode_object(harmful, allow_pickle=True)),
+        "does not begin like an object": pickle.dumps(harmful) + b"\0" * 16,
+        "bytes are due": whole[:-4],
+        "left over": whole + b"\0",
     }
     for reason, message in cases.items():
+        assert (len(message) > INLINE_BYTES) == bool(pad)
         outcomes = pools(3).run(hostile, call, message)
         assert names(outcomes) == [None, "ObjectDecodeError", "ObjectDecodeError"]
         assert reason in outcomes[1][1]

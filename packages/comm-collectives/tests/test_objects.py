@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import struct
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -28,7 +29,7 @@ from comm_collectives.object_codec import (
     set_object_policy,
 )
 from comm_collectives.objects.agreement import record_of
-from comm_collectives.objects.channel import Channel
+from comm_collectives.objects.channel import INLINE_BYTES, Channel
 from comm_collectives.work import Completed
 from comm_utils.active import activate, active_backend, deactivate
 from comm_utils.backend import Capabilities
@@ -519,13 +520,13 @@ def test_point_to_point_refusals(capabilities: Capabilities) -> None:
 # --- peers that lie
 
 
-def announce(rank: int, call: str, message: bytes, size: int | None = None, root: int = -1, detail: int = 0) -> Channel:
+def announce(call: str, message: bytes, size: int | None = None, root: int = -1, detail: int = 0) -> Channel:
     """Take part in a call by hand, saying that ``message`` has ``size`` bytes."""
     channel = Channel(call, active_backend(), None)
     record = list(record_of(call, root, detail, [bytearray(message)], False))
     record[3] = len(message) if size is None else size
     record[4] = 0  # not pickled
-    channel.exchange(record)
+    channel.exchange(record, message)
     return channel
 
 
@@ -537,31 +538,34 @@ class Harmful:
         return Path.touch, (self.path,)
 
 
-def hostile_messages(tmp_path: Path) -> dict[str, bytes]:
-    whole = bytes(encode_object({"a": [1, 2, 3], "t": torch.ones(9)}))
+def hostile_messages(tmp_path: Path, pad: bytes) -> dict[str, bytes]:
+    whole = bytes(encode_object({"a": [1, 2, 3], "t": torch.ones(9), "pad": pad}))
     return {
-        "pickled": bytes(encode_object(Harmful(tmp_path / "harm"), allow_pickle=True)),
+        "pickled": bytes(encode_object([pad, Harmful(tmp_path / "harm")], allow_pickle=True)),
         "truncated": whole[:-5],
-        "noise": bytes(range(200)),
+        "noise": bytes(range(100)) + pad,
         "too long": whole + b"\0" * 9,
     }
 
 
+@pytest.mark.parametrize("pad", [b"", b"x" * 500], ids=["within the record", "after it"])
 @pytest.mark.parametrize("case", ["pickled", "truncated", "noise", "too long"])
-def test_a_hostile_message_is_refused_by_its_receivers_alone(case: str, tmp_path: Path) -> None:
+def test_a_hostile_message_is_refused_by_its_receivers_alone(case: str, pad: bytes, tmp_path: Path) -> None:
     backend = threads(3)
-    message = hostile_messages(tmp_path)[case]
+    message = hostile_messages(tmp_path, pad)[case]
+    assert (len(message) > INLINE_BYTES) == bool(pad)
 
     def in_broadcast(rank: int) -> Any:
-        if rank == 0:
-            return announce(rank, "broadcast_object", message, root=0).broadcast(bytearray(message), 0, 0) and None
-        return objects.broadcast_object(None, 0)
+        if rank:
+            return objects.broadcast_object(None, 0)
+        channel = announce("broadcast_object", message, root=0)
+        return channel.broadcast(bytearray(message), 0, 0) and None if pad else None
 
     def in_gather(rank: int) -> Any:
-        if rank == 0:
-            channel = announce(rank, "gather_object", message, root=1)
-            return channel.gather(bytearray(message), [], 1) or None
-        return objects.gather_object(rank, [None] * 3 if rank == 1 else None, 1)
+        if rank:
+            return objects.gather_object(rank, [None] * 3 if rank == 1 else None, 1)
+        channel = announce("gather_object", message, root=1)
+        return channel.gather(bytearray(message), [], 1) or None if pad else None
 
     assert kinds(backend.run(in_broadcast)) == ["NoneType", "ObjectDecodeError", "ObjectDecodeError"]
     still_works(backend)
@@ -576,7 +580,7 @@ def test_an_impossible_size_is_refused_before_anything_is_allocated(size: int) -
 
     def on_rank(rank: int) -> Any:
         if rank == 0:
-            return announce(rank, "broadcast_object", b"", size, root=0) and None
+            return announce("broadcast_object", b"", size, root=0) and None
         return objects.broadcast_object(None, 0)
 
     outcomes = backend.run(on_rank)
@@ -586,18 +590,33 @@ def test_an_impossible_size_is_refused_before_anything_is_allocated(size: int) -
     still_works(backend)
 
 
-def test_a_scattered_object_that_is_larger_than_announced() -> None:
+@pytest.mark.parametrize("announced", [30, 1 << 21])
+@pytest.mark.parametrize("lie", [1 << 40, -1])
+def test_a_scattered_object_of_another_size_than_announced(announced: int, lie: int) -> None:
     backend = threads(2)
 
     def on_rank(rank: int) -> Any:
-        if rank == 0:
-            channel = announce(rank, "scatter_object_list", bytes(encode_object(0)), root=0)
-            return channel.scatter_number([20, 1 << 40], 0) and None
-        return objects.scatter_object_list([None], None, 0)
+        if rank:
+            return objects.scatter_object_list([None], None, 0)
+        channel = announce("scatter_object_list", b"", announced, root=0)
+        size = 8 if announced > 1 << 20 else 8 + announced
+        return channel._scatter_part([struct.pack("=q", lie).ljust(size, b"\0")] * 2, size, 0) and None
 
     outcomes = backend.run(on_rank)
     assert kinds(outcomes) == ["NoneType", "ObjectDecodeError"]
-    assert "after announcing fewer" in str(outcomes[1])
+    assert f"sends {lie} bytes after announcing {announced}" in str(outcomes[1])
+
+
+@pytest.mark.parametrize("W", [2, 3])
+def test_scattering_large_objects(W: int) -> None:
+    def on_rank(rank: int) -> Any:
+        received = [None]
+        objects.scatter_object_list(received, [b"x" * r * 600_000 for r in range(W)] if rank == 1 else None, 1)
+        return len(received[0])  # type: ignore[arg-type]
+
+    backend = threads(W)
+    assert backend.run(on_rank) == [rank * 600_000 for rank in range(W)]
+    assert "all_to_all_single" in backend.calls
 
 
 def test_lists_that_are_none() -> None:
@@ -606,7 +625,7 @@ def test_lists_that_are_none() -> None:
 
     def broadcast(rank: int) -> Any:
         if rank == 0:
-            return announce(rank, "broadcast_object_list", message, root=0, detail=1).broadcast(message, 0, 0) and None
+            return announce("broadcast_object_list", message, root=0, detail=1) and None
         return objects.broadcast_object_list([None], 0)
 
     def send(rank: int) -> Any:
@@ -661,7 +680,7 @@ def test_a_rank_of_another_release() -> None:
 
     def on_rank(rank: int) -> Any:
         if rank == 0:
-            Channel("x", active_backend(), None).exchange([99, 0, 0, 0, 0, 0])
+            Channel("x", active_backend(), None).exchange([99, 0, 0, 0, 0, 0], b"")
             return None
         return objects.allgather_object(1)
 

@@ -84,7 +84,7 @@ def create(
             world_store,
             name,
             pg_options,
-            timeout or internals._get_default_timeout(chosen),
+            internals._get_default_timeout(chosen) if timeout is None else timeout,
             None,
             device_id,
             group_desc,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as c10d
+from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.failures import classify
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
 
-__all__ = ["availability", "check_available", "device_libraries", "initialize"]
+__all__ = ["availability", "check_available", "device_libraries", "initialize", "world_timeout"]
 
 _NOT_BUILT = "this build of torch ({}) was made without {}"
 
@@ -45,7 +48,6 @@ def device_libraries(backend: str) -> dict[str, str]:
     if ":" in backend:
         return dict(part.split(":", 1) for part in backend.lower().split(","))
     name = backend.lower()
-    # CUDA keeps its place in front only where the library has it, as in torch's own table.
     devices = c10d.Backend.backend_capability.get(name, ["cpu"])
     return dict.fromkeys(devices, name)
 
@@ -89,3 +91,14 @@ def initialize(setup: Setup) -> None:
             f"rank {setup.rank} of {setup.world_size}: not every rank joined the {setup.backend} world group in time "
             f"({error}); check that all {setup.world_size} processes run and can reach each other"
         ) from error
+
+
+def world_timeout() -> timedelta | None:
+    """The timeout that the world group was made with; None where its library does not tell."""
+    world: Any = internals._get_default_group()
+    for device in getattr(world, "_device_types", ()):
+        options = getattr(world._get_backend(device), "options", None)
+        timeout = getattr(options, "_timeout", None)
+        if isinstance(timeout, timedelta):
+            return timeout
+    return None

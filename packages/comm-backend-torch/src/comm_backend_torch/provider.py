@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
-
-import torch.distributed as c10d
 
 from comm_backend_torch import process_group
 from comm_backend_torch.backend import TorchBackend
@@ -31,7 +28,5 @@ def adopts(backend: str) -> bool:
 
 
 def adopt() -> TorchBackend:
-    """Serve the world group that exists. Its timeout is not known, so groups made later get the library's default."""
-    assert c10d.is_initialized()
-    timeout: timedelta | None = None
-    return TorchBackend(timeout)
+    """Serve the world group that exists; groups made later inherit its timeout."""
+    return TorchBackend(process_group.world_timeout())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -44,9 +45,11 @@ class TorchWork:
         return True
 
     def _wait_for(self, timeout_s: float) -> bool:
+        if timeout_s < 0.001 and not self._work.is_completed():
+            raise _still_under_way(timeout_s)  # c10d counts milliseconds, and takes none for no limit
         start = time.monotonic()
         try:
-            self._work.wait(timedelta(seconds=timeout_s))
+            self._work.wait(timedelta(milliseconds=max(1, math.ceil(timeout_s * 1000))))
         except RuntimeError as error:
             # c10d's own timeout breaks the group; the caller's, which is shorter, leaves the operation under way.
             if not self._work.is_completed() and time.monotonic() - start >= timeout_s:
@@ -102,7 +105,7 @@ class PolledWork(TorchWork):
     def _wait_in_thread(self) -> None:
         try:
             self._work.wait()
-        except RuntimeError as error:
+        except BaseException as error:
             self._failure = self._translate(error)
         finally:
             self._done.set()

@@ -115,7 +115,7 @@ class World:
     ) -> ProcessGroup:
         if backend is not None:
             check_available(backend)
-        limit = timeout or self._timeout
+        limit = self._timeout if timeout is None else timeout
         try:
             return groups.create(ranks, name, limit, backend, pg_options, group_desc, device_id)
         except RuntimeError as error:
@@ -124,8 +124,8 @@ class World:
                 raise
             rank = internals._get_default_group().rank()
             raise kind(
-                f"new_group on rank {rank}: not every rank of {list(ranks)} came to make the group: {error}; all of them "
-                "have to call new_group, and as often with these ranks"
+                f"new_group on rank {rank}: not every rank of {list(ranks)} came to make the group: {error}; all of "
+                "them have to call new_group, and as often with these ranks"
             ) from error
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
@@ -142,7 +142,10 @@ class World:
         kind = classify(error)
         if kind is None:
             return error
-        state = self._state(group)
+        try:
+            state = self._state(group)
+        except NotInitializedError:
+            return kind(f"{operation} failed after its group was destroyed: {error}")
         state.broken = f"{operation}: {error}"
         self.prepared.clear()
         rank = state.ranks[state.rank]

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import GroupMember, ProcessGroup
 
-from comm_collectives.memory import is_dense
+from comm_collectives.memory import is_dense, overlapping
+from comm_collectives.observed import Observed
 from comm_utils.active import slot
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError, BrokenGroupError, NotInitializedError
 from comm_utils.log import logger
 
 __all__ = [
+    "as_timedelta",
     "check_dtype",
     "check_list",
     "check_numel",
@@ -60,7 +63,7 @@ def enter(call: str, group: ProcessGroup | None) -> Backend | None:
             backend.check_group(group)
         except (BrokenGroupError, NotInitializedError) as error:
             raise type(error)(f"{call}: {error}") from None
-        return backend
+        return backend.during(call) if isinstance(backend, Observed) else backend
     if call not in _warned:
         _warned.add(call)
         logger.warning("%s: this rank is not a member of the group; the call does nothing", call)
@@ -75,6 +78,10 @@ def check_tensor(
         raise ArgumentTypeError(f"{call}: {name}: got {_describe(value)}; expected a tensor")
     if value.is_nested:
         raise ArgumentTypeError(f"{call}: {name}: got a nested tensor; pass the tensors in it one by one")
+    if hasattr(value, "to_local"):
+        raise ArgumentTypeError(
+            f"{call}: {name}: got a {type(value).__name__}; pass {name}.to_local(), this rank's part"
+        )
     if value.layout is not torch.strided:
         raise ArgumentTypeError(
             f"{call}: {name}: got a sparse tensor ({value.layout}); sparse tensors are not supported, pass "
@@ -89,8 +96,7 @@ def check_tensor(
     if device not in served:
         raise ArgumentError(
             f"{call}: {name}: got a tensor on {value.device}; backend {backend.get_backend(group)!r} of this group "
-            "serves "
-            f"{' and '.join(served)}; {_device_remedy(device)}"
+            f"serves {' and '.join(served)}; {_device_remedy(device)}"
         )
     if written:
         _check_writable(call, name, value)
@@ -100,15 +106,13 @@ def _check_writable(call: str, name: str, tensor: torch.Tensor) -> None:
     if not is_dense(tensor):
         raise ArgumentError(
             f"{call}: {name}: got a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}, which has "
-            "gaps or "
-            f"overlaps in memory; a tensor that is written must be contiguous or dense: pass {name}.contiguous() and "
-            "copy back"
+            "gaps or overlaps in memory; a tensor that is written must be contiguous or dense: pass "
+            f"{name}.contiguous() and copy back"
         )
     if tensor.is_conj() or tensor.is_neg():
         raise ArgumentError(
             f"{call}: {name}: got a lazily {'conjugated' if tensor.is_conj() else 'negated'} view, which cannot be "
-            "written in "
-            f"place; pass {name}.resolve_conj().resolve_neg()"
+            f"written in place; pass {name}.resolve_conj().resolve_neg()"
         )
 
 
@@ -144,6 +148,8 @@ def check_list(
         check_tensor(call, f"{name}[{position}]", tensor, backend, group, written=written)
         if like is not None:
             check_dtype(call, f"{name}[{position}]", tensor, like)
+    if written and overlapping(value):
+        raise ArgumentError(f"{call}: {name}: got tensors that share memory; expected one memory for each rank's data")
 
 
 def check_dtype(call: str, name: str, tensor: torch.Tensor, like: torch.Tensor) -> None:
@@ -164,6 +170,18 @@ def check_numel(call: str, name: str, tensor: torch.Tensor, expected: int, why: 
         raise ArgumentError(
             f"{call}: {name}: got {tensor.numel()} elements (shape {tuple(tensor.shape)}); expected {expected}: {why}"
         )
+
+
+def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | None:
+    """A timeout in seconds or as a timedelta, as a timedelta."""
+    if timeout is None:
+        return None
+    if not isinstance(timeout, (int, float, timedelta)):
+        raise ArgumentTypeError(f"{call}: timeout: got {timeout!r:.60}; expected seconds or a timedelta")
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    if limit <= timedelta(0):
+        raise ArgumentError(f"{call}: timeout: got {timeout!r}; expected seconds or a timedelta of more than 0")
+    return limit
 
 
 def group_rank_of(
@@ -213,8 +231,7 @@ def splits(
         if rows % W:
             raise ArgumentError(
                 f"{call}: {tensor_name}: got {rows} rows (shape {tuple(tensor.shape)}), which does not divide by the "
-                "world "
-                f"size of {W}; pass {name} to send parts of different sizes"
+                f"world size of {W}; pass {name} to send parts of different sizes"
             )
         return [rows // W] * W
     counts = [integer(call, name, size) for size in sizes]

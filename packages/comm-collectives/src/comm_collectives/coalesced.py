@@ -71,8 +71,7 @@ def all_gather_coalesced(
         raise ArgumentTypeError(f"{call}: output_tensors: got {type(output_tensors).__name__}; expected a list")
     if len(output_tensors) != len(input_tensors):
         raise ArgumentError(
-            f"{call}: output_tensors: got a list of {len(output_tensors)}; expected {len(input_tensors)}, one for each "
-            "input"
+            f"{call}: output_tensors: got a list of {len(output_tensors)}; expected {len(input_tensors)}, one an input"
         )
     W = backend.get_world_size(group)
     for position, (output, source) in enumerate(zip(output_tensors, input_tensors, strict=True)):

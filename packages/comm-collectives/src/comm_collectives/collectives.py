@@ -1,9 +1,8 @@
 """Collectives in which every rank holds a tensor of the same shape: all_reduce, reduce, broadcast, barrier.
 
 Throughout this package *W* is the size of the group, ``group=None`` the world group; ``src`` and ``dst`` are global
-ranks,
-``group_src`` and ``group_dst`` ranks within the group. ``async_op=True`` returns a :class:`comm_utils.backend.Work`.
-A rank that is not a member of ``group`` does nothing and gets None.
+ranks, ``group_src`` and ``group_dst`` ranks within the group. ``async_op=True`` returns a
+:class:`comm_utils.backend.Work`. A rank that is not a member of ``group`` does nothing and gets None.
 
 Errors common to all: ``NotInitializedError``; ``ArgumentError`` (a ``ValueError``) for what this rank's own arguments
 show to be wrong, before anything is sent; ``BrokenGroupError``, ``PeerLostError`` and ``CommTimeoutError`` (a
@@ -20,11 +19,12 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction, traced
-from comm_collectives.arguments import check_tensor, enter, group_rank_of
+from comm_collectives.arguments import as_timedelta, check_tensor, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
 from comm_collectives.work import deliver
 from comm_utils.active import slot
 from comm_utils.backend import Work
+from comm_utils.errors import ArgumentTypeError
 from comm_utils.reduce_op import parse_reduce_op
 
 __all__ = ["all_reduce", "barrier", "broadcast", "inference_all_reduce", "reduce"]
@@ -47,7 +47,8 @@ def all_reduce(
         return traced.all_reduce(tensor, op, group, async_op)
     try:
         call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
-        if async_op or not (call and tensor.is_contiguous()) or tensor.is_neg():
+        # An integer equals an enumerator of torch's, and is no op all the same.
+        if async_op or not (call and tensor.is_contiguous()) or tensor.is_neg() or isinstance(op, int):
             call = None
     except (AttributeError, RuntimeError, TypeError):
         call = None  # not a strided tensor, not an op, not initialised: the full check says so
@@ -82,7 +83,7 @@ def inference_all_reduce(tensor: torch.Tensor, op: Any = "sum", group: ProcessGr
         return
     try:  # as in all_reduce, which cannot share these lines without paying for a call
         call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
-        if not (call and tensor.is_contiguous()) or tensor.is_neg():
+        if not (call and tensor.is_contiguous()) or tensor.is_neg() or isinstance(op, int):
             call = None
     except (AttributeError, RuntimeError, TypeError):
         call = None
@@ -150,15 +151,17 @@ def barrier(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     device_ids: list[int] | None = None,
-    timeout: timedelta | None = None,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """Return when every rank of the group has called it.
 
     Args:
-        device_ids: for device backends, the device on which to synchronise.
-        timeout: overrides the group's timeout for this call, where the library knows how.
+        device_ids: for device backends, a list with the index of the device on which to synchronise.
+        timeout: seconds or a timedelta; overrides the group's timeout for this call, where the library knows how.
     """
     backend = enter("barrier", group)
     if backend is None:
         return None
-    return backend.barrier(group, async_op, device_ids, timeout)
+    if device_ids is not None and not isinstance(device_ids, (list, tuple)):
+        raise ArgumentTypeError(f"barrier: device_ids: got {device_ids!r:.60}; expected a list of device indices")
+    return backend.barrier(group, async_op, device_ids, as_timedelta("barrier", timeout))

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction, traced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, splits
-from comm_collectives.memory import Landing, after_landing, as_bytes, readable
+from comm_collectives.memory import Landing, after_landing, apart, as_bytes, readable
 from comm_collectives.work import After, deliver, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
@@ -33,8 +33,7 @@ def reduce_scatter(
     Args:
         output: any shape; dense; overwritten with this rank's part.
         input_list: W tensors, entry r of the size of rank r's ``output`` (sizes may differ); or one tensor of W times
-        the
-            elements of ``output``. Same dtype as ``output``; only read.
+            the elements of ``output``. Same dtype as ``output``; only read.
         op: as for ``all_reduce``.
     """
     if isinstance(input_list, torch.Tensor):
@@ -85,13 +84,13 @@ def _reduce_scatter_tensor(
     if input.numel() % W:
         raise ArgumentError(
             f"{call}: input: got {input.numel()} elements (shape {tuple(input.shape)}), which does not divide by the "
-            "world size "
-            f"of {W}; pad it, or pass a list of {W} tensors of different sizes to reduce_scatter"
+            f"world size of {W}; pad it, or pass a list of {W} tensors of different sizes to reduce_scatter"
         )
     check_numel(call, "output", output, input.numel() // W, f"the elements of input divided by the world size of {W}")
     landing = Landing(output)
     op = parse_reduce_op(op, call)
-    work = reduction.reduce_scatter_tensor(backend, landing.memory, readable(input), op, group, async_op, call)
+    source = apart(readable(input), landing.memory)
+    work = reduction.reduce_scatter_tensor(backend, landing.memory, source, op, group, async_op, call)
     return _landed(work, landing, output, async_op)
 
 
@@ -139,13 +138,13 @@ def all_to_all_single(
     if rows_out[rank] != rows_in[rank]:
         raise ArgumentError(
             f"{call}: output_split_sizes: got {rows_out[rank]} rows from rank {rank}, which is this rank, but it "
-            "sends itself "
-            f"{rows_in[rank]}; expected the same number in both"
+            f"sends itself {rows_in[rank]}; expected the same number in both"
         )
     row = prod(input.shape[1:])
     landing = Landing(output)
     sizes_out, sizes_in = [rows * row for rows in rows_out], [rows * row for rows in rows_in]
-    work = _exchange(backend, landing.memory, readable(input), sizes_out, sizes_in, group, async_op)
+    source = apart(readable(input), landing.memory)
+    work = _exchange(backend, landing.memory, source, sizes_out, sizes_in, group, async_op)
     return deliver([work], after_landing([landing]), output, async_op)
 
 

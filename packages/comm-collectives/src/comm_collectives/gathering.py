@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives import traced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, group_rank_of
-from comm_collectives.memory import Landing, after_landing, as_bytes, readable
+from comm_collectives.memory import Landing, after_landing, apart, as_bytes, readable
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -121,7 +121,8 @@ def all_gather_into_tensor(
     check_numel(call, "output_tensor", output_tensor, W * n, f"{n} elements of input_tensor from each of {W} ranks")
     native = backend.capabilities(group, input_tensor.device.type).dtypes
     landing = Landing(output_tensor)
-    sent, received = as_bytes(readable(input_tensor), native), as_bytes(landing.memory, native)
+    source = apart(readable(input_tensor), landing.memory, own_slot=n * backend.get_rank(group))
+    sent, received = as_bytes(source, native), as_bytes(landing.memory, native)
     work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], after_landing([landing]), output_tensor, async_op)
 
@@ -139,7 +140,7 @@ def gather(
     Args:
         tensor: any shape and dtype, the same on every rank; only read.
         gather_list: on ``dst``, W tensors of that size and dtype; overwritten. None on the other ranks.
-        dst: the first rank of the group unless given.
+        dst: by default global rank 0, where it is a member.
     """
     backend = enter("gather", group)
     if backend is None:
@@ -175,7 +176,7 @@ def scatter(
     Args:
         tensor: any shape and dtype, the same on every rank; dense; overwritten.
         scatter_list: on ``src``, W tensors of that size and dtype; only read. None on the other ranks.
-        src: the first rank of the group unless given.
+        src: by default global rank 0, where it is a member.
     """
     backend = enter("scatter", group)
     if backend is None:
@@ -200,8 +201,9 @@ def scatter(
 
 
 def _first_global(backend: Backend, group: ProcessGroup | None) -> int | None:
-    """Global rank 0, torch's default, where it is a member; otherwise there is no default."""
-    return 0 if backend.get_process_group_ranks(group)[0] == 0 else None
+    """The group rank of global rank 0, torch's default, where it is a member; otherwise there is no default."""
+    ranks = backend.get_process_group_ranks(group)
+    return ranks.index(0) if 0 in ranks else None
 
 
 def _check_absent(call: str, name: str, value: object, role: str) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch.distributed import GroupMember, ProcessGroup, Store
 
-from comm_collectives.arguments import enter, integer, is_member
+from comm_collectives.arguments import as_timedelta, enter, integer, is_member
 from comm_utils.active import active_backend, slot
 from comm_utils.backend import Backend
-from comm_utils.errors import ArgumentError, ArgumentTypeError, CommTimeoutError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError, CommTimeoutError
 from comm_utils.log import logger
 
 __all__ = [
@@ -129,15 +129,22 @@ def new_group(
     chosen = _checked_ranks(ranks, world)
     if sort_ranks:
         chosen = sorted(chosen)
-    limit = _as_timedelta("new_group", timeout)
-    key = tuple(chosen)
-    _made[key] += 1
+    limit = as_timedelta("new_group", timeout)
     if world[active.get_rank(None)] not in chosen:
         return GroupMember.NON_GROUP_MEMBER
+    key = tuple(chosen)
     # Only the members count, so that all of them arrive at one name whatever other groups each has made.
     digest = hashlib.sha256(",".join(map(str, key)).encode()).hexdigest()[:16]
-    name = f"comm-{digest}-{_made[key]}"
-    return active.create_group(chosen, name, limit, backend, pg_options, group_desc, device_id)
+    name = f"comm-{digest}-{_made[key] + 1}"
+    try:
+        group = active.create_group(chosen, name, limit, backend, pg_options, group_desc, device_id)
+    except (ArgumentError, BackendUnavailableError):
+        raise  # before anything was sent: the name is still free, here as on the other members
+    except BaseException:
+        _made[key] += 1
+        raise
+    _made[key] += 1
+    return group
 
 
 def _checked_ranks(ranks: Iterable[int] | None, world: Sequence[int]) -> list[int]:
@@ -154,17 +161,6 @@ def _checked_ranks(ranks: Iterable[int] | None, world: Sequence[int]) -> list[in
     if outside:
         raise ArgumentError(f"new_group: ranks: got {chosen}; expected ranks from 0 to {len(world) - 1}, not {outside}")
     return chosen
-
-
-def _as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | None:
-    if timeout is None:
-        return None
-    if not isinstance(timeout, (int, float, timedelta)):
-        raise ArgumentTypeError(f"{call}: timeout: got {timeout!r:.60}; expected seconds or a timedelta")
-    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    if limit < timedelta(0):
-        raise ArgumentError(f"{call}: timeout: got {timeout!r}; expected seconds or a timedelta of 0 or more")
-    return limit
 
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
@@ -196,11 +192,19 @@ def init_device_mesh(
 
     backend = active_backend()
     size = backend.get_world_size(None)
+    if not isinstance(mesh_shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in mesh_shape):
+        raise ArgumentTypeError(
+            f"init_device_mesh: mesh_shape: got {mesh_shape!r}; expected a tuple of positive integers"
+        )
+    if device_type not in backend.device_types(None):
+        raise ArgumentError(
+            f"init_device_mesh: device_type: got {device_type!r}; backend {backend.get_backend(None)!r} serves "
+            f"{' and '.join(backend.device_types(None))}"
+        )
     if torch.Size(mesh_shape).numel() != size:
         raise ArgumentError(
             f"init_device_mesh: mesh_shape: got {tuple(mesh_shape)}, which is {torch.Size(mesh_shape).numel()} ranks; "
-            "expected a "
-            f"product of {size}, the world size"
+            f"expected a product of {size}, the world size"
         )
     mesh = device_mesh.init_device_mesh(device_type, tuple(mesh_shape), mesh_dim_names=mesh_dim_names, **options)
     timeout = backend.get_timeout()
@@ -232,7 +236,7 @@ def monitored_barrier(
     backend = enter("monitored_barrier", group)
     if backend is None:
         return
-    limit = _as_timedelta("monitored_barrier", timeout)
+    limit = as_timedelta("monitored_barrier", timeout)
     if limit is None:
         limit = backend.get_timeout() or timedelta(minutes=30)
     _meet(backend, group, limit.total_seconds(), wait_all_ranks)
@@ -241,8 +245,11 @@ def monitored_barrier(
 def _meet(backend: Backend, group: ProcessGroup | None, limit_s: float, all_missing: bool) -> None:
     store, ranks, own = backend.get_store(group), backend.get_process_group_ranks(group), backend.get_rank(group)
     end = time.monotonic() + limit_s
-    prefix = f"comm/monitored_barrier/{store.add(f'comm/monitored_barrier/calls/{own}', 1)}"
+    number = store.add(f"comm/monitored_barrier/calls/{own}", 1)
+    prefix = f"comm/monitored_barrier/{number}"
     store.set(f"{prefix}/{own}", "here")
+    # Who is here has seen every rank at the barrier before, so every rank has left the one before that.
+    store.delete_key(f"comm/monitored_barrier/{number - 2}/{own}")
     missing = []
     for position, rank in enumerate(ranks):
         if not _arrived(store, f"{prefix}/{position}", end):

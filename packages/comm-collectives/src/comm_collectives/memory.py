@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
-__all__ = ["Landing", "after_landing", "as_bytes", "flat", "is_dense", "readable"]
+__all__ = ["Landing", "after_landing", "apart", "as_bytes", "flat", "is_dense", "overlapping", "readable"]
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -70,3 +71,25 @@ def after_landing(landings: list[Landing]) -> Callable[[], None] | None:
             landing.land()
 
     return finish
+
+
+def apart(source: torch.Tensor, written: torch.Tensor, own_slot: int | None = None) -> torch.Tensor:
+    """``source``, copied if writing into ``written`` would change it while it is still being read.
+
+    Args:
+        source, written: one-dimensional and contiguous.
+        own_slot: element of ``written`` at which ``source`` may lie, because what arrives there is ``source`` itself.
+    """
+    start, end = source.data_ptr(), source.data_ptr() + source.numel() * source.element_size()
+    first, last = written.data_ptr(), written.data_ptr() + written.numel() * written.element_size()
+    if source.device != written.device or end <= first or last <= start:
+        return source
+    if own_slot is not None and start == first + own_slot * written.element_size():
+        return source
+    return source.clone()
+
+
+def overlapping(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether any two dense tensors share memory."""
+    spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors if t.numel())
+    return any(end > start for (_, end), (start, _) in pairwise(spans))

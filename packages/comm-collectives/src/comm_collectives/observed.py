@@ -17,26 +17,41 @@ from comm_utils.backend import Backend, Work
 from comm_utils.comms_logger import CommsLogger
 from comm_utils.sizes import message_size_bytes
 
-__all__ = ["Observed"]
+__all__ = ["KINDS", "Observed"]
+
+#: operation that travels -> calls under whose name it may be recorded
+KINDS = {
+    "all_reduce": ("inference_all_reduce", "all_reduce_coalesced"),
+    "all_gather": ("all_gather_coalesced", "all_gather_into_tensor"),
+    "all_gather_into_tensor": ("all_gather", "all_gather_coalesced"),
+    "reduce_scatter_tensor": ("reduce_scatter", "reduce_scatter_coalesced"),
+    "all_to_all_single": ("all_to_all", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_coalesced"),
+}
 
 T = TypeVar("T")
+_PACKAGES = frozenset(("comm_collectives", "comm_orchestrator"))
 
 
 class Observed:
     """Passes every call on to ``inner`` and records its time, from the call to the end of the operation.
 
-    What it sees are the operations that travel: an ``all_gather`` that is built from ``all_gather_into_tensor`` is
-    recorded as the latter. The time of an asynchronous operation ends when the library reports it done, not when
-    somebody waits.
+    What it sees are the operations that travel. They are recorded under the name of the call that the user made where
+    both are of one kind, so that sizes and bandwidths mean the same (:data:`KINDS`), and under their own otherwise.
+    The time of an asynchronous operation ends when the library reports it done, not when somebody waits.
     """
 
-    def __init__(self, inner: Backend, log: CommsLogger) -> None:
+    def __init__(self, inner: Backend, log: CommsLogger, call: str = "") -> None:
         self.inner = inner
+        self.call = call
         self.prepared = inner.prepared  # the same object, so that inner can empty it
         self._log = log
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    def during(self, call: str) -> Observed:
+        """The same, for what travels in the course of ``call``."""
+        return Observed(self.inner, self._log, call)
 
     def _observe(
         self,
@@ -47,7 +62,8 @@ class Observed:
         *args: Any,
     ) -> T:
         log = self._log
-        if not log.wants(operation):
+        name = self.call if self.call in KINDS.get(operation, ()) else operation
+        if not log.wants(name):
             return call(*args)
         W = self.inner.get_world_size(group)
         size = 0 if part is None else message_size_bytes(operation, part.numel() * part.element_size(), W)
@@ -55,9 +71,9 @@ class Observed:
         start = perf_counter()
         outcome = call(*args)
         if outcome is None or isinstance(outcome, int):
-            log.record(operation, size, perf_counter() - start, W, caller)
+            log.record(name, size, perf_counter() - start, W, caller)
             return outcome
-        work: Any = _ObservedWork(outcome, lambda: log.record(operation, size, perf_counter() - start, W, caller))
+        work: Any = _ObservedWork(outcome, lambda: log.record(name, size, perf_counter() - start, W, caller))
         return cast(T, work)
 
     def all_reduce(
@@ -224,7 +240,14 @@ class _ObservedWork:
         self._work = work
         self._record: Callable[[], None] | None = record
         with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
-            work.get_future().add_done_callback(lambda _: self._recorded())
+            work.get_future().add_done_callback(self._done)
+
+    def _done(self, future: Any) -> None:
+        try:
+            future.value()
+        except Exception:  # a time that ended with a failure says nothing about the operation
+            self._record = None
+        self._recorded()
 
     def _recorded(self) -> None:
         record, self._record = self._record, None
@@ -251,6 +274,6 @@ def _given(work: Work) -> Work:
 def _caller() -> str:
     """The first function up the stack that is not ours."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("comm_"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _PACKAGES:
         frame = frame.f_back
     return frame.f_code.co_name

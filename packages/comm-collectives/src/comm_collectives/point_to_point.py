@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.arguments import check_tensor, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
-from comm_collectives.work import After, deliver, run
+from comm_collectives.work import After, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
@@ -33,10 +33,12 @@ def send(
         dst: a member other than this rank.
         tag: matches a ``recv`` with the same one; other than 0 only where the backend knows tags (not NCCL, oneCCL).
     """
-    work = _start_send("send", tensor, dst, group, tag, group_dst)
-    if async_op or work is None:
-        return work
-    work.wait()
+    if async_op:
+        return isend(tensor, dst, group, tag, group_dst)
+    backend = enter("send", group)
+    if backend is not None:
+        position, sent = _prepare_send("send", backend, tensor, dst, group, tag, group_dst)
+        backend.send(sent, None, group, tag, position)
     return None
 
 
@@ -73,7 +75,11 @@ def isend(
     group_dst: int | None = None,
 ) -> Work | None:
     """:func:`send` that returns at once; ``tensor`` must stay as it is until ``wait()`` returns."""
-    return _start_send("isend", tensor, dst, group, tag, group_dst)
+    backend = enter("isend", group)
+    if backend is None:
+        return None
+    position, sent = _prepare_send("isend", backend, tensor, dst, group, tag, group_dst)
+    return After([backend.isend(sent, None, group, tag, position)], None, tensor)
 
 
 def irecv(
@@ -92,19 +98,21 @@ def irecv(
     return After([work], after_landing([landing]), tensor)
 
 
-def _start_send(
-    call: str, tensor: torch.Tensor, dst: int | None, group: ProcessGroup | None, tag: int, group_dst: int | None
-) -> Work | None:
-    backend = enter(call, group)
-    if backend is None:
-        return None
+def _prepare_send(
+    call: str,
+    backend: Backend,
+    tensor: torch.Tensor,
+    dst: int | None,
+    group: ProcessGroup | None,
+    tag: int,
+    group_dst: int | None,
+) -> tuple[int, torch.Tensor]:
     check_tensor(call, "tensor", tensor, backend, group)
     position = group_rank_of(call, "dst", backend, group, dst, group_dst)
     _check_peer(call, "dst", backend, group, position)
     capabilities = backend.capabilities(group, tensor.device.type)
     _check_tag(call, backend, group, tag, capabilities.tags)
-    sent = as_bytes(readable(tensor), capabilities.dtypes)
-    return deliver([backend.isend(sent, None, group, tag, position)], None, tensor, True)
+    return position, as_bytes(readable(tensor), capabilities.dtypes)
 
 
 def _prepare_recv(
@@ -124,8 +132,7 @@ def _prepare_recv(
         if not capabilities.any_source:
             raise ArgumentError(
                 f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from whoever sends "
-                "first, "
-                "name the sender"
+                "first, name the sender"
             )
     else:
         position = group_rank_of(call, "src", backend, group, src, group_src)

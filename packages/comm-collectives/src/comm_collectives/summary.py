@@ -16,9 +16,8 @@ def log_summary(log: CommsLogger, show_straggler: bool = False, return_dict: boo
 
     Args:
         show_straggler: add how long each operation took beyond the rank that spent least time in it: ranks that arrive
-        early
-            wait there for those that arrive late. All ranks have to call it.
-        return_dict: return the rows as ``{operation: {size in bytes: {...}}}`` on every rank.
+            early wait there for those that arrive late. All ranks have to call it.
+        return_dict: return the rows as ``{operation: {size in bytes: [{...}, ...]}}`` on every rank.
     """
     rows = log.rows()
     extra = None

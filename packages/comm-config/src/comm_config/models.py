@@ -74,7 +74,7 @@ class TimeoutsConfig(Section):
     """How long to wait, in seconds."""
 
     init_s: Seconds | None = Field(
-        default=None, description="Start-up: how long ranks wait for each other; null for the library's default."
+        default=None, description="Start-up: how long ranks wait for each other; null: `collective_s`, or else 30 minutes."
     )
     collective_s: Seconds | None = Field(
         default=None,
@@ -86,13 +86,13 @@ class LaunchConfig(Section):
     """How rank, world size and the master are found where no launcher said."""
 
     auto_mpi_discovery: bool = Field(
-        default=True, description="Ask mpi4py where an MPI launcher started the process and its variables do not tell."
+        default=True, description="Accepted, and without effect until launchers other than torchrun are known."
     )
     master_addr: Text | None = Field(
         default=None, description="Host name or address of rank 0; null for what the launcher says."
     )
     master_port: Annotated[int, Field(ge=0, le=65535), not_a_flag] = Field(
-        default=29500, description="Port that rank 0 listens on; 0 chooses a free one."
+        default=29500, description="Port that rank 0 listens on; 0, a free one, is for a single process."
     )
 
 

@@ -65,6 +65,7 @@ from comm_orchestrator.facade import (
     send,
     send_object_list,
     set_backend,
+    set_object_policy,
 )
 from comm_utils.backend import Work
 from comm_utils.errors import (
@@ -150,4 +151,5 @@ __all__ = [
     "send",
     "send_object_list",
     "set_backend",
+    "set_object_policy",
 ]

@@ -6,7 +6,15 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["applied"]
+__all__ = ["applied", "given"]
+
+# What was set here; of the user's environment it is no part.
+_ours: dict[str, str] = {}
+
+
+def given() -> dict[str, str]:
+    """The environment without what :func:`applied` set at an earlier time and nobody has changed since."""
+    return {name: value for name, value in os.environ.items() if _ours.get(name) != value}
 
 
 @contextmanager
@@ -23,3 +31,4 @@ def applied(variables: Mapping[str, str]) -> Iterator[None]:
             else:
                 os.environ[name] = value
         raise
+    _ours.update(variables)

@@ -81,6 +81,7 @@ __all__ = [
     "send",
     "send_object_list",
     "set_backend",
+    "set_object_policy",
 ]
 
 
@@ -109,14 +110,12 @@ def init_distributed(
 
     Args:
         dist_backend: a library (``"gloo"``, ``"nccl"``, ``"ccl"``, ``"cpu:gloo,cuda:nccl"``); by default the best that
-        every
-            rank can use on its device.
+            every rank can use on its device.
         auto_mpi_discovery: accepted for compatibility.
-        distributed_port: the port of rank 0, where neither the launcher nor the configuration names one.
+        distributed_port: the port of rank 0, where the launcher names none.
         verbose: show this package's log, at level INFO, on stderr unless the program has set up logging.
         timeout: seconds or a timedelta that an operation may take, in every group made later too; by default 30
-        minutes, 10
-            for NCCL.
+            minutes, 10 for NCCL.
         init_method: where the ranks meet, ``"tcp://host:port"``, ``"file:///path"`` or ``"env://"``.
         dist_init_required: False raises if nothing was initialised before; None and True initialise.
         config: a dict, a path of a JSON file (DeepSpeed's are fine) or a ``comm_config.CommConfig``.
@@ -258,8 +257,8 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
 
     Args:
         show_straggler: add what every operation took beyond the rank that spent least time in it; all ranks call it
-        then.
-        return_dict: return ``{operation: {size in bytes: {...}}}`` as well.
+            then.
+        return_dict: return ``{operation: {size in bytes: [{...}, ...]}}`` as well.
     """
     return summary.log_summary(_Log.comms, show_straggler, return_dict)
 
@@ -308,6 +307,7 @@ reduce_scatter = accepting_aliases(comm_collectives.reduce_scatter)
 reduce_scatter_coalesced = comm_collectives.reduce_scatter_coalesced
 reduce_scatter_tensor = accepting_aliases(comm_collectives.reduce_scatter_tensor)
 register_object_type = object_codec.register_object_type
+set_object_policy = object_codec.set_object_policy
 scatter = comm_collectives.scatter
 scatter_object_list = objects.scatter_object_list
 send = comm_collectives.send

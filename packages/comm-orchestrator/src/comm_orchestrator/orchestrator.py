@@ -12,7 +12,7 @@ from torch.distributed import Store
 
 import comm_config
 from comm_orchestrator import devices, selector
-from comm_orchestrator.environment import applied
+from comm_orchestrator.environment import applied, given
 from comm_orchestrator.rendezvous import disconnect, meet
 from comm_utils import active
 from comm_utils.backend import Setup
@@ -88,6 +88,8 @@ def initialize(
         active.deactivate()  # torch.distributed was destroyed under us
     if c10d.is_initialized():
         _adopt(dist_backend)
+        if timeout is not None:
+            logger.warning("init_distributed: the timeout of the adopted world is kept, timeout=%s is ignored", timeout)
         return Environment(settings, None, fresh=True)
     if dist_init_required is False:
         raise NotInitializedError(
@@ -155,7 +157,7 @@ def _start(settings: comm_config.CommConfig, launch: LaunchInfo, store: Store | 
         )
     remember_rank(launch.rank)
     try:
-        with applied(comm_config.network_environment(settings, os.environ)):
+        with applied(comm_config.network_environment(settings, given())):
             init_method = settings.process_group.init_method
             met = meet(launch, init_method, settings.launch.master_port, start_up, store)
             kind = devices.device_type()

@@ -122,6 +122,11 @@ def _rendezvous(url: str, launch: LaunchInfo, timeout: timedelta) -> Store:
 def _address(launch: LaunchInfo, default_port: int) -> str | None:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "env://"  # torchrun's agent hosts the store, whichever rank this is
+    if launch.master_addr is not None and launch.world_size > 1 and (launch.master_port or default_port) == 0:
+        raise LaunchError(
+            f"port: got 0, which every one of {launch.world_size} ranks would choose for itself; set MASTER_PORT or "
+            "distributed_port to one number for all"
+        )
     if launch.master_addr is not None:
         return f"tcp://{launch.master_addr}:{launch.master_port or default_port}"
     if launch.world_size == 1:

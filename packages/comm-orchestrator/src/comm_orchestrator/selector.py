@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import cast
 
 from torch.distributed import Store
@@ -41,7 +41,34 @@ def _providers() -> dict[str, BackendProvider]:
     """Every installed package that offers backends, torch's own last so that a closer match is asked first."""
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
     names = sorted(found, key=lambda name: name == "torch")
-    return {name: cast(BackendProvider, found[name].load()) for name in names}
+    return {name: _load(found[name]) for name in names}
+
+
+def _load(entry: EntryPoint) -> BackendProvider:
+    try:
+        return cast(BackendProvider, entry.load())
+    except Exception as error:  # whatever a package does at import, the others stay usable
+        return _Unloadable(entry.name, entry.value, error)
+
+
+class _Unloadable:
+    """Stands in for a package that cannot be imported, and says so."""
+
+    def __init__(self, name: str, value: str, error: Exception) -> None:
+        self._name = name
+        self._why = f"{value} cannot be imported ({type(error).__name__}: {error})"
+
+    def availability(self) -> Mapping[str, Availability]:
+        return {self._name: Availability(False, self._why, "reinstall the package, or what it misses")}
+
+    def initialize(self, setup: Setup) -> Backend:
+        raise BackendUnavailableError(f"backend {setup.backend!r} cannot be used: {self._why}")
+
+    def adopts(self, backend: str) -> bool:
+        return False
+
+    def adopt(self) -> Backend:
+        raise BackendUnavailableError(self._why)
 
 
 def available_backends() -> dict[str, Availability]:

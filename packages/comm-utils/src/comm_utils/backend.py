@@ -39,8 +39,7 @@ class Work(Protocol):
 
         Raises:
             CommTimeoutError: the time ran out. After the caller's own ``timeout`` the operation goes on and may be
-            waited
-                for again; after the group's timeout the group is broken.
+                waited for again; after the group's timeout the group is broken.
             PeerLostError: a peer went away.
         """
 

@@ -51,13 +51,6 @@ class _Durations:
         place = round(math.log2(max(duration_s, 1e-9)) * _BINS_PER_DOUBLING)
         self.bins[place] = self.bins.get(place, 0) + 1
 
-    def include(self, other: _Durations) -> None:
-        self.calls += other.calls
-        self.total_s += other.total_s
-        self.min_s = min(self.min_s, other.min_s)
-        for place, count in other.bins.items():
-            self.bins[place] = self.bins.get(place, 0) + count
-
     def quantile_s(self, share: float) -> float:
         seen = 0
         for place in sorted(self.bins):
@@ -140,16 +133,11 @@ class CommsLogger:
         with self._lock:
             self._durations.clear()
 
-    def as_dict(self) -> dict[str, dict[int, dict[str, Any]]]:
-        """``{operation: {size in bytes: fields of a row}}``; other callers and group sizes are counted with the first."""
-        with self._lock:
-            merged: dict[tuple[str, int], tuple[int, str, _Durations]] = {}
-            for (operation, size, world_size, caller), durations in sorted(self._durations.items(), key=lambda i: i[0]):
-                first = merged.setdefault((operation, size), (world_size, caller, _Durations()))
-                first[2].include(durations)
-        result: dict[str, dict[int, dict[str, Any]]] = {}
-        for (operation, size), first in merged.items():
-            result.setdefault(operation, {})[size] = asdict(self._row(operation, size, *first))
+    def as_dict(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
+        """``{operation: {size in bytes: [fields of a row, ...]}}``, a row for each size of group and each caller."""
+        result: dict[str, dict[int, list[dict[str, Any]]]] = {}
+        for row in self.rows():
+            result.setdefault(row.operation, {}).setdefault(row.size_bytes, []).append(asdict(row))
         return result
 
 

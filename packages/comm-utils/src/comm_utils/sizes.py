@@ -69,7 +69,7 @@ def message_size_bytes(operation: str, part_bytes: int, world_size: int) -> int:
 
     Args:
         part_bytes: bytes of one rank's part for all_gather, reduce_scatter, gather and scatter; of the tensor
-        otherwise.
+            otherwise.
         world_size: number of ranks in the group.
 
     Raises:

@@ -19,7 +19,7 @@ class ObjectDecodeError(CommError, ValueError):
 
 
 class ObjectExchangeError(CommError, RuntimeError):
-    """Another rank could not send its object or accept one. Nothing was exchanged and the group stays usable."""
+    """Another rank could not send its object or accept one. No object was delivered and the group stays usable."""
 
 
 class Refused(Exception):

@@ -8,7 +8,7 @@ that cannot go on takes part in this exchange, so nobody is left waiting and the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from comm_collectives.object_codec import (
     HEADER_BYTES,
@@ -60,7 +60,7 @@ class Offer:
     size: int
     flags: int
     max_bytes: int
-    message: memoryview | None = None
+    message: memoryview | None = field(default=None, kw_only=True)
 
     @property
     def pickled(self) -> bool:
@@ -118,7 +118,7 @@ def agree(
     if channel.W == 1:
         if failure is not None:
             raise failure
-        return [Offer(*record, None if message is None else memoryview(message))]
+        return [Offer(*record, message=None if message is None else memoryview(message))]
     offers = [_offer(*received) for received in channel.exchange(record, message or b"")]
     if failure is not None:
         raise failure
@@ -169,8 +169,8 @@ def _check_sent(channel: Channel, offers: Sequence[Offer], senders: Sequence[int
     if failed:
         names = f"ranks {', '.join(map(str, failed))}" if len(failed) > 1 else f"rank {failed[0]}"
         raise ObjectExchangeError(
-            f"{channel.call}: {names} could not send an object, as the error there says; nothing was exchanged and the "
-            "group stays usable"
+            f"{channel.call}: {names} could not send an object, as the error there says; no object was delivered and "
+            "the group stays usable"
         )
 
 
@@ -193,7 +193,7 @@ def _check_accepted(
     for receiver, sender, reason in sorted(refusals, key=lambda refusal: refusal[0] != channel.rank):
         rank, source = channel.ranks[receiver], channel.ranks[sender]
         if receiver == channel.rank:
-            raise ObjectDecodeError(f"{channel.call}: rank {source} sends {reason}; nothing was exchanged")
+            raise ObjectDecodeError(f"{channel.call}: rank {source} sends {reason}; no object was delivered")
         raise ObjectExchangeError(
-            f"{channel.call}: rank {rank} does not accept what rank {source} sends: {reason}; nothing was exchanged"
+            f"{channel.call}: rank {rank} does not accept what rank {source} sends: {reason}; no object was delivered"
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Any
 
@@ -10,12 +10,14 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.memory import as_bytes
+from comm_collectives.object_codec import ObjectDecodeError
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["INLINE_BYTES", "RECORD_NUMBERS", "Channel", "Inbox", "outbox"]
 
 RECORD_NUMBERS = 6
+_SIZE = Struct("=q")
 _RECORD = Struct(f"={RECORD_NUMBERS}q")
 #: A message of up to this size travels within the record, so a small object takes one exchange instead of two.
 INLINE_BYTES = 256 - _RECORD.size
@@ -128,26 +130,45 @@ class Channel:
         received[root] = memoryview(message)
         return received
 
-    def scatter(self, messages: Sequence[bytearray], size: int, root: int) -> memoryview:
-        """Message r of ``root`` on rank r, whose ``size`` that rank knows."""
+    def scatter(self, messages: Sequence[bytearray], largest: int, root: int) -> memoryview:
+        """Message r of ``root`` on rank r; none has more than ``largest`` bytes.
+
+        Raises:
+            ObjectDecodeError: the root sends more than that.
+        """
+        if self.W * largest > _PADDED_BYTES:
+            size = self._checked(
+                self._scatter_part(map(_SIZE.pack, map(len, messages)), _SIZE.size, root), largest, root
+            )
+            return self._scatter_exactly(messages, size, root)
+        parts = (_SIZE.pack(len(message)) + message.ljust(largest, b"\0") for message in messages)
+        received = self._scatter_part(parts, _SIZE.size + largest, root)
+        return received[_SIZE.size :][: self._checked(received, largest, root)]
+
+    def _scatter_part(self, parts: Iterable[bytes | bytearray], size: int, root: int) -> memoryview:
+        inbox = Inbox(size, self.device)
+        sent = [outbox(bytearray(part), self.device) for part in parts] if self.rank == root else None
+        self.backend.scatter(inbox.tensor, sent, None, self.group, False, root)
+        return inbox.messages([size])[0]
+
+    def _checked(self, received: memoryview, largest: int, root: int) -> int:
+        (size,) = _SIZE.unpack_from(received)
+        if not 0 < size <= largest:
+            raise ObjectDecodeError(
+                f"{self.call}: rank {self.ranks[root]} sends {size} bytes after announcing {largest}"
+            )
+        return int(size)
+
+    def _scatter_exactly(self, messages: Sequence[bytearray], size: int, root: int) -> memoryview:
         if self.rank != root:
             inbox = Inbox(size, self.device)
             arriving = [size if rank == root else 0 for rank in range(self.W)]
             self._all_to_all(inbox, arriving, bytearray(), [0] * self.W)
             return inbox.messages([size])[0]
-        out = [0 if rank == root else len(message) for rank, message in enumerate(messages)]
+        leaving = [0 if rank == root else len(message) for rank, message in enumerate(messages)]
         joined = bytearray().join(message for rank, message in enumerate(messages) if rank != root)
-        self._all_to_all(Inbox(0, self.device), [0] * self.W, joined, out)
+        self._all_to_all(Inbox(0, self.device), [0] * self.W, joined, leaving)
         return memoryview(messages[root])
-
-    def scatter_number(self, numbers: Sequence[int], root: int) -> int:
-        """Number r of ``root`` on rank r."""
-        mine = torch.zeros(1, dtype=torch.int64, device=self.device)
-        every = None
-        if self.rank == root:
-            every = [self.bytes_of(torch.tensor([number], device=self.device)) for number in numbers]
-        self.backend.scatter(self.bytes_of(mine), every, None, self.group, False, root)
-        return int(mine.item())
 
     def _all_to_all(self, inbox: Inbox, arriving: list[int], message: bytearray, leaving: list[int]) -> None:
         # The one collective that moves parts of any size and leaves out the ranks that have none.

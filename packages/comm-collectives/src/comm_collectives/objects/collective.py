@@ -234,10 +234,7 @@ def _scatter(channel: Channel, objects: list[Any], root: int, unpickle: bool) ->
     assert messages is not None
     if channel.W == 1:
         return _decode(channel, memoryview(messages[0]), root, unpickle)
-    size = channel.scatter_number([len(message) for message in messages], root)
-    if not 0 < size <= offers[root].size:
-        raise ObjectDecodeError(f"{call}: rank {channel.ranks[root]} sends {size} bytes after announcing fewer")
-    return _decode(channel, channel.scatter(messages, size, root), root, unpickle)
+    return _decode(channel, channel.scatter(messages, offers[root].size, root), root, unpickle)
 
 
 def root_of(

@@ -193,7 +193,7 @@ def _refusal(call: str, rank: int, offered: Offer, mine: Offer) -> Exception | N
             f"{call}: object_list: got a list of {mine.detail}; rank {rank} sends {offered.detail} objects"
         )
     reason = check_offer(offered, mine)
-    return None if reason is None else ObjectDecodeError(f"{call}: rank {rank} sends {reason}; nothing was exchanged")
+    return None if reason is None else ObjectDecodeError(f"{call}: rank {rank} sends {reason}; no object was delivered")
 
 
 def _check_list(call: str, value: Any) -> None:

@@ -1,0 +1,98 @@
+"""Folding is in rank order on every rank, leaves the parts alone, and rounds 16-bit floats once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comm_collectives.reduction import fold
+from comm_utils import ReduceOp
+
+IN_PYTHON = {
+    ReduceOp.SUM: lambda a, b: a + b,
+    ReduceOp.PRODUCT: lambda a, b: a * b,
+    ReduceOp.MIN: min,
+    ReduceOp.MAX: max,
+    ReduceOp.BAND: lambda a, b: a & b,
+    ReduceOp.BOR: lambda a, b: a | b,
+    ReduceOp.BXOR: lambda a, b: a ^ b,
+}
+ON_FLOATS = [ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX]
+
+
+def in_order(op: ReduceOp, rows: list[list[float]]) -> list[float]:
+    total = rows[0]
+    for row in rows[1:]:
+        total = [IN_PYTHON[op](a, b) for a, b in zip(total, row, strict=True)]
+    return total
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(ON_FLOATS),
+    st.integers(0, 5).flatmap(
+        lambda n: st.lists(st.lists(st.floats(-1e30, 1e30), min_size=n, max_size=n), min_size=1, max_size=6)
+    ),
+)
+def test_float64_in_rank_order_bit_for_bit(op: ReduceOp, rows: list[list[float]]) -> None:
+    parts = torch.tensor(rows, dtype=torch.float64)
+    before = parts.clone()
+    out = torch.full((parts.shape[1],), 7.0, dtype=torch.float64)
+    fold(parts, op, out)
+    # Python's floats are float64, and a sum of them in another order would differ in the last bits.
+    assert out.tolist() == in_order(op, rows)
+    assert torch.equal(parts, before)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(sorted(IN_PYTHON, key=lambda op: op.value)),
+    st.sampled_from([torch.int8, torch.uint8, torch.int32, torch.int64]),
+    st.integers(1, 6),
+    st.integers(0, 9),
+    st.integers(0, 1000),
+)
+def test_integers_wrap_around(op: ReduceOp, dtype: torch.dtype, W: int, n: int, seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    memory = torch.randint(256, (W * n * dtype.itemsize,), dtype=torch.uint8, generator=random)
+    parts = memory.view(dtype).view(W, n)
+    before = parts.clone()
+    out = torch.empty(n, dtype=dtype)
+    fold(parts, op, out)
+    modulus = 2 ** (8 * dtype.itemsize)
+    assert [value % modulus for value in out.tolist()] == [value % modulus for value in in_order(op, parts.tolist())]
+    assert torch.equal(parts, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_halves_are_rounded_once(dtype: torch.dtype) -> None:
+    # 1 + eps/2 rounds back to 1 at every step; the sum of four such halves of an eps does not.
+    eps = torch.finfo(dtype).eps
+    parts = torch.tensor([[1.0], [eps / 2], [eps / 2], [eps / 2], [eps / 2]]).to(dtype)
+    out = torch.empty(1, dtype=dtype)
+    fold(parts, ReduceOp.SUM, out)
+    assert out.item() == 1 + 2 * eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("op", ON_FLOATS)
+def test_one_part_is_the_result(op: ReduceOp, dtype: torch.dtype) -> None:
+    parts = torch.tensor([[1.5, -2.0, 0.0]]).to(dtype)
+    out = torch.empty(3, dtype=dtype)
+    fold(parts, op, out)
+    assert torch.equal(out, parts[0])
+    out.add_(1)
+    assert parts.tolist() == [[1.5, -2.0, 0.0]]
+
+
+def test_the_result_may_have_another_dtype_than_the_parts() -> None:
+    out = torch.empty(2, dtype=torch.uint8)
+    fold(torch.tensor([[200, 1], [100, 2]], dtype=torch.int32), ReduceOp.SUM, out)
+    assert out.tolist() == [300 % 256, 3]
+
+
+def test_averages_are_not_folded() -> None:
+    with pytest.raises(KeyError):
+        fold(torch.ones(2, 2), ReduceOp.AVG, torch.empty(2))

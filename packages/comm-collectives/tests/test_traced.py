@@ -1,0 +1,140 @@
+"""Under ``torch.compile`` the collectives are torch's own, which can be traced without a break. Needs no backend of ours."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+import comm_collectives
+from comm_utils.reduce_op import ReduceOp
+from comm_utils.testing import per_rank, run_ranks
+
+
+def _all_reduce(op: Any) -> Any:
+    def call(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor * 2
+        comm_collectives.all_reduce(tensor, op)
+        return tensor + 1
+
+    return call
+
+
+def _inference_all_reduce(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor * 2
+    comm_collectives.inference_all_reduce(tensor)
+    return tensor + 1
+
+
+def _all_gather_into_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    output = tensor.new_empty(2 * tensor.numel())
+    comm_collectives.all_gather_into_tensor(output, tensor * 2)
+    return output + 1
+
+
+def _reduce_scatter_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    output = tensor.new_empty(tensor.numel() // 2)
+    comm_collectives.reduce_scatter_tensor(output, tensor * 2, "SUM")
+    return output + 1
+
+
+def _all_to_all_single(tensor: torch.Tensor) -> torch.Tensor:
+    output = torch.empty_like(tensor)
+    comm_collectives.all_to_all_single(output, tensor * 2)
+    return output + 1
+
+
+def _all_to_all_single_with_sizes(tensor: torch.Tensor) -> torch.Tensor:
+    output = torch.empty_like(tensor)
+    comm_collectives.all_to_all_single(output, tensor * 2, [2, 2], [2, 2])
+    return output + 1
+
+
+def _broadcast(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor * 2
+    comm_collectives.broadcast(tensor, 1)
+    return tensor + 1
+
+
+def _asynchronous(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor * 2
+    work = comm_collectives.all_reduce(tensor, async_op=True)
+    assert work is not None
+    work.wait()
+    return tensor + 1
+
+
+WHOLE = {
+    "all_reduce sum": _all_reduce("sum"),
+    "all_reduce MAX": _all_reduce("MAX"),
+    "all_reduce ReduceOp.MIN": _all_reduce(ReduceOp.MIN),
+    "all_reduce torch's ReduceOp.PRODUCT": _all_reduce(c10d.ReduceOp.PRODUCT),
+    "inference_all_reduce": _inference_all_reduce,
+    "all_gather_into_tensor": _all_gather_into_tensor,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "all_to_all_single": _all_to_all_single,
+    "all_to_all_single with sizes": _all_to_all_single_with_sizes,
+}
+BROKEN = {"broadcast": _broadcast, "asynchronous": _asynchronous}
+
+
+def compiled_calls(rank: int) -> dict[str, list[float]]:
+    """What compiled functions around each collective return on 2 ranks holding 0 1 2 3 and 10 11 12 13."""
+    warnings.simplefilter("ignore")  # torch's own, which differ between releases
+    c10d.init_process_group("gloo")
+    found = {}
+    for name, function in (*WHOLE.items(), *BROKEN.items()):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="eager", fullgraph=name in WHOLE)
+        found[name] = compiled(torch.arange(4.0) + 10 * rank).tolist()
+    c10d.destroy_process_group()
+    return found
+
+
+@pytest.fixture(scope="module")
+def results() -> list[dict[str, list[float]]]:
+    return run_ranks(compiled_calls, 2, per_rank([0, 1]), timeout_s=240, env={"CUDA_VISIBLE_DEVICES": ""})
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("all_reduce sum", [21.0, 25.0, 29.0, 33.0]),
+        ("all_reduce MAX", [21.0, 23.0, 25.0, 27.0]),
+        ("all_reduce ReduceOp.MIN", [1.0, 3.0, 5.0, 7.0]),
+        ("all_reduce torch's ReduceOp.PRODUCT", [1.0, 45.0, 97.0, 157.0]),
+        ("inference_all_reduce", [21.0, 25.0, 29.0, 33.0]),
+        ("all_gather_into_tensor", [1.0, 3.0, 5.0, 7.0, 21.0, 23.0, 25.0, 27.0]),
+    ],
+)
+def test_without_a_break_the_same_everywhere(
+    results: list[dict[str, list[float]]], name: str, expected: list[float]
+) -> None:
+    assert [found[name] for found in results] == [expected, expected]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("reduce_scatter_tensor", [21.0, 25.0], [29.0, 33.0]),
+        ("all_to_all_single", [1.0, 3.0, 21.0, 23.0], [5.0, 7.0, 25.0, 27.0]),
+        ("all_to_all_single with sizes", [1.0, 3.0, 21.0, 23.0], [5.0, 7.0, 25.0, 27.0]),
+    ],
+)
+def test_without_a_break_a_part_for_each(
+    results: list[dict[str, list[float]]], name: str, first: list[float], second: list[float]
+) -> None:
+    assert [found[name] for found in results] == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("broadcast", [21.0, 23.0, 25.0, 27.0]), ("asynchronous", [21.0, 25.0, 29.0, 33.0])],
+)
+def test_what_torch_cannot_trace_breaks_the_graph_and_works(
+    results: list[dict[str, list[float]]], name: str, expected: list[float]
+) -> None:
+    assert [found[name] for found in results] == [expected, expected]

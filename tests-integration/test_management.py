@@ -1,0 +1,695 @@
+"""Groups and who is in them, barriers, meshes, backends, the comms logger, and what handles promise."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+import comm_orchestrator as dist
+from comm_collectives.observed import Observed
+from comm_utils import active
+from comm_utils.testing import RankPool
+
+Pools: TypeAlias = Callable[[int], RankPool]
+
+
+def check_world(group: Any = None) -> None:
+    W = dist.get_world_size(group)
+    tensor = torch.full((3,), dist.get_rank(group) + 1.0)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [W * (W + 1) / 2] * 3
+
+
+# --- groups
+
+
+def run_queries() -> dict[str, Any]:
+    group = dist.new_group([2, 0])
+    unsorted = dist.new_group([2, 0], sort_ranks=False)
+    member = dist.get_rank() in (0, 2)
+    found = {
+        "world": (dist.get_rank(), dist.get_world_size(), dist.get_all_ranks_from_group(), dist.get_backend()),
+        "group": (dist.get_rank(group), dist.get_world_size(group)),
+        "unsorted": (dist.get_rank(unsorted), dist.get_world_size(unsorted)),
+    }
+    world = dist.get_world_group()
+    assert isinstance(world, dist.ProcessGroup)
+    assert dist.get_rank(world) == dist.get_rank(dist.GroupMember.WORLD) == dist.get_rank()
+    assert [dist.get_global_rank(None, rank) for rank in range(3)] == [0, 1, 2]
+    assert [dist.get_group_rank(world, rank) for rank in range(3)] == [0, 1, 2]
+    if member:
+        check_world(group)
+        check_world(unsorted)
+        found["ranks"] = dist.get_all_ranks_from_group(group), dist.get_process_group_ranks(unsorted)
+        found["global"] = dist.get_global_rank(group, 1), dist.get_global_rank(unsorted, 1)
+        found["local"] = dist.get_group_rank(group, 2), dist.get_group_rank(unsorted, 2)
+        found["backend"] = dist.get_backend(group)
+        for one in (group, unsorted):
+            dist.destroy_process_group(one)
+    else:
+        for query in (dist.get_all_ranks_from_group, dist.get_process_group_ranks, dist.get_backend):
+            assert "not a member" in str(pytest.raises(dist.ArgumentError, query, group).value)
+        assert "not a member" in str(pytest.raises(dist.ArgumentError, dist.get_global_rank, group, 0).value)
+        assert "not a member" in str(pytest.raises(dist.ArgumentError, dist.get_group_rank, group, 0).value)
+    return found
+
+
+def test_queries(pools: Pools) -> None:
+    first, second, third = pools(3).run(run_queries)
+    assert [found["world"] for found in (first, second, third)] == [(rank, 3, [0, 1, 2], "gloo") for rank in range(3)]
+    assert [found["group"] for found in (first, second, third)] == [(0, 2), (-1, -1), (1, 2)]
+    assert [found["unsorted"] for found in (first, second, third)] == [(1, 2), (-1, -1), (0, 2)]
+    for found in (first, third):
+        assert found["ranks"] == ([0, 2], [2, 0])
+        assert found["global"] == (2, 0)
+        assert found["local"] == (1, 0)
+        assert found["backend"] == "gloo"
+
+
+def test_local_rank(pools: Pools) -> None:
+    assert pools(3).run("comm_orchestrator:get_local_rank") == [0, 1, 2]
+
+
+def run_groups_of_members() -> list[float]:
+    """Each rank makes only the groups that it is in, and so another number of them."""
+    rank, found = dist.get_rank(), []
+    for members in ([0, 1], [1, 2], [0, 2], [0, 1], [0], [0, 1, 2]):
+        if rank in members:
+            group = dist.new_group(members)
+            tensor = torch.tensor([2.0**rank])
+            dist.all_reduce(tensor, group=group)
+            found.append(tensor.item())
+            dist.destroy_process_group(group)
+    return found
+
+
+def test_groups_made_by_their_members_alone(pools: Pools) -> None:
+    assert pools(3).run(run_groups_of_members) == [[3, 5, 3, 1, 7], [3, 6, 3, 7], [6, 5, 7]]
+
+
+def run_groups_of_all() -> list[float]:
+    groups = [dist.new_group(members) for members in ([0, 1], [1, 2], [0, 2], [0, 1], None)]
+    found = []
+    for group in reversed(groups):  # they work at the same time, in any order of use
+        tensor = torch.tensor([2.0 ** dist.get_rank()])
+        dist.all_reduce(tensor, group=group)
+        found.append(tensor.item())
+    for group in groups:
+        dist.destroy_process_group(group)
+    return found
+
+
+def test_groups_made_by_all(pools: Pools) -> None:
+    assert pools(3).run(run_groups_of_all) == [[7, 3, 5, 1, 3], [7, 3, 2, 6, 3], [7, 4, 5, 6, 4]]
+
+
+def run_mixed_forms(times: int) -> int:
+    """Both forms in turn, the same ranks again and again, kept and destroyed."""
+    rank, kept = dist.get_rank(), []
+    for time_ in range(times):
+        if rank == 1 and time_ % 2:
+            continue  # no member, and this time it does not call
+        group = dist.new_group([0, 2])
+        if rank != 1:
+            tensor = torch.tensor([float(rank + time_)])
+            dist.all_reduce(tensor, group=group)
+            assert tensor.item() == 2.0 + 2 * time_
+            dist.all_reduce(tensor, "avg", group)
+            if time_ % 3:
+                dist.destroy_process_group(group)
+            else:
+                kept.append(group)
+    for group in kept:
+        check_world(group)
+        dist.destroy_process_group(group)
+    check_world()
+    return len(kept)
+
+
+def test_same_ranks_many_times(pools: Pools) -> None:
+    assert pools(3).run(run_mixed_forms, 24) == [8, 0, 8]
+
+
+def run_torchs_groups() -> None:
+    """Groups of both APIs are the same thing."""
+    theirs = c10d.new_group([0, 1])
+    check_world(theirs)
+    c10d.destroy_process_group(theirs)
+    tensor = torch.ones(1)
+    with pytest.raises(dist.NotInitializedError, match="no longer exists"):
+        dist.broadcast(tensor, 0, theirs)
+    ours = dist.new_group([0, 1])
+    c10d.all_reduce(tensor, group=ours)
+    assert tensor.item() == 2.0
+    c10d.destroy_process_group(ours)
+    check_world()
+
+
+def test_groups_of_torch(pools: Pools) -> None:
+    pools(2).run(run_torchs_groups)
+
+
+# --- barriers
+
+
+def run_barrier(late: int, asynchronous: bool) -> tuple[float, float]:
+    if dist.get_rank() == late:
+        time.sleep(0.3)
+    called = time.monotonic()
+    if asynchronous:
+        work = dist.barrier(async_op=True)
+        if dist.get_rank() != late:
+            assert not work.is_completed()
+        assert work.wait()
+    else:
+        assert dist.barrier() is None
+    return called, time.monotonic()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_barrier(pools: Pools, asynchronous: bool) -> None:
+    for late in (0, 2):
+        found = pools(3).run(run_barrier, late, asynchronous)
+        assert min(done for _, done in found) >= max(called for called, _ in found)
+
+
+class Log(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((record.levelname, record.getMessage()))
+
+
+@contextlib.contextmanager
+def logged() -> Iterator[Log]:
+    log, logger = Log(), logging.getLogger("comm")
+    level = logger.level
+    logger.addHandler(log)
+    logger.setLevel(logging.INFO)
+    try:
+        yield log
+    finally:
+        logger.removeHandler(log)
+        logger.setLevel(level)
+
+
+def run_monitored(missing: list[int], all_ranks: bool) -> tuple[str, float, list[tuple[str, str]]]:
+    start, found = time.monotonic(), "passed"
+    with logged() as log:
+        if dist.get_rank() not in missing:
+            try:
+                dist.monitored_barrier(timeout=0.4, wait_all_ranks=all_ranks)
+            except dist.CommTimeoutError as error:
+                found = str(error)
+    took_s = time.monotonic() - start
+    dist.barrier()
+    check_world()  # it stays usable
+    if dist.get_rank() in missing:
+        with contextlib.suppress(dist.CommTimeoutError):
+            dist.monitored_barrier(timeout=0)  # it has to be called as often everywhere
+    dist.barrier()
+    dist.monitored_barrier(timeout=20)
+    return found, took_s, log.lines
+
+
+def test_monitored_barrier(pools: Pools) -> None:
+    assert [found[0] for found in pools(3).run(run_monitored, [], False)] == ["passed"] * 3
+
+
+@pytest.mark.parametrize(
+    ("missing", "all_ranks", "named"),
+    [
+        ([1], False, "rank 1 did not arrive within 0.4 s (wait_all_ranks=True names all that are missing)"),
+        ([1, 3], False, "rank 1 did not arrive within 0.4 s (wait_all_ranks=True names all that are missing)"),
+        ([1], True, "rank 1 did not arrive within 0.4 s"),
+        ([1, 3], True, "ranks 1, 3 did not arrive within 0.4 s"),
+        ([0, 1, 2], True, "ranks 0, 1, 2 did not arrive within 0.4 s"),
+    ],
+)
+def test_monitored_barrier_names_missing_ranks(pools: Pools, missing: list[int], all_ranks: bool, named: str) -> None:
+    found = pools(4).run(run_monitored, missing, all_ranks)
+    for rank, (text, took_s, lines) in enumerate(found):
+        if rank in missing:
+            assert (text, lines) == ("passed", [])
+        else:
+            assert text == f"monitored_barrier: {named}"
+            assert 0.35 < took_s < 5
+            assert [level for level, _ in lines] == ["ERROR"]
+
+
+def run_monitored_in_group() -> tuple[str, str]:
+    group = dist.new_group([1, 2])
+    first = second = ""
+    if dist.get_rank() == 2:
+        dist.monitored_barrier(group, timeout=20)
+        try:
+            dist.monitored_barrier(group, timeout=0.2)
+        except dist.CommTimeoutError as error:
+            second = str(error)
+    elif dist.get_rank() == 1:
+        dist.monitored_barrier(group, timeout=20)
+    else:
+        assert dist.monitored_barrier(group) is None
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return first, second
+
+
+def test_monitored_barrier_names_global_ranks(pools: Pools) -> None:
+    found = pools(3).run(run_monitored_in_group)
+    assert found[2][1] == "monitored_barrier: rank 1 did not arrive within 0.2 s"
+
+
+# --- meshes
+
+
+def run_mesh() -> tuple[list[int], list[int], float, float]:
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    assert mesh.mesh.tolist() == [[0, 1], [2, 3]]
+    data, model = mesh.get_group("data"), mesh.get_group("model")
+    by_data, by_model = torch.tensor([2.0 ** dist.get_rank()]), torch.tensor([2.0 ** dist.get_rank()])
+    dist.all_reduce(by_data, group=data)
+    dist.all_reduce(by_model, group=model)
+    found = dist.get_all_ranks_from_group(data), dist.get_all_ranks_from_group(model), by_data.item(), by_model.item()
+    for group in (data, model):
+        dist.destroy_process_group(group)
+    return found
+
+
+def test_device_mesh(pools: Pools) -> None:
+    assert pools(4).run(run_mesh) == [
+        ([0, 2], [0, 1], 5, 3),
+        ([1, 3], [0, 1], 10, 3),
+        ([0, 2], [2, 3], 5, 12),
+        ([1, 3], [2, 3], 10, 12),
+    ]
+
+
+def run_mesh_by_deepspeeds_name() -> tuple[str, tuple[str, ...], int]:
+    mesh = dist.initialize_mesh_device((1, 2), ("data", "sequence"))
+    group = mesh.get_group("sequence")
+    check_world(group)
+    return mesh.device_type, mesh.mesh_dim_names, dist.get_world_size(group)
+
+
+def test_initialize_mesh_device(pools: Pools) -> None:
+    assert pools(2).run(run_mesh_by_deepspeeds_name) == [("cpu", ("data", "sequence"), 2)] * 2
+
+
+# --- backends
+
+
+def run_backends() -> None:
+    assert dist.get_backend() == "gloo"
+    assert dist.set_backend("gloo") is dist.set_backend("GLOO") is dist.set_backend() is None
+    raised = pytest.raises(dist.ArgumentError, dist.set_backend, "nccl").value
+    for text in (
+        "name: got 'nccl' while 'gloo' is active",
+        "destroy_process_group()",
+        "init_distributed(dist_backend='nccl')",
+        "new_group(backend='nccl')",
+    ):
+        assert text in str(raised)
+    group = dist.new_group(backend="gloo")
+    assert dist.get_backend(group) == "gloo"
+    check_world(group)
+    dist.destroy_process_group(group)
+
+
+def test_set_backend(pools: Pools) -> None:
+    pools(2).run(run_backends)
+
+
+def test_available_backends() -> None:
+    found = dist.available_backends()
+    assert {"gloo", "nccl", "mpi", "ucc", "xccl", "ccl"} <= set(found)
+    assert found["gloo"].usable
+    assert f"torch {torch.__version__} has gloo" in found["gloo"].reason
+    assert found["mpi"].usable == c10d.is_mpi_available()
+    assert found["nccl"].usable == (c10d.is_nccl_available() and torch.cuda.is_available())
+    for availability in found.values():
+        assert availability.reason
+        assert availability.usable or availability.remedy
+
+
+# --- the comms logger
+
+
+@contextlib.contextmanager
+def observing(**settings: Any) -> Iterator[None]:
+    dist.reset_log()
+    dist.configure(enabled=True, **settings)
+    try:
+        yield
+    finally:
+        dist.configure(enabled=False, prof_all=True, prof_ops=[], verbose=False, debug=False)
+        dist.reset_log()
+
+
+def run_wrapper() -> list[str]:
+    """Off means that the wrapper does not exist."""
+    bare = active.slot.backend
+    found = [type(bare).__name__]
+    dist.configure(enabled=True)
+    found.append(type(active.slot.backend).__name__)
+    dist.configure(enabled=True)  # not around itself
+    assert isinstance(active.slot.backend, Observed)
+    assert active.slot.backend.inner is bare
+    dist.configure(verbose=False)  # leaves it on
+    found.append(type(active.slot.backend).__name__)
+    dist.configure(enabled=False)
+    assert active.slot.backend is bare
+    dist.configure({"comms_logger": {"enabled": True}})
+    found.append(type(active.slot.backend).__name__)
+    dist.configure({"comms_logger": {"enabled": True}}, enabled=False)  # the argument wins
+    assert active.slot.backend is bare
+    dist.configure({"comms_logger": {"enabled": True}})
+    dist.configure({"comms_logger": {}})
+    assert active.slot.backend is bare
+    return found
+
+
+def test_off_means_that_there_is_no_wrapper(pools: Pools) -> None:
+    assert pools(2).run(run_wrapper) == [["TorchBackend", "Observed", "Observed", "Observed"]] * 2
+
+
+def run_summary() -> dict[str, Any]:
+    W = dist.get_world_size()
+    tensor = torch.ones(256)  # 1 KiB
+    dist.all_reduce(tensor)  # before: not recorded
+    with observing():
+        for _ in range(3):
+            dist.all_reduce(tensor)
+        dist.all_reduce(torch.ones(512))
+        dist.all_reduce(tensor, async_op=True).wait()
+        dist.all_gather_into_tensor(torch.empty(256 * W), tensor)
+        dist.broadcast(tensor, 0)
+        dist.barrier()
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            table = dist.log_summary(return_dict=True)
+            assert dist.log_summary() is None
+            again = dist.log_summary(show_straggler=True, return_dict=True)
+        assert table is not None
+        assert again is not None
+        assert set(again) >= set(table)
+        dist.reset_log()
+        assert dist.log_summary(return_dict=True) == {}
+    dist.all_reduce(tensor)  # afterwards: not recorded
+    assert dist.log_summary(return_dict=True) == {}
+    return {"table": table, "printed": out.getvalue()}
+
+
+def test_log_summary(pools: Pools) -> None:
+    found = pools(2).run(run_summary)
+    for rank, one in enumerate(found):
+        table = one["table"]
+        assert set(table) == {"all_reduce", "all_gather_into_tensor", "broadcast", "barrier"}
+        row = table["all_reduce"][1024]
+        assert (row["calls"], row["total_bytes"], row["world_size"]) == (4, 4096, 2)
+        assert table["all_reduce"][2048]["calls"] == 1
+        assert set(table["all_gather_into_tensor"]) == {2048}  # the whole array
+        assert row["total_s"] >= 4 * row["min_s"] > 0
+        assert row["median_s"] >= row["min_s"]
+        assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"])  # 2 (W - 1) / W is 1 for two ranks
+        lines = one["printed"].splitlines()
+        if rank == 0:
+            assert lines[0].split()[:4] == ["operation", "size", "ranks", "calls"]
+            assert sum(line.startswith("all_reduce ") for line in lines) == 6  # two sizes, three times
+            assert "straggler ms" in one["printed"]
+        else:
+            assert lines == []
+
+
+def run_straggler() -> tuple[bool, str]:
+    with observing():
+        if dist.get_rank() == 1:
+            time.sleep(0.3)
+        dist.all_reduce(torch.ones(4))
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            table = dist.log_summary(show_straggler=True, return_dict=True)
+    assert table is not None
+    return table["all_reduce"][16]["total_s"] > 0.2, out.getvalue()
+
+
+def test_stragglers_make_the_others_wait(pools: Pools) -> None:
+    (waited, printed), (waited_1, _) = pools(2).run(run_straggler)
+    assert waited
+    assert not waited_1
+    (line,) = [line for line in printed.splitlines() if line.startswith("all_reduce")]
+    assert float(line.split()[-1]) > 200  # milliseconds beyond the rank that came last
+
+
+def some_function() -> None:
+    dist.all_reduce(torch.ones(4))
+
+
+def run_settings() -> tuple[list[str], list[str], list[str]]:
+    with observing(prof_all=False, prof_ops=["broadcast"]):
+        dist.all_reduce(torch.ones(4))
+        dist.broadcast(torch.ones(4), 0)
+        chosen = sorted(dist.log_summary(return_dict=True) or {})
+    with observing(debug=True):
+        some_function()
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            table = dist.log_summary(return_dict=True) or {}
+        callers = [table["all_reduce"][16]["caller"]]
+    with observing(verbose=True), logged() as log:
+        some_function()
+    return chosen, callers, [message for _, message in log.lines]
+
+
+def test_settings_of_the_logger(pools: Pools) -> None:
+    for chosen, callers, lines in pools(2).run(run_settings):
+        assert chosen == ["broadcast"]
+        assert callers == ["some_function"]
+        (line,) = lines
+        assert line.startswith("all_reduce | size: 16 B | time: ")
+        assert "algbw: " in line
+        assert "busbw: " in line
+
+
+# --- handles
+
+
+def go(name: str) -> None:
+    active.active_backend().get_store(None).set(name, "1")
+
+
+def wait_for(name: str) -> None:
+    active.active_backend().get_store(None).wait([name])
+
+
+Start: TypeAlias = Callable[[int], "tuple[Any, Callable[[], None]]"]
+
+
+def _all_reduce(op: str, dtype: torch.dtype) -> Start:
+    def start(rank: int) -> tuple[Any, Callable[[], None]]:
+        tensor = torch.full((4,), rank + 1, dtype=dtype)
+        work = dist.all_reduce(tensor, op, async_op=True)
+
+        def check() -> None:
+            assert work.result() is tensor
+            assert tensor.tolist() == [{"sum": 3, "avg": 1.5}[op]] * 4
+
+        return work, check
+
+    return start
+
+
+def _all_gather(rank: int) -> tuple[Any, Callable[[], None]]:
+    work = dist.all_gather(torch.full((2,), float(rank)), async_op=True)
+
+    def check() -> None:
+        assert [tensor.tolist() for tensor in work.result()] == [[0.0, 0.0], [1.0, 1.0]]
+
+    return work, check
+
+
+def _reduce_scatter(rank: int) -> tuple[Any, Callable[[], None]]:
+    output = torch.zeros(2)
+    work = dist.reduce_scatter(output, torch.arange(4.0), async_op=True)
+
+    def check() -> None:
+        assert work.result() is output
+        assert output.tolist() == [[0.0, 2.0], [4.0, 6.0]][rank]
+
+    return work, check
+
+
+def _strided_broadcast(rank: int) -> tuple[Any, Callable[[], None]]:
+    tensor = torch.full((2, 3), float(rank)).t()
+    work = dist.broadcast(tensor, 1, async_op=True)
+
+    def check() -> None:
+        assert work.result() is tensor
+        assert tensor.tolist() == [[1.0, 1.0]] * 3
+
+    return work, check
+
+
+def _all_to_all(rank: int) -> tuple[Any, Callable[[], None]]:
+    outputs = [torch.zeros(1), torch.zeros(1)]
+    work = dist.all_to_all(outputs, [torch.tensor([rank * 10.0]), torch.tensor([rank * 10.0 + 1])], async_op=True)
+
+    def check() -> None:
+        assert work.result() is outputs
+        assert [tensor.item() for tensor in outputs] == [rank, 10.0 + rank]
+
+    return work, check
+
+
+def _coalesced(rank: int) -> tuple[Any, Callable[[], None]]:
+    tensors = [torch.ones(2), torch.ones(3, dtype=torch.int64)]
+    work = dist.all_reduce_coalesced(tensors, async_op=True)
+
+    def check() -> None:
+        assert [tensor.tolist() for tensor in work.result()] == [[2.0, 2.0], [2, 2, 2]]
+
+    return work, check
+
+
+def _irecv(rank: int) -> tuple[Any, Callable[[], None]]:
+    tensor = torch.full((2,), float(rank))
+    # The first rank receives: sending alone may be done before anybody receives.
+    work = dist.irecv(tensor, 1) if rank == 0 else dist.isend(tensor, 0)
+
+    def check() -> None:
+        assert work.result() is tensor
+        assert tensor.tolist() == [1.0, 1.0]
+
+    return work, check
+
+
+HANDLES: dict[str, Start] = {
+    "all_reduce": _all_reduce("sum", torch.float32),
+    "all_reduce avg": _all_reduce("avg", torch.float64),
+    "all_reduce int16": _all_reduce("sum", torch.int16),
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast of a strided tensor": _strided_broadcast,
+    "all_to_all": _all_to_all,
+    "all_reduce_coalesced": _coalesced,
+    "irecv": _irecv,
+}
+
+
+def run_handle(name: str, turn: int) -> float:
+    """The first rank starts alone; the other follows when the first has seen that nothing is complete."""
+    rank = dist.get_rank()
+    key = f"handle/{name}/{turn}"
+    if rank == 1:
+        wait_for(key)
+    work, check = HANDLES[name](rank)
+    assert isinstance(work, dist.Work)
+    took_s = 0.0
+    if rank == 0:
+        assert work.is_completed() is False
+        assert work.exception() is None
+        start = time.monotonic()
+        raised = pytest.raises(dist.CommTimeoutError, work.wait, 0.1).value
+        assert isinstance(raised, TimeoutError)
+        assert "did not finish within 0.1 s" in str(raised)
+        took_s = time.monotonic() - start
+        assert work.is_completed() is False
+        assert work.exception() is None
+        go(key)
+    assert work.wait(timeout=20) is True
+    check()
+    assert work.is_completed() is True
+    assert work.exception() is None
+    assert work.wait() is True  # once more changes nothing
+    check()
+    check_world()
+    return took_s
+
+
+@pytest.mark.parametrize("name", HANDLES)
+def test_handle(pools: Pools, name: str) -> None:
+    for turn in range(2):
+        took_s, _ = pools(2).run(run_handle, name, turn)
+        assert 0.09 < took_s < 5
+
+
+def run_handle_that_completes_by_itself() -> None:
+    """``is_completed()`` becomes true although nobody waits."""
+    for start in (HANDLES["all_reduce"], HANDLES["irecv"]):
+        work, check = start(dist.get_rank())
+        deadline = time.monotonic() + 20
+        while not work.is_completed():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        check()
+
+
+def test_handle_completes_by_itself(pools: Pools) -> None:
+    pools(2).run(run_handle_that_completes_by_itself)
+
+
+def run_out_of_order() -> list[float]:
+    tensors = [torch.full((2,), float(value)) for value in range(6)]
+    works = [dist.all_reduce(tensor, ("sum", "avg")[value % 2], async_op=True) for value, tensor in enumerate(tensors)]
+    order = range(6) if dist.get_rank() == 0 else reversed(range(6))
+    for position in order:
+        assert works[position].wait()
+    return [tensor[0].item() for tensor in tensors]
+
+
+def test_handles_waited_for_in_different_orders(pools: Pools) -> None:
+    assert pools(2).run(run_out_of_order) == [[0.0, 1.0, 4.0, 3.0, 8.0, 5.0]] * 2
+
+
+def run_two_waiters() -> list[float]:
+    """What is added after the library's part happens once, whoever waits."""
+    tensor = torch.full((4,), dist.get_rank() + 1.0)
+    work = dist.all_reduce(tensor, "avg", async_op=True)
+    threads = [threading.Thread(target=work.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return tensor.tolist()
+
+
+def test_several_threads_wait_for_one_handle(pools: Pools) -> None:
+    assert pools(2).run(run_two_waiters) == [[1.5] * 4] * 2
+
+
+def run_failed_handle(kind: str) -> tuple[str, str, str]:
+    group = dist.new_group([0, 1], timeout=0.4)
+    if dist.get_rank() == 1:
+        wait_for(f"failed/{kind}")
+        dist.destroy_process_group(group)
+        return "", "", ""
+    tensor = torch.ones(4)
+    work = dist.irecv(tensor, 1, group) if kind == "irecv" else dist.all_reduce(tensor, kind, group, async_op=True)
+    raised = [pytest.raises((dist.CommTimeoutError, dist.PeerLostError), work.wait).value for _ in range(2)]
+    assert work.is_completed() is True
+    failure = work.exception()
+    broken = pytest.raises(dist.BrokenGroupError, dist.all_reduce, tensor, group=group).value
+    go(f"failed/{kind}")
+    dist.destroy_process_group(group)
+    return *(str(error) for error in raised), f"{type(failure).__name__}: {broken}"
+
+
+@pytest.mark.parametrize("kind", ["sum", "avg", "irecv"])
+def test_handle_that_fails(pools: Pools, kind: str) -> None:
+    (first, second, rest), _ = pools(2).run(run_failed_handle, kind)
+    assert first == second
+    assert "on the group of ranks [0, 1] failed on rank 0: " in first
+    assert rest.startswith(("CommTimeoutError: all_reduce: ", "PeerLostError: all_reduce: "))
+    assert "failed earlier" in rest
+    pools(2).run(check_world)
