@@ -225,7 +225,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
-    """The main job: 2 processes train a classifier of digits; then 1, 2 and 4 are compared (options after -- are its own)."""
+    """The main job: 2 processes train a classifier of digits, and 1, 2 and 4 end with the same weights."""
     install_sources(session, "comm-orchestrator", *group("demo"))
     session.env["OMP_NUM_THREADS"] = "1"  # torchrun sets this itself, with a warning
     launcher = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -141,4 +141,6 @@ def _assert_equal(found: Any, expected: Any, what: str) -> None:
 
 def _first(wrong: Any, found: Any, expected: Any) -> str:
     at = int(np.flatnonzero(wrong)[0])
-    return f"{int(wrong.sum())} of {wrong.size} elements differ; element {at} is {found[at]!r}, expected {expected[at]!r}"
+    return (
+        f"{int(wrong.sum())} of {wrong.size} elements differ; element {at} is {found[at]!r}, expected {expected[at]!r}"
+    )

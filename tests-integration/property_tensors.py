@@ -15,7 +15,7 @@ import torch
 __all__ = ["DENSE_LAYOUTS", "READ_LAYOUTS", "Placed", "dtype_of", "generator", "random_bits", "same_bits"]
 
 #: For tensors that are written: every element in one stretch of memory.
-DENSE_LAYOUTS = ("contiguous", "offset", "permuted", "grad")
+DENSE_LAYOUTS = ("contiguous", "offset", "permuted", "grad", "inference")
 #: For tensors that are only read.
 READ_LAYOUTS = (*DENSE_LAYOUTS, "strided", "expanded", "conjugated", "negated")
 
@@ -82,6 +82,9 @@ class Placed:
             return _within(values, order), layout
         if layout == "grad" and (dtype.is_floating_point or dtype.is_complex) and dtype.itemsize > 1:
             return values.clone().requires_grad_(), layout
+        if layout == "inference":
+            with torch.inference_mode():
+                return values.clone(), layout
         if layout == "strided" and values.dim():
             gaps = random_bits((*shape[:-1], shape[-1] * 2), dtype, "gaps")
             gaps[..., ::2] = values

@@ -1,7 +1,7 @@
 """Every collective over dtypes, shapes, memory layouts, operations, groups and 1 to 4 ranks, against a reference.
 
-Hypothesis draws plans here; the ranks of a pool carry them out and compare, see property_ranks.py. Each test has a variant
-with many more examples, which ``pytest -m slow`` runs.
+Hypothesis draws plans here; the ranks of a pool carry them out and compare, see property_ranks.py. Each test has a
+variant with many more examples, which ``pytest -m slow`` runs.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ _FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "layouts": _layouts(READ_LAYOUTS),
     "out_layouts": _layouts(DENSE_LAYOUTS),
     "dense": st.integers(0, len(DENSE_LAYOUTS) - 1),
+    # Which part of what is written the input lies in, where it does.
+    "shared": st.one_of(st.none(), st.none(), st.integers(0, 3)),
     "root": st.integers(0, 3),
     "by_group_rank": st.booleans(),
     "sizes": st.lists(st.lists(st.integers(0, 7), min_size=4, max_size=4), min_size=4, max_size=4),
@@ -97,22 +99,21 @@ _PLANS: dict[str, tuple[str, ...]] = {
     "inference_all_reduce": ("shape", "dense"),
     "reduce": ("shape", "dense", *_ROOTED, *_ASYNC),
     "broadcast": (*_MOVED, *_ROOTED),
-    "all_gather": (*_MOVED, "shapes", "even"),
+    "all_gather": (*_MOVED, "shapes", "even", "shared"),
     "all_gather_one": ("dtype", "shape", "layouts", *_ASYNC),
-    "all_gather_into_tensor": (*_MOVED, "even"),
-    "gather": (*_MOVED, *_ROOTED),
-    "scatter": (*_MOVED, *_ROOTED),
-    "reduce_scatter": (*_MOVED, "shapes", "even"),
-    "reduce_scatter_one": _MOVED,
-    "reduce_scatter_tensor": _MOVED,
+    "all_gather_into_tensor": (*_MOVED, "even", "shared"),
+    "gather": (*_MOVED, *_ROOTED, "shared"),
+    "scatter": (*_MOVED, *_ROOTED, "shared"),
+    "reduce_scatter": (*_MOVED, "shapes", "even", "shared"),
+    "reduce_scatter_one": (*_MOVED, "shared"),
+    "reduce_scatter_tensor": (*_MOVED, "shared"),
     "all_to_all": (*_MOVED, "sizes", "trailing"),
-    "all_to_all_single": (*_MOVED, "sizes", "trailing", "even"),
+    "all_to_all_single": (*_MOVED, "sizes", "trailing", "even", "shared"),
     "all_reduce_coalesced": ("entries", "dense", *_ASYNC),
     "all_gather_coalesced": ("entries", "layouts", "out_layouts", *_ASYNC),
     "reduce_scatter_coalesced": ("entries", "layouts", *_ASYNC),
     "messages": ("messages", "how", "by_group_rank", "layouts", "out_layouts", "wait"),
 }
-# torch's own P2POp takes global ranks only, and nothing but recv and irecv can leave the sender open.
 _REDUCING = {name for name in _PLANS if "reduce" in name}
 
 
@@ -150,18 +151,15 @@ def _reducible_entries() -> st.SearchStrategy[list[dict[str, Any]]]:
 
 
 def programs(calls: list[str], world_size: int, most: int) -> st.SearchStrategy[list[dict[str, Any]]]:
-    return st.lists(
-        st.sampled_from(calls).flatmap(lambda call: plans(call, world_size)), min_size=1, max_size=most
-    )
+    return st.lists(st.sampled_from(calls).flatmap(lambda call: plans(call, world_size)), min_size=1, max_size=most)
 
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids="W={}".format)
-def property_pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
+def property_pool(request: pytest.FixtureRequest, rank_environment: dict[str, Any]) -> Iterator[RankPool]:
     """Ranks that stay for all examples of one world size."""
     paths = os.pathsep.join(filter(None, (_HERE, os.environ.get("PYTHONPATH"))))
-    with RankPool(
-        request.param, timeout_s=90, setup=property_ranks.start_rank, env={"PYTHONPATH": paths}
-    ) as pool:
+    environment = rank_environment | {"PYTHONPATH": paths}
+    with RankPool(request.param, timeout_s=90, setup=property_ranks.start_rank, env=environment) as pool:
         yield pool
 
 
@@ -176,7 +174,7 @@ _COMMON = settings(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )
-# A failure replaces all ranks, which takes seconds: what failed is shown as it is, without looking for something smaller.
+# A failure replaces all ranks, which takes seconds: what failed is shown as it is, not something smaller.
 _PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
 FEW = settings(_COMMON, max_examples=20, derandomize=True, database=None, phases=_PHASES)
 MANY = settings(_COMMON, max_examples=400)

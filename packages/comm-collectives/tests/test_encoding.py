@@ -1,7 +1,7 @@
 """Whatever a backend lacks, what travels and what is read back make up the reduction that was asked for.
 
-W ranks are simulated in this process: each encodes its elements, a library that reduces exactly what its capabilities say
-does so (or the ranks fold what they exchanged), each decodes.
+W ranks are simulated in this process: each encodes its elements, a library that reduces exactly what its capabilities
+say does so (or the ranks fold what they exchanged), each decodes.
 """
 
 from __future__ import annotations
@@ -212,7 +212,9 @@ REFUSED = [(op, dtype) for op, dtype in product(OPS, (*REDUCIBLE, *MOVED_ONLY)) 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize(
-    "able", [LIKE_GLOO, LIKE_NCCL, NOTHING, WIDE_ONLY, SUMS_OF_FLOAT32], ids="gloo nccl nothing wide float32".split()
+    "able",
+    [LIKE_GLOO, LIKE_NCCL, NOTHING, WIDE_ONLY, SUMS_OF_FLOAT32],
+    ids=["gloo", "nccl", "nothing", "wide", "float32"],
 )
 @pytest.mark.parametrize(("op", "dtype"), DEFINED, ids=str)
 def test_on_libraries_like_those_there_are(op: ReduceOp, dtype: torch.dtype, able: Capabilities) -> None:
@@ -224,9 +226,7 @@ def test_on_libraries_like_those_there_are(op: ReduceOp, dtype: torch.dtype, abl
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(DEFINED), any_capabilities, st.integers(1, 5), st.integers(0, 9), st.integers(0, 1000))
-def test_on_any_library(
-    pair: tuple[ReduceOp, torch.dtype], able: Capabilities, W: int, n: int, seed: int
-) -> None:
+def test_on_any_library(pair: tuple[ReduceOp, torch.dtype], able: Capabilities, W: int, n: int, seed: int) -> None:
     check(*pair, able, W, n, seed)
 
 
@@ -247,9 +247,7 @@ def test_every_rank_chooses_the_same(op: ReduceOp, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("op", "dtype"), REFUSED, ids=str)
 @pytest.mark.parametrize("able", [LIKE_GLOO, NOTHING], ids=["gloo", "nothing"])
-def test_refusals_name_the_call_the_dtype_and_the_remedy(
-    op: ReduceOp, dtype: torch.dtype, able: Capabilities
-) -> None:
+def test_refusals_name_the_call_the_dtype_and_the_remedy(op: ReduceOp, dtype: torch.dtype, able: Capabilities) -> None:
     with pytest.raises(ArgumentError) as refused:
         encoding_for("all_reduce", op, dtype, able)
     message = str(refused.value)
@@ -277,7 +275,10 @@ def test_halves_are_averaged_in_float32(dtype: torch.dtype, able: Capabilities) 
 
 
 def test_large_unsigned_integers_are_compared_as_unsigned() -> None:
-    inputs = [torch.tensor([2**64 - 1, 0, 2**63], dtype=torch.uint64), torch.tensor([1, 2**63 - 1, 5], dtype=torch.uint64)]
+    inputs = [
+        torch.tensor([2**64 - 1, 0, 2**63], dtype=torch.uint64),
+        torch.tensor([1, 2**63 - 1, 5], dtype=torch.uint64),
+    ]
     for able in (LIKE_GLOO, NOTHING):
         (smallest, *_) = simulate(ReduceOp.MIN, torch.uint64, able, inputs)
         (largest, *_) = simulate(ReduceOp.MAX, torch.uint64, able, inputs)

@@ -47,7 +47,10 @@ def dense(draw: st.DrawFn, dtype: torch.dtype = torch.int64) -> torch.Tensor:
 
 def places(tensor: torch.Tensor) -> list[int]:
     """Where the elements lie, in logical order, counted in elements from the start of the storage."""
-    steps = [range(0, size * stride, stride) if stride else [0] * size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    steps = [
+        range(0, size * stride, stride) if stride else [0] * size
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ]
     return [tensor.storage_offset() + sum(step) for step in itertools.product(*steps)]
 
 

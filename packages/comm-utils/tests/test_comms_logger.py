@@ -99,7 +99,12 @@ def test_rows_are_sorted_and_kept_apart() -> None:
     for key in (("send", 8, 2, ""), ("all_reduce", 1024, 4, ""), ("all_reduce", 8, 4, "b"), ("all_reduce", 8, 2, "")):
         log.record(key[0], key[1], 1e-3, key[2], key[3])
     keys = [(row.operation, row.size_bytes, row.world_size, row.caller) for row in log.rows()]
-    assert keys == [("all_reduce", 8, 2, ""), ("all_reduce", 8, 4, "b"), ("all_reduce", 1024, 4, ""), ("send", 8, 2, "")]
+    assert keys == [
+        ("all_reduce", 8, 2, ""),
+        ("all_reduce", 8, 4, "b"),
+        ("all_reduce", 1024, 4, ""),
+        ("send", 8, 2, ""),
+    ]
 
 
 def test_reset_forgets() -> None:

@@ -35,7 +35,7 @@ def test_the_tree_is_complete() -> None:
 def test_both_ways_to_catch(name: str, built_in: type[Exception]) -> None:
     kind = getattr(errors, name)
     for caught in (errors.CommError, built_in):
-        with pytest.raises(caught, match="^what was got$"):
+        with pytest.raises(caught, match=r"^what was got$"):
             raise kind("what was got")
 
 

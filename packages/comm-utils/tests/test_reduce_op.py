@@ -1,4 +1,7 @@
-"""Every spelling of a reduction leads to its member, and nothing else does. torch's own are in comm-backend-torch's tests."""
+"""Every spelling of a reduction leads to its member, and nothing else does.
+
+torch's own spellings are in the tests of comm-backend-torch.
+"""
 
 from __future__ import annotations
 

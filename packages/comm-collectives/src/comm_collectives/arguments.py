@@ -178,9 +178,14 @@ def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | No
         return None
     if not isinstance(timeout, (int, float, timedelta)):
         raise ArgumentTypeError(f"{call}: timeout: got {timeout!r:.60}; expected seconds or a timedelta")
-    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    try:
+        limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    except (OverflowError, ValueError):  # no number, or more days than a timedelta counts
+        limit = timedelta(0)
     if limit <= timedelta(0):
-        raise ArgumentError(f"{call}: timeout: got {timeout!r}; expected seconds or a timedelta of more than 0")
+        raise ArgumentError(
+            f"{call}: timeout: got {timeout!r}; expected seconds or a timedelta of more than 0, and finite"
+        )
     return limit
 
 

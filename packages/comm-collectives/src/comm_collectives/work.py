@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from comm_utils.backend import Work
+from comm_utils.errors import CommTimeoutError
 
 __all__ = ["After", "Completed", "deliver", "run"]
 
@@ -61,7 +62,15 @@ class After:
             limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
             end = time.monotonic() + limit_s
             for work in self._works:
-                work.wait(max(0.0, end - time.monotonic()))
+                try:
+                    work.wait(max(0.0, end - time.monotonic()))
+                except CommTimeoutError:
+                    if work.exception() is not None:
+                        raise
+                    raise CommTimeoutError(
+                        f"the operation did not finish within {limit_s:g} s; it is still under way and may be waited "
+                        "for again"
+                    ) from None
         with self._lock:
             finish, self._finish = self._finish, None
             if finish is not None:

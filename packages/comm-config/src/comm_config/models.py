@@ -74,7 +74,7 @@ class TimeoutsConfig(Section):
     """How long to wait, in seconds."""
 
     init_s: Seconds | None = Field(
-        default=None, description="Start-up: how long ranks wait for each other; null: `collective_s`, or else 30 minutes."
+        default=None, description="Start-up: how long ranks wait for each other; null: `collective_s`, else 30 minutes."
     )
     collective_s: Seconds | None = Field(
         default=None,
