@@ -237,7 +237,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """Measures what a call costs above torch.distributed; options after -- go to the benchmark."""
-    install_sources(session, "comm-orchestrator")
+    install_sources(session, "comm-orchestrator", *group("bench"))
     session.run("python", "benchmarks/dispatch.py", *session.posargs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -21,6 +22,10 @@ from comm_utils.backend import Capabilities, Work
 from comm_utils.errors import NotInitializedError
 
 __all__ = ["World"]
+
+# gloo's worker drops its last tensor, for which it needs the GIL, while the group's destructor holds the GIL and waits
+# for the worker. Seen with torch 2.6, never with 2.13; a moment's rest lets the worker finish.
+_WORKERS_NEED_THE_GIL = not hasattr(ProcessGroup, "all_gather_single")
 
 
 class World:
@@ -133,6 +138,8 @@ class World:
         if group is None:
             self._groups.clear()
         self.prepared.clear()
+        if _WORKERS_NEED_THE_GIL:
+            time.sleep(0.02)
         c10d.destroy_process_group(group)
 
     # --- failures

@@ -9,6 +9,8 @@ dist.all_reduce(tensor)
 from comm_orchestrator.facade import (
     NON_GROUP_MEMBER,
     GroupMember,
+    ObjectDecodeError,
+    ObjectExchangeError,
     P2POp,
     ProcessGroup,
     all_gather,
@@ -92,6 +94,8 @@ __all__ = [
     "GroupMember",
     "LaunchError",
     "NotInitializedError",
+    "ObjectDecodeError",
+    "ObjectExchangeError",
     "P2POp",
     "PeerLostError",
     "ProcessGroup",

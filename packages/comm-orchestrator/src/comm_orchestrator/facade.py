@@ -25,6 +25,8 @@ from comm_utils.errors import ArgumentError, ArgumentTypeError, NotInitializedEr
 __all__ = [
     "NON_GROUP_MEMBER",
     "GroupMember",
+    "ObjectDecodeError",
+    "ObjectExchangeError",
     "P2POp",
     "ProcessGroup",
     "all_gather",
@@ -306,6 +308,8 @@ reduce_object = objects.reduce_object
 reduce_scatter = accepting_aliases(comm_collectives.reduce_scatter)
 reduce_scatter_coalesced = comm_collectives.reduce_scatter_coalesced
 reduce_scatter_tensor = accepting_aliases(comm_collectives.reduce_scatter_tensor)
+ObjectDecodeError = object_codec.ObjectDecodeError
+ObjectExchangeError = object_codec.ObjectExchangeError
 register_object_type = object_codec.register_object_type
 set_object_policy = object_codec.set_object_policy
 scatter = comm_collectives.scatter

@@ -13,7 +13,7 @@ from torch.distributed import Store
 import comm_config
 from comm_orchestrator import devices, selector
 from comm_orchestrator.environment import applied, given
-from comm_orchestrator.rendezvous import disconnect, meet
+from comm_orchestrator.rendezvous import meet
 from comm_utils import active
 from comm_utils.backend import Setup
 from comm_utils.errors import ConfigurationError, LaunchError, NotInitializedError
@@ -102,7 +102,6 @@ def initialize(
 
 
 def _adopt(dist_backend: str | None) -> None:
-    disconnect()
     active.activate(selector.adopt(str(c10d.get_backend())))
     found = active.active_backend().get_backend()  # torch calls its own choice of backends "undefined"
     _Current.launch = None

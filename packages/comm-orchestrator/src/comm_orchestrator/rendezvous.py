@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 from datetime import timedelta
 
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous
@@ -10,27 +12,13 @@ from torch.distributed import HashStore, PrefixStore, Store, rendezvous
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
 from comm_utils.launch import LaunchInfo
 
-__all__ = ["disconnect", "meet"]
+__all__ = ["meet"]
 
 
 class _Generation:
     """How often this process has met the others; keys of an earlier time are never met again."""
 
     number = 0
-
-
-class _Last:
-    """The connection made last. It outlives ``destroy_process_group()``: if every generation had one of its own, a rank
-    that is quick to initialise again would reach the server that rank 0 is about to close.
-    """
-
-    key: tuple[str | int | None, ...] = ()
-    store: Store | None = None
-
-
-def disconnect() -> None:
-    """Let go of the connection made last; torch's own initialisation would find its old keys behind the same port."""
-    _Last.key, _Last.store = (), None
 
 
 def meet(
@@ -47,56 +35,59 @@ def meet(
         LaunchError: no address, or one that cannot be used.
         CommTimeoutError: the other ranks did not come in time.
     """
-    if store is None:
-        store = _connect(launch, init_method, default_port, timeout)
-    elif not isinstance(store, Store):
+    if not (store is None or isinstance(store, Store)):
         raise ArgumentTypeError(f"init_distributed: store: got {store!r:.60}; expected a torch.distributed.Store")
-    store.set_timeout(timeout)
-    met = PrefixStore(f"comm/gen{_Generation.number + 1}", store)
-    _wait_for_all(met, launch, timeout)
+    end = time.monotonic() + timeout.total_seconds()
+    while True:
+        try:
+            met = _meet(store or _connect(launch, init_method, default_port, timeout), launch, timeout)
+            break
+        except _ClosedError as error:
+            # A rank that is quick to come back may reach the server of the last generation, which rank 0 is closing.
+            if not _Generation.number or time.monotonic() > end:
+                raise LaunchError(str(error)) from error.__cause__
+            time.sleep(0.02)
     _Generation.number += 1
     return met
 
 
-def _wait_for_all(store: Store, launch: LaunchInfo, timeout: timedelta) -> None:
-    """Return when every rank is here: what follows waits for the others as long as the libraries like."""
+class _ClosedError(Exception):
+    """Whoever hosts the store has closed it."""
+
+
+_CLOSED = re.compile(r"connection (was )?(likely )?(closed|reset)|broken pipe", re.IGNORECASE)
+
+
+def _meet(store: Store, launch: LaunchInfo, timeout: timedelta) -> Store:
+    """A part of ``store`` for this generation, once every rank is here: what follows would wait longer for them."""
+    store.set_timeout(timeout)
+    met = PrefixStore(f"comm/gen{_Generation.number + 1}", store)
     if launch.world_size == 1:
-        return
+        return met
     mine = f"here/{launch.rank}"
-    store.set(mine, "here")
-    if store.add("here", 1) == launch.world_size:
-        store.set("complete", "here")
+    who = f"rank {launch.rank} of {launch.world_size}"
     try:
-        store.wait(["complete"], timeout)
+        met.set(mine, "here")
+        if met.add("here", 1) == launch.world_size:
+            met.set("complete", "here")
+        met.wait(["complete"], timeout)
     except RuntimeError as error:
-        missing = [rank for rank in range(launch.world_size) if not store.check([f"here/{rank}"])]
+        if _CLOSED.search(str(error)):
+            raise _ClosedError(f"{who}: the store was closed while the ranks met: {error}") from error
+        missing = [rank for rank in range(launch.world_size) if not met.check([f"here/{rank}"])]
         # As if this rank had not been here, so that it may come again.
-        store.add("here", -1)
-        store.delete_key(mine)
+        met.add("here", -1)
+        met.delete_key(mine)
         raise CommTimeoutError(
-            f"rank {launch.rank} of {launch.world_size}: ranks {missing} did not come within "
-            f"{timeout.total_seconds():g} s; check that all {launch.world_size} ranks were started"
+            f"{who}: ranks {missing} did not come within {timeout.total_seconds():g} s; check that all "
+            f"{launch.world_size} ranks were started"
         ) from error
+    return met
 
 
 def _connect(launch: LaunchInfo, init_method: str | None, default_port: int, timeout: timedelta) -> Store:
     url = init_method or _address(launch, default_port)
-    if url is None:
-        return HashStore()
-    environ = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    key = (url, launch.rank, launch.world_size, *environ)
-    if _Last.store is None or _Last.key != key or not _answers(_Last.store):
-        _Last.store = None  # closed before the next one is opened, which may need its port
-        _Last.key, _Last.store = key, _rendezvous(url, launch, timeout)
-    return _Last.store
-
-
-def _answers(store: Store) -> bool:
-    try:
-        store.check(["comm"])
-    except RuntimeError:
-        return False
-    return True
+    return HashStore() if url is None else _rendezvous(url, launch, timeout)
 
 
 def _rendezvous(url: str, launch: LaunchInfo, timeout: timedelta) -> Store:
@@ -115,6 +106,8 @@ def _rendezvous(url: str, launch: LaunchInfo, timeout: timedelta) -> Store:
                 f"{where} within {timeout.total_seconds():g} s; check that rank 0 runs there and that "
                 f"all {launch.world_size} ranks were started ({text.splitlines()[0]})"
             ) from error
+        if _CLOSED.search(text):
+            raise _ClosedError(f"{where}: {text}") from error
         raise LaunchError(f"{where}: {text}") from error
     return store
 

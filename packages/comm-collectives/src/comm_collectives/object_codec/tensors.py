@@ -56,9 +56,7 @@ def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
     for size in tensor.shape:
         writer.size(size)
     if size_bytes:
-        # A single element that was cut out of others keeps their stride, with which it cannot be seen as bytes.
-        flat = readable(tensor).as_strided((tensor.numel(),), (1,))
-        writer.part(flat.view(torch.uint8), size_bytes)
+        writer.part(readable(tensor).view(torch.uint8), size_bytes)
 
 
 def _read_tensor(reader: Reader) -> torch.Tensor:
