@@ -153,6 +153,8 @@ class _Call:
         """An input that lies where the call will write."""
         with torch.inference_mode():
             output.detach().copy_(values.view(output.shape))
+        for placed in self.written:
+            placed.remember()
         return output
 
     def in_place(self, shape: Any, slot: int = 0, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -414,6 +416,7 @@ def _reduce_scatter_tensor(call: _Call) -> Callable[[], Any]:
         size = inputs[0].numel() // call.W
         first = call.plan["shared"] % call.W * size
         output = flat_part(source, first, size).view(shape)
+        call.written[-1].tensor = output  # the rest of the input is only read
     call.check = lambda value: call.assert_reduced(output, [values.view(-1)[part] for values in inputs])
     if call.plan["call"] == "reduce_scatter_one":
         return lambda: dist.reduce_scatter(output, source, call.op, **call.common)

@@ -70,7 +70,7 @@ class Placed:
         self.tensor, self.layout = self._place(values, layout)
         # Zero-sized tensors have no storage worth looking at.
         self._memory = torch.empty(0, dtype=torch.uint8).set_(self.tensor.detach().untyped_storage())  # type: ignore[call-overload]
-        self._before = self._memory.clone()
+        self.remember()
 
     def _place(self, values: torch.Tensor, layout: str) -> tuple[torch.Tensor, str]:
         dtype, shape = values.dtype, values.shape
@@ -102,6 +102,10 @@ class Placed:
             assert lazily.is_neg()
             return lazily, layout
         return values.clone(), "contiguous"
+
+    def remember(self) -> None:
+        """Take this memory as it is now for what it was before the call."""
+        self._before = self._memory.clone()
 
     def assert_untouched(self, what: str) -> None:
         """Nothing in this memory has changed."""

@@ -73,11 +73,13 @@ def environment(**changes: str | None) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def world(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """Set up, and torn down afterwards."""
+def world(*args: Any, meet: bool = True, **kwargs: Any) -> Iterator[None]:
+    """Set up, and torn down afterwards; with ``meet`` not before every rank is ready for it."""
     dist.init_distributed(*args, **{"verbose": False, **kwargs})
     try:
         yield
+        if meet:
+            dist.barrier()
     finally:
         dist.destroy_process_group()
 
@@ -134,6 +136,7 @@ def test_1_already_active(bare_pools: Pools) -> None:
 
 def run_after_foreign_end() -> list[str]:
     dist.init_distributed("gloo", verbose=False)
+    check_world(2)
     c10d.destroy_process_group()
     assert not dist.is_initialized()
     assert refused(dist_init_required=False).startswith("NotInitializedError: ")
@@ -746,7 +749,7 @@ def test_6_logging_that_the_program_set_up_is_used(bare_pools: Pools) -> None:
 
 def run_timeout(kind: str) -> tuple[str, float]:
     limit_s = 0.5
-    with world("gloo", timeout=limit_s):
+    with world("gloo", timeout=limit_s, meet=False):
         check_world(2)
         if kind == "world":
             group = None
@@ -782,7 +785,8 @@ def test_timeout_reaches_later_groups(bare_pools: Pools, kind: str, limit_s: flo
 
 
 def run_lonely_new_group() -> tuple[str, float]:
-    with world("gloo", timeout=0.5):
+    with world("gloo", timeout=0.5, meet=False):
+        check_world(2)
         if dist.get_rank() == 1:
             active.active_backend().get_store(None).wait(["over"], datetime.timedelta(seconds=30))
             return "", 0.0

@@ -294,6 +294,7 @@ def life_of_the_environment() -> list[Any]:
     found += [is_initialized(), torch.distributed.is_initialized(), get_rank(), get_world_size()]
     print(f"Rank: {get_rank()}")
     print(f"World size: {get_world_size()}")
+    barrier()
     destroy_process_group()
     found += [is_initialized(), torch.distributed.is_initialized()]
     return found

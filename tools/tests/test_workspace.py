@@ -137,3 +137,9 @@ def assert_ends(specifier: SpecifierSet, oldest: str, newest: str) -> None:
     assert minor(oldest, -1) not in specifier
     assert minor(newest, 0) in specifier
     assert minor(newest, 1) not in specifier
+
+
+def test_every_package_carries_the_licence() -> None:
+    text = (ROOT / "LICENSE").read_text()
+    for package in Workspace(ROOT).packages.values():
+        assert (package.folder / "LICENSE").read_text() == text, package.name

@@ -44,12 +44,14 @@ class Landing:
     """Where a backend writes the elements of ``tensor`` in logical order.
 
     Attributes:
-        memory: (n,), to be given to the backend; the tensor's own memory where it is contiguous, else private memory.
+        memory: (n,), to be given to the backend; the tensor's own memory where that can be, else private memory.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        self._direct = tensor.is_contiguous()
+        # c10d, which copies for some calls, cannot write tensors of the inference mode outside of it; land() can.
+        writable = not tensor.is_inference() or torch.is_inference_mode_enabled()
+        self._direct = tensor.is_contiguous() and writable
         self.memory = (
             flat(tensor) if self._direct else torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
         )
