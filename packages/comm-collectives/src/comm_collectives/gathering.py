@@ -59,8 +59,8 @@ def all_gather(tensor_list: Any = None, tensor: Any = None, group: Any = None, a
         "all_gather", f"tensor_list[{backend.get_rank(group)}]", own, tensor.numel(), "this rank's tensor goes there"
     )
     native = backend.capabilities(group, tensor.device.type).dtypes
-    sent = as_bytes(readable(tensor), native)
     landings = [Landing(output) for output in tensor_list]
+    sent = as_bytes(_apart_from_all(readable(tensor), landings, backend.get_rank(group)), native)
     received = [as_bytes(landing.memory, native) for landing in landings]
     if len({part.numel() for part in received}) == 1:
         works = [backend.all_gather(received, sent, group, async_op)]
@@ -148,9 +148,9 @@ def gather(
     check_tensor("gather", "tensor", tensor, backend, group)
     position = group_rank_of("gather", "dst", backend, group, dst, group_dst, default=_first_global(backend, group))
     native = backend.capabilities(group, tensor.device.type).dtypes
-    sent = as_bytes(readable(tensor), native)
     if backend.get_rank(group) != position:
         _check_absent("gather", "gather_list", gather_list, "dst")
+        sent = as_bytes(readable(tensor), native)
         return deliver([backend.gather(sent, None, None, group, async_op, position)], None, None, async_op)
     W = backend.get_world_size(group)
     check_list("gather", "gather_list", gather_list, W, backend, group, like=tensor, written=True)
@@ -158,6 +158,7 @@ def gather(
     for rank, output in enumerate(gather_list):
         check_numel("gather", f"gather_list[{rank}]", output, tensor.numel(), "the size of tensor")
     landings = [Landing(output) for output in gather_list]
+    sent = as_bytes(_apart_from_all(readable(tensor), landings, position), native)
     received = [as_bytes(landing.memory, native) for landing in landings]
     work = backend.gather(sent, received, None, group, async_op, position)
     return deliver([work], after_landing(landings), gather_list, async_op)
@@ -193,11 +194,21 @@ def scatter(
         assert scatter_list is not None
         for rank, entry in enumerate(scatter_list):
             check_numel("scatter", f"scatter_list[{rank}]", entry, tensor.numel(), "the size of tensor")
-        sent = [as_bytes(readable(entry), native) for entry in scatter_list]
+        sent = [
+            as_bytes(apart(readable(entry), landing.memory, 0 if rank == position else None), native)
+            for rank, entry in enumerate(scatter_list)
+        ]
     else:
         _check_absent("scatter", "scatter_list", scatter_list, "src")
     work = backend.scatter(received, sent, None, group, async_op, position)
     return deliver([work], after_landing([landing]), tensor, async_op)
+
+
+def _apart_from_all(source: torch.Tensor, landings: list[Landing], own: int) -> torch.Tensor:
+    """``source``, copied if it lies where another rank's elements arrive."""
+    for rank, landing in enumerate(landings):
+        source = apart(source, landing.memory, own_slot=0 if rank == own else None)
+    return source
 
 
 def _first_global(backend: Backend, group: ProcessGroup | None) -> int | None:
