@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ ENVIRONMENT: dict[str, Any] = {
 
 def set_up() -> None:
     dist.init_distributed(dist_backend="gloo", verbose=False)
+    atexit.register(dist.destroy_process_group)  # without it, torch 2.6 may abort at the end
 
 
 def _pools(setup: Callable[[], None] | None) -> Iterator[Pools]:

@@ -74,9 +74,14 @@ ALL_REDUCE_OUTPUT = [
 ]
 
 
+def all_reduce_program() -> None:
+    all_reduce_example()
+    destroy_process_group()
+
+
 def test_all_reduce_as_a_program(rank_environment: dict[str, Any]) -> None:
-    """In processes that begin with this call, and end with it."""
-    assert lines(run_ranks_outcomes(all_reduce_example, 4, env=rank_environment)) == ALL_REDUCE_OUTPUT
+    """In processes that do nothing else, from their start to their end."""
+    assert lines(run_ranks_outcomes(all_reduce_program, 4, env=rank_environment)) == ALL_REDUCE_OUTPUT
 
 
 def test_all_reduce(pools: Pools) -> None:

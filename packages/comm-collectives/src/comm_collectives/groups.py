@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import GroupMember, ProcessGroup, Store
+from torch.distributed import distributed_c10d as internals
 
 from comm_collectives.arguments import as_timedelta, enter, integer, is_member
 from comm_utils.active import active_backend, slot
@@ -206,12 +208,25 @@ def init_device_mesh(
             f"init_device_mesh: mesh_shape: got {tuple(mesh_shape)}, which is {torch.Size(mesh_shape).numel()} ranks; "
             f"expected a product of {size}, the world size"
         )
-    mesh = device_mesh.init_device_mesh(device_type, tuple(mesh_shape), mesh_dim_names=mesh_dim_names, **options)
     timeout = backend.get_timeout()
+    with _default_timeout(timeout):
+        mesh = device_mesh.init_device_mesh(device_type, tuple(mesh_shape), mesh_dim_names=mesh_dim_names, **options)
     if timeout is not None:
         for group in mesh.get_all_groups():
-            torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+            internals._set_pg_timeout(timeout, group)
     return mesh
+
+
+@contextmanager
+def _default_timeout(timeout: timedelta | None) -> Iterator[None]:
+    """Groups that torch makes meanwhile begin with ``timeout``; gloo of torch 2.6 takes no later one."""
+    original = internals._get_default_timeout
+    if timeout is not None:
+        internals._get_default_timeout = lambda backend: timeout
+    try:
+        yield
+    finally:
+        internals._get_default_timeout = original
 
 
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
