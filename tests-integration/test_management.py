@@ -679,7 +679,8 @@ def test_several_threads_wait_for_one_handle(pools: Pools) -> None:
 
 
 def run_failed_handle(kind: str) -> tuple[str, str, str]:
-    group = dist.new_group([0, 1], timeout=0.4)
+    dist.barrier()
+    group = dist.new_group([0, 1], timeout=0.6)
     if dist.get_rank() == 1:
         wait_for(f"failed/{kind}")
         dist.destroy_process_group(group)

@@ -1206,11 +1206,12 @@ WAITING: dict[str, Arguments] = {
     "recv": {},
     "irecv": {},
 }
-_GROUP_TIMEOUT_S = 0.4
+_GROUP_TIMEOUT_S = 0.6
 
 
 def run_alone(name: str) -> None:
     rank = dist.get_rank()
+    dist.barrier()
     group = dist.new_group([0, 1], timeout=_GROUP_TIMEOUT_S)
     arguments = {**RIGHT[name](rank, 2), **WAITING[name], "group": group}
     if name == "gather":
