@@ -38,7 +38,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 DIST = ROOT / "dist"
 COVERAGE_PERCENT = 90
 
-# The ends of what the packages' metadata promises, and a pair between them; CI's own pair is in constraints.txt.
+# The ends of what the packages' metadata promises, which CI runs, and a pair between them; CI's main pair is in
+# constraints.txt.
 COMPATIBILITY = {
     "oldest": ("3.10", "2.6.0"),
     "middle": ("3.12", "2.11.0"),

@@ -41,7 +41,7 @@ def _pairs(ops: Iterable[ReduceOp], dtypes: Iterable[torch.dtype]) -> frozenset[
 # Average is left out although recent gloo has it: on 16-bit floats it rounds after every addition, and on integers it
 # truncates. bool is left out: gloo adds its bytes and stores a 2 where True belongs. reduce_scatter_tensor is left out:
 # c10d does an all_reduce of the whole and copies the part in wait(), at every wait(), so that its handle never reports
-# completion; exchanging the parts and adding them here takes half the time.
+# completion; exchanging the parts and adding them here takes half the time. In torch 2.6 it sums whatever the op.
 _GLOO = Capabilities(
     reductions=_pairs(_ARITHMETIC, (*_FLOATS, *_INTEGERS)) | _pairs(_BITWISE, _INTEGERS),
     dtypes=frozenset((*_FLOATS, *_INTEGERS, torch.bool)),

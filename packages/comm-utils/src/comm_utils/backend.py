@@ -60,7 +60,7 @@ class Capabilities:
     Attributes:
         reductions: pairs of operation and dtype that it reduces itself, correctly.
         dtypes: those it moves as they are; all others travel as bytes.
-        operations: names of the contract's collectives that it has.
+        operations: names of the contract's collectives that it does well; the others are built from these.
         any_source: ``recv(src=None)`` works.
         tags: point-to-point tags other than 0 work.
         preserving_reduce: ``reduce`` leaves the tensors of the other ranks as they were.
