@@ -1,10 +1,8 @@
 import logging
-import threading
 from collections.abc import Mapping
 
 import pytest
 import torch
-from torch.distributed import HashStore
 
 from comm_orchestrator import selector
 from comm_utils import Availability, BackendUnavailableError
@@ -35,44 +33,32 @@ def test_a_missing_package_is_named_with_the_pip_command(monkeypatch: pytest.Mon
         selector.choose("ccl")
 
 
-def agree(
-    monkeypatch: pytest.MonkeyPatch, answers: list[Mapping[str, Availability]], device_type: str = "cpu"
-) -> list[selector.Choice | Exception]:
-    """Let one thread a rank choose, rank r on a machine where ``answers[r]`` is available."""
-    mine = threading.local()
-    monkeypatch.setattr(selector, "available_backends", lambda: mine.available)
-    store = HashStore()
-    results: list[selector.Choice | Exception] = [RuntimeError("not run")] * len(answers)
-
-    def rank(number: int) -> None:
-        mine.available = answers[number]
-        try:
-            results[number] = selector.choose_automatically(device_type, store, number, len(answers))
-        except BackendUnavailableError as error:
-            results[number] = error
-
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(len(answers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    return results
-
-
 YES, NO = Availability(True, "here"), Availability(False, "no fabric", "install one")
 
 
+def agree(
+    monkeypatch: pytest.MonkeyPatch, answers: list[Mapping[str, Availability]], device_type: str = "cpu"
+) -> selector.Choice:
+    """What the ranks choose where ``answers[r]`` is available on rank r."""
+    obstacles = []
+    for answer in answers:
+        monkeypatch.setattr(selector, "available_backends", lambda answer=answer: answer)
+        obstacles.append(selector.obstacles(device_type))
+    monkeypatch.setattr(selector, "available_backends", lambda: answers[0])
+    return selector.agree(device_type, obstacles)
+
+
 def test_all_ranks_take_the_preferred_one_if_all_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    choices = agree(monkeypatch, [{"ccl": YES, "gloo": YES}] * 3)
-    assert choices == [selector.Choice("ccl", "preferred on cpu")] * 3
+    assert agree(monkeypatch, [{"ccl": YES, "gloo": YES}] * 3) == selector.Choice("ccl", "preferred on cpu")
 
 
-def test_one_rank_that_cannot_makes_all_fall_back_and_rank_0_says_why(
+def test_one_rank_that_cannot_makes_all_fall_back_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    choice = agree(monkeypatch, [{"ccl": YES, "gloo": YES}, {"ccl": NO, "gloo": YES}])
+    assert choice.backend == "gloo"
     with caplog.at_level(logging.WARNING, "comm"):
-        choices = agree(monkeypatch, [{"ccl": YES, "gloo": YES}, {"ccl": NO, "gloo": YES}])
-    assert [choice.backend for choice in choices if isinstance(choice, selector.Choice)] == ["gloo", "gloo"]
+        selector.warn_of_fall_back(choice, "cpu")
     (record,) = caplog.records
     assert record.getMessage() == (
         "gloo is used instead of ccl: rank 1: backend 'ccl' cannot be used: no fabric; install one"
@@ -82,17 +68,26 @@ def test_one_rank_that_cannot_makes_all_fall_back_and_rank_0_says_why(
 def test_a_package_that_was_never_installed_is_no_news(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    choice = agree(monkeypatch, [{"gloo": YES}])
     with caplog.at_level(logging.WARNING, "comm"):
-        (choice,) = agree(monkeypatch, [{"gloo": YES}])
-    assert isinstance(choice, selector.Choice)
+        selector.warn_of_fall_back(choice, "cpu")
     assert choice.backend == "gloo"
     assert not caplog.records
 
 
-def test_no_common_backend_is_an_error_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = agree(monkeypatch, [{"gloo": NO}, {"gloo": NO}])
-    assert all(isinstance(result, BackendUnavailableError) for result in results)
-    assert "rank 0: backend 'gloo' cannot be used: no fabric" in str(results[1])
+def test_no_common_backend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BackendUnavailableError, match="rank 0: backend 'gloo' cannot be used: no fabric"):
+        agree(monkeypatch, [{"gloo": NO}, {"gloo": NO}])
+
+
+def test_ranks_on_different_kinds_of_devices_have_nothing_in_common_but_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {"gloo": YES, "nccl": YES}
+    monkeypatch.setattr(selector, "available_backends", lambda: found)
+    choice = selector.agree("cuda", [selector.obstacles("cuda"), selector.obstacles("cpu")])
+    assert choice.backend == "gloo"
+    assert "not every rank computes on cuda" in choice.obstacles
 
 
 def test_the_provider_of_torch_comes_last() -> None:

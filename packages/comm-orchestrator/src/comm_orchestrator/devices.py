@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
-from comm_utils.errors import LaunchError
+__all__ = ["bind_device", "device_type", "visible_devices"]
 
-__all__ = ["bind_device", "device_type"]
+_CHOOSING = {"cuda": "CUDA_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 
 
 def device_type() -> str:
@@ -18,24 +20,22 @@ def device_type() -> str:
     return "cpu"
 
 
-def bind_device(kind: str, local_rank: int | None) -> torch.device | None:
-    """Make device ``local_rank`` the current one; None where there is nothing to choose or a choice was made already.
+def visible_devices(kind: str) -> tuple[int, str | None]:
+    """How many devices of ``kind`` this process sees, and the variable that chose them."""
+    if kind == "cpu":
+        return 0, None
+    return getattr(torch, kind).device_count(), os.environ.get(_CHOOSING[kind])
+
+
+def bind_device(kind: str, index: int) -> torch.device | None:
+    """Make device ``index`` the current one; None where there is nothing to choose or a choice was made already.
 
     A process that has touched a device before keeps the one it has: switching would leave its tensors behind.
-
-    Raises:
-        LaunchError: fewer devices than processes on this host.
     """
-    if kind == "cpu" or local_rank is None:
+    if kind == "cpu":
         return None
     module = getattr(torch, kind)
     if module.is_initialized():
         return None
-    count = module.device_count()
-    if local_rank >= count:
-        raise LaunchError(
-            f"local rank {local_rank} has no {kind} device of its own: this host shows {count}; start at most {count} "
-            f"processes a host, or choose a CPU backend with dist_backend='gloo'"
-        )
-    module.set_device(local_rank)
-    return torch.device(kind, local_rank)
+    module.set_device(index)
+    return torch.device(kind, index)

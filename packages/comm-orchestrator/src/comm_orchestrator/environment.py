@@ -1,4 +1,4 @@
-"""Changing environment variables so that a failure leaves none behind."""
+"""Environment variables that are set for as long as there is a world, and not a moment longer."""
 
 from __future__ import annotations
 
@@ -6,29 +6,38 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["applied", "given"]
+__all__ = ["applied", "put_back"]
 
-# What was set here; of the user's environment it is no part.
-_ours: dict[str, str] = {}
+# variable -> (what was there before, what it was set to)
+_ours: dict[str, tuple[str | None, str]] = {}
 
 
-def given() -> dict[str, str]:
-    """The environment without what :func:`applied` set at an earlier time and nobody has changed since."""
-    return {name: value for name, value in os.environ.items() if _ours.get(name) != value}
+def _set(variables: Mapping[str, str]) -> None:
+    for name, value in variables.items():
+        before = _ours[name][0] if name in _ours else os.environ.get(name)
+        _ours[name] = (before, value)
+        os.environ[name] = value
+
+
+def put_back() -> None:
+    """Undo every change that nobody else has changed since."""
+    for name, (before, ours) in _ours.items():
+        if os.environ.get(name) != ours:
+            continue
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+    _ours.clear()
 
 
 @contextmanager
-def applied(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set ``variables`` for the libraries that read them; if the block raises, put back what was there."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
+def applied(*groups: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the libraries that read them; put everything back if the block raises."""
+    for variables in groups:
+        _set(variables)
     try:
         yield
     except BaseException:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        put_back()
         raise
-    _ours.update(variables)

@@ -113,7 +113,8 @@ def init_distributed(
     Args:
         dist_backend: a library (``"gloo"``, ``"nccl"``, ``"ccl"``, ``"cpu:gloo,cuda:nccl"``); by default the best that
             every rank can use on its device.
-        auto_mpi_discovery: accepted for compatibility.
+        auto_mpi_discovery: ask MPI, through mpi4py, where an MPI launcher started this process and its variables do not
+            tell everything.
         distributed_port: the port of rank 0, where the launcher names none.
         verbose: show this package's log, at level INFO, on stderr unless the program has set up logging.
         timeout: seconds or a timedelta that an operation may take, in every group made later too; by default 30
@@ -131,8 +132,9 @@ def init_distributed(
         CommTimeoutError: not every rank arrived in time.
         NotInitializedError: ``dist_init_required=False`` and nothing is initialised.
     """
-    environment = orchestrator.initialize(
+    request = orchestrator.Request(
         dist_backend,
+        auto_mpi_discovery,
         distributed_port,
         verbose,
         timeout,
@@ -143,6 +145,7 @@ def init_distributed(
         world_size,
         store,
     )
+    environment = orchestrator.initialize(request)
     if not environment.fresh:
         return
     settings = environment.config
@@ -210,11 +213,11 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free one group, or everything; after the latter ``init_distributed`` works again in this process."""
     if group is None and not is_initialized():
         active.active_backend()
-        active.deactivate()
+        orchestrator.finalize()
         return
     groups.destroy_process_group(group)
     if group is None:
-        active.deactivate()
+        orchestrator.finalize()
 
 
 def configure(

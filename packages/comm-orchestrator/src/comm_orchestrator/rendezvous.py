@@ -2,135 +2,217 @@
 
 from __future__ import annotations
 
+import json
 import os
-import re
-import time
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
 
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous
 
+import comm_config
+from comm_orchestrator.listening import PortInUseError, connect, leads_here, listen, reach, serve, serve_again
+from comm_orchestrator.meeting import Deadline
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
 from comm_utils.launch import LaunchInfo
 
-__all__ = ["meet"]
+__all__ = ["Place", "open_store"]
+
+_REMEDY = "set MASTER_PORT (or distributed_port) to a free port, the same on every rank"
 
 
-class _Generation:
-    """How often this process has met the others; keys of an earlier time are never met again."""
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks meet.
 
-    number = 0
+    Attributes:
+        store: private to this meeting.
+        hosted: it ends with this process.
+        address: this machine's, as seen on the way to rank 0; None where there was no way to go.
+        description: ``"at host:port (why there)"`` or the like; empty where there is nobody to meet.
+        doubt: asked when ranks did not come, says what may be wrong with the place.
+    """
+
+    store: Store
+    hosted: bool
+    address: str | None
+    description: str
+    doubt: Callable[[], str] = str
 
 
-def meet(
-    launch: LaunchInfo, init_method: str | None, default_port: int, timeout: timedelta, store: Store | None = None
-) -> Store:
-    """A store that all ranks of ``launch`` share, private to this generation.
+@dataclass(frozen=True)
+class _Address:
+    host: str
+    port: int
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} ({self.source})"
+
+
+class _Process:
+    """What this process remembers of the stores it met in."""
+
+    generation = 0
+    server: str | None = None
+
+
+def open_store(
+    launch: LaunchInfo,
+    settings: comm_config.CommConfig,
+    limit: timedelta,
+    deadline: Deadline,
+    store: Store | None,
+) -> Place:
+    """A store that all ranks of ``launch`` share and nobody has used before.
 
     Args:
-        init_method: a ``tcp://``, ``file://`` or ``env://`` address that overrides the launcher's.
-        default_port: where nobody names one.
+        settings: ``process_group.init_method`` overrides the launcher's address.
+        limit: of the store's own operations.
+        deadline: until when rank 0 is looked for.
         store: one that the caller made; used instead.
 
     Raises:
         LaunchError: no address, or one that cannot be used.
-        CommTimeoutError: the other ranks did not come in time.
+        CommTimeoutError: nobody answers there.
     """
     if not (store is None or isinstance(store, Store)):
         raise ArgumentTypeError(f"init_distributed: store: got {store!r:.60}; expected a torch.distributed.Store")
-    end = time.monotonic() + timeout.total_seconds()
-    while True:
+    if store is not None:
+        return _persistent(store, None, "in a store (argument store)")
+    init_method = settings.process_group.init_method
+    url = urlsplit(init_method or "env://")
+    source = comm_config.sources_of(settings).get("process_group.init_method", "")
+    if url.scheme not in ("env", "tcp"):
+        return _persistent(_torchs_own(str(init_method), launch, limit), None, f"at {init_method} ({source})")
+    if url.scheme == "tcp":
+        if url.hostname is None:
+            raise LaunchError(f"init_distributed: init_method: got {init_method!r}; expected tcp://host:port")
+        port = settings.launch.master_port if url.port is None else url.port
+        address = _Address(url.hostname, port, f"init_method, {source}")
+    elif launch.master_addr is None and launch.world_size == 1:
+        return Place(HashStore(), True, None, "")
+    else:
+        address = _masters(launch, settings.launch.master_port)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            return _agents(address, limit, deadline)
+    if launch.world_size > 1 and address.port == 0:
+        raise LaunchError(
+            f"init_distributed: port: got 0, which each of {launch.world_size} ranks would choose for itself; {_REMEDY}"
+        )
+    if launch.rank == 0:
         try:
-            met = _meet(store or _connect(launch, init_method, default_port, timeout), launch, timeout)
-            break
-        except _ClosedError as error:
-            # A rank that is quick to come back may reach the server of the last generation, which rank 0 is closing.
-            if not _Generation.number or time.monotonic() > end:
-                raise LaunchError(str(error)) from error.__cause__
-            time.sleep(0.02)
-    _Generation.number += 1
-    return met
+            return _host(address, launch, limit)
+        except PortInUseError as error:
+            return _in_anothers(address, launch, limit, error)
+    return _join(address, launch, limit, deadline)
 
 
-class _ClosedError(Exception):
-    """Whoever hosts the store has closed it."""
+def _masters(launch: LaunchInfo, default_port: int) -> _Address:
+    if launch.master_addr is None:
+        raise LaunchError(
+            f"init_distributed: {launch.world_size} ranks were announced "
+            f"({launch.sources.get('world_size', launch.launcher)}) but not where they meet; set MASTER_ADDR to the "
+            "host of rank 0 (and MASTER_PORT), or pass init_method='tcp://host:port'"
+        )
+    port = default_port if launch.master_port is None else launch.master_port
+    return _Address(launch.master_addr, port, launch.sources.get("master_addr", launch.launcher))
 
 
-_CLOSED = re.compile(r"connection (was )?(likely )?(closed|reset)|broken pipe", re.IGNORECASE)
-
-
-def _meet(store: Store, launch: LaunchInfo, timeout: timedelta) -> Store:
-    """A part of ``store`` for this generation, once every rank is here: what follows would wait longer for them."""
-    store.set_timeout(timeout)
-    met = PrefixStore(f"comm/gen{_Generation.number + 1}", store)
-    if launch.world_size == 1:
-        return met
-    mine = f"here/{launch.rank}"
-    who = f"rank {launch.rank} of {launch.world_size}"
+def _torchs_own(url: str, launch: LaunchInfo, limit: timedelta) -> Store:
     try:
-        met.set(mine, "here")
-        if met.add("here", 1) == launch.world_size:
-            met.set("complete", "here")
-        met.wait(["complete"], timeout)
-    except RuntimeError as error:
-        if _CLOSED.search(str(error)):
-            raise _ClosedError(f"{who}: the store was closed while the ranks met: {error}") from error
-        missing = [rank for rank in range(launch.world_size) if not met.check([f"here/{rank}"])]
-        # As if this rank had not been here, so that it may come again.
-        met.add("here", -1)
-        met.delete_key(mine)
-        raise CommTimeoutError(
-            f"{who}: ranks {missing} did not come within {timeout.total_seconds():g} s; check that all "
-            f"{launch.world_size} ranks were started"
+        store: Store = next(rendezvous(url, launch.rank, launch.world_size, timeout=limit))[0]
+    except (RuntimeError, ValueError, OSError) as error:
+        raise LaunchError(
+            f"init_distributed: rank {launch.rank} of {launch.world_size} cannot meet the others at {url}: {error}"
         ) from error
-    return met
-
-
-def _connect(launch: LaunchInfo, init_method: str | None, default_port: int, timeout: timedelta) -> Store:
-    url = init_method or _address(launch, default_port)
-    return HashStore() if url is None else _rendezvous(url, launch, timeout)
-
-
-def _rendezvous(url: str, launch: LaunchInfo, timeout: timedelta) -> Store:
-    try:
-        store: Store = next(rendezvous(url, launch.rank, launch.world_size, timeout=timeout))[0]
-    except (RuntimeError, ValueError) as error:
-        text = str(error)
-        where = f"rank {launch.rank} of {launch.world_size} could not meet the others at {_shown(url, launch)}"
-        if "EADDRINUSE" in text or "address already in use" in text.lower():
-            raise LaunchError(
-                f"{where}: the port is in use; set MASTER_PORT or distributed_port to a free one "
-                f"({text.splitlines()[0]})"
-            ) from error
-        if "timed out" in text.lower() or "timeout" in text.lower():
-            raise CommTimeoutError(
-                f"{where} within {timeout.total_seconds():g} s; check that rank 0 runs there and that "
-                f"all {launch.world_size} ranks were started ({text.splitlines()[0]})"
-            ) from error
-        if _CLOSED.search(text):
-            raise _ClosedError(f"{where}: {text}") from error
-        raise LaunchError(f"{where}: {text}") from error
     return store
 
 
-def _address(launch: LaunchInfo, default_port: int) -> str | None:
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return "env://"  # torchrun's agent hosts the store, whichever rank this is
-    if launch.master_addr is not None and launch.world_size > 1 and (launch.master_port or default_port) == 0:
-        raise LaunchError(
-            f"port: got 0, which every one of {launch.world_size} ranks would choose for itself; set MASTER_PORT or "
-            "distributed_port to one number for all"
-        )
-    if launch.master_addr is not None:
-        return f"tcp://{launch.master_addr}:{launch.master_port or default_port}"
-    if launch.world_size == 1:
-        return None
-    raise LaunchError(
-        f"{launch.world_size} ranks were announced ({launch.sources.get('world_size', launch.launcher)}) but not "
-        "where they meet; set MASTER_ADDR to the host of rank 0 (and MASTER_PORT), or pass init_method='tcp://host:port'"
-    )
+def _persistent(store: Store, address: str | None, description: str) -> Place:
+    """A store that may outlive a world: its keys are kept apart by how often this process has been through here."""
+    _Process.generation += 1
+    return Place(PrefixStore(f"comm/gen{_Process.generation}", store), False, address, description)
 
 
-def _shown(url: str, launch: LaunchInfo) -> str:
-    if url.startswith("env://"):
-        return f"{launch.master_addr}:{launch.master_port} (MASTER_ADDR, MASTER_PORT)"
-    return url
+def _agents(address: _Address, limit: timedelta, deadline: Deadline) -> Place:
+    own = reach(address.host, address.port, deadline, address.source)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = PrefixStore(f"/worker/attempt_{attempt}", connect(address.host, address.port, deadline, limit))
+    return _persistent(store, own, f"in the store of torchrun's agent at {address}")
+
+
+def _host(address: _Address, launch: LaunchInfo, limit: timedelta) -> Place:
+    own = None
+    try:
+        listener = listen(address.host, address.port, alone=launch.local_world_size == launch.world_size)
+    except PortInUseError as error:
+        if f"pid {os.getpid()}," not in str(error):
+            raise
+        try:
+            store = serve_again(address.host, address.port, limit)
+        except RuntimeError:
+            raise error from None
+    else:
+        bound = str(listener.getsockname()[0])
+        own = bound if bound not in ("0.0.0.0", "::") else None
+        store = serve(listener, limit)
+    server = {"id": uuid.uuid4().hex, "job": launch.job_id, "pid": os.getpid(), "host": socket.gethostname()}
+    store.set("comm/server", json.dumps(server))
+    return Place(_world_of(server, store), True, own, f"at {address}", lambda: leads_here(address.host, store.port))
+
+
+def _world_of(server: Mapping[str, Any], store: Store) -> Store:
+    return PrefixStore(f"comm/{server['id']}", store)
+
+
+def _in_anothers(address: _Address, launch: LaunchInfo, limit: timedelta, error: PortInUseError) -> Place:
+    """Where rank 0 finds the port taken: by a second rank 0 of this job, perhaps, which the meeting will find out."""
+    try:
+        short = Deadline(1.0)
+        reach(address.host, address.port, short, "")
+        store = connect(address.host, address.port, short, limit)
+        server = json.loads(store.get("comm/server")) if store.check(["comm/server"]) else None
+        if server is not None and server["job"] == launch.job_id:
+            return Place(_world_of(server, store), False, None, f"at {address}")
+    except (LaunchError, CommTimeoutError, RuntimeError):
+        pass
+    raise LaunchError(f"init_distributed: rank 0 of {launch.world_size}: {error}; {_REMEDY}") from error
+
+
+def _join(address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Deadline) -> Place:
+    who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
+    while True:
+        try:
+            own = reach(address.host, address.port, deadline, address.source)
+            store = connect(address.host, address.port, deadline, limit)
+        except (LaunchError, CommTimeoutError) as error:
+            raise type(error)(f"{who}: {error}") from None
+        server = _server(store, deadline)
+        if server is None:
+            raise CommTimeoutError(f"{who}: a store answers at {address}, but rank 0 has not made it; {_REMEDY}")
+        if server["job"] != launch.job_id:
+            raise LaunchError(
+                f"{who}: the store at {address} belongs to another job ({server['job']}, pid {server['pid']} on "
+                f"{server['host']}; this is {launch.job_id}); {_REMEDY}"
+            )
+        if server["id"] != _Process.server:
+            _Process.server = server["id"]
+            return Place(_world_of(server, store), False, own, f"at {address}")
+        # Rank 0 has not begun its next world yet.
+        del store
+        if not deadline.pause(lambda: f"for rank 0, which is still in the last world at {address}"):
+            raise CommTimeoutError(f"{who}: rank 0 is still in the last world, at {address}")
+
+
+def _server(store: Store, deadline: Deadline) -> dict[str, Any] | None:
+    limit = Deadline(min(5.0, max(0.0, deadline.left_s())))
+    while not store.check(["comm/server"]):
+        if not limit.pause(str):
+            return None
+    found: dict[str, Any] = json.loads(store.get("comm/server"))
+    return found

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import cast
-
-from torch.distributed import Store
 
 from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.log import logger
 
-__all__ = ["Choice", "activate", "adopt", "available_backends", "choose", "choose_automatically"]
+__all__ = ["Choice", "activate", "adopt", "agree", "available_backends", "choose", "obstacles", "warn_of_fall_back"]
 
 # What a kind of device prefers, best first. "cpu:gloo,cuda:nccl" serves CPU tensors beside the accelerator's.
 _PREFERRED = {
@@ -106,38 +103,37 @@ def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:
     return None
 
 
-def choose_automatically(device_type: str, store: Store, rank: int, world_size: int) -> Choice:
-    """The best backend for ``device_type`` that every rank can use, agreed on through ``store``.
-
-    A rank that cannot use the preferred one makes all of them fall back, and rank 0 says why, at WARNING level, once.
-    """
+def obstacles(device_type: str) -> dict[str, str | None]:
+    """What keeps this rank from each backend that ``device_type`` could have, best first; None where nothing does."""
     available = available_backends()
-    problems = {backend: _problem(backend, available) for backend in _PREFERRED[device_type]}
-    store.set(f"choice/{rank}", json.dumps(problems))
-    if rank == 0:
-        store.set("choice", json.dumps(_agree(device_type, store, world_size)))
-    decision = json.loads(store.get("choice"))
-    if "error" in decision:
-        raise BackendUnavailableError(decision["error"])
-    choice = Choice(**decision)
-    preferred = _PREFERRED[device_type][0]
-    # A package that was never installed is no news; one that is there and does not work is.
-    if rank == 0 and choice.obstacles and preferred.rpartition(":")[2] in available:
-        logger.warning("%s is used instead of %s: %s", choice.backend, preferred, choice.obstacles)
-    return choice
+    return {backend: _problem(backend, available) for backend in _PREFERRED[device_type]}
 
 
-def _agree(device_type: str, store: Store, world_size: int) -> dict[str, str]:
-    ranks = [json.loads(store.get(f"choice/{rank}")) for rank in range(world_size)]
+def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choice:
+    """The best backend for ``device_type`` that every rank can use, of what :func:`obstacles` told each of them.
+
+    Raises:
+        BackendUnavailableError: there is none; names a rank and what it lacks for each.
+    """
     reasons: list[str] = []
     for backend in _PREFERRED[device_type]:
-        problems = {rank: answers.get(backend) for rank, answers in enumerate(ranks) if answers.get(backend)}
-        if not problems and all(backend in answers for answers in ranks):
-            why = f"{'the next best' if reasons else 'preferred'} on {device_type}"
-            return {"backend": backend, "reason": why, "obstacles": "; ".join(reasons)}
+        problems = {rank: answer.get(backend) for rank, answer in enumerate(answers) if answer.get(backend)}
+        if not problems and all(backend in answer for answer in answers):
+            return Choice(
+                backend, f"{'the next best' if reasons else 'preferred'} on {device_type}", "; ".join(reasons)
+            )
         rank, problem = next(iter(problems.items()), (0, f"not every rank computes on {device_type}"))
         reasons.append(f"rank {rank}: {problem}")
-    return {"error": f"no backend for {device_type} tensors can be used by every rank: {'; '.join(reasons)}"}
+    raise BackendUnavailableError(
+        f"no backend for {device_type} tensors can be used by every rank: {'; '.join(reasons)}"
+    )
+
+
+def warn_of_fall_back(choice: Choice, device_type: str) -> None:
+    """Say why it is not the preferred one, unless that was never installed, which is no news."""
+    preferred = _PREFERRED[device_type][0]
+    if choice.obstacles and preferred.rpartition(":")[2] in available_backends():
+        logger.warning("%s is used instead of %s: %s", choice.backend, preferred, choice.obstacles)
 
 
 def activate(setup: Setup) -> Backend:

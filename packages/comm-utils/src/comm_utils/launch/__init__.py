@@ -1,31 +1,38 @@
 """Who started this process.
 
 Each launcher has one module with one pure function ``discover(environ) -> LaunchInfo | None``; :data:`LAUNCHERS` is the
-order in which they are asked.
+order in which they are asked, and :func:`with_plugins` adds those of other packages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from comm_utils.launch import single, torchrun
+from comm_utils.launch.compare import contradictions
 from comm_utils.launch.info import LaunchInfo
+from comm_utils.launch.mpi import mpi_launcher
+from comm_utils.launch.plugins import ENTRY_POINT_GROUP, with_plugins
+from comm_utils.launch.table import LAUNCHERS, Launchers
 
-__all__ = ["LAUNCHERS", "LaunchInfo", "discover"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "LAUNCHERS",
+    "LaunchInfo",
+    "Launchers",
+    "contradictions",
+    "discover",
+    "mpi_launcher",
+    "with_plugins",
+]
 
-LAUNCHERS: tuple[tuple[str, Callable[[Mapping[str, str]], LaunchInfo | None]], ...] = (
-    ("torchrun", torchrun.discover),
-    ("single", single.discover),
-)
 
-
-def discover(environ: Mapping[str, str]) -> LaunchInfo:
+def discover(environ: Mapping[str, str], launchers: Launchers = LAUNCHERS) -> LaunchInfo:
     """The first launcher that recognises ``environ``; the last one, a single process, always does.
 
     Raises:
         LaunchError: the variables of the launcher that was recognised contradict each other.
     """
-    for _, launcher in LAUNCHERS:
+    for _, launcher in launchers:
         info = launcher(environ)
         if info is not None:
             return info

@@ -21,6 +21,10 @@ class LaunchInfo:
         local_rank, local_world_size: the same among the processes of this host; None where the launcher does not say.
         node_rank: position of this host; None where the launcher does not say.
         master_addr, master_port: where the ranks meet; None where nobody said (a single process needs neither).
+        job_id: the same on all ranks, and another one in other jobs or steps; None where the launcher does not say.
+
+    Raises:
+        LaunchError: a value is out of range, or two of them contradict each other.
     """
 
     launcher: str
@@ -31,6 +35,7 @@ class LaunchInfo:
     node_rank: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
+    job_id: str | None = None
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -41,16 +46,34 @@ class LaunchInfo:
                 f"rank: got {self.rank} ({self._source('rank')}); expected 0 to {self.world_size - 1} "
                 f"for a world size of {self.world_size} ({self._source('world_size')})"
             )
+        self._check_host()
+        self._check_master()
+
+    def _check_host(self) -> None:
         if self.local_rank is not None and self.local_rank < 0:
             raise LaunchError(f"local rank: got {self.local_rank} ({self._source('local_rank')}); expected 0 or more")
-        if (
-            self.local_rank is not None
-            and self.local_world_size is not None
-            and self.local_rank >= self.local_world_size
-        ):
+        if self.node_rank is not None and self.node_rank < 0:
+            raise LaunchError(f"node rank: got {self.node_rank} ({self._source('node_rank')}); expected 0 or more")
+        if self.local_world_size is None:
+            return
+        size = f"local world size: got {self.local_world_size} ({self._source('local_world_size')})"
+        if self.local_world_size < 1:
+            raise LaunchError(f"{size}; expected at least 1")
+        if self.local_rank is not None and self.local_rank >= self.local_world_size:
             raise LaunchError(
                 f"local rank: got {self.local_rank} ({self._source('local_rank')}); expected less than the local world "
                 f"size of {self.local_world_size} ({self._source('local_world_size')})"
+            )
+
+    def _check_master(self) -> None:
+        if self.master_addr is not None and not self.master_addr.strip():
+            raise LaunchError(
+                f"master address: got {self.master_addr!r} ({self._source('master_addr')}); "
+                "expected a host name or an IP address"
+            )
+        if self.master_port is not None and not 0 <= self.master_port <= 65535:
+            raise LaunchError(
+                f"master port: got {self.master_port} ({self._source('master_port')}); expected 0 to 65535"
             )
 
     def _source(self, name: str) -> str:

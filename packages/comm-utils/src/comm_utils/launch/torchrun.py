@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from comm_utils.errors import LaunchError
-from comm_utils.launch.info import LaunchInfo, integer
+from comm_utils.launch.facts import Facts
+from comm_utils.launch.info import LaunchInfo
 
 __all__ = ["discover"]
 
@@ -18,9 +19,11 @@ _FIELDS = {
     "local_rank": "LOCAL_RANK",
     "local_world_size": "LOCAL_WORLD_SIZE",
     "node_rank": "GROUP_RANK",
-    "master_port": "MASTER_PORT",
 }
 _TOGETHER = ("RANK", "WORLD_SIZE")
+_RUN_ID = "TORCHELASTIC_RUN_ID"
+# The value that torchrun gives to every job whose user named none.
+_NO_ID = "none"
 
 
 def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
@@ -38,10 +41,10 @@ def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
             f"environment variable {present[0]} is set to {environ[present[0]]!r} but {missing[0]} is not set; "
             f"set both (torchrun does), or unset {present[0]} to run as a single process"
         )
-    values = {name: integer(environ, variable) for name, variable in _FIELDS.items() if variable in environ}
-    sources = {name: f"environment variable {_FIELDS[name]}" for name in values}
-    master_addr = environ.get("MASTER_ADDR")
-    if master_addr is not None:
-        sources["master_addr"] = "environment variable MASTER_ADDR"
-    launcher = "torchrun" if "TORCHELASTIC_RUN_ID" in environ else "environment"
-    return LaunchInfo(launcher, master_addr=master_addr, sources=sources, **values)
+    facts = Facts(environ)
+    facts.master()
+    for field, variable in _FIELDS.items():
+        facts.number(field, variable)
+    if environ.get(_RUN_ID, _NO_ID) != _NO_ID:
+        facts.text("job_id", _RUN_ID)
+    return facts.info("torchrun" if _RUN_ID in environ else "environment")

@@ -1,15 +1,13 @@
-"""Who started this process: pure functions of the environment variables."""
+"""torchrun, and the variables of torch's ``env://``."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_utils import LaunchError
-from comm_utils.launch import LAUNCHERS, LaunchInfo, discover
+from comm_utils.launch import LaunchInfo, discover
 
 TORCHRUN = {
     "RANK": "5",
@@ -94,29 +92,21 @@ def test_local_ranks_outside_the_host(local_rank: str) -> None:
         discover({**TORCHRUN, "LOCAL_RANK": local_rank})
 
 
-@pytest.mark.parametrize("environ", [{}, {"LOCAL_RANK": "3", "MASTER_ADDR": "elsewhere", "MASTER_PORT": "x"}])
-def test_nobody(environ: dict[str, str]) -> None:
-    found = discover(environ)
-    assert found.launcher == "none"
-    assert (found.rank, found.world_size, found.local_rank, found.local_world_size, found.node_rank) == (0, 1, 0, 1, 0)
-    assert (found.master_addr, found.master_port) == (None, None)
-    assert set(found.sources.values()) == {"default: no launcher was found"}
+@pytest.mark.parametrize("port", ["-1", "65536"])
+def test_ports_outside_the_range(port: str) -> None:
+    with pytest.raises(
+        LaunchError, match=rf"master port: got {port} \(environment variable MASTER_PORT\); expected 0 to"
+    ):
+        discover({**TORCHRUN, "MASTER_PORT": port})
 
 
-def test_a_single_process_is_asked_for_last() -> None:
-    names = [name for name, _ in LAUNCHERS]
-    assert names[-1] == "single"
-    assert len(names) == len(set(names))
+@pytest.mark.parametrize("address", ["", " "])
+def test_empty_addresses(address: str) -> None:
+    with pytest.raises(LaunchError, match=r"master address: got ' ?' \(environment variable MASTER_ADDR\); expected a"):
+        discover({**TORCHRUN, "MASTER_ADDR": address})
 
 
-def test_facts_do_not_change() -> None:
-    found = discover(TORCHRUN)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.rank = 0  # type: ignore[misc]
-    with pytest.raises(TypeError):
-        LaunchInfo("test", 0, 1).sources["rank"] = "elsewhere"  # type: ignore[index]
-
-
-def test_errors_name_the_launcher_where_no_source_is_known() -> None:
-    with pytest.raises(LaunchError, match=r"rank: got 2 \(slurm\); expected 0 to 1 for a world size of 2 \(slurm\)"):
-        LaunchInfo("slurm", 2, 2)
+def test_the_run_is_the_job_where_it_has_a_name() -> None:
+    found = discover({**TORCHRUN, "TORCHELASTIC_RUN_ID": "run-7"})
+    assert found.job_id == "run-7"
+    assert found.sources["job_id"] == "environment variable TORCHELASTIC_RUN_ID"

@@ -1,0 +1,81 @@
+"""How far the clocks of the ranks are apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from comm_orchestrator import facade
+from comm_orchestrator.doctor.finding import Finding
+
+__all__ = ["MAX_SKEW_S", "Clock", "judge", "measure"]
+
+#: beyond this, traces and log files of several ranks are misread
+MAX_SKEW_S = 0.1
+_PINGS = 8
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A rank's clock minus that of rank 0: ``offset_s``, give or take ``uncertainty_s``."""
+
+    rank: int
+    offset_s: float
+    uncertainty_s: float
+
+
+def measure(
+    device: torch.device | str = "cpu", pings: int = _PINGS, clock: Callable[[], float] = time.time
+) -> list[Clock]:
+    """Every rank's clock against that of rank 0; called by all ranks, rank 0 gets the result, the others an empty list.
+
+    Rank 0 asks each rank for the time, several times, and believes the answer that came quickest: it was given between
+    question and answer, so half of that time is what it can be wrong by.
+    Source: F. Cristian, Probabilistic clock synchronization, Distributed Computing 3 (1989).
+
+    Args:
+        device: of the tensors that travel.
+        clock: seconds since some epoch that all ranks share.
+    """
+    message = torch.zeros(1, dtype=torch.float64, device=device)
+    rank, found = facade.get_rank(), []
+    if rank == 0:
+        found.append(Clock(0, 0.0, 0.0))
+        for peer in range(1, facade.get_world_size()):
+            found.append(min((_ask(peer, message, clock) for _ in range(pings)), key=lambda one: one.uncertainty_s))
+    else:
+        for _ in range(pings):
+            facade.recv(message, 0)
+            message.fill_(clock())
+            facade.send(message, 0)
+    return found
+
+
+def _ask(peer: int, message: torch.Tensor, clock: Callable[[], float]) -> Clock:
+    # The length of the round trip comes from a clock that nobody sets.
+    wall, start = clock(), time.perf_counter()
+    facade.send(message, peer)
+    facade.recv(message, peer)
+    theirs = float(message.item())
+    half = (time.perf_counter() - start) / 2
+    return Clock(peer, theirs - (wall + half), half)
+
+
+def judge(clocks: Sequence[Clock]) -> list[Finding]:
+    """Whether the clocks agree well enough."""
+    if len(clocks) < 2:
+        return [Finding("ok", "clocks", "one rank, one clock")]
+    first, last = min(clocks, key=lambda one: one.offset_s), max(clocks, key=lambda one: one.offset_s)
+    skew, doubt = last.offset_s - first.offset_s, first.uncertainty_s + last.uncertainty_s
+    text = f"the clocks of {len(clocks)} ranks are {_ms(skew)} ± {_ms(doubt)} apart"
+    if skew <= MAX_SKEW_S:
+        return [Finding("ok", "clocks", text)]
+    text += f": rank {last.rank} is ahead of rank {first.rank}; traces and log files of several ranks mislead"
+    return [Finding("warning", "clocks", text, "timedatectl set-ntp true (or chronyc makestep) on their hosts")]
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 10 else f"{seconds:.0f} s"

@@ -1,0 +1,63 @@
+"""One thing that was looked at: how it is, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["LEVELS", "Finding", "Level", "from_error", "guarded", "worst"]
+
+Level: TypeAlias = Literal["ok", "warning", "problem"]
+
+#: from good to bad
+LEVELS: tuple[Level, ...] = ("ok", "warning", "problem")
+
+# How the remedy in the message of a CommError begins.
+_REMEDY = re.compile(r"(set|unset|check|install|reinstall|start|pass|use|give|choose|call|build|leave)\b|it needs ")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found.
+
+    Attributes:
+        level: ``problem``: something will fail; ``warning``: something may, or is slower than it has to be.
+        check: what was looked at; one of a fixed set of names.
+        found, remedy: for people; the remedy is empty where there is nothing to do.
+        of_host: true of every rank of the host.
+        ranks: those it is true of; empty for the job as a whole.
+    """
+
+    level: Level
+    check: str
+    found: str
+    remedy: str = ""
+    of_host: bool = False
+    ranks: tuple[int, ...] = ()
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """The worst level among them; ``ok`` where there is none."""
+    return max((one.level for one in findings), key=LEVELS.index, default="ok")
+
+
+def from_error(check: str, error: BaseException, level: Level = "problem") -> Finding:
+    """What an error says, its remedy apart."""
+    text = str(error).strip() or type(error).__name__
+    text = text.removeprefix("init_distributed: ")
+    if isinstance(error, RuntimeError | ValueError | OSError) and type(error).__module__ != "builtins":
+        found, _, remedy = text.rpartition("; ")
+        if found and _REMEDY.match(remedy):
+            return Finding(level, check, found, remedy)
+        return Finding(level, check, text)
+    return Finding(level, check, f"{type(error).__name__}: {text.splitlines()[0]}")
+
+
+def guarded(check: str, look: Callable[[], list[Finding]]) -> list[Finding]:
+    """What ``look`` finds; that it failed is a finding like any other."""
+    try:
+        return look()
+    except Exception as error:
+        return [from_error(check, error)]

@@ -1,0 +1,168 @@
+"""Meeting the other ranks and agreeing with them on what has to be the same everywhere."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import Store
+
+import comm_config
+from comm_orchestrator import devices, interfaces, launching, selector
+from comm_orchestrator.arrivals import AGREED_SETTINGS, Arrival, Finding, check_devices, device_indices
+from comm_orchestrator.meeting import Deadline, meet
+from comm_orchestrator.rendezvous import Place, open_store
+from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
+from comm_utils.launch import LaunchInfo
+
+__all__ = ["Joined", "join"]
+
+# How long a rank that cannot go on tries to tell the others why, before it raises.
+_LAST_WORDS_S = 5.0
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What all ranks agreed on, and this rank's part in it.
+
+    Attributes:
+        launch: with what the launcher did not say about hosts.
+        peer: an address of another host; None where all ranks are on this one.
+        device_type, device_index: what this rank is to compute on.
+    """
+
+    launch: LaunchInfo
+    choice: selector.Choice
+    place: Place
+    peer: str | None
+    device_type: str
+    device_index: int
+
+    def bind(self) -> torch.device | None:
+        """Make the device the current one, where the backend serves it and the program has not touched any yet."""
+        kind = self.device_type if self.device_type in _device_kinds(self.choice.backend) else "cpu"
+        return devices.bind_device(kind, self.device_index)
+
+
+def join(launch: LaunchInfo, settings: comm_config.CommConfig, limit: timedelta, store: Store | None) -> Joined:
+    """Meet the other ranks within ``limit``.
+
+    Raises:
+        CommError: what is wrong, with the same message on every rank where a comparison of the ranks shows it.
+    """
+    kind = devices.device_type()
+    mine = _arrival(launch, settings, kind)
+    named = settings.process_group.backend
+    try:
+        choice = selector.choose(named) if named is not None else None
+        interfaces.variables(os.environ, None, interfaces.addresses(), ccl=False)
+    except CommError as error:
+        _last_words(launch, settings, store, replace(mine, problem=(type(error).__name__, str(error))))
+        raise
+
+    def judge(arrivals: Sequence[Arrival]) -> Any:
+        return _judge(arrivals, choice)
+
+    deadline = Deadline(limit.total_seconds())
+    place = open_store(launch, settings, limit, deadline, store)
+    try:
+        agreed = meet(place.store, replace(mine, address=place.address), deadline, judge, place.hosted, place.doubt)
+    except CommError:
+        raise
+    except RuntimeError as error:
+        who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
+        raise PeerLostError(
+            f"{who}: the store {place.description} was lost while the ranks met ({str(error).splitlines()[0]}); see "
+            "what rank 0, or whoever else serves it, printed before it ended"
+        ) from error
+    choice = selector.Choice(**agreed["choice"])
+    if launch.rank == 0 and named is None:
+        selector.warn_of_fall_back(choice, kind)
+    launch = launching.with_hosts(launch, agreed["host_of"])
+    addresses = agreed["addresses"]
+    others = [address for host, address in enumerate(addresses) if host != launch.node_rank and address is not None]
+    peer = others[0] if others else launch.master_addr if len(addresses) > 1 else None
+    return Joined(launch, choice, place, peer, kind, agreed["devices"][launch.rank])
+
+
+def _last_words(launch: LaunchInfo, settings: comm_config.CommConfig, store: Store | None, mine: Arrival) -> None:
+    if launch.world_size == 1:
+        return
+    limit = timedelta(seconds=_LAST_WORDS_S)
+    try:
+        deadline = Deadline(_LAST_WORDS_S)
+        place = open_store(launch, settings, limit, deadline, store)
+        meet(place.store, mine, deadline, lambda _: None, place.hosted)
+    except (CommError, RuntimeError):
+        pass  # what is raised then is what it was all about
+
+
+def _arrival(launch: LaunchInfo, settings: comm_config.CommConfig, kind: str) -> Arrival:
+    values = settings.model_dump()
+    count, visible = devices.visible_devices(kind)
+    return Arrival(
+        launch.rank,
+        launch.world_size,
+        socket.gethostname(),
+        _host_id(),
+        os.getpid(),
+        program=Path(sys.argv[0]).name,
+        local_rank=launch.local_rank,
+        sources={name: launch.sources.get(name, launch.launcher) for name in ("rank", "world_size")},
+        versions={
+            "torch": torch.__version__.partition("+")[0],
+            "comm-orchestrator": version("comm-orchestrator"),
+        },
+        settings={key: values[key.partition(".")[0]][key.partition(".")[2]] for key in AGREED_SETTINGS},
+        device_type=kind,
+        device_count=count,
+        visible_devices=visible,
+        obstacles=selector.obstacles(kind) if settings.process_group.backend is None else {},
+    )
+
+
+def _host_id() -> str:
+    """The same in two processes only if they share a kernel and a network."""
+    try:
+        boot, network = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")
+    except OSError:
+        boot, network = platform.node(), ""
+    return f"{socket.gethostname()}/{boot}/{network}"
+
+
+def _judge(arrivals: Sequence[Arrival], choice: selector.Choice | None) -> dict[str, Any] | Finding:
+    """What all ranks go by, from the records of all of them."""
+    if choice is None:
+        try:
+            choice = selector.agree(arrivals[0].device_type, [one.obstacles for one in arrivals])
+        except BackendUnavailableError as error:
+            return Finding(type(error).__name__, str(error))
+    finding = check_devices(arrivals, _device_kinds(choice.backend))
+    if finding is not None:
+        return finding
+    order = {host_id: number for number, host_id in enumerate(dict.fromkeys(one.host_id for one in arrivals))}
+    addresses: list[str | None] = [None] * len(order)
+    for one in arrivals:
+        addresses[order[one.host_id]] = addresses[order[one.host_id]] or one.address
+    indices = device_indices(arrivals)
+    return {
+        "choice": asdict(choice),
+        "host_of": [order[one.host_id] for one in arrivals],
+        "addresses": addresses,
+        "devices": [indices[one.rank] for one in arrivals],
+    }
+
+
+def _device_kinds(backend: str) -> set[str]:
+    if ":" in backend:
+        return {part.partition(":")[0] for part in backend.split(",")}
+    return {"nccl": {"cuda"}, "xccl": {"xpu"}}.get(backend, {"cpu"})

@@ -1,0 +1,107 @@
+"""Asking MPI itself, through mpi4py, where the launcher's variables do not tell everything."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from dataclasses import replace
+from typing import Any
+
+from comm_orchestrator import interfaces
+from comm_utils.errors import LaunchError
+from comm_utils.launch import LaunchInfo
+
+__all__ = ["complete", "discover", "is_installed"]
+
+
+def is_installed() -> bool:
+    """Whether mpi4py can be imported; does not import it, which would start MPI."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def discover(variable: str, port: int) -> LaunchInfo:
+    """Who this process is in ``MPI.COMM_WORLD``; called by all of its processes.
+
+    Args:
+        variable: shows that an MPI launcher started this process.
+        port: that rank 0 is to listen on where all run on one host; elsewhere it chooses a free one.
+
+    Raises:
+        LaunchError: mpi4py is not installed, or does not work with the MPI that started this process.
+    """
+    if not is_installed():
+        raise LaunchError(
+            f"environment variable {variable} shows that an MPI launcher started this process, but its variables do "
+            "not tell all about it; install mpi4py with: pip install 'comm-orchestrator[mpi]', or set RANK, "
+            "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+        )
+    mpi = _mpi(variable)
+    world = mpi.COMM_WORLD
+    rank, size = world.Get_rank(), world.Get_size()
+    host = world.Split_type(mpi.COMM_TYPE_SHARED)
+    local_rank, local_size = host.Get_rank(), host.Get_size()
+    host.Free()
+    address, chosen = world.bcast(_meeting_place(local_size == size, port) if rank == 0 else None, root=0)
+    names = ("rank", "world_size", "local_rank", "local_world_size", "master_addr", "master_port")
+    return LaunchInfo(
+        "mpi4py",
+        rank,
+        size,
+        local_rank,
+        local_size,
+        master_addr=address,
+        master_port=chosen,
+        sources=dict.fromkeys(names, "mpi4py"),
+    )
+
+
+def complete(launch: LaunchInfo, variable: str, port: int) -> LaunchInfo:
+    """``launch``, whose launcher did not say where rank 0 is, with what MPI says.
+
+    Raises:
+        LaunchError: as :func:`discover`, or where MPI contradicts the launcher.
+    """
+    found = discover(variable, port)
+    if (found.rank, found.world_size) != (launch.rank, launch.world_size):
+        raise LaunchError(
+            f"{launch.launcher} says rank {launch.rank} of {launch.world_size} ({variable}), mpi4py says rank "
+            f"{found.rank} of {found.world_size}: mpi4py uses another MPI than the one that started "
+            "this process; install an mpi4py for that MPI, or set MASTER_ADDR to the host of rank 0"
+        )
+    sources = {**launch.sources, "master_addr": "mpi4py", "master_port": "mpi4py"}
+    return replace(launch, master_addr=found.master_addr, master_port=found.master_port, sources=sources)
+
+
+def _mpi(variable: str) -> Any:
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise LaunchError(
+            f"an MPI launcher started this process ({variable}), but mpi4py cannot be used: {error}; install an mpi4py "
+            "for that MPI, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+        ) from error
+    return MPI
+
+
+def _meeting_place(alone: bool, port: int) -> tuple[str, int]:
+    """Rank 0's own address, and a port that is free there now."""
+    address = "127.0.0.1" if alone else _address()
+    for candidate in (port, 0):
+        try:
+            with socket.create_server((address, candidate)) as server:
+                return address, server.getsockname()[1]
+        except OSError:
+            continue
+    raise LaunchError(f"rank 0 cannot listen at {address}")
+
+
+def _address() -> str:
+    found = interfaces.addresses()
+    own = {address for addresses in found.values() for address in addresses}
+    name = interfaces.local_address_to(socket.gethostname())
+    if name is not None and name in own and not name.startswith("127."):
+        return name
+    address = interfaces.outward_address(found)
+    if address is None:
+        raise LaunchError(f"{socket.gethostname()} has no network address that other hosts could reach")
+    return address

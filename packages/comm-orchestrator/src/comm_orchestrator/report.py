@@ -1,0 +1,42 @@
+"""The line that says what was set up, and where each fact came from."""
+
+from __future__ import annotations
+
+import comm_config
+from comm_orchestrator.selector import Choice
+from comm_utils.launch import LaunchInfo
+
+__all__ = ["FACTS", "describe", "facts"]
+
+#: fields of LaunchInfo as people read them
+FACTS = {
+    "rank": "rank",
+    "world_size": "world size",
+    "local_rank": "local rank",
+    "local_world_size": "local world size",
+    "node_rank": "node rank",
+    "master_addr": "master address",
+    "master_port": "master port",
+}
+
+
+def facts(launch: LaunchInfo) -> list[tuple[str, object, str]]:
+    """Name, value and source of everything the launcher told, or did not tell."""
+    return [
+        (words, value, launch.sources.get(name, launch.launcher) if value is not None else "not known")
+        for name, words in FACTS.items()
+        for value in [getattr(launch, name)]
+    ]
+
+
+def describe(choice: Choice, launch: LaunchInfo, settings: comm_config.CommConfig, place: str) -> str:
+    """One line for the log: backend, launch facts, meeting place and timeout, each with its source in brackets."""
+    sources = comm_config.sources_of(settings)
+    why = sources["process_group.backend"] if settings.process_group.backend is not None else choice.reason
+    parts = [f"backend {choice.backend} ({why})", f"launcher {launch.launcher}"]
+    parts += [f"{words} {value} ({source})" for words, value, source in facts(launch) if value is not None]
+    if place:
+        parts.append(f"met {place}")
+    if settings.timeouts.collective_s is not None:
+        parts.append(f"timeout {settings.timeouts.collective_s:g} s ({sources['timeouts.collective_s']})")
+    return "initialised: " + ", ".join(parts)

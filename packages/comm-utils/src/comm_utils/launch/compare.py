@@ -1,0 +1,41 @@
+"""Launchers that were not asked, or lost, and say something else than the facts in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from comm_utils.errors import LaunchError
+from comm_utils.launch.info import LaunchInfo
+from comm_utils.launch.table import LAUNCHERS, Launchers
+
+__all__ = ["contradictions"]
+
+_COMPARED = ("rank", "world_size")
+
+
+def contradictions(environ: Mapping[str, str], info: LaunchInfo, launchers: Launchers = LAUNCHERS) -> list[str]:
+    """One sentence for every launcher that recognises ``environ`` and says another rank or world size than ``info``.
+
+    None for a process that torchrun started: its agents run under srun and mpirun on purpose.
+    """
+    if info.launcher == "torchrun":
+        return []
+    found = []
+    for _, launcher in launchers:
+        try:
+            other = launcher(environ)
+        except LaunchError:
+            continue  # variables that nobody uses may be incomplete
+        # The last launcher recognises everything, and "nobody launched this process" contradicts nobody.
+        if other is not None and other.launcher not in ("none", info.launcher):
+            differing = [name for name in _COMPARED if getattr(other, name) != getattr(info, name)]
+            if differing:
+                verb = "is" if len(differing) == 1 else "are"
+                found.append(f"{other.launcher} says {_said(other, differing)}; {_said(info, differing)} {verb} used")
+    return found
+
+
+def _said(info: LaunchInfo, names: list[str]) -> str:
+    return " and ".join(
+        f"{name.replace('_', ' ')} {getattr(info, name)} ({info.sources.get(name, info.launcher)})" for name in names
+    )

@@ -1,0 +1,39 @@
+"""The facts of a launch."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from comm_utils import LaunchError
+from comm_utils.launch import LaunchInfo
+
+
+def test_facts_do_not_change() -> None:
+    found = LaunchInfo("test", 0, 1)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.rank = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        found.sources["rank"] = "elsewhere"  # type: ignore[index]
+
+
+def test_errors_name_the_launcher_where_no_source_is_known() -> None:
+    with pytest.raises(LaunchError, match=r"rank: got 2 \(slurm\); expected 0 to 1 for a world size of 2 \(slurm\)"):
+        LaunchInfo("slurm", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"local_rank": -1}, r"local rank: got -1 \(here\); expected 0 or more"),
+        ({"node_rank": -1}, r"node rank: got -1 \(here\); expected 0 or more"),
+        ({"local_world_size": 0}, r"local world size: got 0 \(here\); expected at least 1"),
+        ({"local_rank": 2, "local_world_size": 2}, r"local rank: got 2 \(here\); expected less than the local world"),
+        ({"master_addr": ""}, r"master address: got '' \(here\); expected a host name or an IP address"),
+        ({"master_port": 65536}, r"master port: got 65536 \(here\); expected 0 to 65535"),
+    ],
+)
+def test_values_out_of_range(fields: dict[str, int], message: str) -> None:
+    with pytest.raises(LaunchError, match=message):
+        LaunchInfo("test", 0, 4, **fields, sources=dict.fromkeys(fields, "here"))  # type: ignore[arg-type]

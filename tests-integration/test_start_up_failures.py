@@ -1,0 +1,304 @@
+"""What goes wrong while the ranks meet: said on every rank, in time, by name. Real processes, real sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+import comm_orchestrator as dist
+from comm_orchestrator import devices, joining
+from comm_utils.testing import RankPool, per_rank
+
+Pools = Callable[[int], RankPool]
+
+LIMIT_S = 4.0
+#: "within its timeout plus 2 s"
+PATIENCE_S = LIMIT_S + 2.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How ``init_distributed`` ended on one rank."""
+
+    text: str
+    took_s: float
+    pid: int
+
+
+@contextlib.contextmanager
+def environment(changes: dict[str, str | None]) -> Iterator[None]:
+    before = dict(os.environ)
+    try:
+        for name, value in changes.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def attempt(changes: dict[str, str | None], later_s: float = 0.0, limit_s: float = LIMIT_S, **kwargs: Any) -> Ended:
+    """Try once, and leave no trace; a world that came up is used, and ended."""
+    time.sleep(later_s)
+    with environment(changes):
+        before, start = dict(os.environ), time.monotonic()
+        config = {"timeouts": {"init_s": limit_s}, "process_group": {"backend": "gloo"}, **kwargs.pop("config", {})}
+        try:
+            dist.init_distributed(verbose=False, config=config, **kwargs)
+        except dist.CommError as error:
+            text = f"{type(error).__name__}: {error}"
+        else:
+            tensor = torch.ones(2)
+            dist.all_reduce(tensor)
+            text = f"sum {tensor[0].item():g}"
+            dist.destroy_process_group()
+        took_s = time.monotonic() - start
+        assert dict(os.environ) == before
+        assert not dist.is_initialized()
+        assert not c10d.is_initialized()
+    return Ended(text, took_s, os.getpid())
+
+
+def failed(found: list[Ended], kind: str, *texts: str) -> str:
+    """All ranks ended in time with this error; the message, which is the same on all of them."""
+    for one in found:
+        assert one.text.startswith(f"{kind}: init_distributed: "), one.text
+        assert one.took_s < PATIENCE_S, one
+    messages = {one.text for one in found}
+    assert len(messages) == 1, messages
+    message = messages.pop()
+    for text in texts:
+        assert text in message, message
+    return message
+
+
+def works(pool: RankPool, world_size: int) -> None:
+    """The same processes meet when nothing is wrong any more."""
+    assert [one.text for one in pool.run(attempt, {})] == [f"sum {world_size}"] * world_size
+
+
+@pytest.mark.parametrize("ranks", [(0, 1, 1), (0, 0, 1), (0, 0, 0)])
+def test_two_processes_of_one_rank(bare_pools: Pools, ranks: tuple[int, ...]) -> None:
+    pool = bare_pools(3)
+    found = pool.run(attempt, per_rank([{"RANK": str(rank)} for rank in ranks]))
+    twins = [one.pid for one, rank in zip(found, ranks, strict=True) if ranks.count(rank) > 1]
+    message = failed(
+        found, "LaunchError", "two processes have rank ", socket.gethostname(), "environment variable RANK"
+    )
+    assert sum(f"pid {pid} " in message for pid in twins) == 2
+    assert max(one.took_s for one in found) < LIMIT_S  # nobody waits for ranks that cannot come
+    works(pool, 3)
+
+
+def test_a_rank_too_many_for_a_world_that_is_complete(bare_pools: Pools) -> None:
+    pool = bare_pools(3)
+    changes = [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2"}, {"RANK": "1", "WORLD_SIZE": "2"}]
+    first, second, third = pool.run(run_and_stay, per_rank(changes), per_rank([0.0, 0.0, 1.5]))
+    assert (first.text, second.text) == ("sum 2", "sum 2")
+    failed([third], "LaunchError", "two processes have rank 1", f"pid {second.pid} ", f"pid {third.pid} ")
+    assert third.took_s < 2
+
+
+def run_and_stay(changes: dict[str, str | None], later_s: float) -> Ended:
+    if later_s:
+        return attempt(changes, later_s)
+    with environment(changes):
+        dist.init_distributed("gloo", verbose=False)
+        tensor = torch.ones(2)
+        dist.all_reduce(tensor)
+        time.sleep(3.0)
+        dist.barrier()
+        dist.destroy_process_group()
+    return Ended(f"sum {tensor[0].item():g}", 0.0, os.getpid())
+
+
+def test_ranks_that_disagree_on_the_world_size(bare_pools: Pools) -> None:
+    pool = bare_pools(2)
+    found = pool.run(attempt, per_rank([{}, {"WORLD_SIZE": "3"}]))
+    message = failed(found, "LaunchError", "the ranks disagree on the world size", "environment variable WORLD_SIZE")
+    assert f"rank 0 (pid {found[0].pid} " in message
+    assert f"rank 1 (pid {found[1].pid} " in message
+    assert "says 2" in message
+    assert "says 3" in message
+    assert max(one.took_s for one in found) < LIMIT_S
+    works(pool, 2)
+
+
+def test_ranks_that_never_came(bare_pools: Pools) -> None:
+    found = bare_pools(2).run(attempt, {"WORLD_SIZE": "5"}, limit_s=1.5)
+    message = failed(found, "CommTimeoutError", "ranks 2-4 of 5 did not come within 1.5 s")
+    assert f"(ranks 0, 1 on {socket.gethostname()} came)" in message
+    assert "check that they were started" in message
+    assert max(one.took_s for one in found) < 3.5
+    works(bare_pools(2), 2)
+
+
+def test_rank_0_never_came(bare_pools: Pools) -> None:
+    found = bare_pools(2).run(attempt, per_rank([{"RANK": "1", "WORLD_SIZE": "3"}, {"RANK": "2", "WORLD_SIZE": "3"}]))
+    for one in found:
+        assert one.text.startswith("CommTimeoutError: init_distributed: rank ")
+        assert "rank 0 is not to be found at 127.0.0.1:" in one.text
+        assert "(environment variable MASTER_ADDR), which refuses connections, for 4" in one.text
+        assert "check that rank 0 was started" in one.text
+        assert one.took_s < PATIENCE_S
+
+
+def test_a_master_address_that_does_not_resolve(bare_pools: Pools) -> None:
+    first, second = bare_pools(2).run(attempt, {"MASTER_ADDR": "no-such-host.invalid"})
+    assert second.text.startswith(
+        "LaunchError: init_distributed: rank 1 of 2: the master address 'no-such-host.invalid'"
+    )
+    assert "(environment variable MASTER_ADDR) does not resolve on " in second.text
+    assert "set MASTER_ADDR to a name or address of rank 0's host" in second.text
+    assert first.text.startswith("CommTimeoutError: init_distributed: rank 1 of 2 did not come within 4 s")
+    assert "the master address 'no-such-host.invalid' does not resolve on " in first.text
+    assert max(first.took_s, second.took_s) < PATIENCE_S
+
+
+def test_a_master_address_that_this_host_also_answers_to(bare_pools: Pools) -> None:
+    found = bare_pools(2).run(attempt, {"MASTER_ADDR": "127.0.0.2"})
+    assert [one.text for one in found] == ["sum 2", "sum 2"]
+
+
+_OCCUPANT = """
+import socket, sys, time
+server = socket.create_server(("127.0.0.1", 0))
+print(server.getsockname()[1], flush=True)
+time.sleep(60)
+"""
+
+
+@contextlib.contextmanager
+def occupied_port() -> Iterator[tuple[int, int]]:
+    """A port that another process has, which accepts connections and says nothing; and that process's id."""
+    with subprocess.Popen([sys.executable, "-c", _OCCUPANT], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline()), process.pid
+        finally:
+            process.kill()
+
+
+def test_a_port_in_use(bare_pools: Pools) -> None:
+    """Rank 0 names who has it; the others find something there that is not a store."""
+    with occupied_port() as (port, pid):
+        first, second = bare_pools(2).run(attempt, {"MASTER_PORT": str(port)})
+    assert first.text.startswith(
+        f"LaunchError: init_distributed: rank 0 of 2: port {port} of 127.0.0.1 is in use by pid {pid}, "
+    )
+    assert "set MASTER_PORT (or distributed_port) to a free port" in first.text
+    assert second.text.startswith(
+        f"CommTimeoutError: init_distributed: rank 1 of 2: 127.0.0.1:{port} accepts connections"
+    )
+    assert f"there listens pid {pid}, " in second.text
+    assert max(first.took_s, second.took_s) < PATIENCE_S
+
+
+def test_the_port_of_another_job(bare_pools: Pools) -> None:
+    """Its ranks are not disturbed, and these are told whose port it is."""
+    jobs = [{"TORCHELASTIC_RUN_ID": "one"}] * 2 + [{"TORCHELASTIC_RUN_ID": "two"}] * 2
+    changes = [{**job, "RANK": str(rank % 2), "WORLD_SIZE": "2"} for rank, job in enumerate(jobs)]
+    found = bare_pools(4).run(run_and_stay, per_rank(changes), per_rank([0.0, 0.0, 1.0, 1.0]))
+    assert [one.text for one in found[:2]] == ["sum 2", "sum 2"]
+    assert "is in use by pid " in found[2].text
+    assert f"belongs to another job (one, pid {found[0].pid} on " in found[3].text
+
+
+@pytest.mark.parametrize("name", ["torch", "comm-orchestrator"])
+def test_versions_that_differ(bare_pools: Pools, name: str) -> None:
+    found = bare_pools(2).run(run_other_version, per_rank([None, name]))
+    message = failed(found, "LaunchError", f"the ranks run different versions of {name}: rank ", " has 0.0.7")
+    assert "install the same on every host" in message
+    works(bare_pools(2), 2)
+
+
+def run_other_version(name: str | None) -> Ended:
+    real, own = joining.version, torch.__version__
+    try:
+        if name == "torch":
+            torch.__version__ = "0.0.7+cpu"  # type: ignore[assignment]
+        elif name is not None:
+            joining.version = lambda _: "0.0.7"  # type: ignore[attr-defined]
+        return attempt({})
+    finally:
+        joining.version, torch.__version__ = real, own  # type: ignore[attr-defined]
+
+
+def test_settings_that_differ(bare_pools: Pools) -> None:
+    found = bare_pools(2).run(attempt, per_rank([{}, {"COMM_TIMEOUTS__COLLECTIVE_S": "77"}]))
+    message = failed(found, "LaunchError", "the ranks disagree on the setting timeouts.collective_s: rank ")
+    assert "has None" in message
+    assert "has 77.0" in message
+    # Some may differ, such as the names of interfaces.
+    found = bare_pools(2).run(attempt, per_rank([{}, {"COMM_COMMS_LOGGER__VERBOSE": "1"}]))
+    assert [one.text for one in found] == ["sum 2", "sum 2"]
+
+
+def test_a_rank_that_cannot_go_on_tells_the_others(bare_pools: Pools) -> None:
+    """Rather than leaving them to wait for it."""
+    nccl = {"config": {"process_group": {"backend": "mpi"}}}
+    first, second = bare_pools(2).run(attempt, {}, config=per_rank([{}, nccl["config"]]))
+    assert second.text.startswith("BackendUnavailableError: backend 'mpi' cannot be used: ")
+    assert first.text.startswith(f"BackendUnavailableError: init_distributed: rank 1 (pid {second.pid} on ")
+    assert "cannot go on: backend 'mpi' cannot be used" in first.text
+    assert max(first.took_s, second.took_s) < LIMIT_S
+    works(bare_pools(2), 2)
+
+
+def test_fewer_devices_than_ranks(bare_pools: Pools) -> None:
+    found = bare_pools(2).run(run_with_one_device)
+    message = failed(
+        found, "LaunchError", f"2 ranks on {socket.gethostname()} (ranks 0, 1) have 1 cuda device between them"
+    )
+    assert "start at most as many processes a host as it has devices" in message
+    works(bare_pools(2), 2)
+
+
+def run_with_one_device() -> Ended:
+    """A machine with one GPU, as far as a machine without any can be one."""
+    real = devices.device_type, devices.visible_devices, joining.selector.choose
+    try:
+        devices.device_type = lambda: "cuda"
+        devices.visible_devices = lambda kind: (1, None)
+        joining.selector.choose = lambda name: joining.selector.Choice(name, "named")
+        return attempt({}, config={"process_group": {"backend": "nccl"}})
+    finally:
+        devices.device_type, devices.visible_devices, joining.selector.choose = real
+
+
+def test_an_interface_that_is_not_there(bare_pools: Pools) -> None:
+    first, second = bare_pools(2).run(attempt, per_rank([{}, {"GLOO_SOCKET_IFNAME": "nosuch0"}]))
+    assert second.text.startswith("LaunchError: GLOO_SOCKET_IFNAME='nosuch0' means none of the interfaces of ")
+    assert "lo (127.0.0.1" in second.text
+    assert "rank 1 (pid " in first.text
+    assert max(first.took_s, second.took_s) < LIMIT_S
+
+
+def test_the_store_of_a_rank_0_that_died(bare_pools: Pools, free_port: int) -> None:
+    """It answered, and went away while the others were waiting for the rest."""
+    code = (
+        "import os, threading, comm_orchestrator as dist\n"
+        "threading.Timer(2.0, os._exit, (7,)).start()\n"
+        "dist.init_distributed('gloo', verbose=False, rank=0, world_size=3, config={'timeouts': {'init_s': 20}})\n"
+    )
+    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ) as dying:
+        changes = {"MASTER_PORT": str(free_port), "RANK": "1", "WORLD_SIZE": "3"}
+        (found,) = bare_pools(1).run(attempt, changes, limit_s=20.0)
+        assert dying.wait() == 7
+    assert found.text.startswith("PeerLostError: init_distributed: rank 1 of 3: the store at 127.0.0.1:")
+    assert "rank 0" in found.text
+    assert found.took_s < 15
