@@ -37,6 +37,8 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 CONSTRAINTS = ROOT / "constraints.txt"
 DIST = ROOT / "dist"
 COVERAGE_PERCENT = 90
+# What only root on Debian can run in full; the rest is skipped with its reason.
+LAUNCHER_TESTS = "tests-integration/launchers"
 
 # The ends of what the packages' metadata promises, which CI runs, and a pair between them; CI's main pair is in
 # constraints.txt.
@@ -209,7 +211,16 @@ for _package, _extra in WORKSPACE.extras_with_siblings():
 def integration(session: nox.Session) -> None:
     """Tests of all packages together."""
     install_sources(session, *all_sources(*group("integration")))
-    session.run("pytest", "tests-integration", *session.posargs)
+    session.run("pytest", "tests-integration", f"--ignore={LAUNCHER_TESTS}", *session.posargs)
+
+
+@nox.session
+def launchers(session: nox.Session) -> None:
+    """Tests that start ranks for real: three mpiruns, a Slurm cluster of two nodes, torchrun on two hosts."""
+    install_sources(session, *all_sources(*group("integration"), *group("launchers")))
+    uv = {"UV": nox.virtualenv.UV} if session.venv_backend == "uv" else {}
+    session.run("python", "tools/install_launchers.py", env=uv)
+    session.run("pytest", "-rs", LAUNCHER_TESTS, *session.posargs)
 
 
 @nox.session
@@ -256,7 +267,7 @@ def coverage(session: nox.Session) -> None:
     install_sources(session, *all_sources(*group("integration"), *group("coverage")))
     session.run("coverage", "erase")
     for path in test_paths():
-        session.run("coverage", "run", "-m", "pytest", path, *session.posargs)
+        session.run("coverage", "run", "-m", "pytest", path, f"--ignore={LAUNCHER_TESTS}", *session.posargs)
     session.run("coverage", "combine", "--quiet")
     low = []
     for package in PACKAGES.values():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import math
 import threading
 import time
@@ -12,6 +14,11 @@ from typing import Any
 from comm_utils.errors import CommTimeoutError
 
 __all__ = ["PolledWork", "TorchWork"]
+
+# A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
+# what is under way, for as long as nobody would mind.
+_PATIENCE_AT_EXIT_S = 1.0
+_abandoned: list[Any] = []
 
 #: Turns a failure of c10d into one of ours and marks the group as broken.
 Translate = Callable[[BaseException], BaseException]
@@ -73,6 +80,12 @@ class TorchWork:
         self.wait()
         return self._result
 
+    def __del__(self) -> None:
+        work = getattr(self, "_work", None)
+        if work is not None and not work.is_completed():
+            _abandoned[:] = [one for one in _abandoned if not one.is_completed()]
+            _abandoned.append(work)
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -94,6 +107,9 @@ class PolledWork(TorchWork):
         self._waiter: threading.Thread | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
+
+    def __del__(self) -> None:
+        """No thread works on a message that nobody waits for."""
 
     def _watch(self) -> threading.Event:
         with self._lock:
@@ -135,3 +151,15 @@ def _still_under_way(timeout_s: float) -> CommTimeoutError:
     return CommTimeoutError(
         f"the operation did not finish within {timeout_s:g} s; it is still under way and may be waited for again"
     )
+
+
+@atexit.register
+def _let_works_finish() -> None:
+    held = [one._work for one in gc.get_objects() if type(one) is TorchWork]
+    pending = [work for work in (*held, *_abandoned) if not work.is_completed()]
+    if not pending:
+        return
+    end = time.monotonic() + _PATIENCE_AT_EXIT_S
+    while time.monotonic() < end and not all(work.is_completed() for work in pending):
+        time.sleep(0.001)
+    time.sleep(0.02)  # complete is not yet let go

@@ -1,0 +1,136 @@
+"""Worlds that end and begin again, and processes that end: nothing stays behind, and torch has nothing to say."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+
+def _possessions() -> dict[str, int]:
+    gc.collect()
+    process = psutil.Process()
+    return {
+        "threads": process.num_threads(),
+        "python threads": threading.active_count(),
+        "files": process.num_fds(),
+        "sockets": len(process.net_connections("all")),
+        "children": len(process.children()),
+    }
+
+
+def run_again_and_again(times: int) -> list[dict[str, int]]:
+    found = []
+    before = dict(os.environ)
+    for generation in range(times):
+        dist.init_distributed("gloo", verbose=False)
+        group = dist.new_group([0, 1])
+        tensor = torch.full((1000,), float(generation))
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor, group=group)
+        assert tensor[0].item() == 4.0 * generation
+        assert dist.allgather_object(dist.get_rank()) == [0, 1]
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        work.wait()
+        dist.barrier()
+        dist.destroy_process_group()
+        del group, work
+        assert dict(os.environ) == before
+        found.append(_possessions())
+    return found
+
+
+def test_twenty_worlds_one_after_the_other(bare_pools: Pools) -> None:
+    for found in bare_pools(2).run(run_again_and_again, 22):
+        # What torch starts once for the process is there after the first two.
+        settled, last = found[1], found[-1]
+        assert last == settled, found
+
+
+SCRIPTS = {
+    "ends without destroying": "",
+    "destroys": "dist.destroy_process_group()",
+    "raises on both": "raise ValueError('mine')",
+    "raises on one": "if dist.get_rank() == 1: raise ValueError('mine')",
+    "raises on one while the other waits": (
+        "if dist.get_rank() == 1: raise ValueError('mine')\n"
+        "try: dist.all_reduce(t)\n"
+        "except dist.CommError as error: print(type(error).__name__, flush=True)"
+    ),
+    "exits in the middle": "import sys; sys.exit(3)",
+    "has work under way": "dist.all_reduce(t, async_op=True)",
+    "has work under way that it holds": "work = dist.all_reduce(t, async_op=True)",
+    "has work under way that never ends": "if dist.get_rank() == 0: dist.all_reduce(t, async_op=True)",
+    "has a group of its own": "group = dist.new_group([0, 1]); dist.all_reduce(t, group=group)",
+}
+
+
+@pytest.mark.parametrize("ending", SCRIPTS)
+def test_how_a_program_ends(ending: str, tmp_path: Path, free_port: int) -> None:
+    """Only the user's own traceback is on stderr."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import torch\nimport comm_orchestrator as dist\n"
+        "dist.init_distributed('gloo', verbose=False, timeout=20)\n"
+        f"t = torch.ones(4)\ndist.all_reduce(t)\n{SCRIPTS[ending]}\n"
+    )
+    environ = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    environ["OMP_NUM_THREADS"] = "1"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", str(script)],
+            env={**environ, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        ended = [process.communicate(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+    for rank, (out, err) in enumerate(ended):
+        raised = "raises on both" in ending or ("raises on one" in ending and rank == 1)
+        assert processes[rank].returncode == (1 if raised else 3 if "exits" in ending else 0), err
+        # torch puts the rank in front of a traceback.
+        said = [line.removeprefix(f"[rank{rank}]: ") for line in err.splitlines()]
+        lines = [line for line in said if line and not line.startswith(("Traceback", " "))]
+        assert lines == (["ValueError: mine"] if raised else []), err
+        if "waits" in ending and rank == 0:
+            assert out == "PeerLostError\n"
+
+
+def test_a_restart_by_torchrun(tmp_path: Path) -> None:
+    """The agent's store outlives the ranks that failed; those that come after them do not meet what they left."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os, sys, torch\nimport comm_orchestrator as dist\n"
+        "dist.init_distributed('gloo', verbose=False, timeout=20)\n"
+        "t = torch.ones(2)\ndist.all_reduce(t)\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and dist.get_rank() == 1: sys.exit(5)\n"
+        "dist.all_reduce(t)\nprint('sum', t[0].item(), flush=True)\ndist.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["--max-restarts", "1", "--monitor-interval", "0.1", str(script)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["sum 4.0"] * 2
