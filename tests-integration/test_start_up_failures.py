@@ -242,6 +242,9 @@ def test_settings_that_differ(bare_pools: Pools) -> None:
     message = failed(found, "LaunchError", "the ranks disagree on the setting timeouts.collective_s: rank ")
     assert "has None" in message
     assert "has 77.0" in message
+    # torch's wrappers of groups would wait for each other.
+    found = bare_pools(2).run(attempt, per_rank([{}, {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}]))
+    failed(found, "LaunchError", "the ranks disagree on the setting TORCH_DISTRIBUTED_DEBUG: rank ", "'DETAIL'")
     # Some may differ, such as the names of interfaces.
     found = bare_pools(2).run(attempt, per_rank([{}, {"COMM_COMMS_LOGGER__VERBOSE": "1"}]))
     assert [one.text for one in found] == ["sum 2", "sum 2"]

@@ -16,7 +16,7 @@ def commctl(*arguments: str, **variables: str) -> subprocess.CompletedProcess[st
 def test_help_names_every_command() -> None:
     shown = commctl("--help")
     assert shown.returncode == 0
-    for command in ("backends", "config", "version"):
+    for command in ("backends", "config", "doctor", "version"):
         assert command in shown.stdout
 
 

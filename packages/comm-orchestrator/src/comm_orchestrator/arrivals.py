@@ -18,6 +18,8 @@ AGREED_SETTINGS = (
     "comms_logger.prof_all",
     "comms_logger.prof_ops",
 )
+# torch wraps every group of a rank that has it, and the wrappers talk to each other.
+AGREED_VARIABLES = ("TORCH_DISTRIBUTED_DEBUG",)
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Arrival:
         program: of its command line.
         address: through which the others can be reached from it; None where nobody knows.
         sources: where ``rank`` and ``world_size`` came from.
-        settings: those of :data:`AGREED_SETTINGS`.
+        settings: those of :data:`AGREED_SETTINGS`, and :data:`AGREED_VARIABLES`.
         device_type, device_count, visible_devices: what it computes on, how many of them it sees, and the value of the
             variable that chose them.
         obstacles: backend -> why this rank cannot use it.

@@ -47,6 +47,29 @@ def backends(as_json: Annotated[bool, typer.Option("--json", help="Print JSON fo
     Console().print(table)
 
 
+def _seconds(value: float) -> float:
+    if not 0.5 <= value <= 3600:
+        raise typer.BadParameter(f"got {value:g}; expected 0.5 to 3600 seconds")
+    return value
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")] = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that each step with other ranks may take.", callback=_seconds)
+    ] = 20.0,
+) -> None:
+    """Look at everything that communication depends on, try it, and say what to do about what is wrong.
+
+    Under a launcher (torchrun --no-python, mpirun, srun) all ranks are examined together. Exit code 1 if there is a
+    problem; warnings do not count.
+    """
+    from comm_orchestrator.doctor.command import run
+
+    raise typer.Exit(run(timeout, as_json))
+
+
 @config_app.command("schema")
 def config_schema() -> None:
     """Print the JSON Schema of configuration files, for editors."""

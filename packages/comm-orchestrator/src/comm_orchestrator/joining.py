@@ -18,7 +18,14 @@ from torch.distributed import Store
 
 import comm_config
 from comm_orchestrator import devices, interfaces, launching, selector
-from comm_orchestrator.arrivals import AGREED_SETTINGS, Arrival, Finding, check_devices, device_indices
+from comm_orchestrator.arrivals import (
+    AGREED_SETTINGS,
+    AGREED_VARIABLES,
+    Arrival,
+    Finding,
+    check_devices,
+    device_indices,
+)
 from comm_orchestrator.meeting import Deadline, meet
 from comm_orchestrator.rendezvous import Place, open_store
 from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
@@ -27,7 +34,7 @@ from comm_utils.launch import LaunchInfo
 __all__ = ["Joined", "join"]
 
 # How long a rank that cannot go on tries to tell the others why, before it raises.
-_LAST_WORDS_S = 5.0
+_LAST_WORDS = timedelta(seconds=5)
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,9 @@ def join(launch: LaunchInfo, settings: comm_config.CommConfig, limit: timedelta,
         choice = selector.choose(named) if named is not None else None
         interfaces.variables(os.environ, None, interfaces.addresses(), ccl=False)
     except CommError as error:
-        _last_words(launch, settings, store, replace(mine, problem=(type(error).__name__, str(error))))
+        _last_words(
+            launch, settings, min(limit, _LAST_WORDS), store, replace(mine, problem=(type(error).__name__, str(error)))
+        )
         raise
 
     def judge(arrivals: Sequence[Arrival]) -> Any:
@@ -94,12 +103,13 @@ def join(launch: LaunchInfo, settings: comm_config.CommConfig, limit: timedelta,
     return Joined(launch, choice, place, peer, kind, agreed["devices"][launch.rank])
 
 
-def _last_words(launch: LaunchInfo, settings: comm_config.CommConfig, store: Store | None, mine: Arrival) -> None:
+def _last_words(
+    launch: LaunchInfo, settings: comm_config.CommConfig, limit: timedelta, store: Store | None, mine: Arrival
+) -> None:
     if launch.world_size == 1:
         return
-    limit = timedelta(seconds=_LAST_WORDS_S)
     try:
-        deadline = Deadline(_LAST_WORDS_S)
+        deadline = Deadline(limit.total_seconds())
         place = open_store(launch, settings, limit, deadline, store)
         meet(place.store, mine, deadline, lambda _: None, place.hosted)
     except (CommError, RuntimeError):
@@ -122,7 +132,10 @@ def _arrival(launch: LaunchInfo, settings: comm_config.CommConfig, kind: str) ->
             "torch": torch.__version__.partition("+")[0],
             "comm-orchestrator": version("comm-orchestrator"),
         },
-        settings={key: values[key.partition(".")[0]][key.partition(".")[2]] for key in AGREED_SETTINGS},
+        settings={
+            **{key: values[key.partition(".")[0]][key.partition(".")[2]] for key in AGREED_SETTINGS},
+            **{name: os.environ.get(name) for name in AGREED_VARIABLES},
+        },
         device_type=kind,
         device_count=count,
         visible_devices=visible,

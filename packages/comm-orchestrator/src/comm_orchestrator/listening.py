@@ -175,7 +175,7 @@ _REASONS = {
 def leads_here(host: str, port: int) -> str:
     """Why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
     try:
-        with socket.create_connection((host, port), timeout=1.0):
+        with socket.create_connection((host, port), timeout=0.5):
             return ""
     except socket.gaierror as error:
         own = socket.gethostname()

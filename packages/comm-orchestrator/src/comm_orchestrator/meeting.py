@@ -22,7 +22,7 @@ from comm_utils.log import logger
 __all__ = ["Deadline", "meet"]
 
 # How long rank 0, with whom the store goes, waits for ranks that have not heard yet why it gives up.
-_GRACE_S = 1.5
+_GRACE_S = 1.0
 _FIRST_NOTICE_S = 10.0
 
 

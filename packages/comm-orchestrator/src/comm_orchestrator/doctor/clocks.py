@@ -28,15 +28,19 @@ class Clock:
 
 
 def measure(
-    device: torch.device | str = "cpu", pings: int = _PINGS, clock: Callable[[], float] = time.time
+    ranks: Sequence[int],
+    device: torch.device | str = "cpu",
+    pings: int = _PINGS,
+    clock: Callable[[], float] = time.time,
 ) -> list[Clock]:
-    """Every rank's clock against that of rank 0; called by all ranks, rank 0 gets the result, the others an empty list.
+    """The clocks of ``ranks`` against that of rank 0; called by all ranks, and rank 0 gets the result.
 
     Rank 0 asks each rank for the time, several times, and believes the answer that came quickest: it was given between
     question and answer, so half of that time is what it can be wrong by.
     Source: F. Cristian, Probabilistic clock synchronization, Distributed Computing 3 (1989).
 
     Args:
+        ranks: rank 0 and others.
         device: of the tensors that travel.
         clock: seconds since some epoch that all ranks share.
     """
@@ -44,9 +48,11 @@ def measure(
     rank, found = facade.get_rank(), []
     if rank == 0:
         found.append(Clock(0, 0.0, 0.0))
-        for peer in range(1, facade.get_world_size()):
-            found.append(min((_ask(peer, message, clock) for _ in range(pings)), key=lambda one: one.uncertainty_s))
-    else:
+        for peer in ranks:
+            if peer != 0:
+                asked = [_ask(peer, message, clock) for _ in range(pings)]
+                found.append(min(asked, key=lambda one: one.uncertainty_s))
+    elif rank in ranks:
         for _ in range(pings):
             facade.recv(message, 0)
             message.fill_(clock())

@@ -40,7 +40,11 @@ def find(environ: Mapping[str, str], settings: comm_config.CommConfig) -> tuple[
         remedy = "set MASTER_ADDR to the host of rank 0 (and MASTER_PORT)"
         findings.append(Finding("problem", "launch", text, remedy))
     if not findings:
-        by = "nobody launched this process with others" if launch.launcher == "none" else f"launched by {launch.launcher}"
+        by = (
+            "nobody launched this process with others"
+            if launch.launcher == "none"
+            else f"launched by {launch.launcher}"
+        )
         findings.append(Finding("ok", "launch", f"{by}; world size {launch.world_size}"))
     return launch, findings
 
@@ -58,4 +62,4 @@ def as_table(launch: LaunchInfo) -> dict[str, dict[str, Any]]:
 
 def over_several_hosts(launch: LaunchInfo) -> bool:
     """Whether there are ranks on other hosts, as far as one can tell: a launcher may not say."""
-    return launch.local_world_size is None and launch.world_size > 1 or (launch.local_world_size or 1) < launch.world_size
+    return launch.world_size > (launch.local_world_size or 1)

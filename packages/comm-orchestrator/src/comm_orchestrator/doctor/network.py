@@ -31,24 +31,27 @@ def as_table(master: str | None, found: Addresses) -> list[dict[str, Any]]:
     ]
 
 
-def check(launch: LaunchInfo, environ: Mapping[str, str], found: Addresses, nccl: bool) -> list[Finding]:
+def check(
+    launch: LaunchInfo, master: str | None, environ: Mapping[str, str], found: Addresses, nccl: bool
+) -> list[Finding]:
     """Whether there is a way to the others, and whether the variables allow it.
 
     Args:
+        master: its address; None where nobody knows one that can be looked up.
         environ: with the configuration applied.
         nccl: it can be used here.
     """
     findings = _named(environ, found, nccl)
-    if not over_several_hosts(launch) or launch.master_addr is None:
+    if not over_several_hosts(launch) or master is None:
         return findings or [Finding("ok", "interfaces", f"up: {_listed(found)}", of_host=True)]
-    chosen = leads_to(launch.master_addr, found)
+    chosen = leads_to(master, found)
     if chosen is None:
-        text = f"no interface of {socket.gethostname()} leads to the master {launch.master_addr}; up: {_listed(found)}"
+        text = f"no interface of {socket.gethostname()} leads to the master {master}; up: {_listed(found)}"
         remedy = "bring one up (ip link set NAME up, ip route), or set MASTER_ADDR to an address that can be reached"
         return [*findings, Finding("problem", "interfaces", text, remedy, of_host=True)]
     if all(ipaddress.ip_address(address).is_loopback for address in found[chosen]):
         return findings  # what is wrong with the name is said elsewhere
-    text = f"{chosen} ({', '.join(found[chosen])}) leads to the master {launch.master_addr}"
+    text = f"{chosen} ({', '.join(found[chosen])}) leads to the master {master}"
     return [*findings, Finding("ok", "interfaces", text, of_host=True)]
 
 
@@ -60,7 +63,9 @@ def _named(environ: Mapping[str, str], found: Addresses, nccl: bool) -> list[Fin
         findings.append(_with_remedy(from_error("interfaces", error), "GLOO_SOCKET_IFNAME", found))
     pattern = environ.get("NCCL_SOCKET_IFNAME")
     if pattern is not None and not any(found[name] for name in matching(pattern, found)):
-        text = f"NCCL_SOCKET_IFNAME={pattern!r} means none of the interfaces of {socket.gethostname()}: {_listed(found)}"
+        text = (
+            f"NCCL_SOCKET_IFNAME={pattern!r} means none of the interfaces of {socket.gethostname()}: {_listed(found)}"
+        )
         one = Finding("problem" if nccl else "warning", "interfaces", text)
         findings.append(_with_remedy(one, "NCCL_SOCKET_IFNAME", found))
     for name in _EXACT:

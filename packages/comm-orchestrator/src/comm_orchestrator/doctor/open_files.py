@@ -34,7 +34,7 @@ def check(world_size: int) -> list[Finding]:
     remedy = f"ulimit -n {wanted}"
     if hard != resource.RLIM_INFINITY and hard < wanted:
         remedy = (
-            f"raise the hard limit to {wanted}: 'nofile' in /etc/security/limits.conf, LimitNOFILE= of the service that "
+            f"raise the hard limit to {wanted}: 'nofile' in /etc/security/limits.conf, LimitNOFILE= of whatever "
             f"starts the ranks, or docker run --ulimit nofile={wanted}"
         )
     return [Finding(level, "open_files", text, remedy)]  # type: ignore[arg-type]

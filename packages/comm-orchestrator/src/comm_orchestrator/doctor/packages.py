@@ -35,22 +35,28 @@ def versions() -> dict[str, str | None]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = None
-    found["torch"] = torch.__version__  # with the kind of build, which the metadata may lack
+    found["torch"] = str(torch.__version__)  # with the kind of build, which the metadata may lack
     return found
 
 
 def torch_build() -> dict[str, Any]:
     """What torch was built with; None where it was built without."""
-    nccl = torch.cuda.nccl.version() if c10d.is_available() and c10d.is_nccl_available() else None
+    nccl = _nccl() if c10d.is_available() and c10d.is_nccl_available() else None
     return {
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
         "xpu": getattr(torch.version, "xpu", None),
-        "nccl": ".".join(map(str, nccl)) if isinstance(nccl, tuple) else nccl,
+        "nccl": nccl,
         "distributed": c10d.is_available(),
         "debug": torch.version.debug,
         "git": torch.version.git_version,
     }
+
+
+def _nccl() -> str:
+    module: Any = torch.cuda.nccl
+    found = module.version()
+    return ".".join(map(str, found)) if isinstance(found, tuple) else str(found)
 
 
 def check(found: Mapping[str, str | None], build: Mapping[str, Any]) -> list[Finding]:

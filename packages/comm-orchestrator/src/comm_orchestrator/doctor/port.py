@@ -28,7 +28,7 @@ def check(launch: LaunchInfo, environ: Mapping[str, str], default_port: int) -> 
         return [Finding("ok", "port", f"port {port} of {host} is held by torchrun's agent{f' ({who})' if who else ''}")]
     taken = [address for address in _addresses(host) if _is_taken(address, port)]
     if not taken:
-        return [Finding("ok", "port", f"port {port} of {host}, where rank 0 listens, is free")]
+        return [Finding("ok", "port", f"port {port} of {host}, where rank 0 is to listen, is free")]
     who = who_listens(port)
     text = f"port {port} of {host}, where rank 0 is to listen, is in use" + (f" by {who}" if who else "")
     # One process alone needs no port; the next launch from here might.

@@ -43,7 +43,9 @@ def check(local_ranks: int, folder: Path = Path("/dev/shm")) -> list[Finding]:
     if total >= 2 * wanted:
         remedy = f"remove what dead processes left in {folder} (ls -l {folder})"
     else:
-        remedy = f"docker run --shm-size={size_mib}m or --ipc=host; elsewhere mount -o remount,size={size_mib}m {folder}"
+        remedy = (
+            f"docker run --shm-size={size_mib}m or --ipc=host; elsewhere mount -o remount,size={size_mib}m {folder}"
+        )
     return [*findings, _finding(level, text, remedy)]
 
 

@@ -13,7 +13,7 @@ import torch
 import comm_config
 from comm_orchestrator import facade
 from comm_orchestrator.doctor.finding import from_error
-from comm_orchestrator.doctor.limit import within
+from comm_orchestrator.doctor.limit import StuckError, within
 
 __all__ = ["Trial", "device_of", "limit_of", "reduce_once", "run"]
 
@@ -22,7 +22,12 @@ _ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one library on one rank; times are None where it did not get that far."""
+    """What became of one library on one rank.
+
+    Attributes:
+        setup_s, all_reduce_s: None where it did not get that far.
+        stuck: it still has not come back.
+    """
 
     backend: str
     rank: int
@@ -30,10 +35,11 @@ class Trial:
     all_reduce_s: float | None = None
     error: str = ""
     remedy: str = ""
+    stuck: bool = False
 
 
 def limit_of(timeout_s: float) -> float:
-    """When to stop waiting for a library that ignores its own timeout, once for the start and once for the operation."""
+    """When to stop waiting for a library that ignores its own timeout, at the start and in the operation."""
     return 2 * timeout_s + 5
 
 
@@ -78,11 +84,14 @@ def run(backend: str, rank: int, settings: comm_config.CommConfig, timeout_s: fl
         told = from_error("communication", error)
         with suppress(Exception):
             within(timeout_s, facade.destroy_process_group, f"destroying {backend}")
-        return Trial(backend, rank, next(iter(setup_s), None), None, told.found, told.remedy)
+        return Trial(
+            backend, rank, next(iter(setup_s), None), None, told.found, told.remedy, isinstance(error, StuckError)
+        )
     try:
         within(limit_of(timeout_s), facade.destroy_process_group, f"destroying {backend}")
     except Exception as error:
-        return Trial(backend, rank, setup_s[0], took_s, from_error("communication", error).found)
+        told = from_error("communication", error)
+        return Trial(backend, rank, setup_s[0], took_s, told.found, told.remedy, isinstance(error, StuckError))
     return Trial(backend, rank, setup_s[0], took_s)
 
 

@@ -40,7 +40,10 @@ _NAMES = (
 )
 # variable -> the values that only a hunt for an error wants, and what they cost
 _DEBUGGING = {
-    "TORCH_DISTRIBUTED_DEBUG": (("DETAIL",), "checks every collective with two more"),
+    "TORCH_DISTRIBUTED_DEBUG": (
+        ("DETAIL",),
+        "checks every collective with two more, and hangs unless all ranks have it",
+    ),
     "CUDA_LAUNCH_BLOCKING": (("1",), "lets nothing run beside a kernel, communication included"),
     "NCCL_P2P_DISABLE": (("1",), "sends between the GPUs of a host through its memory"),
     "NCCL_SHM_DISABLE": (("1",), "sends between the GPUs of a host through its network"),
@@ -68,5 +71,7 @@ def check(environ: Mapping[str, str], warnings: Iterable[str]) -> list[Finding]:
     for name, (values, cost) in _DEBUGGING.items():
         value = environ.get(name, "")
         if value.upper() in values or value in values:
-            findings.append(Finding("warning", "variables", f"{name}={value} {cost}", f"unset {name} unless you need it"))
+            findings.append(
+                Finding("warning", "variables", f"{name}={value} {cost}", f"unset {name} unless you need it")
+            )
     return findings or [Finding("ok", "variables", "nothing is set that contradicts or slows down")]

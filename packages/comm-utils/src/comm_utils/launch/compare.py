@@ -14,24 +14,27 @@ _COMPARED = ("rank", "world_size")
 
 
 def contradictions(environ: Mapping[str, str], info: LaunchInfo, launchers: Launchers = LAUNCHERS) -> list[str]:
-    """One sentence for every launcher that recognises ``environ`` and says another rank or world size than ``info``.
+    """A sentence for every launcher that recognises ``environ`` and says another rank or world size than ``info``.
 
+    One for several that say the same: the variables of MPICH are those of PMI, too.
     None for a process that torchrun started: its agents run under srun and mpirun on purpose.
     """
     if info.launcher == "torchrun":
         return []
     found = []
+    said = {(info.rank, info.world_size)}
     for _, launcher in launchers:
         try:
             other = launcher(environ)
         except LaunchError:
             continue  # variables that nobody uses may be incomplete
         # The last launcher recognises everything, and "nobody launched this process" contradicts nobody.
-        if other is not None and other.launcher not in ("none", info.launcher):
-            differing = [name for name in _COMPARED if getattr(other, name) != getattr(info, name)]
-            if differing:
-                verb = "is" if len(differing) == 1 else "are"
-                found.append(f"{other.launcher} says {_said(other, differing)}; {_said(info, differing)} {verb} used")
+        if other is None or other.launcher in ("none", info.launcher) or (other.rank, other.world_size) in said:
+            continue
+        said.add((other.rank, other.world_size))
+        differing = [name for name in _COMPARED if getattr(other, name) != getattr(info, name)]
+        verb = "is" if len(differing) == 1 else "are"
+        found.append(f"{other.launcher} says {_said(other, differing)}; {_said(info, differing)} {verb} used")
     return found
 
 
