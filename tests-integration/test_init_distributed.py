@@ -502,7 +502,7 @@ def run_without_ccl(installed: bool) -> tuple[str, list[str]]:
     from comm_utils.backend import Availability
 
     entry_points, availability = selector.entry_points, ccl.availability
-    selector.entry_points = lambda group: [e for e in entry_points(group=group) if installed or e.name != "ccl"]
+    selector.entry_points = lambda group: [e for e in entry_points(group) if installed or e.name != "ccl"]
     ccl.availability = lambda: {"ccl": Availability(False, "its engine is out of order", "repair it")}
     try:
         found = refused(dist_backend="ccl")

@@ -175,7 +175,8 @@ def test_variables_that_were_left_over_are_used_with_a_warning(launcher: Launche
     program = tmp_path / "program.py"
     program.write_text(
         "import json, logging, os\nimport comm_orchestrator as dist\n"
-        "said = []\nhandler = logging.Handler(logging.WARNING)\nhandler.emit = lambda record: said.append(record.getMessage())\n"
+        "said = []\nhandler = logging.Handler(logging.WARNING)\n"
+        "handler.emit = lambda record: said.append(record.getMessage())\n"
         "logging.getLogger('comm').addHandler(handler)\n"
         "dist.init_distributed('gloo', verbose=False)\n"
         "report = {'rank': int(os.environ['PMI_RANK']), 'size': dist.get_world_size(), 'said': said}\n"

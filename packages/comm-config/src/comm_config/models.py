@@ -86,7 +86,7 @@ class LaunchConfig(Section):
     """How rank, world size and the master are found where no launcher said."""
 
     auto_mpi_discovery: bool = Field(
-        default=True, description="Accepted, and without effect until launchers other than torchrun are known."
+        default=True, description="Ask MPI, through mpi4py, what the variables of an MPI launcher leave open."
     )
     master_addr: Text | None = Field(
         default=None, description="Host name or address of rank 0; null for what the launcher says."

@@ -60,7 +60,7 @@ class Joined:
         return devices.bind_device(kind, self.device_index)
 
 
-def join(launch: LaunchInfo, settings: comm_config.CommConfig, limit: timedelta, store: Store | None) -> Joined:
+def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, store: Store | None) -> Joined:
     """Meet the other ranks within ``limit``.
 
     Raises:
@@ -104,7 +104,7 @@ def join(launch: LaunchInfo, settings: comm_config.CommConfig, limit: timedelta,
 
 
 def _last_words(
-    launch: LaunchInfo, settings: comm_config.CommConfig, limit: timedelta, store: Store | None, mine: Arrival
+    launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, store: Store | None, mine: Arrival
 ) -> None:
     if launch.world_size == 1:
         return
@@ -116,8 +116,7 @@ def _last_words(
         pass  # what is raised then is what it was all about
 
 
-def _arrival(launch: LaunchInfo, settings: comm_config.CommConfig, kind: str) -> Arrival:
-    values = settings.model_dump()
+def _arrival(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -> Arrival:
     count, visible = devices.visible_devices(kind)
     return Arrival(
         launch.rank,
@@ -133,7 +132,7 @@ def _arrival(launch: LaunchInfo, settings: comm_config.CommConfig, kind: str) ->
             "comm-orchestrator": version("comm-orchestrator"),
         },
         settings={
-            **{key: values[key.partition(".")[0]][key.partition(".")[2]] for key in AGREED_SETTINGS},
+            **{key: settings.value(key) for key in AGREED_SETTINGS},
             **{name: os.environ.get(name) for name in AGREED_VARIABLES},
         },
         device_type=kind,

@@ -29,7 +29,7 @@ FIELDS = {
 
 
 def find(
-    environ: Mapping[str, str], rank: int, world_size: int, settings: comm_config.CommConfig, meets_elsewhere: bool
+    environ: Mapping[str, str], rank: int, world_size: int, settings: comm_config.Settings, meets_elsewhere: bool
 ) -> LaunchInfo:
     """Who this process is, and where that came from.
 
@@ -55,7 +55,7 @@ def find(
     return _with_settings(launch, settings)
 
 
-def _discovered(environ: Mapping[str, str], settings: comm_config.CommConfig, meets_elsewhere: bool) -> LaunchInfo:
+def _discovered(environ: Mapping[str, str], settings: comm_config.Settings, meets_elsewhere: bool) -> LaunchInfo:
     launchers = with_plugins()
     launch = discover(environ, launchers)
     variable = mpi_launcher(environ) if settings.launch.auto_mpi_discovery else None
@@ -87,9 +87,9 @@ def _from_arguments(environ: Mapping[str, str], rank: int, world_size: int) -> L
     )
 
 
-def _with_settings(launch: LaunchInfo, settings: comm_config.CommConfig) -> LaunchInfo:
+def _with_settings(launch: LaunchInfo, settings: comm_config.Settings) -> LaunchInfo:
     """An address in the configuration wins; its port is a default, unless the launcher's was derived from a job id."""
-    origins = comm_config.sources_of(settings)
+    origins = settings.sources
     sources = dict(launch.sources)
     if settings.launch.master_addr is not None:
         sources["master_addr"] = origins["launch.master_addr"]

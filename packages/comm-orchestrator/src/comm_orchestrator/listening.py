@@ -24,6 +24,7 @@ __all__ = ["PortInUseError", "connect", "leads_here", "listen", "reach", "serve"
 # A name that does not resolve may still come, as that of a pod does; not for longer than this.
 _RESOLVING_S = 300.0
 _SILENCE_S = 20.0
+_NAMES_S = 2.0
 # Before, libuv's server did not take a socket that somebody else had opened; the older server does.
 _LIBUV_TAKES_SOCKETS = TorchVersion(torch.__version__) >= "2.13"
 
@@ -79,7 +80,7 @@ def _own_address(host: str, alone: bool) -> str | None:
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host))
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+        found = {str(info[4][0]) for info in _resolve(host, 0, _NAMES_S)}
     except socket.gaierror:
         return None
     v4 = sorted(address for address in found if ":" not in address)
@@ -136,7 +137,7 @@ def reach(host: str, port: int, deadline: Deadline, source: str) -> str:
     while True:
         resolved = False
         try:
-            infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            infos = _resolve(host, port, max(0.1, deadline.left_s()))
             resolved = True
             for family, kind, protocol, _, address in infos:
                 with socket.socket(family, kind, protocol) as sock:
@@ -175,7 +176,7 @@ _REASONS = {
 def leads_here(host: str, port: int) -> str:
     """Why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
     try:
-        with socket.create_connection((host, port), timeout=0.5):
+        with socket.create_connection(_resolve(host, port, 0.5)[0][4][:2], timeout=0.5):
             return ""
     except socket.gaierror as error:
         own = socket.gethostname()
@@ -215,6 +216,16 @@ def _own(host: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def _resolve(host: str, port: int, limit_s: float) -> list[Any]:
+    """``getaddrinfo``, which can take as long as it likes, within ``limit_s``."""
+    found = _with_limit(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), limit_s)
+    if isinstance(found, BaseException):
+        raise found
+    if found is None:
+        raise socket.gaierror(socket.EAI_AGAIN, f"no answer from the name service within {limit_s:.3g} s")
+    return list(found)
 
 
 def _with_limit(call: Callable[[], Any], limit_s: float) -> Any:

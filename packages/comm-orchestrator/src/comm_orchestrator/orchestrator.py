@@ -47,7 +47,7 @@ class Request:
 class Environment:
     """What ``init_distributed`` found and settled."""
 
-    config: comm_config.CommConfig
+    config: comm_config.Settings
     fresh: bool
 
 
@@ -60,7 +60,7 @@ def current_launch() -> LaunchInfo | None:
     return _Current.launch if active.is_active() else None
 
 
-def load_config(config: Any, **overrides: Any) -> comm_config.CommConfig:
+def load_config(config: Any, **overrides: Any) -> comm_config.Settings:
     """Read a configuration; keywords are dotted keys with ``__`` for the dot.
 
     Raises:
@@ -68,7 +68,7 @@ def load_config(config: Any, **overrides: Any) -> comm_config.CommConfig:
     """
     dotted = {name.replace("__", "."): value for name, value in overrides.items() if value is not None}
     try:
-        return comm_config.load_config(config, overrides=dotted)
+        return comm_config.resolve(config, overrides=dotted)
     except comm_config.ConfigError as error:
         raise ConfigurationError(str(error)) from error
 
@@ -139,14 +139,14 @@ def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
         )
 
 
-def _start(request: Request, settings: comm_config.CommConfig) -> None:
+def _start(request: Request, settings: comm_config.Settings) -> None:
     collective_s, start_s = settings.timeouts.collective_s, settings.timeouts.init_s
     timeout = timedelta(seconds=collective_s) if collective_s is not None else None
     start_up = timedelta(seconds=start_s) if start_s is not None else timeout or _START_UP_TIMEOUT
     meets_elsewhere = settings.process_group.init_method is not None or request.store is not None
     launch = launching.find(os.environ, request.rank, request.world_size, settings, meets_elsewhere)
     remember_rank(launch.rank)
-    with applied(comm_config.network_environment(settings, os.environ)):
+    with applied(settings.variables):
         joined = join(launch, settings, start_up, request.store)
         launch, choice = joined.launch, joined.choice
         network = interfaces.variables(os.environ, joined.peer, interfaces.addresses(), "ccl" in choice.backend)

@@ -63,7 +63,7 @@ class _Process:
 
 def open_store(
     launch: LaunchInfo,
-    settings: comm_config.CommConfig,
+    settings: comm_config.Settings,
     limit: timedelta,
     deadline: Deadline,
     store: Store | None,
@@ -86,7 +86,7 @@ def open_store(
         return _persistent(store, None, "in a store (argument store)")
     init_method = settings.process_group.init_method
     url = urlsplit(init_method or "env://")
-    source = comm_config.sources_of(settings).get("process_group.init_method", "")
+    source = settings.sources.get("process_group.init_method", "")
     if url.scheme not in ("env", "tcp"):
         return _persistent(_torchs_own(str(init_method), launch, limit), None, f"at {init_method} ({source})")
     if url.scheme == "tcp":

@@ -29,9 +29,9 @@ def facts(launch: LaunchInfo) -> list[tuple[str, object, str]]:
     ]
 
 
-def describe(choice: Choice, launch: LaunchInfo, settings: comm_config.CommConfig, place: str) -> str:
+def describe(choice: Choice, launch: LaunchInfo, settings: comm_config.Settings, place: str) -> str:
     """One line for the log: backend, launch facts, meeting place and timeout, each with its source in brackets."""
-    sources = comm_config.sources_of(settings)
+    sources = settings.sources
     why = sources["process_group.backend"] if settings.process_group.backend is not None else choice.reason
     parts = [f"backend {choice.backend} ({why})", f"launcher {launch.launcher}"]
     parts += [f"{words} {value} ({source})" for words, value, source in facts(launch) if value is not None]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import cast
 
 from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.log import logger
+from comm_utils.plugins import entry_points
 
 __all__ = ["Choice", "activate", "adopt", "agree", "available_backends", "choose", "obstacles", "warn_of_fall_back"]
 
@@ -36,7 +37,7 @@ class Choice:
 
 def _providers() -> dict[str, BackendProvider]:
     """Every installed package that offers backends, torch's own last so that a closer match is asked first."""
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    found = {entry.name: entry for entry in entry_points(ENTRY_POINT_GROUP)}
     names = sorted(found, key=lambda name: name == "torch")
     return {name: _load(found[name]) for name in names}
 

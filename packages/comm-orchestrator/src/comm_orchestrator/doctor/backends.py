@@ -13,7 +13,7 @@ from comm_utils.errors import BackendUnavailableError
 __all__ = ["check"]
 
 
-def check(available: Mapping[str, Availability], settings: comm_config.CommConfig) -> list[Finding]:
+def check(available: Mapping[str, Availability], settings: comm_config.Settings) -> list[Finding]:
     """Whether ``init_distributed()`` would find a library to use."""
     findings = [
         Finding("warning", "backends", f"{name}: {one.reason}", one.remedy, of_host=True)
@@ -23,7 +23,7 @@ def check(available: Mapping[str, Availability], settings: comm_config.CommConfi
     usable = sorted(name for name, one in available.items() if one.usable)
     named = settings.process_group.backend
     if named is not None:
-        source = comm_config.sources_of(settings)["process_group.backend"]
+        source = settings.sources["process_group.backend"]
         try:
             selector.choose(named)
             chosen = f"{named} is asked for ({source}) and can be used"

@@ -47,7 +47,7 @@ def examine(timeout_s: float) -> Examined:
     return examined
 
 
-def _together(mine: RankReport, settings: comm_config.CommConfig, timeout_s: float, warnings: list[str]) -> Examined:
+def _together(mine: RankReport, settings: comm_config.Settings, timeout_s: float, warnings: list[str]) -> Examined:
     limit_s, rank = trial.limit_of(timeout_s), mine.rank or 0
     try:
         met = within(limit_s, lambda: together.meet(mine, settings), "meeting the other ranks")

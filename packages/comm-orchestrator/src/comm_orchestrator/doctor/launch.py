@@ -18,7 +18,7 @@ __all__ = ["as_table", "find", "over_several_hosts"]
 _MEETING = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
-def find(environ: Mapping[str, str], settings: comm_config.CommConfig) -> tuple[LaunchInfo | None, list[Finding]]:
+def find(environ: Mapping[str, str], settings: comm_config.Settings) -> tuple[LaunchInfo | None, list[Finding]]:
     """Who this process is, None where that cannot be told, and what is odd about how it was told."""
     elsewhere = settings.process_group.init_method is not None
     try:

@@ -35,16 +35,16 @@ class Local:
 
     report: RankReport
     launch: LaunchInfo | None
-    settings: comm_config.CommConfig | None
+    settings: comm_config.Settings | None
 
 
 def examine(timeout_s: float) -> Local:
     """Check this process, its host and its surroundings."""
     findings: list[Finding] = []
     settings, warnings = _settings(timeout_s, findings)
-    known = settings or comm_config.CommConfig()
+    known = settings or comm_config.resolve(environ={})
     environ = dict(os.environ)
-    applied = {**environ, **comm_config.network_environment(known, environ)}
+    applied = {**environ, **known.variables}
     found, build = packages.versions(), packages.torch_build()
     findings += guarded("packages", lambda: packages.check(found, build))
     available = facade.available_backends()
@@ -83,7 +83,7 @@ def examine(timeout_s: float) -> Local:
     return Local(report, info, settings)
 
 
-def _settings(timeout_s: float, findings: list[Finding]) -> tuple[comm_config.CommConfig | None, list[str]]:
+def _settings(timeout_s: float, findings: list[Finding]) -> tuple[comm_config.Settings | None, list[str]]:
     """The configuration in force, with time limits that suit a check; and what reading it warned of."""
     with warnings_logged() as warnings:
         try:
@@ -94,14 +94,14 @@ def _settings(timeout_s: float, findings: list[Finding]) -> tuple[comm_config.Co
             told = from_error("configuration", error)
             findings.append(Finding("problem", "configuration", told.found, told.remedy or "correct or unset it"))
             return None, warnings
-    origins = set(comm_config.sources_of(settings).values()) - {"default", "argument"}
+    origins = set(settings.sources.values()) - {"default", "argument"}
     text = f"read from {', '.join(sorted(origins))}" if origins else "all settings are defaults"
     findings.append(Finding("ok", "configuration", text))
     return settings, warnings
 
 
 def _launch(
-    environ: dict[str, str], settings: comm_config.CommConfig, timeout_s: float
+    environ: dict[str, str], settings: comm_config.Settings, timeout_s: float
 ) -> tuple[LaunchInfo | None, list[Finding]]:
     try:
         # MPI may be asked, and may hang.

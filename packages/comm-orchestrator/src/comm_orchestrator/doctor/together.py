@@ -37,7 +37,7 @@ class Outcome:
     findings: list[Finding]
 
 
-def _set_up(backends: Mapping[str, Any], settings: comm_config.CommConfig) -> str:
+def _set_up(backends: Mapping[str, Any], settings: comm_config.Settings) -> str:
     """The world in which the ranks talk: on gloo, which needs least, where this torch has it."""
     gloo = backends.get("gloo", {}).get("usable", False)
     facade.init_distributed("gloo" if gloo else None, config=settings, verbose=False)
@@ -50,7 +50,7 @@ def _gathered(mine: Any) -> list[Any]:
     return everyone
 
 
-def meet(mine: RankReport, settings: comm_config.CommConfig) -> Met:
+def meet(mine: RankReport, settings: comm_config.Settings) -> Met:
     """Exchange reports and compare clocks; called by all ranks.
 
     Raises:
@@ -85,7 +85,7 @@ def to_try(reports: Sequence[RankReport]) -> list[str]:
 
 def exchange(
     backends: Mapping[str, Any],
-    settings: comm_config.CommConfig,
+    settings: comm_config.Settings,
     trials: Sequence[Trial],
     measured: Sequence[Clock],
     findings: Sequence[Finding],

@@ -67,7 +67,7 @@ def reduce_once(device: torch.device) -> float:
     return took_s
 
 
-def run(backend: str, rank: int, settings: comm_config.CommConfig, timeout_s: float) -> Trial:
+def run(backend: str, rank: int, settings: comm_config.Settings, timeout_s: float) -> Trial:
     """Set up ``backend``, reduce once and tear it down; called by all ranks."""
     setup_s: list[float] = []
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from comm_utils.errors import LaunchError
 from comm_utils.launch.info import LaunchInfo
 from comm_utils.launch.table import LAUNCHERS, Launchers
 from comm_utils.log import logger
+from comm_utils.plugins import entry_points
 
 __all__ = ["ENTRY_POINT_GROUP", "with_plugins"]
 
@@ -20,7 +21,7 @@ def with_plugins() -> Launchers:
 
     One that cannot be imported, or fails, is left out with a WARNING: the others stay usable.
     """
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
+    found = {entry.name: entry for entry in entry_points(ENTRY_POINT_GROUP)}
     plugins = tuple((name, launcher) for name in sorted(found) if (launcher := _load(found[name])) is not None)
     return (*LAUNCHERS[:1], *plugins, *LAUNCHERS[1:])
 

@@ -1,0 +1,90 @@
+"""`resolve`: the settings in force as plain values, without pydantic where nothing was configured.
+
+Building the models takes a tenth of a second, which every rank of every job would pay at its start.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from comm_config.models import CommConfig
+
+__all__ = ["DEFAULTS", "Settings", "resolve"]
+
+#: What `CommConfig()` says in the sections that matter where nothing was configured.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "process_group": {"backend": None, "init_method": None},
+    "timeouts": {"init_s": None, "collective_s": None},
+    "launch": {"auto_mpi_discovery": True, "master_addr": None, "master_port": 29500},
+    "comms_logger": {"enabled": False, "verbose": False, "prof_all": True, "debug": False, "prof_ops": []},
+    "objects": {"allow_pickle": False, "max_bytes": 1 << 30},
+}
+_VARIABLES = ("COMM_", "DEEPSPEED_TIMEOUT")
+_PLAIN: Mapping[str, Callable[[Any], bool]] = {
+    "process_group.backend": lambda value: isinstance(value, str) and bool(re.fullmatch(r"[a-z][a-z0-9_]*", value)),
+    "timeouts.collective_s": lambda value: type(value) in (int, float) and 0 < value < 1e9,
+    "launch.master_port": lambda value: type(value) is int and 0 <= value <= 65535,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings in force: one attribute for each section, such as ``settings.timeouts.init_s``.
+
+    :param sections: values by section and key
+    :param sources: where each was read, by dotted key, as `sources_of` says it
+    :param variables: to set for the communication libraries, as `network_environment` says it
+    """
+
+    sections: Mapping[str, SimpleNamespace]
+    sources: Mapping[str, str]
+    variables: Mapping[str, str]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self.sections:
+            raise AttributeError(name)
+        return self.sections[name]
+
+    def value(self, key: str) -> Any:
+        """Return the value of a dotted key."""
+        section, _, name = key.partition(".")
+        return getattr(self.sections[section], name)
+
+
+def resolve(
+    source: Mapping[str, Any] | str | os.PathLike[str] | CommConfig | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Return what `load_config` would, with its sources and the variables that it asks for; arguments are the same.
+
+    :raises ConfigError: as `load_config`
+    """
+    environ = os.environ if environ is None else environ
+    given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    configured = source is not None or any(name.startswith(_VARIABLES) for name in environ)
+    if configured or not all(key in _PLAIN and _PLAIN[key](value) for key, value in given.items()):
+        return _loaded(source, environ, given)
+    values = {section: dict(keys) for section, keys in DEFAULTS.items()}
+    sources = {f"{section}.{key}": "default" for section, keys in DEFAULTS.items() for key in keys}
+    for key, value in given.items():
+        section, _, name = key.partition(".")
+        values[section][name] = float(value) if key.startswith("timeouts.") else value
+        sources[key] = "argument"
+    return Settings({section: SimpleNamespace(**keys) for section, keys in values.items()}, sources, {})
+
+
+def _loaded(source: Any, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:
+    from comm_config.library_environment import network_environment
+    from comm_config.loading import load_config, sources_of
+
+    config = load_config(source, environ=environ, overrides=overrides)
+    values = {section: SimpleNamespace(**config.model_dump()[section]) for section in DEFAULTS}
+    return Settings(values, sources_of(config), network_environment(config, environ))

@@ -1,0 +1,98 @@
+"""Names of interfaces, as NCCL takes them and as gloo needs them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from comm_orchestrator import interfaces
+from comm_utils.errors import LaunchError
+
+NAMES = ["docker0", "eth0", "eth1", "eth10", "ib0", "lo"]
+FOUND = {
+    "lo": ["127.0.0.1", "::1"],
+    "eth0": ["10.0.0.5"],
+    "eth1": ["10.1.0.5", "fe80::1"],
+    "docker0": ["172.17.0.1"],
+    "ib0": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("eth", ["eth0", "eth1", "eth10"]),
+        ("eth1", ["eth1", "eth10"]),
+        ("=eth1", ["eth1"]),
+        ("=eth1,lo", ["eth1", "lo"]),
+        ("eth0,ib", ["eth0", "ib0"]),
+        ("^lo,docker", ["eth0", "eth1", "eth10", "ib0"]),
+        ("^=eth1", ["docker0", "eth0", "eth10", "ib0", "lo"]),
+        (" eth0 , lo ", ["eth0", "lo"]),
+        ("wlan", []),
+    ],
+)
+def test_patterns(pattern: str, names: list[str]) -> None:
+    assert interfaces.matching(pattern.strip(), NAMES) == names
+
+
+@given(st.lists(st.sampled_from(NAMES), min_size=1), st.booleans())
+def test_a_negated_pattern_means_the_rest(parts: list[str], exact: bool) -> None:
+    body = ("=" if exact else "") + ",".join(parts)
+    meant, rest = interfaces.matching(body, NAMES), interfaces.matching("^" + body, NAMES)
+    assert sorted([*meant, *rest]) == NAMES
+
+
+def test_the_interface_of_an_address() -> None:
+    assert interfaces.interface_for("10.1.0.5", FOUND) == "eth1"
+    assert interfaces.interface_for("127.0.1.1", FOUND) == "lo"
+    assert interfaces.interface_for("192.0.2.9", FOUND) is None
+    assert interfaces.interface_for(None, FOUND) is None
+
+
+def test_an_address_that_others_might_reach() -> None:
+    assert interfaces.outward_address(FOUND) == "172.17.0.1"
+    assert interfaces.outward_address({"lo": ["127.0.0.1"]}) is None
+    assert interfaces.outward_address({"lo": ["::1"], "eth0": ["fe80::1"]}) == "fe80::1"
+
+
+def test_on_one_host_it_is_the_loopback_interface() -> None:
+    assert interfaces.variables({}, None, FOUND, ccl=False) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert interfaces.variables({"NCCL_SOCKET_IFNAME": "^lo"}, None, FOUND, ccl=False) == {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.mark.parametrize(
+    ("given_", "gloo"),
+    [
+        ({}, "eth0"),
+        ({"NCCL_SOCKET_IFNAME": "^lo,docker"}, "eth0"),
+        ({"NCCL_SOCKET_IFNAME": "=eth1"}, "eth1"),
+        ({"NCCL_SOCKET_IFNAME": "wlan"}, "eth0"),
+        ({"GLOO_SOCKET_IFNAME": "^lo,docker,eth0"}, "eth1"),
+        ({"GLOO_SOCKET_IFNAME": "eth"}, "eth0"),
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, None),
+        ({"GLOO_SOCKET_IFNAME": "eth0,eth1"}, None),
+    ],
+)
+def test_between_hosts(monkeypatch: pytest.MonkeyPatch, given_: dict[str, str], gloo: str | None) -> None:
+    monkeypatch.setattr(interfaces, "local_address_to", lambda host: "10.0.0.5")
+    found = interfaces.variables(given_, "10.0.0.9", FOUND, ccl=False)
+    assert found.get("GLOO_SOCKET_IFNAME") == gloo
+
+
+def test_oneccl_takes_the_same() -> None:
+    found = interfaces.variables({"FI_TCP_IFACE": "x"}, None, FOUND, ccl=True)
+    assert found == {"GLOO_SOCKET_IFNAME": "lo", "CCL_KVS_IFACE": "lo"}
+
+
+def test_a_name_that_means_nothing_here() -> None:
+    with pytest.raises(LaunchError, match=r"GLOO_SOCKET_IFNAME='ib' means none .* eth0 \(10.0.0.5\)"):
+        interfaces.variables({"GLOO_SOCKET_IFNAME": "ib"}, None, FOUND, ccl=False)
+
+
+def test_this_machine_has_a_loopback_interface() -> None:
+    found = interfaces.addresses()
+    assert any("127.0.0.1" in own for own in found.values())
+    assert interfaces.local_address_to("127.0.0.1") == "127.0.0.1"
+    assert interfaces.local_address_to("no-such-host.invalid") is None
