@@ -2,6 +2,7 @@
 
 ```` ```python ````                a program of its own, run in a fresh process
 ```` ```python continues ````      the previous Python block of the page goes on: both are one program
+```` ```python file=train.py ````  likewise, and there for the commands of the page under that name
 ```` ```python ranks=4 ````        run on four ranks; the output is that of rank 0, then of rank 1, and so on
 ```` ```json ````                  a configuration, which has to load
 ```` ```json file=comm.json ````   likewise, and there for the other blocks of the page under that name
@@ -22,7 +23,7 @@ __all__ = ["Block", "blocks", "programs"]
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<info>[^`\n]*)$")
 WORDS = {
-    "python": {"continues", "ranks"},
+    "python": {"continues", "file", "ranks"},
     "json": {"data", "file"},
     "bash": set(),
     "sh": set(),

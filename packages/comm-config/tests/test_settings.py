@@ -98,3 +98,14 @@ def test_every_public_name_can_be_had() -> None:
 def test_a_section_that_is_not_there() -> None:
     with pytest.raises(AttributeError):
         resolve(environ={}).network  # noqa: B018
+
+
+def test_settings_are_a_source_too() -> None:
+    first = resolve({"timeouts": {"init_s": 7}, "network": {"interface": "eth0"}}, environ={})
+    second = resolve(first, environ={"COMM_TIMEOUTS__INIT_S": "9"}, overrides={"process_group.backend": " GLOO"})
+    assert (second.timeouts.init_s, second.process_group.backend) == (7, "gloo")
+    assert second.sources["process_group.backend"] == "argument"
+    assert second.variables == first.variables != {}
+    assert first.process_group.backend is None
+    with pytest.raises(ConfigError):
+        resolve(first, overrides={"timeouts.init_s": -1})

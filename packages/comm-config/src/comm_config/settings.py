@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -58,17 +58,20 @@ class Settings:
 
 
 def resolve(
-    source: Mapping[str, Any] | str | os.PathLike[str] | CommConfig | None = None,
+    source: Mapping[str, Any] | str | os.PathLike[str] | CommConfig | Settings | None = None,
     *,
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
     """Return what `load_config` would, with its sources and the variables that it asks for; arguments are the same.
 
+    :param source: settings that this function returned are taken as they are, but for `overrides`
     :raises ConfigError: as `load_config`
     """
     environ = os.environ if environ is None else environ
     given = {key: value for key, value in (overrides or {}).items() if value is not None}
+    if isinstance(source, Settings):
+        return _with_overrides(source, resolve(environ={}, overrides=given), given)
     configured = source is not None or any(name.startswith(_VARIABLES) for name in environ)
     if configured or not all(key in _PLAIN and _PLAIN[key](value) for key, value in given.items()):
         return _loaded(source, environ, given)
@@ -79,6 +82,14 @@ def resolve(
         values[section][name] = float(value) if key.startswith("timeouts.") else value
         sources[key] = "argument"
     return Settings({section: SimpleNamespace(**keys) for section, keys in values.items()}, sources, {})
+
+
+def _with_overrides(settings: Settings, checked: Settings, overrides: Mapping[str, Any]) -> Settings:
+    sections = {name: SimpleNamespace(**vars(section)) for name, section in settings.sections.items()}
+    for key in overrides:
+        section, _, name = key.partition(".")
+        setattr(sections[section], name, checked.value(key))
+    return replace(settings, sections=sections, sources={**settings.sources, **dict.fromkeys(overrides, "argument")})
 
 
 def _loaded(source: Any, environ: Mapping[str, str], overrides: Mapping[str, Any]) -> Settings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 __all__ = ["Arrival", "Finding", "check_arrival", "check_devices", "device_indices", "listed", "missing", "places"]
@@ -67,7 +67,9 @@ class Arrival:
 
     @staticmethod
     def from_json(text: str | bytes) -> Arrival:
-        return Arrival(**json.loads(text))
+        """Read the record of a rank that may run another version of this package, which is for others to find out."""
+        known = {one.name for one in fields(Arrival)}
+        return Arrival(**{name: value for name, value in json.loads(text).items() if name in known})
 
 
 @dataclass(frozen=True)

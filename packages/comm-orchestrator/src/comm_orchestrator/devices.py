@@ -24,7 +24,11 @@ def visible_devices(kind: str) -> tuple[int, str | None]:
     """How many devices of ``kind`` this process sees, and the variable that chose them."""
     if kind == "cpu":
         return 0, None
-    return getattr(torch, kind).device_count(), os.environ.get(_CHOOSING[kind])
+    visible = os.environ.get(_CHOOSING[kind])
+    if "SLURM_GPUS_PER_TASK" in os.environ:
+        # Where Slurm confines devices, each task's own is called 0.
+        visible = f"{visible} of task {os.environ.get('SLURM_PROCID')}"
+    return getattr(torch, kind).device_count(), visible
 
 
 def bind_device(kind: str, index: int) -> torch.device | None:

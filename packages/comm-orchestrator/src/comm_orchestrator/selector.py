@@ -117,13 +117,16 @@ def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choi
         BackendUnavailableError: there is none; names a rank and what it lacks for each.
     """
     reasons: list[str] = []
+    missed: list[str] = []
     for backend in _PREFERRED[device_type]:
         problems = {rank: answer.get(backend) for rank, answer in enumerate(answers) if answer.get(backend)}
         if not problems and all(backend in answer for answer in answers):
-            return Choice(
-                backend, f"{'the next best' if reasons else 'preferred'} on {device_type}", "; ".join(reasons)
+            why = (
+                f"the best on {device_type} without {' and '.join(missed)}" if missed else f"preferred on {device_type}"
             )
+            return Choice(backend, why, "; ".join(reasons))
         rank, problem = next(iter(problems.items()), (0, f"not every rank computes on {device_type}"))
+        missed.append(backend.rpartition(":")[2])
         reasons.append(f"rank {rank}: {problem}")
     raise BackendUnavailableError(
         f"no backend for {device_type} tensors can be used by every rank: {'; '.join(reasons)}"

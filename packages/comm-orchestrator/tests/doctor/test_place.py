@@ -17,7 +17,7 @@ from comm_utils import Availability
 from comm_utils.launch import LaunchInfo
 
 HERE = {"lo": ["127.0.0.1", "::1"], "eth0": ["192.0.2.5"], "eth1": []}
-SETTINGS = comm_config.CommConfig()
+SETTINGS = comm_config.resolve(environ={})
 
 
 def over_hosts(rank: int = 1, **more: Any) -> LaunchInfo:
@@ -219,7 +219,7 @@ def test_an_accelerator_that_nothing_serves(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_backend_that_is_asked_for_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selector, "available_backends", lambda: {"gloo": YES})
-    settings = comm_config.load_config({}, environ={"COMM_PROCESS_GROUP__BACKEND": "ccl"})
+    settings = comm_config.resolve({}, environ={"COMM_PROCESS_GROUP__BACKEND": "ccl"})
     (one,) = backends.check({"gloo": YES}, settings)
     assert one.level == "problem"
     assert "environment variable COMM_PROCESS_GROUP__BACKEND" in one.found
