@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -156,6 +158,16 @@ def test_a_launcher_whose_variables_tell_no_size(launcher: Launcher, tmp_path: P
     program.write_text(MPI_SCRIPT)
     found = reports(launcher.run([sys.executable, str(program), "OMPI_COMM_WORLD", "yes"], 2))
     assert [(one["t"], one["mpi"], one["local"]) for one in found] == [([3.0, 3.0], True, "0"), ([3.0, 3.0], True, "1")]
+
+
+@pytest.mark.parametrize("launcher", ["openmpi"], indirect=True)
+def test_a_port_that_is_ours_to_choose_is_a_free_one(launcher: Launcher, tmp_path: Path) -> None:
+    """Rank 0 tells the others through MPI where it listens, and may listen anywhere."""
+    program = tmp_path / "program.py"
+    program.write_text(MPI_SCRIPT)
+    with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", 29500)):
+        found = reports(launcher.run([sys.executable, str(program), "OMPI_COMM_WORLD", "yes"], 2))
+        assert [one["t"] for one in found] == [[3.0, 3.0]] * 2
 
 
 @pytest.mark.parametrize("launcher", ["mpich-in-salloc"], indirect=True)

@@ -112,8 +112,8 @@ def missing(here: Mapping[int, Arrival], world_size: int, waited_s: float) -> Fi
     them = "it" if len(absent) == 1 else "they"
     return Finding(
         "CommTimeoutError",
-        f"{listed(absent)} of {world_size} did not come within {waited_s:g} s ({places(here.values())} came); check "
-        f"that {'it was' if len(absent) == 1 else 'they were'} started, and what {them} printed",
+        f"{listed(absent)} of {world_size} did not come within {waited_s:g} s ({places(here.values()) or 'nobody'} came); "
+        f"check that {'it was' if len(absent) == 1 else 'they were'} started, and what {them} printed",
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed import Store
@@ -62,13 +62,17 @@ class _Meeting:
     deadline: Deadline
     here: dict[int, Arrival]
     doubt: Callable[[], str]
-    read: int = 0
+    counted: int = 0
+    unread: list[int] = field(default_factory=list)
 
     def note_arrivals(self) -> Finding | None:
         """Read the records that came since the last time; the first thing that is wrong with one of them."""
-        while self.store.check([f"arrival/{self.read + 1}"]):
-            self.read += 1
-            new = Arrival.from_json(self.store.get(f"arrival/{self.read}"))
+        came = self.store.add("arrived", 0)
+        self.unread += range(self.counted + 1, came + 1)
+        self.counted = came
+        for place in [place for place in self.unread if self.store.check([f"arrival/{place}"])]:
+            self.unread.remove(place)
+            new = Arrival.from_json(self.store.get(f"arrival/{place}"))
             first = next(iter(self.here.values()), new)
             finding = check_arrival(first, self.here, new)
             if finding is not None:
@@ -92,10 +96,15 @@ class _Meeting:
                 break
             if not self.deadline.pause(self.waiting):
                 return _refusal(self._gave_up())
-        judged = judge([self.here[rank] for rank in range(self.mine.world_size)])
-        return (
-            _refusal(judged) if isinstance(judged, Finding) else {"agreed": judged, "world_size": self.mine.world_size}
-        )
+        try:
+            judged = judge([self.here[rank] for rank in range(self.mine.world_size)])
+        except Exception as error:
+            judged = Finding(
+                "LaunchError", f"{self.mine} failed to compare the ranks ({type(error).__name__}: {error})"
+            )
+        if isinstance(judged, Finding):
+            return _refusal(judged)
+        return {"agreed": judged, "world_size": self.mine.world_size}
 
     def verdict(self) -> dict[str, Any]:
         while not self.store.check(["verdict"]):
@@ -109,7 +118,12 @@ class _Meeting:
         if len(self.here) < self.mine.world_size:
             finding, doubt = missing(self.here, self.mine.world_size, self.deadline.limit_s), self.doubt()
             return replace(finding, message=f"{finding.message}; {doubt}") if doubt else finding
-        return Finding("CommTimeoutError", f"{self.mine} heard nothing within {self.deadline.limit_s:g} s")
+        first = Arrival.from_json(self.store.get("arrival/1"))
+        return Finding(
+            "CommTimeoutError",
+            f"{first}, who came first and compares the ranks, said nothing within {self.deadline.limit_s:g} s; check "
+            "whether it still runs, and what it printed",
+        )
 
     def too_late(self, world_size: int) -> Finding:
         """What is wrong with this rank, which the others, who agreed already, did not wait for."""
@@ -123,7 +137,10 @@ class _Meeting:
         if self.store.add("verdicts", 1) == 1:
             self.store.set("verdict", json.dumps(verdict))
             return verdict
+        end = time.monotonic() + _GRACE_S
         while not self.store.check(["verdict"]):
+            if time.monotonic() > end:  # whoever was quicker has died since
+                return verdict
             time.sleep(0.001)
         found: dict[str, Any] = json.loads(self.store.get("verdict"))
         return found
