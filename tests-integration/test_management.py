@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
 import logging
 import threading
@@ -15,8 +16,9 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
-from comm_collectives.observed import Observed
+from comm_collectives.observed import KINDS, Observed
 from comm_utils import active
+from comm_utils.comms_logger import OPERATIONS
 from comm_utils.testing import RankPool
 
 Pools: TypeAlias = Callable[[int], RankPool]
@@ -409,7 +411,8 @@ def run_summary() -> dict[str, Any]:
             again = dist.log_summary(show_straggler=True, return_dict=True)
         assert table is not None
         assert again is not None
-        assert set(again) >= set(table)
+        assert again == table  # a summary is in no summary
+        assert dist.log_summary(return_dict=True) == table
         dist.reset_log()
         assert dist.log_summary(return_dict=True) == {}
     dist.all_reduce(tensor)  # afterwards: not recorded
@@ -436,6 +439,89 @@ def test_log_summary(pools: Pools) -> None:
             assert "straggler ms" in one["printed"]
         else:
             assert lines == []
+
+
+def run_empty_summary() -> list[str]:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        dist.reset_log()
+        dist.log_summary()
+        with observing():
+            dist.log_summary(show_straggler=True)
+    return out.getvalue().splitlines()
+
+
+def test_a_summary_of_nothing_says_so(pools: Pools) -> None:
+    first, second = pools(2).run(run_empty_summary)
+    assert first == [
+        "The comms logger is off and has recorded nothing; configure(enabled=True) turns it on.",
+        "The comms logger is on, and rank 0 has recorded no operation that it is to record.",
+    ]
+    assert second == []
+
+
+def test_every_operation_that_is_recorded_has_a_known_name() -> None:
+    operations = {name for name in vars(Observed) if name in OPERATIONS}
+    moving = {name for name, value in inspect.getmembers(Observed, inspect.isfunction) if not name.startswith("_")}
+    assert moving - operations == {"during", "prepare_all_reduce", "batch_isend_irecv"}
+    assert operations | {name for names in KINDS.values() for name in names} == OPERATIONS
+
+
+def run_unknown_operation() -> None:
+    """DeepSpeed has names that we have not: a configuration of its works, with a word."""
+    said: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("comm").addHandler(handler)
+    try:
+        dist.configure({"comms_logger": {"enabled": True, "prof_all": False, "prof_ops": ["allreduce"]}})
+        dist.configure(prof_ops=["all_reduce"])
+    finally:
+        logging.getLogger("comm").removeHandler(handler)
+        dist.configure(enabled=False, prof_all=True, prof_ops=[])
+    assert said == ["prof_ops: 'allreduce' is the name of no operation that is recorded; did you mean 'all_reduce'?"]
+
+
+def test_operations_that_do_not_exist_are_worth_a_word(pools: Pools) -> None:
+    pools(1).run(run_unknown_operation)
+
+
+def run_names() -> list[str]:
+    """What calls that are built from other operations are called when they fail."""
+    rank, found = dist.get_rank(), []
+    uneven = [torch.ones(2), torch.ones(3)]
+    calls = [
+        lambda group: dist.all_gather(uneven, torch.ones(2), group),
+        lambda group: dist.all_gather(torch.ones(2), group),
+        lambda group: dist.all_gather(torch.ones(2), group, async_op=True).result(),
+        lambda group: dist.all_reduce_coalesced([torch.ones(2)], group=group),
+        lambda group: dist.allgather_object(1, group),
+        lambda group: dist.all_gather_object([None] * 2, 1, group),
+        lambda group: dist.reduce_object(1, 1, group=group),
+        lambda group: dist.reduce_scatter(torch.ones(2), [torch.ones(2)] * 2, group=group),
+        lambda group: dist.inference_all_reduce(torch.ones(2), group=group),
+        lambda group: dist.irecv(torch.ones(2), 1, group).wait(),
+    ]
+    for observed in (False, True):
+        with observing() if observed else contextlib.nullcontext():
+            groups = [dist.new_group([0, 1], timeout=0.3) for _ in calls]
+            dist.barrier()
+            if rank == 0:
+                found += [
+                    str(caught(dist.CommTimeoutError, call, group)) for call, group in zip(calls, groups, strict=True)
+                ]
+            dist.barrier()
+            for group in groups:
+                dist.destroy_process_group(group)
+    return found
+
+
+def test_failures_name_the_call_that_was_made(pools: Pools) -> None:
+    found, _ = pools(2).run(run_names)
+    names = "all_gather all_gather all_gather all_reduce_coalesced allgather_object all_gather_object reduce_object"
+    names += " reduce_scatter inference_all_reduce irecv"
+    assert [text.split()[0] for text in found] == names.split() * 2
+    assert all(" on the group of ranks [0, 1] timed out after 0.3 s, as seen by rank 0: " in text for text in found)
 
 
 def run_straggler() -> tuple[bool, str]:
@@ -700,7 +786,8 @@ def run_failed_handle(kind: str) -> tuple[str, str, str]:
 def test_handle_that_fails(pools: Pools, kind: str) -> None:
     (first, second, rest), _ = pools(2).run(run_failed_handle, kind)
     assert first == second
-    assert "on the group of ranks [0, 1] failed on rank 0: " in first
+    assert first.startswith(f"{'irecv' if kind == 'irecv' else 'all_reduce'} on the group of ranks [0, 1] ")
+    assert ", as seen by rank 0: " in first
     assert rest.startswith(("CommTimeoutError: all_reduce: ", "PeerLostError: all_reduce: "))
     assert "failed earlier" in rest
     pools(2).run(check_world)

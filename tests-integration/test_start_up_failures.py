@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -305,3 +307,81 @@ def test_the_store_of_a_rank_0_that_died(bare_pools: Pools, free_port: int) -> N
     assert found.text.startswith("PeerLostError: init_distributed: rank 1 of 3: the store at 127.0.0.1:")
     assert "rank 0" in found.text
     assert found.took_s < 15
+
+
+def test_a_rank_0_that_is_frozen(bare_pools: Pools, free_port: int) -> None:
+    """Its host answers and its store says nothing: torch would wait for ever."""
+    code = (
+        "import comm_orchestrator as dist\n"
+        "print('up', flush=True)\n"
+        "dist.init_distributed('gloo', verbose=False, rank=0, world_size=3, config={'timeouts': {'init_s': 60}})\n"
+    )
+    environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ, stdout=subprocess.PIPE) as frozen:
+        try:
+            assert frozen.stdout is not None
+            frozen.stdout.readline()
+            listens = False
+            while not listens:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", free_port), timeout=1):
+                    listens = True
+                time.sleep(0.05)
+            time.sleep(0.3)
+            frozen.send_signal(signal.SIGSTOP)
+            changes = {"MASTER_PORT": str(free_port), "RANK": "1", "WORLD_SIZE": "3"}
+            (found,) = bare_pools(1).run(attempt, changes, limit_s=2.0)
+        finally:
+            frozen.kill()
+    assert found.text.startswith("CommTimeoutError: init_distributed: rank 1 of 3: ")
+    assert "does not answer like a store" in found.text or "stopped answering" in found.text
+    assert found.took_s < 4
+
+
+def test_those_who_come_later_hear_why_the_others_gave_up(bare_pools: Pools) -> None:
+    """Processes of one job start seconds apart."""
+    changes = [{}, {"WORLD_SIZE": "4"}, {}]
+    found = bare_pools(3).run(attempt, per_rank(changes), per_rank([0.0, 0.0, 2.0]), limit_s=8.0)
+    messages = {one.text for one in found}
+    assert len(messages) == 1, messages
+    assert "the ranks disagree on the world size" in messages.pop()
+
+
+def run_in_two_stores(path: str, first_alone: bool) -> list[float]:
+    """Rank 0 has had a world of its own before they meet in a store that outlives worlds."""
+    if first_alone:
+        dist.init_distributed("gloo", verbose=False, store=c10d.HashStore(), rank=0, world_size=1)
+        dist.destroy_process_group()
+    store = c10d.FileStore(path, 2)
+    return [run_in(store) for _ in range(3)]
+
+
+def run_in(store: Any) -> float:
+    dist.init_distributed("gloo", verbose=False, store=store, timeout=10)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.barrier()
+    dist.destroy_process_group()
+    return float(tensor.item())
+
+
+def test_ranks_with_different_pasts(bare_pools: Pools, tmp_path: Path) -> None:
+    assert bare_pools(2).run(run_in_two_stores, str(tmp_path / "store"), per_rank([True, False])) == [[2.0] * 3] * 2
+
+
+def run_as_a_new_worker(port: int) -> float:
+    return run_in(c10d.TCPStore("127.0.0.1", port, None, False, wait_for_workers=False))
+
+
+def test_processes_that_come_after_a_world_in_one_store(bare_pools: Pools) -> None:
+    """As workers do that torchrun's agent starts anew when its membership changes: its store remembers the old ones."""
+    agents = c10d.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    assert bare_pools(2).run(run_as_a_new_worker, agents.port) == [2.0, 2.0]
+    assert bare_pools(3).run(run_as_a_new_worker, agents.port) == [3.0, 3.0, 3.0]
+    assert bare_pools(2).run(run_as_a_new_worker, agents.port) == [2.0, 2.0]
+
+
+def test_a_url_with_a_query_is_refused(bare_pools: Pools, free_port: int) -> None:
+    url = f"tcp://127.0.0.1:{free_port}?rank=0&world_size=2"
+    (found,) = bare_pools(1).run(attempt, {}, init_method=url)
+    assert found.text.startswith("LaunchError: init_distributed: init_method: got 'tcp://127.0.0.1:")
+    assert "with rank and world_size as arguments" in found.text

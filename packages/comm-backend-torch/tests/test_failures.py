@@ -1,6 +1,6 @@
 import pytest
 
-from comm_backend_torch.failures import classify
+from comm_backend_torch.failures import classify, in_short, told
 from comm_utils import CommTimeoutError, PeerLostError
 
 
@@ -19,3 +19,50 @@ from comm_utils import CommTimeoutError, PeerLostError
 )
 def test_messages_of_c10d(text: str, expected: type | None) -> None:
     assert classify(RuntimeError(text)) is expected
+
+
+GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            GLOO + "unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation to complete",
+            "Timed out waiting 3000ms for recv operation to complete",
+        ),
+        (
+            GLOO + "pair.cc:553] Connection closed by peer [127.0.0.1]:41193. This is typically caused by a remote "
+            "worker crashing. Check the logs of the remote worker before reporting an error. GLHF! \U0001f3d6\ufe0f",
+            "Connection closed by peer [127.0.0.1]:41193",
+        ),
+        (
+            "NCCL error in: /torch/csrc/distributed/c10d/NCCLUtils.cpp:12, remote process exited or there was a "
+            "network error, NCCL version 2.27\nncclRemoteError: A call failed possibly due to a network error.",
+            "NCCL error remote process exited or there was a network error, NCCL version 2.27",
+        ),
+        ("\n  \nOperation timed out!\nframe #0: c10::Error (0x7f in libc10.so)", "Operation timed out!"),
+        ("", "RuntimeError"),
+        ("timeout " * 100, ("timeout " * 100)[:200] + "..."),
+    ],
+)
+def test_the_librarys_text_in_short(text: str, expected: str) -> None:
+    assert in_short(RuntimeError(text)) == expected
+
+
+def test_a_timeout_says_after_how_long_and_what_to_do() -> None:
+    group = "the group of ranks [0, 1]"
+    waited = told(CommTimeoutError, "gather", group, 1, RuntimeError("Timed out waiting 2500ms for recv"), 30.0)
+    assert waited.startswith(f"gather on {group} timed out after 2.5 s, as seen by rank 1: a rank of the group did not")
+    for text in ("monitored_barrier()", "timeout= of init_distributed() and new_group()"):
+        assert text in waited
+    assert " after 30 s," in told(CommTimeoutError, "gather", group, 1, RuntimeError("watchdog timeout"), 30.0)
+    assert " timed out, as" in told(CommTimeoutError, "gather", group, 1, RuntimeError("watchdog timeout"), None)
+
+
+def test_a_lost_peer_is_to_be_looked_for_elsewhere() -> None:
+    lost = told(PeerLostError, "gather", "the group of ranks [0, 1]", 1, RuntimeError("Connection closed"), 30.0)
+    assert lost == (
+        "gather on the group of ranks [0, 1] lost a peer, as seen by rank 1: another rank of the group ended, gave up "
+        "or lost its connection; its own output says why"
+    )

@@ -7,7 +7,7 @@ import torch
 from torch.distributed import TCPStore
 
 from comm_backend_torch import TorchBackend, provider
-from comm_utils import BrokenGroupError, CommTimeoutError, Setup
+from comm_utils import ArgumentTypeError, BrokenGroupError, CommTimeoutError, Setup
 from comm_utils.testing import run_ranks
 
 
@@ -27,14 +27,19 @@ def group_timeout() -> str:
         return "absent"
     work: Any = backend.all_reduce(torch.ones(1), "sum", None, True)
     start = time.monotonic()
-    with pytest.raises(CommTimeoutError, match=r"all_reduce on the group of ranks \[0, 1\] failed on rank 0"):
+    text = r"^all_reduce on the group of ranks \[0, 1\] timed out after 2 s,"
+    with pytest.raises(CommTimeoutError, match=text) as raised:
         work.wait()
+    assert "destroy_process_group() and then init_distributed() again" in str(raised.value)
+    assert "/gloo/" not in str(raised.value)
+    assert "unbound_buffer" in str(raised.value.__cause__)
     assert time.monotonic() - start < 4
     assert isinstance(work.exception(), CommTimeoutError)
     assert work.is_completed()
     with pytest.raises(CommTimeoutError):
         work.wait(1)
-    with pytest.raises(BrokenGroupError, match="failed earlier"):
+    text = r"failed earlier \(all_reduce: Timed out .*then init_distributed\(\) again"
+    with pytest.raises(BrokenGroupError, match=text):
         backend.check_group()
     return "timed out"
 
@@ -55,6 +60,7 @@ def message_timeout() -> str:
     while not work.is_completed():
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    assert isinstance(work.exception().__cause__, RuntimeError)
     assert isinstance(work.exception(), CommTimeoutError)
     with pytest.raises(CommTimeoutError):
         work.wait()
@@ -67,9 +73,38 @@ def test_a_message_that_never_comes() -> None:
     assert run_ranks(message_timeout, 2, timeout_s=60) == ["timed out", "absent"]
 
 
+def named() -> list[str]:
+    """Failures under the name of the user's call, whichever operation it needs."""
+    backend = bring_up(timeout_s=30)
+    group: Any = backend.create_group([0, 1], "short", timedelta(seconds=0.5))
+    if backend.get_rank() == 1:
+        time.sleep(2)
+        return []
+    view = backend.during("allgather_object")
+    assert view is backend.during("allgather_object")
+    assert view.prepared is backend.prepared
+    with pytest.raises(CommTimeoutError) as failed:
+        view.broadcast(torch.ones(1), None, group, False, 1)
+    with pytest.raises(BrokenGroupError) as broken:
+        backend.check_group(group)
+    backend.check_group()
+    return [str(failed.value), str(broken.value)]
+
+
+def test_failures_name_the_call_that_the_user_made() -> None:
+    (failed, broken), _ = run_ranks(named, 2, timeout_s=60)
+    assert failed.startswith("allgather_object on the group of ranks [0, 1] timed out after 0.5 s, as seen by rank 0: ")
+    assert "(allgather_object: Timed out waiting 500ms" in broken
+    for text in (failed, broken):
+        assert "go on with destroy_process_group(group) and a new one from new_group()" in text
+
+
 def attributes() -> None:
     backend = bring_up(timeout_s=30)
     work: Any = backend.all_reduce(torch.ones(1), "sum", None, True)
+    for wrong in ("a", [1]):
+        with pytest.raises(ArgumentTypeError, match=r"wait: timeout: got .*; expected seconds or a timedelta"):
+            work.wait(wrong)
     work.get_future().wait()  # c10d's own, for whoever needs it
     with pytest.raises(AttributeError):
         work.no_such_attribute  # noqa: B018

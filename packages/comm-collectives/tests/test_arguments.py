@@ -117,6 +117,21 @@ def test_what_is_no_group(group: Any) -> None:
         enter("send", group)
 
 
+def test_a_mesh_is_no_group_but_has_some() -> None:
+    DeviceMesh = type("DeviceMesh", (), {})
+    with pytest.raises(ArgumentTypeError, match=r"^send: group: got .*; pass mesh.get_group\(\)"):
+        is_member("send", DeviceMesh())
+
+
+def test_entering_a_backend_that_can_name_the_call() -> None:
+    class Naming(StandIn):
+        def during(self, call: str) -> str:
+            return f"backend for {call}"
+
+    activate(Naming())  # type: ignore[arg-type]
+    assert enter("gather", None) == "backend for gather"  # type: ignore[comparison-overlap]
+
+
 def test_membership() -> None:
     assert is_member("send", None)
     assert is_member("send", ProcessGroup(0, 1))

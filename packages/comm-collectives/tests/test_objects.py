@@ -655,24 +655,45 @@ def test_different_calls_are_named() -> None:
 
     outcomes = backend.run(on_rank)
     assert kinds(outcomes) == ["CollectiveMismatchError"] * 3
-    assert "rank 0 called all_gather_object, rank 2 called broadcast_object (root 1)" in str(outcomes[0])
+    for outcome in outcomes:
+        assert "ranks 0, 1 called all_gather_object, rank 2 called broadcast_object (root 1);" in str(outcome)
     still_works(backend)
 
 
 @pytest.mark.parametrize(
-    "call",
+    ("call", "first", "second"),
     [
-        lambda rank: objects.broadcast_object(1, rank),
-        lambda rank: objects.broadcast_object_list([1] * (rank + 1), 0),
-        lambda rank: objects.reduce_object(1, 0, "sum" if rank else "max"),
+        (lambda rank: objects.broadcast_object(1, rank), "broadcast_object (root 0)", "broadcast_object (root 1)"),
+        (
+            lambda rank: objects.broadcast_object_list([1] * (rank + 1), 0),
+            "broadcast_object_list (root 0, length 1)",
+            "broadcast_object_list (root 0, length 2)",
+        ),
+        (
+            lambda rank: objects.reduce_object(1, 0, "sum" if rank else "max"),
+            "reduce_object (root 0, op 'max')",
+            "reduce_object (root 0, op 'sum')",
+        ),
+        (
+            lambda rank: objects.reduce_object(1, 0, max if rank else "avg"),
+            "reduce_object (root 0, op 'avg')",
+            "reduce_object (root 0, a function as op)",
+        ),
     ],
-    ids=["root", "length", "op"],
+    ids=["root", "length", "op", "function"],
 )
-def test_different_arguments_are_named(call: Any) -> None:
+def test_different_arguments_are_named(call: Any, first: str, second: str) -> None:
     backend = threads(2)
     outcomes = backend.run(call)
     assert kinds(outcomes) == ["CollectiveMismatchError"] * 2
+    for outcome in outcomes:
+        assert f"rank 0 called {first}, rank 1 called {second}; every rank must call the same" in str(outcome)
     still_works(backend)
+
+
+def test_many_different_calls_are_not_all_named() -> None:
+    outcomes = threads(6).run(lambda rank: objects.broadcast_object_list([1] * (rank + 1), 0))
+    assert "rank 3 called broadcast_object_list (root 0, length 4), 2 more calls differ; " in str(outcomes[5])
 
 
 def test_a_rank_of_another_release() -> None:
@@ -709,7 +730,7 @@ def test_a_rank_of_another_release() -> None:
         (lambda: objects.scatter_object_list(None, [1]), ArgumentTypeError, "scatter_object_output_list: got None"),
         (lambda: objects.scatter_object_list([None]), ArgumentTypeError, "scatter_object_input_list: got None"),
         (lambda: objects.scatter_object_list([None], [1, 2]), ArgumentError, "got a list of 2"),
-        (lambda: objects.reduce_object(1, 0, "add"), ArgumentError, "op: got 'add'"),
+        (lambda: objects.reduce_object(1, 0, "add"), ArgumentError, "reduce_object: op: got 'add'"),
         (lambda: objects.reduce_object(1, 0, 3), ArgumentTypeError, "op: got 3"),
         (lambda: objects.send_object_list([1], 0), ArgumentError, "got this rank itself"),
         (lambda: objects.send_object_list("ab", 0), ArgumentTypeError, "expected a list"),
@@ -726,9 +747,40 @@ def test_wrong_arguments(call: Any, error: type[Exception], reason: str) -> None
     assert backend.calls == []
 
 
+@pytest.mark.parametrize(
+    ("call", "wrong", "reason"),
+    [
+        (lambda rank: objects.gather_object(1, None, 0), 0, "object_gather_list: got None"),
+        (lambda rank: objects.gather_object(1, None if rank else [None], 0), 0, "got a list of 1; expected 3"),
+        (
+            lambda rank: objects.gather_object(1, [None] * 3 if rank < 2 else None, 0),
+            1,
+            "got a list on a rank that is not dst",
+        ),
+        (lambda rank: objects.scatter_object_list([None], None, 0), 0, "scatter_object_input_list: got None"),
+        (lambda rank: objects.scatter_object_list([None], [1, 2], 0), 0, "got a list of 2; expected 3"),
+        (
+            lambda rank: objects.scatter_object_list([None] if rank != 2 else [], [1, 2, 3], 0),
+            2,
+            "scatter_object_output_list: got an empty list",
+        ),
+        (lambda rank: objects.all_gather_object([None] * (3 - (rank == 1)), 1), 1, "got a list of 2; expected 3"),
+        (lambda rank: objects.broadcast_object_list([1] if rank else (1,), 0), 0, "object_list: got (1,)"),
+        (lambda rank: objects.broadcast_object_list((1,) if rank == 2 else [1], 0), 2, "object_list: got (1,)"),
+    ],
+)
+def test_a_wrong_list_on_one_rank_is_an_error_on_all(call: Any, wrong: int, reason: str) -> None:
+    backend = threads(3)
+    outcomes = backend.run(call)
+    assert isinstance(outcomes[wrong], ArgumentError)
+    assert reason in str(outcomes[wrong])
+    for rank in {0, 1, 2} - {wrong}:
+        assert isinstance(outcomes[rank], ObjectExchangeError), outcomes[rank]
+        assert f": rank {wrong} called with a wrong argument, as the error there says" in str(outcomes[rank])
+    still_works(backend)
+
+
 def test_arguments_that_only_several_ranks_can_get_wrong() -> None:
-    outcomes = threads(2).run(lambda rank: rank and objects.gather_object(1, [None], 0))
-    assert "got a list on a rank that is not dst" in str(outcomes[1])
     outcomes = threads(2, BYTES_ONLY).run(lambda rank: objects.recv_object_list([None]))
     assert "cannot receive from whoever sends first" in str(outcomes[0])
 

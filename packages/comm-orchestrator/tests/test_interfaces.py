@@ -52,9 +52,23 @@ def test_the_interface_of_an_address() -> None:
 
 
 def test_an_address_that_others_might_reach() -> None:
-    assert interfaces.outward_address(FOUND) == "172.17.0.1"
+    unknown = {"lo": ["127.0.0.1"], "eth9": ["203.0.113.9"], "eth8": ["fe80::1"]}
+    assert interfaces.outward_address(unknown) == "203.0.113.9"
     assert interfaces.outward_address({"lo": ["127.0.0.1"]}) is None
-    assert interfaces.outward_address({"lo": ["::1"], "eth0": ["fe80::1"]}) == "fe80::1"
+    assert interfaces.outward_address({"lo": ["::1"], "eth0": ["fe80::1", "fd00::5"]}) == "fd00::5"
+
+
+def test_the_default_routes_address_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interfaces, "local_address_to", lambda host: "10.1.0.5" if "." in host else None)
+    assert interfaces.outward_address(FOUND) == "10.1.0.5"
+
+
+def test_several_hosts_of_which_no_address_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They met in a file, or in a store of the caller's: anything but the loopback interface."""
+    monkeypatch.setattr(interfaces, "outward_address", lambda found: "10.0.0.5")
+    assert interfaces.variables({}, "", FOUND, ccl=False) == {"GLOO_SOCKET_IFNAME": "eth0"}
+    monkeypatch.setattr(interfaces, "outward_address", lambda found: None)
+    assert interfaces.variables({}, "", FOUND, ccl=False) == {}
 
 
 def test_on_one_host_it_is_the_loopback_interface() -> None:

@@ -12,7 +12,7 @@ from torch.distributed import HashStore, Store
 
 from comm_orchestrator import meeting
 from comm_orchestrator.arrivals import Arrival, Finding
-from comm_orchestrator.meeting import Deadline, meet
+from comm_orchestrator.meeting import Deadline, Place, meet
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError
 
 
@@ -36,7 +36,9 @@ def together(
 
     def rank(place: int) -> None:
         try:
-            outcomes[place] = meet(shared, arrivals[place], Deadline(limit_s), judge, hosted=place == 0)
+            outcomes[place] = meet(
+                arrivals[place], Deadline(limit_s), judge, Place(shared, hosted=store is None and place == 0)
+            )
         except CommError as error:
             outcomes[place] = error
 
@@ -120,6 +122,20 @@ def test_one_who_comes_to_a_world_that_is_complete(late: Arrival, text: str) -> 
 def test_rank_0_waits_for_the_others_to_hear_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_GRACE_S", 0.3)
     start = time.monotonic()
-    (found,) = together([arrival(0, 2, problem=("LaunchError", "no"))])
+    (found,) = together([arrival(0, 2, problem=("LaunchError", "no"))], limit_s=0.6)
     assert "rank 0 (pid 100 on host) cannot go on: no" in str(found)
-    assert 0.3 <= time.monotonic() - start < 2
+    assert 0.5 <= time.monotonic() - start < 2
+
+
+def test_a_record_that_nobody_can_read() -> None:
+    store = HashStore()
+    store.add("arrived", 1)
+    store.set("arrival/1", '{"rank": 1}')
+    (found,) = together([arrival(1, 2)], limit_s=0.3, store=store)
+    assert isinstance(found, LaunchError)
+    assert "cannot be understood" in str(found)
+
+
+def test_one_finding_is_not_lost_while_others_are_waited_for() -> None:
+    found = together([arrival(0, 3), arrival(0, 3)], limit_s=0.5)
+    assert all("two processes have rank 0" in str(one) for one in found)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_utils.comms_logger import CommsLogger, Row, format_table
+from comm_utils.errors import ArgumentError
 from comm_utils.sizes import bandwidth
 
 DURATIONS = st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=200)
@@ -138,6 +139,19 @@ def test_what_is_recorded() -> None:
     some = CommsLogger(prof_all=False, prof_ops=["all_gather"])
     assert some.wants("all_gather")
     assert not some.wants("all_reduce")
+
+
+@pytest.mark.parametrize(("name", "meant"), [("allreduce", "all_reduce"), ("Broadcast", "broadcast"), ("recieve", "")])
+def test_operations_that_do_not_exist(name: str, meant: str, caplog: pytest.LogCaptureFixture) -> None:
+    log = CommsLogger(prof_ops=["send"])
+    with caplog.at_level(logging.WARNING, logger="comm"):
+        log.prof_ops = ["all_reduce", name]  # type: ignore[assignment]
+    (record,) = caplog.records
+    assert f"{name!r} is the name of no operation that is recorded" in record.getMessage()
+    assert (f"; did you mean {meant!r}?" if meant else "send") in record.getMessage()
+    assert log.prof_ops == {"all_reduce", name}
+    with pytest.raises(ArgumentError, match="got 3;"):
+        CommsLogger(prof_ops=[3])  # type: ignore[list-item]
 
 
 def test_verbose_logs_a_line_for_each(caplog: pytest.LogCaptureFixture) -> None:

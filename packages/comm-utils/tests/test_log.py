@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 
@@ -20,7 +21,7 @@ def new_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]
 
     def without_handlers() -> None:
         monkeypatch.setattr(logging.getLogger(), "handlers", [])
-        monkeypatch.setattr(log.logger, "handlers", [logging.NullHandler()])
+        monkeypatch.setattr(log.logger, "handlers", [])
         log.logger.setLevel(logging.NOTSET)
 
     yield without_handlers
@@ -41,6 +42,12 @@ def test_silent_until_shown(new_program: Callable[[], None], capsys: pytest.Capt
     out, err = capsys.readouterr()
     assert out == ""
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d INFO comm: hello\n", err)
+
+
+def test_warnings_are_seen_without_any_setting_up() -> None:
+    program = "from comm_utils.log import logger; logger.info('quiet'); logger.warning('look: %d', 3)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "look: 3\n")
 
 
 def test_rank_in_front(new_program: Callable[[], None], capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,22 +55,23 @@ class Collectives(World):
         self, op: object = "sum", group: ProcessGroup | None = None
     ) -> Callable[[torch.Tensor], None]:
         world, pg = internals._world, self._state(group).pg
+        this = self.during("all_reduce")  # inference_all_reduce goes the same way
         allreduce, options = pg.allreduce, self._all_reduce[op]
 
         def call(tensor: torch.Tensor) -> None:
             if (
                 group is None and world.default_pg is not pg
             ):  # destroyed, and perhaps made anew, through torch.distributed
-                self.prepared.clear()
-                self._state(None)
-                self.all_reduce(tensor, op)
+                this.prepared.clear()
+                this._state(None)
+                this.all_reduce(tensor, op)
                 return
             try:
                 work = allreduce([tensor], options)
                 if work is not None:
                     work.wait()
             except RuntimeError as error:
-                raise self._failure("all_reduce", group, error) from error
+                raise this._failure("all_reduce", group, error) from error
 
         return call
 

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.capabilities import capabilities_of
-from comm_backend_torch.process_group import device_libraries
+from comm_backend_torch.process_group import device_libraries, timeout_of
 from comm_utils.backend import Capabilities
 from comm_utils.errors import BrokenGroupError
 
@@ -38,9 +38,20 @@ class GroupState:
     def check(self) -> None:
         if self.broken is not None:
             raise BrokenGroupError(
-                f"{self} failed earlier and its ranks may disagree about what happened since ({self.broken}); "
-                "destroy it and create a new one"
+                f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
+                f"{self.how_to_go_on()}"
             )
+
+    def timeout_s(self) -> float | None:
+        """The group's timeout; None where its library does not tell."""
+        timeout = timeout_of(self.pg)
+        return None if timeout is None else timeout.total_seconds()
+
+    def how_to_go_on(self) -> str:
+        """What makes communication possible again after the group failed."""
+        if self.pg is internals._world.default_pg:
+            return "call destroy_process_group() and then init_distributed() again, on every rank"
+        return "its members go on with destroy_process_group(group) and a new one from new_group()"
 
     def position(self, global_rank: int | None, group_rank: int | None) -> int:
         """The group rank that one of the two names; that of global rank 0 if neither is given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -10,11 +11,11 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import distributed_c10d as internals
 
-from comm_backend_torch.failures import classify
+from comm_backend_torch.failures import classify, in_short
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
 
-__all__ = ["availability", "check_available", "device_libraries", "initialize", "world_timeout"]
+__all__ = ["availability", "check_available", "device_libraries", "initialize", "timeout_of", "world_timeout"]
 
 _NOT_BUILT = "this build of torch ({}) was made without {}"
 
@@ -62,7 +63,11 @@ def check_available(backend: str) -> None:
     for name in device_libraries(backend).values():
         found = known.get(name)
         if found is None and name not in c10d.Backend.backend_list:
-            raise BackendUnavailableError(f"backend {name!r} is not known to torch; expected one of {sorted(known)}")
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise BackendUnavailableError(
+                f"backend {name!r} is not known to torch; expected one of {sorted(known)}{hint}"
+            )
         if found is not None and not found.usable:
             raise BackendUnavailableError(f"backend {name!r} cannot be used: {found.reason}; {found.remedy}")
 
@@ -89,15 +94,19 @@ def initialize(setup: Setup) -> None:
             raise
         raise CommTimeoutError(
             f"rank {setup.rank} of {setup.world_size}: not every rank joined the {setup.backend} world group in time "
-            f"({error}); check that all {setup.world_size} processes run and can reach each other"
+            f"({in_short(error)}); check that all {setup.world_size} processes run and can reach each other"
         ) from error
 
 
 def world_timeout() -> timedelta | None:
     """The timeout that the world group was made with; None where its library does not tell."""
-    world: Any = internals._get_default_group()
-    for device in getattr(world, "_device_types", ()):
-        options = getattr(world._get_backend(device), "options", None)
+    return timeout_of(internals._get_default_group())
+
+
+def timeout_of(group: Any) -> timedelta | None:
+    """The timeout of ``group``; None where its library does not tell."""
+    for device in getattr(group, "_device_types", ()):
+        options = getattr(group._get_backend(device), "options", None)
         timeout = getattr(options, "_timeout", None)
         if isinstance(timeout, timedelta):
             return timeout

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from comm_utils.errors import CommTimeoutError
+from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 
 __all__ = ["PolledWork", "TorchWork"]
 
@@ -25,7 +25,11 @@ Translate = Callable[[BaseException], BaseException]
 
 
 def _seconds(timeout: float | timedelta) -> float:
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    if not isinstance(timeout, (int, float)):
+        raise ArgumentTypeError(f"wait: timeout: got {timeout!r:.60}; expected seconds or a timedelta, or None")
+    return float(timeout)
 
 
 class TorchWork:
@@ -40,10 +44,11 @@ class TorchWork:
         self._failure: BaseException | None = None
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
+        limit_s = None if timeout is None else _seconds(timeout)
         if self._failure is not None:
             raise self._failure
-        if timeout is not None:
-            return self._wait_for(_seconds(timeout))
+        if limit_s is not None:
+            return self._wait_for(limit_s)
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -127,6 +132,8 @@ class PolledWork(TorchWork):
             self._done.set()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
+        if timeout is not None:
+            timeout = _seconds(timeout)
         if self._done.is_set():
             pass  # gloo would wait for one more message
         elif timeout is None and self._waiter is None:
@@ -134,8 +141,8 @@ class PolledWork(TorchWork):
                 super().wait()
             finally:
                 self._done.set()
-        elif not self._watch().wait(None if timeout is None else _seconds(timeout)):
-            raise _still_under_way(_seconds(timeout))  # type: ignore[arg-type]
+        elif not self._watch().wait(timeout):
+            raise _still_under_way(timeout)  # type: ignore[arg-type]
         if self._failure is not None:
             raise self._failure
         return True

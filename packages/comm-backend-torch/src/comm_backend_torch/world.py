@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as c10d
@@ -14,14 +15,16 @@ from torch.distributed import ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch import groups
-from comm_backend_torch.failures import classify
+from comm_backend_torch.failures import classify, in_short, told
 from comm_backend_torch.groups import GroupState
 from comm_backend_torch.process_group import check_available
 from comm_backend_torch.work import TorchWork
 from comm_utils.backend import Capabilities, Work
-from comm_utils.errors import NotInitializedError
+from comm_utils.errors import BackendUnavailableError, NotInitializedError
 
 __all__ = ["World"]
+
+T = TypeVar("T", bound="World")
 
 # gloo's worker drops its last tensor, for which it needs the GIL, while the group's destructor holds the GIL and waits
 # for the worker. Seen with torch 2.6, never with 2.13; a moment's rest lets the worker finish.
@@ -35,10 +38,22 @@ class World:
         timeout: given at initialisation; groups made later inherit it.
     """
 
+    #: Overrides the names of operations in failures.
+    _call = ""
+
     def __init__(self, timeout: timedelta | None = None) -> None:
         self._timeout = timeout
         self._groups: dict[ProcessGroup, GroupState] = {}
         self.prepared: dict[Any, Callable[[torch.Tensor], None]] = {}
+        self._views: dict[str, Any] = {}
+
+    def during(self: T, call: str) -> T:
+        """The same, with everything shared, except that failures name ``call``, which the user made."""
+        view = self._views.get(call)
+        if view is None:
+            view = self._views[call] = copy(self)
+            view._call = call
+        return cast(T, view)
 
     # --- who is where
 
@@ -55,7 +70,7 @@ class World:
     def _remember(self, pg: ProcessGroup | None) -> GroupState:
         if pg is None or pg not in internals._world.pg_map:
             raise NotInitializedError(
-                "this process group no longer exists"
+                "this process group no longer exists; make a new one with new_group()"
                 if pg is not None
                 else "torch.distributed's world group no longer exists; call comm_orchestrator.init_distributed() again"
             )
@@ -119,7 +134,10 @@ class World:
         device_id: torch.device | None = None,
     ) -> ProcessGroup:
         if backend is not None:
-            check_available(backend)
+            try:
+                check_available(backend)
+            except BackendUnavailableError as error:
+                raise BackendUnavailableError(f"new_group: {error}") from None
         limit = self._timeout if timeout is None else timeout
         try:
             return groups.create(ranks, name, limit, backend, pg_options, group_desc, device_id)
@@ -129,8 +147,8 @@ class World:
                 raise
             rank = internals._get_default_group().rank()
             raise kind(
-                f"new_group on rank {rank}: not every rank of {list(ranks)} came to make the group: {error}; all of "
-                "them have to call new_group, and as often with these ranks"
+                f"new_group on rank {rank}: not every rank of {list(ranks)} came to make the group; all of them "
+                f"have to call new_group, and as often with these ranks [{in_short(error)}]"
             ) from error
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
@@ -149,14 +167,18 @@ class World:
         kind = classify(error)
         if kind is None:
             return error
+        name, short = self._call or operation, in_short(error)
         try:
             state = self._state(group)
         except NotInitializedError:
-            return kind(f"{operation} failed after its group was destroyed: {error}")
-        state.broken = f"{operation}: {error}"
-        self.prepared.clear()
-        rank = state.ranks[state.rank]
-        return kind(f"{operation} on {state} failed on rank {rank}: {error}; the group cannot be used any more")
+            failure = kind(f"{name} failed after its group was destroyed [{short}]")
+        else:
+            state.broken = f"{name}: {short}"
+            self.prepared.clear()
+            text = told(kind, name, str(state), state.ranks[state.rank], error, state.timeout_s())
+            failure = kind(f"{text}. The group cannot be used any more: {state.how_to_go_on()} [{short}]")
+        failure.__cause__ = error
+        return failure
 
     def _finish(
         self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool

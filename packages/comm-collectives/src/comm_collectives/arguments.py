@@ -8,24 +8,25 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed import GroupMember, ProcessGroup
 
 from comm_collectives.memory import is_dense, overlapping
-from comm_collectives.observed import Observed
-from comm_utils.active import slot
+from comm_utils.active import active_backend, slot
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError, BrokenGroupError, NotInitializedError
 from comm_utils.log import logger
 
 __all__ = [
+    "active",
     "as_timedelta",
     "check_dtype",
     "check_list",
     "check_numel",
     "check_tensor",
+    "describe",
     "enter",
     "group_rank_of",
     "integer",
@@ -46,13 +47,31 @@ def is_member(call: str, group: object) -> bool:
         return True
     if type(group) is type(GroupMember.NON_GROUP_MEMBER) and group == GroupMember.NON_GROUP_MEMBER:
         return False
+    hint = ""
+    if type(group).__name__ == "DeviceMesh":
+        hint = "; pass mesh.get_group(), or mesh.get_group(name) of one of several dimensions"
     raise ArgumentTypeError(
-        f"{call}: group: got {_describe(group)}; expected a process group from new_group(), or None for the world group"
+        f"{call}: group: got {describe(group)}; expected a process group from new_group(), or None for the world "
+        f"group{hint}"
     )
+
+
+def active(call: str) -> Backend:
+    """The active backend, for a call that is about no group or about any.
+
+    Raises:
+        NotInitializedError
+    """
+    try:
+        return active_backend()
+    except NotInitializedError as error:
+        raise NotInitializedError(f"{call}: {error}") from None
 
 
 def enter(call: str, group: ProcessGroup | None) -> Backend | None:
     """The backend for a call on ``group``; None where this rank is not a member and the call is a no-op.
+
+    Where the backend can, failures and records of what travels name ``call``.
 
     Raises:
         NotInitializedError, BrokenGroupError, ArgumentTypeError
@@ -63,7 +82,8 @@ def enter(call: str, group: ProcessGroup | None) -> Backend | None:
             backend.check_group(group)
         except (BrokenGroupError, NotInitializedError) as error:
             raise type(error)(f"{call}: {error}") from None
-        return backend.during(call) if isinstance(backend, Observed) else backend
+        during = getattr(backend, "during", None)
+        return backend if during is None else cast(Backend, during(call))
     if call not in _warned:
         _warned.add(call)
         logger.warning("%s: this rank is not a member of the group; the call does nothing", call)
@@ -75,7 +95,7 @@ def check_tensor(
 ) -> None:
     """``value`` is a tensor that ``backend`` can read for ``group``, and write in place if ``written``."""
     if not isinstance(value, torch.Tensor):
-        raise ArgumentTypeError(f"{call}: {name}: got {_describe(value)}; expected a tensor")
+        raise ArgumentTypeError(f"{call}: {name}: got {describe(value)}; expected a tensor")
     if value.is_nested:
         raise ArgumentTypeError(f"{call}: {name}: got a nested tensor; pass the tensors in it one by one")
     if hasattr(value, "to_local"):
@@ -139,7 +159,7 @@ def check_list(
 ) -> None:
     """``value`` is a list of ``length`` tensors, of the dtype of ``like`` where it is given."""
     if not isinstance(value, (list, tuple)):
-        raise ArgumentTypeError(f"{call}: {name}: got {_describe(value)}; expected a list of {length} tensors")
+        raise ArgumentTypeError(f"{call}: {name}: got {describe(value)}; expected a list of {length} tensors")
     if len(value) != length:
         raise ArgumentError(
             f"{call}: {name}: got a list of {len(value)}; expected {length} tensors, one for each rank of the group"
@@ -231,7 +251,7 @@ def splits(
     """``sizes`` as W row counts that add up to the first dimension of ``tensor``; equal ones for None."""
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
     if not (sizes is None or isinstance(sizes, (Sequence, torch.Tensor))):
-        raise ArgumentTypeError(f"{call}: {name}: got {_describe(sizes)}; expected a list of {W} integers, or None")
+        raise ArgumentTypeError(f"{call}: {name}: got {describe(sizes)}; expected a list of {W} integers, or None")
     if sizes is None or not len(sizes):
         if rows % W:
             raise ArgumentError(
@@ -251,14 +271,17 @@ def splits(
 
 
 def integer(call: str, name: str, value: Any) -> int:
-    """``value`` as an int."""
+    """``value`` as an int; True and False are none."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         return operator.index(value)
     except TypeError:
-        raise ArgumentTypeError(f"{call}: {name}: got {_describe(value)}; expected an integer") from None
+        raise ArgumentTypeError(f"{call}: {name}: got {describe(value)}; expected an integer") from None
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """What was given, for a message."""
     kind = type(value).__name__
     if isinstance(value, (list, tuple)):
         return f"a {kind} of {len(value)}"

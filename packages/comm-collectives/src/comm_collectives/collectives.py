@@ -107,14 +107,15 @@ def reduce(
     """Reduce ``tensor`` over all ranks into the one of ``dst``; on every other rank it stays as it was, bit for bit.
 
     Args:
-        tensor: as for :func:`all_reduce`; overwritten with the result on ``dst`` only.
+        tensor: as for :func:`all_reduce`, but of any strides, which need not be the same on every rank; dense on
+            ``dst``, where it is overwritten with the result.
         op: as for :func:`all_reduce`.
     """
     backend = enter("reduce", group)
     if backend is None:
         return None
-    check_tensor("reduce", "tensor", tensor, backend, group, written=True)
     position = group_rank_of("reduce", "dst", backend, group, dst, group_dst)
+    check_tensor("reduce", "tensor", tensor, backend, group, written=backend.get_rank(group) == position)
     return reduction.reduce(backend, tensor, position, parse_reduce_op(op, "reduce"), group, async_op)
 
 

@@ -9,7 +9,15 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
 from comm_collectives import traced
-from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, group_rank_of
+from comm_collectives.arguments import (
+    check_dtype,
+    check_list,
+    check_numel,
+    check_tensor,
+    describe,
+    enter,
+    group_rank_of,
+)
 from comm_collectives.memory import Landing, after_landing, apart, as_bytes, readable
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
@@ -45,6 +53,11 @@ def all_gather(tensor_list: Any = None, tensor: Any = None, group: Any = None, a
             group, async_op = tensor, group  # all_gather(tensor, group, async_op)
         elif tensor is not None and group is None:
             group = tensor  # all_gather(tensor, group)
+        if isinstance(group, (list, tuple)) and any(isinstance(entry, torch.Tensor) for entry in group):
+            raise ArgumentTypeError(
+                f"all_gather: tensor_list: got a tensor, and after it {describe(group)}; expected the list first: "
+                "all_gather(tensor_list, tensor)"
+            )
         return _all_gather_one(tensor_list, group, async_op)
     if tensor_list is None and isinstance(tensor, torch.Tensor):
         return _all_gather_one(tensor, group, async_op)

@@ -14,10 +14,17 @@ import torch
 from torch.distributed import GroupMember, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
+from comm_collectives import arguments
 from comm_collectives.arguments import as_timedelta, enter, integer, is_member
-from comm_utils.active import active_backend, slot
+from comm_utils.active import slot
 from comm_utils.backend import Backend
-from comm_utils.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError, CommTimeoutError
+from comm_utils.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    CommTimeoutError,
+    NotInitializedError,
+)
 from comm_utils.log import logger
 
 __all__ = [
@@ -48,12 +55,26 @@ def forget_groups() -> None:
 
 def get_rank(group: ProcessGroup | None = None) -> int:
     """This process's rank in ``group``; -1 where it is not a member."""
-    return slot.backend.get_rank(group) if is_member("get_rank", group) else -1
+    if not is_member("get_rank", group):
+        return -1
+    try:
+        return slot.backend.get_rank(group)
+    except NotInitializedError as error:
+        raise _named("get_rank", error) from None
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
     """The number of ranks in ``group``; -1 where this process is not a member."""
-    return slot.backend.get_world_size(group) if is_member("get_world_size", group) else -1
+    if not is_member("get_world_size", group):
+        return -1
+    try:
+        return slot.backend.get_world_size(group)
+    except NotInitializedError as error:
+        raise _named("get_world_size", error) from None
+
+
+def _named(call: str, error: NotInitializedError) -> NotInitializedError:
+    return NotInitializedError(f"{call}: {error}")
 
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
@@ -85,19 +106,28 @@ def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
 def _members(call: str, group: ProcessGroup | None) -> list[int]:
     if not is_member(call, group):
         raise ArgumentError(f"{call}: group: got one that this rank is not a member of; its members know their ranks")
-    return slot.backend.get_process_group_ranks(group)
+    try:
+        return slot.backend.get_process_group_ranks(group)
+    except NotInitializedError as error:
+        raise _named(call, error) from None
 
 
 def get_world_group() -> ProcessGroup:
     """The group of all ranks."""
-    return slot.backend.get_world_group()
+    try:
+        return slot.backend.get_world_group()
+    except NotInitializedError as error:
+        raise _named("get_world_group", error) from None
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
     """The library that serves ``group``, such as ``"gloo"``."""
     if not is_member("get_backend", group):
         raise ArgumentError("get_backend: group: got a group that this rank is not a member of")
-    return slot.backend.get_backend(group)
+    try:
+        return slot.backend.get_backend(group)
+    except NotInitializedError as error:
+        raise _named("get_backend", error) from None
 
 
 def new_group(
@@ -126,12 +156,14 @@ def new_group(
         device_id: the device to bind the group to.
         sort_ranks: False keeps the order of ``ranks``, which then is the order of the ranks within the group.
     """
-    active = active_backend()
+    active = arguments.active("new_group")
     world = active.get_process_group_ranks(None)
     chosen = _checked_ranks(ranks, world)
     if sort_ranks:
         chosen = sorted(chosen)
     limit = as_timedelta("new_group", timeout)
+    if not (backend is None or isinstance(backend, str)):
+        raise ArgumentTypeError(f"new_group: backend: got {backend!r:.60}; expected a string such as 'gloo', or None")
     if world[active.get_rank(None)] not in chosen:
         return GroupMember.NON_GROUP_MEMBER
     key = tuple(chosen)
@@ -167,7 +199,7 @@ def _checked_ranks(ranks: Iterable[int] | None, world: Sequence[int]) -> list[in
 
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free ``group``, or everything; after the latter ``init_distributed`` works again."""
-    backend = active_backend()
+    backend = arguments.active("destroy_process_group")
     if not is_member("destroy_process_group", group):
         return
     if group is None:
@@ -192,7 +224,7 @@ def init_device_mesh(
     """
     from torch.distributed import device_mesh  # at the first use: it imports much that most programs never need
 
-    backend = active_backend()
+    backend = arguments.active("init_device_mesh")
     size = backend.get_world_size(None)
     if not isinstance(mesh_shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in mesh_shape):
         raise ArgumentTypeError(
@@ -231,7 +263,9 @@ def _default_timeout(timeout: timedelta | None) -> Iterator[None]:
 
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
     """:func:`init_device_mesh` by DeepSpeed's name, on the accelerator where the world group serves one."""
-    accelerators = [device for device in active_backend().device_types(None) if device != "cpu"]
+    accelerators = [
+        device for device in arguments.active("initialize_mesh_device").device_types(None) if device != "cpu"
+    ]
     available = [device for device in accelerators if getattr(torch, device).is_available()] if accelerators else []
     return init_device_mesh(available[0] if available else "cpu", mesh_shape, mesh_dim_names=mesh_dim_names)
 

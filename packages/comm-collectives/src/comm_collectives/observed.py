@@ -51,7 +51,8 @@ class Observed:
 
     def during(self, call: str) -> Observed:
         """The same, for what travels in the course of ``call``."""
-        return Observed(self.inner, self._log, call)
+        during = getattr(self.inner, "during", None)
+        return Observed(self.inner if during is None else during(call), self._log, call)
 
     def _observe(
         self,

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 
-from comm_collectives.arguments import check_tensor, enter, group_rank_of
+from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
 from comm_collectives.work import After, run
 from comm_utils.backend import Backend, Work
@@ -147,8 +147,10 @@ def _check_peer(call: str, name: str, backend: Backend, group: ProcessGroup | No
 
 
 def _check_tag(call: str, backend: Backend, group: ProcessGroup | None, tag: int, served: bool) -> None:
-    if not isinstance(tag, int) or tag < 0:
-        raise ArgumentError(f"{call}: tag: got {tag!r}; expected an integer of 0 or more")
+    if not isinstance(tag, int) or isinstance(tag, bool):
+        raise ArgumentTypeError(f"{call}: tag: got {describe(tag)}; expected an integer of 0 or more")
+    if tag < 0:
+        raise ArgumentError(f"{call}: tag: got {tag}; expected an integer of 0 or more")
     if tag and not served:
         raise ArgumentError(f"{call}: tag: got {tag}; backend {backend.get_backend(group)!r} has no tags, expected 0")
 

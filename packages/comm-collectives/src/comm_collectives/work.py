@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from comm_utils.backend import Work
-from comm_utils.errors import CommTimeoutError
+from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 
 __all__ = ["After", "Completed", "deliver", "run"]
 
@@ -22,6 +22,12 @@ def run(finish: Callable[[], None]) -> None:
         finish()
 
 
+def _seconds(timeout: float | timedelta | None) -> float | None:
+    if not isinstance(timeout, (int, float, timedelta, type(None))):
+        raise ArgumentTypeError(f"wait: timeout: got {timeout!r:.60}; expected seconds or a timedelta, or None")
+    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+
+
 class Completed:
     """The handle of something that was finished when the call returned."""
 
@@ -29,6 +35,7 @@ class Completed:
         self._result = result
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
+        _seconds(timeout)
         return True
 
     def is_completed(self) -> bool:
@@ -55,11 +62,11 @@ class After:
         self._lock = threading.Lock()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        if timeout is None:
+        limit_s = _seconds(timeout)
+        if limit_s is None:
             for work in self._works:
                 work.wait()
         else:
-            limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
             end = time.monotonic() + limit_s
             for work in self._works:
                 try:

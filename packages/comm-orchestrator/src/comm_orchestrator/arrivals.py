@@ -112,8 +112,8 @@ def missing(here: Mapping[int, Arrival], world_size: int, waited_s: float) -> Fi
     them = "it" if len(absent) == 1 else "they"
     return Finding(
         "CommTimeoutError",
-        f"{listed(absent)} of {world_size} did not come within {waited_s:g} s ({places(here.values()) or 'nobody'} came); "
-        f"check that {'it was' if len(absent) == 1 else 'they were'} started, and what {them} printed",
+        f"{listed(absent)} of {world_size} did not come within {waited_s:g} s ({places(here.values()) or 'nobody'} "
+        f"came); check that {'it was' if len(absent) == 1 else 'they were'} started, and what {them} printed",
     )
 
 
@@ -182,7 +182,8 @@ def device_indices(arrivals: Sequence[Arrival]) -> dict[int, int]:
         private = _private(host_ranks)
         for position, one in enumerate(host_ranks):
             local = one.local_rank if one.local_rank is not None else position
-            result[one.rank] = 0 if private else local
+            alone = len(host_ranks) == 1 == one.device_count
+            result[one.rank] = 0 if private or alone else local
     return result
 
 

@@ -38,9 +38,15 @@ def local_address_to(host: str) -> str | None:
 
 
 def outward_address(found: Addresses) -> str | None:
-    """An address of this machine that others might reach: the first that is no loopback."""
-    every = [address for name in sorted(found) for address in found[name]]
-    outward = [address for address in every if not ipaddress.ip_address(address).is_loopback]
+    """An address of this machine that others might reach: that of the default route, else one that is not local."""
+    own = [address for name in sorted(found) for address in found[name]]
+    for documentation in ("192.0.2.1", "2001:db8::1"):
+        routed = local_address_to(documentation)
+        if routed in own and not ipaddress.ip_address(str(routed)).is_loopback:
+            return routed
+    outward = [
+        one for one in own if not (ipaddress.ip_address(one).is_loopback or ipaddress.ip_address(one).is_link_local)
+    ]
     return next((address for address in outward if ":" not in address), next(iter(outward), None))
 
 
@@ -78,14 +84,15 @@ def variables(given: Mapping[str, str], peer: str | None, found: Addresses, ccl:
 
     Args:
         given: the environment with the configuration applied; what it says already is kept, where gloo can read it.
-        peer: an address of another host; None where all ranks are on this one.
+        peer: an address of another host; ``""`` where there is one but nobody knows its address, None where all ranks
+            are on this one.
         found: :func:`addresses`.
         ccl: oneCCL's variables too.
 
     Raises:
         LaunchError: a pattern that means none of this machine's interfaces.
     """
-    own = "127.0.0.1" if peer is None else local_address_to(peer)
+    own = "127.0.0.1" if peer is None else local_address_to(peer) if peer else outward_address(found)
     chosen = interface_for(own, found)
     result: dict[str, str] = {}
     asked = given.get("GLOO_SOCKET_IFNAME")

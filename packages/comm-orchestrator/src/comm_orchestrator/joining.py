@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from importlib.metadata import version
@@ -26,15 +27,17 @@ from comm_orchestrator.arrivals import (
     check_devices,
     device_indices,
 )
-from comm_orchestrator.meeting import Deadline, meet
-from comm_orchestrator.rendezvous import Place, open_store
-from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
+from comm_orchestrator.listening import with_limit
+from comm_orchestrator.meeting import Deadline, Place, meet
+from comm_orchestrator.rendezvous import open_store
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.launch import LaunchInfo
 
 __all__ = ["Joined", "join"]
 
 # How long a rank that cannot go on tries to tell the others why, before it raises.
 _LAST_WORDS = timedelta(seconds=5)
+_OVERTIME_S = 1.7
 
 
 @dataclass(frozen=True)
@@ -81,26 +84,53 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
     def judge(arrivals: Sequence[Arrival]) -> Any:
         return _judge(arrivals, choice)
 
-    deadline = Deadline(limit.total_seconds())
-    place = open_store(launch, settings, limit, deadline, store)
-    try:
-        agreed = meet(place.store, replace(mine, address=place.address), deadline, judge, place.hosted, place.doubt)
-    except CommError:
-        raise
-    except RuntimeError as error:
-        who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
-        raise PeerLostError(
-            f"{who}: the store {place.description} was lost while the ranks met ({str(error).splitlines()[0]}); see "
-            "what rank 0, or whoever else serves it, printed before it ended"
-        ) from error
+    place, agreed = _met(launch, settings, limit, store, mine, judge)
     choice = selector.Choice(**agreed["choice"])
     if launch.rank == 0 and named is None:
         selector.warn_of_fall_back(choice, kind)
     launch = launching.with_hosts(launch, agreed["host_of"])
     addresses = agreed["addresses"]
     others = [address for host, address in enumerate(addresses) if host != launch.node_rank and address is not None]
-    peer = others[0] if others else launch.master_addr if len(addresses) > 1 else None
+    peer = others[0] if others else (launch.master_addr or "") if len(addresses) > 1 else None
     return Joined(launch, choice, place, peer, kind, agreed["devices"][launch.rank])
+
+
+def _met(
+    launch: LaunchInfo,
+    settings: comm_config.Settings,
+    limit: timedelta,
+    store: Store | None,
+    mine: Arrival,
+    judge: Callable[[Sequence[Arrival]], Any],
+) -> tuple[Place, Any]:
+    """Meet, within the limit and not a second more: a store whose host is frozen answers no call, and ends none."""
+    who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
+    deadline = Deadline(limit.total_seconds())
+    places: list[Place] = []
+
+    def run() -> Any:
+        places.append(open_store(launch, settings, limit, deadline, store))
+        return meet(replace(mine, address=places[0].address), deadline, judge, places[0])
+
+    if launch.world_size == 1:
+        alone = run()  # nobody can keep it waiting
+        return places[0], alone
+    outcome = with_limit(lambda: (run(),), limit.total_seconds() + _OVERTIME_S)
+    if isinstance(outcome, tuple):
+        return places[0], outcome[0]
+    place = places[0].description if places else "that they meet in"
+    if outcome is None:
+        raise CommTimeoutError(f"{who}: the store {place} stopped answering; see whether the host of rank 0 still runs")
+    try:
+        if isinstance(outcome, CommError) or not isinstance(outcome, RuntimeError):
+            raise outcome
+        raise PeerLostError(
+            f"{who}: the store {place} was lost while the ranks met ({str(outcome).splitlines()[0]}); see what rank 0, "
+            "or whoever else serves it, printed before it ended"
+        ) from outcome
+    finally:
+        places.clear()
+        del outcome  # an error that its own traceback keeps alive would keep the store alive
 
 
 def _last_words(
@@ -108,12 +138,8 @@ def _last_words(
 ) -> None:
     if launch.world_size == 1:
         return
-    try:
-        deadline = Deadline(limit.total_seconds())
-        place = open_store(launch, settings, limit, deadline, store)
-        meet(place.store, mine, deadline, lambda _: None, place.hosted)
-    except (CommError, RuntimeError):
-        pass  # what is raised then is what it was all about
+    with contextlib.suppress(CommError):  # what is raised then is what it was all about
+        _met(launch, settings, limit, store, mine, lambda _: None)
 
 
 def _arrival(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -> Arrival:

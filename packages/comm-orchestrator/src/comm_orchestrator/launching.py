@@ -91,7 +91,8 @@ def _with_settings(launch: LaunchInfo, settings: comm_config.Settings) -> Launch
     """An address in the configuration wins; its port is a default, unless the launcher's was derived from a job id."""
     origins = settings.sources
     sources = dict(launch.sources)
-    if settings.launch.master_addr is not None:
+    stated = origins.get("launch.master_addr", "").startswith(("argument", "environment"))
+    if settings.launch.master_addr is not None and (stated or "MASTER_ADDR" not in sources.get("master_addr", "")):
         sources["master_addr"] = origins["launch.master_addr"]
         launch = replace(launch, master_addr=settings.launch.master_addr, sources=sources)
     chosen = origins.get("launch.master_port", "default")
@@ -100,6 +101,13 @@ def _with_settings(launch: LaunchInfo, settings: comm_config.Settings) -> Launch
     if several and (launch.master_port is None or (derived and chosen != "default")):
         sources["master_port"] = chosen
         launch = replace(launch, master_port=settings.launch.master_port, sources=sources)
+    elif chosen == "argument" and several and launch.master_port != settings.launch.master_port:
+        logger.warning(
+            "init_distributed: distributed_port=%d is ignored: the port is %s (%s)",
+            settings.launch.master_port,
+            launch.master_port,
+            sources.get("master_port", launch.launcher),
+        )
     return launch
 
 

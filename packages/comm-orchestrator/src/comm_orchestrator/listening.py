@@ -19,7 +19,17 @@ from torch.torch_version import TorchVersion
 from comm_orchestrator.meeting import Deadline
 from comm_utils.errors import CommTimeoutError, LaunchError
 
-__all__ = ["PortInUseError", "connect", "leads_here", "listen", "reach", "serve", "serve_again", "who_listens"]
+__all__ = [
+    "PortInUseError",
+    "connect",
+    "leads_here",
+    "listen",
+    "reach",
+    "serve",
+    "serve_again",
+    "who_listens",
+    "with_limit",
+]
 
 # A name that does not resolve may still come, as that of a pod does; not for longer than this.
 _RESOLVING_S = 300.0
@@ -30,18 +40,32 @@ _LIBUV_TAKES_SOCKETS = TorchVersion(torch.__version__) >= "2.13"
 
 
 class PortInUseError(LaunchError):
-    """Rank 0 cannot listen where the others look for it."""
+    """Rank 0 cannot listen where the others look for it, because ``pid`` does, where that can be known."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.pid, command = _owner(port, host)
+        who = f" by pid {self.pid}, {command}" if self.pid is not None else ""
+        super().__init__(f"port {port} of {host} is in use{who}")
 
 
-def who_listens(port: int) -> str:
-    """``"pid 12, python train.py"``; empty where that cannot be known, as for another user's process."""
+def who_listens(port: int, host: str | None = None) -> str:
+    """``"pid 12, python train.py"``; empty where that cannot be known, as for another user's process.
+
+    Args:
+        host: at an address of this host, or at all; None for any.
+    """
+    pid, command = _owner(port, host)
+    return f"pid {pid}, {command}" if pid is not None else ""
+
+
+def _owner(port: int, host: str | None) -> tuple[int | None, str]:
     with contextlib.suppress(psutil.Error, OSError):
+        own = {"0.0.0.0", "::"} | ({str(info[4][0]) for info in _resolve(host, port, _NAMES_S)} if host else set())
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr
-            if listens and listens.port == port and connection.pid:
-                command = " ".join(psutil.Process(connection.pid).cmdline())
-                return f"pid {connection.pid}, {command[:120]}"
-    return ""
+            if listens and listens.port == port and connection.pid and (host is None or listens.ip in own):
+                return connection.pid, " ".join(psutil.Process(connection.pid).cmdline())[:120]
+    return None, ""
 
 
 def listen(host: str, port: int, alone: bool) -> socket.socket:
@@ -66,14 +90,16 @@ def listen(host: str, port: int, alone: bool) -> socket.socket:
                 if error.errno != errno.EADDRNOTAVAIL:  # translated on the way, as a service's address is
                     raise
         if socket.has_dualstack_ipv6():
-            with contextlib.suppress(OSError):
+            try:
                 return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise
         return socket.create_server(("", port), backlog=4096)
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
             raise LaunchError(f"rank 0 cannot listen at {host}:{port}: {error.strerror or error}") from error
-        who = who_listens(port)
-        raise PortInUseError(f"port {port} of {host} is in use" + (f" by {who}" if who else "")) from error
+        raise PortInUseError(host, port) from error
 
 
 def _own_address(host: str, alone: bool) -> str | None:
@@ -176,7 +202,10 @@ _REASONS = {
 def leads_here(host: str, port: int) -> str:
     """Why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
     try:
-        with socket.create_connection(_resolve(host, port, 0.5)[0][4][:2], timeout=0.5):
+        for *_, address in _resolve(host, port, 0.5):
+            with contextlib.suppress(OSError), socket.create_connection(address[:2], timeout=0.25):
+                return ""
+        with socket.create_connection((host, port), timeout=0.25):
             return ""
     except socket.gaierror as error:
         own = socket.gethostname()
@@ -195,14 +224,14 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCP
     """
     # The constructor waits for an answer without a limit; a thread can be left behind.
     limit_s = max(0.2, min(deadline.left_s(), _SILENCE_S))
-    outcome = _with_limit(
+    outcome = with_limit(
         lambda: TCPStore(host, port, None, False, min(timeout, timedelta(seconds=limit_s)), wait_for_workers=False),
         limit_s,
     )
     if isinstance(outcome, TCPStore):
         outcome.set_timeout(timeout)
         return outcome
-    who = who_listens(port) if _own(host) else ""
+    who = who_listens(port, host) if _own(host) else ""
     reason = f": {str(outcome).splitlines()[0]}" if outcome is not None else ""
     raise CommTimeoutError(
         f"{host}:{port} accepts connections but does not answer like a store of torch.distributed{reason}; "
@@ -220,15 +249,18 @@ def _own(host: str) -> bool:
 
 def _resolve(host: str, port: int, limit_s: float) -> list[Any]:
     """``getaddrinfo``, which can take as long as it likes, within ``limit_s``."""
-    found = _with_limit(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), limit_s)
+    found = with_limit(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), limit_s)
     if isinstance(found, BaseException):
-        raise found
+        try:
+            raise found
+        finally:
+            del found
     if found is None:
         raise socket.gaierror(socket.EAI_AGAIN, f"no answer from the name service within {limit_s:.3g} s")
     return list(found)
 
 
-def _with_limit(call: Callable[[], Any], limit_s: float) -> Any:
+def with_limit(call: Callable[[], Any], limit_s: float) -> Any:
     """What ``call`` returns or raises; None where that takes longer."""
     outcome: list[Any] = []
 
@@ -241,4 +273,5 @@ def _with_limit(call: Callable[[], Any], limit_s: float) -> Any:
     thread = threading.Thread(target=run, name="comm-connect", daemon=True)
     thread.start()
     thread.join(limit_s)
-    return outcome[0] if outcome else None
+    # Taken out: an error in the list would keep itself alive, and with it every socket of its frames.
+    return outcome.pop() if outcome else None

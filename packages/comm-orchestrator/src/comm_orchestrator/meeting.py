@@ -19,11 +19,40 @@ from comm_orchestrator.arrivals import Arrival, Finding, check_arrival, listed, 
 from comm_utils.errors import CommError, LaunchError
 from comm_utils.log import logger
 
-__all__ = ["Deadline", "meet"]
+__all__ = ["Deadline", "Place", "meet"]
 
 # How long rank 0, with whom the store goes, waits for ranks that have not heard yet why it gives up.
 _GRACE_S = 1.0
+_FAILED_EARLY_GRACE_S = 10.0
+# How much longer than their time others wait for the verdict of who came first, who may have come a moment later.
+_PRECEDENCE_S = 0.3
 _FIRST_NOTICE_S = 10.0
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks meet.
+
+    Attributes:
+        store: private to this meeting.
+        hosted: it ends with this process, which therefore is the last to leave a meeting that failed.
+        address: this machine's, as seen on the way to rank 0; None where there was no way to go.
+        description: ``"at host:port (why there)"`` or the like; empty where there is nobody to meet.
+        doubt: asked when ranks did not come, says what may be wrong with the place.
+        agreed, failed: called once in all when the ranks agreed, and by each rank that heard why they cannot go on.
+    """
+
+    store: Store
+    hosted: bool = False
+    address: str | None = None
+    description: str = ""
+    doubt: Callable[[], str] = str
+    agreed: Callable[[], None] = _nothing
+    failed: Callable[[], None] = _nothing
 
 
 class Deadline:
@@ -40,15 +69,15 @@ class Deadline:
     def left_s(self) -> float:
         return self.limit_s - self.elapsed_s()
 
-    def pause(self, waiting: Callable[[], str]) -> bool:
+    def pause(self, waiting: Callable[[], str] | None) -> bool:
         """Sleep for a while, the longer the longer it has lasted; False where no time is left.
 
         Args:
-            waiting: says what is being waited for, for the log: after 10 s, and each time that has doubled.
+            waiting: says what is being waited for, for the log: after 10 s, and each time that has doubled; None: not.
         """
         if self.left_s() <= 0:
             return False
-        if self.elapsed_s() >= self._notice_s:
+        if waiting is not None and self.elapsed_s() >= self._notice_s:
             self._notice_s *= 2
             logger.warning("init_distributed: %.0f s, and still waiting: %s", self.elapsed_s(), waiting())
         time.sleep(max(0.0, min(0.1, 0.0005 + self.elapsed_s() / 20, self.left_s())))
@@ -57,13 +86,16 @@ class Deadline:
 
 @dataclass
 class _Meeting:
-    store: Store
+    place: Place
     mine: Arrival
     deadline: Deadline
     here: dict[int, Arrival]
-    doubt: Callable[[], str]
     counted: int = 0
     unread: list[int] = field(default_factory=list)
+
+    @property
+    def store(self) -> Store:
+        return self.place.store
 
     def note_arrivals(self) -> Finding | None:
         """Read the records that came since the last time; the first thing that is wrong with one of them."""
@@ -72,7 +104,10 @@ class _Meeting:
         self.counted = came
         for place in [place for place in self.unread if self.store.check([f"arrival/{place}"])]:
             self.unread.remove(place)
-            new = Arrival.from_json(self.store.get(f"arrival/{place}"))
+            try:
+                new = Arrival.from_json(self.store.get(f"arrival/{place}"))
+            except (TypeError, ValueError) as error:
+                return Finding("LaunchError", f"a rank that cannot be understood came: {error}")
             first = next(iter(self.here.values()), new)
             finding = check_arrival(first, self.here, new)
             if finding is not None:
@@ -81,10 +116,7 @@ class _Meeting:
         return None
 
     def waiting(self) -> str:
-        self.note_arrivals()
         absent = [rank for rank in range(self.mine.world_size) if rank not in self.here]
-        if not absent:
-            return "for the verdict of whoever came first"
         return f"{listed(absent)} of {self.mine.world_size} not here yet ({places(self.here.values())})"
 
     def coordinate(self, judge: Callable[[Sequence[Arrival]], Any]) -> dict[str, Any]:
@@ -108,15 +140,17 @@ class _Meeting:
 
     def verdict(self) -> dict[str, Any]:
         while not self.store.check(["verdict"]):
-            if not self.deadline.pause(self.waiting):
-                self.note_arrivals()
-                return self.decide(_refusal(self._gave_up()))
+            # Whoever came first reads the records, and tells the user who is waited for.
+            if not self.deadline.pause(None):
+                time.sleep(_PRECEDENCE_S)
+                if not self.store.check(["verdict"]):
+                    return self.decide(_refusal(self.note_arrivals() or self._gave_up()))
         found: dict[str, Any] = json.loads(self.store.get("verdict"))
         return found
 
     def _gave_up(self) -> Finding:
         if len(self.here) < self.mine.world_size:
-            finding, doubt = missing(self.here, self.mine.world_size, self.deadline.limit_s), self.doubt()
+            finding, doubt = missing(self.here, self.mine.world_size, self.deadline.limit_s), self.place.doubt()
             return replace(finding, message=f"{finding.message}; {doubt}") if doubt else finding
         first = Arrival.from_json(self.store.get("arrival/1"))
         return Finding(
@@ -135,6 +169,8 @@ class _Meeting:
     def decide(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """Leave ``verdict`` for all, unless somebody was quicker; return the one that stands."""
         if self.store.add("verdicts", 1) == 1:
+            if "agreed" in verdict:
+                self.place.agreed()
             self.store.set("verdict", json.dumps(verdict))
             return verdict
         end = time.monotonic() + _GRACE_S
@@ -151,42 +187,41 @@ def _refusal(finding: Finding) -> dict[str, Any]:
 
 
 def meet(
-    store: Store,
     mine: Arrival,
     deadline: Deadline,
     judge: Callable[[Sequence[Arrival]], Any],
-    hosted: bool,
-    doubt: Callable[[], str] = str,
+    place: Place,
 ) -> Any:
     """Wait for all ranks; return what ``judge`` said about them, which is the same on every rank.
 
     Args:
-        store: shared by all ranks, and private to this meeting.
         judge: called on one rank, with the records of all in the order of their ranks; a :class:`Finding` refuses them,
             anything else has to be JSON.
-        hosted: the store ends with this process, which therefore is the last to leave a meeting that failed.
-        doubt: says what may be wrong with the place, where ranks did not come.
 
     Raises:
         CommError: of the class that the finding names, with the same message on every rank.
     """
-    meeting = _Meeting(store, mine, deadline, {}, doubt)
-    place = store.add("arrived", 1)
-    store.set(f"arrival/{place}", mine.to_json())
-    verdict = meeting.decide(meeting.coordinate(judge)) if place == 1 else meeting.verdict()
+    store = place.store
+    meeting = _Meeting(place, mine, deadline, {})
+    came = store.add("arrived", 1)
+    store.set(f"arrival/{came}", mine.to_json())
+    verdict = meeting.decide(meeting.coordinate(judge)) if came == 1 else meeting.verdict()
     if "agreed" in verdict:
-        if place <= mine.world_size == verdict["world_size"]:
+        if came <= mine.world_size == verdict["world_size"]:
             return verdict["agreed"]
         verdict = _refusal(meeting.too_late(verdict["world_size"]))
     heard = store.add("heard", 1)
-    if hosted:
-        _wait_until_heard(store, heard, mine.world_size)
-    kind: type[CommError] = getattr(comm_utils.errors, str(verdict["kind"]), LaunchError)
+    place.failed()
+    if place.hosted:
+        _wait_until_heard(store, heard, mine.world_size, max(_GRACE_S, min(deadline.left_s(), _FAILED_EARLY_GRACE_S)))
+    kind = getattr(comm_utils.errors, str(verdict["kind"]), None)
+    if not (isinstance(kind, type) and issubclass(kind, CommError)):
+        kind = LaunchError
     raise kind(f"init_distributed: {verdict['message']}")
 
 
-def _wait_until_heard(store: Store, heard: int, world_size: int) -> None:
-    end = time.monotonic() + _GRACE_S
+def _wait_until_heard(store: Store, heard: int, world_size: int, limit_s: float) -> None:
+    end = time.monotonic() + limit_s
     while heard < max(world_size, store.add("arrived", 0)) and time.monotonic() < end:
         time.sleep(0.01)
         heard = store.add("heard", 0)

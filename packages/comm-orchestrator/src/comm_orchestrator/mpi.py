@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import ipaddress
 import socket
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,10 @@ def discover(variable: str, port: int) -> LaunchInfo:
     host = world.Split_type(mpi.COMM_TYPE_SHARED)
     local_rank, local_size = host.Get_rank(), host.Get_size()
     host.Free()
-    address, chosen = world.bcast(_meeting_place(local_size == size, port) if rank == 0 else None, root=0)
+    place = world.bcast(_meeting_place(local_size == size, port) if rank == 0 else None, root=0)
+    if isinstance(place, str):
+        raise LaunchError(place)
+    address, chosen = place
     names = ("rank", "world_size", "local_rank", "local_world_size", "master_addr", "master_port")
     return LaunchInfo(
         "mpi4py",
@@ -83,25 +87,25 @@ def _mpi(variable: str) -> Any:
     return MPI
 
 
-def _meeting_place(alone: bool, port: int) -> tuple[str, int]:
-    """Rank 0's own address, and a port that is free there now."""
+def _meeting_place(alone: bool, port: int) -> tuple[str, int] | str:
+    """Rank 0's own address, and a port that is free there now; or, for all ranks to hear, why there is none."""
     address = "127.0.0.1" if alone else _address()
+    if address is None:
+        return f"{socket.gethostname()}, where rank 0 runs, has no network address that other hosts could reach"
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for candidate in (port, 0):
         try:
-            with socket.create_server((address, candidate)) as server:
+            with socket.create_server((address, candidate), family=family) as server:
                 return address, server.getsockname()[1]
         except OSError:
             continue
-    raise LaunchError(f"rank 0 cannot listen at {address}")
+    return f"rank 0 cannot listen at {address} of {socket.gethostname()}"
 
 
-def _address() -> str:
+def _address() -> str | None:
     found = interfaces.addresses()
     own = {address for addresses in found.values() for address in addresses}
     name = interfaces.local_address_to(socket.gethostname())
-    if name is not None and name in own and not name.startswith("127."):
+    if name is not None and name in own and not ipaddress.ip_address(name).is_loopback:
         return name
-    address = interfaces.outward_address(found)
-    if address is None:
-        raise LaunchError(f"{socket.gethostname()} has no network address that other hosts could reach")
-    return address
+    return interfaces.outward_address(found)

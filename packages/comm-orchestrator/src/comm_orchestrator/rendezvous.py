@@ -6,42 +6,23 @@ import json
 import os
 import socket
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous
 
 import comm_config
 from comm_orchestrator.listening import PortInUseError, connect, leads_here, listen, reach, serve, serve_again
-from comm_orchestrator.meeting import Deadline
+from comm_orchestrator.meeting import Deadline, Place
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
 from comm_utils.launch import LaunchInfo
 
-__all__ = ["Place", "open_store"]
+__all__ = ["open_store"]
 
 _REMEDY = "set MASTER_PORT (or distributed_port) to a free port, the same on every rank"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the ranks meet.
-
-    Attributes:
-        store: private to this meeting.
-        hosted: it ends with this process.
-        address: this machine's, as seen on the way to rank 0; None where there was no way to go.
-        description: ``"at host:port (why there)"`` or the like; empty where there is nobody to meet.
-        doubt: asked when ranks did not come, says what may be wrong with the place.
-    """
-
-    store: Store
-    hosted: bool
-    address: str | None
-    description: str
-    doubt: Callable[[], str] = str
 
 
 @dataclass(frozen=True)
@@ -55,10 +36,13 @@ class _Address:
 
 
 class _Process:
-    """What this process remembers of the stores it met in."""
+    """What this process remembers of the stores it met in: the server of the last one, and meetings that failed.
 
-    generation = 0
+    The key of a meeting is what its store is known by; the store itself is kept so that its id stays its own.
+    """
+
     server: str | None = None
+    failed: ClassVar[dict[object, tuple[object, int]]] = {}
 
 
 def open_store(
@@ -83,19 +67,23 @@ def open_store(
     if not (store is None or isinstance(store, Store)):
         raise ArgumentTypeError(f"init_distributed: store: got {store!r:.60}; expected a torch.distributed.Store")
     if store is not None:
-        return _persistent(store, None, "in a store (argument store)")
+        return _persistent(store, id(store), None, "in a store (argument store)")
     init_method = settings.process_group.init_method
     url = urlsplit(init_method or "env://")
     source = settings.sources.get("process_group.init_method", "")
     if url.scheme not in ("env", "tcp"):
-        return _persistent(_torchs_own(str(init_method), launch, limit), None, f"at {init_method} ({source})")
+        own = _torchs_own(str(init_method), launch, limit)
+        return _persistent(own, init_method, None, f"at {init_method} ({source})")
     if url.scheme == "tcp":
-        if url.hostname is None:
-            raise LaunchError(f"init_distributed: init_method: got {init_method!r}; expected tcp://host:port")
+        if url.hostname is None or url.query:
+            raise LaunchError(
+                f"init_distributed: init_method: got {init_method!r}; expected tcp://host:port, with rank and "
+                "world_size as arguments beside it"
+            )
         port = settings.launch.master_port if url.port is None else url.port
         address = _Address(url.hostname, port, f"init_method, {source}")
     elif launch.master_addr is None and launch.world_size == 1:
-        return Place(HashStore(), True, None, "")
+        return Place(HashStore(), hosted=True)
     else:
         address = _masters(launch, settings.launch.master_port)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -133,17 +121,29 @@ def _torchs_own(url: str, launch: LaunchInfo, limit: timedelta) -> Store:
     return store
 
 
-def _persistent(store: Store, address: str | None, description: str) -> Place:
-    """A store that may outlive a world: its keys are kept apart by how often this process has been through here."""
-    _Process.generation += 1
-    return Place(PrefixStore(f"comm/gen{_Process.generation}", store), False, address, description)
+def _persistent(store: Store, key: object, address: str | None, description: str) -> Place:
+    """A store that may outlive a world: every meeting in it has a number.
+
+    Those that ended well are counted in the store. One that failed stays open, for ranks that are late to hear why; who
+    has heard it, goes on to the next.
+    """
+    number = max(store.add("comm/ended", 0), _Process.failed.get(key, (None, 0))[1])
+
+    def agreed() -> None:
+        store.add("comm/ended", number + 1 - store.add("comm/ended", 0))
+
+    def failed() -> None:
+        _Process.failed[key] = (store, number + 1)
+
+    met = PrefixStore(f"comm/meeting{number}", store)
+    return Place(met, False, address, description, agreed=agreed, failed=failed)
 
 
 def _agents(address: _Address, limit: timedelta, deadline: Deadline) -> Place:
     own = reach(address.host, address.port, deadline, address.source)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"/worker/attempt_{attempt}", connect(address.host, address.port, deadline, limit))
-    return _persistent(store, own, f"in the store of torchrun's agent at {address}")
+    return _persistent(store, (str(address), attempt), own, f"in the store of torchrun's agent at {address}")
 
 
 def _host(address: _Address, launch: LaunchInfo, limit: timedelta) -> Place:
@@ -151,7 +151,7 @@ def _host(address: _Address, launch: LaunchInfo, limit: timedelta) -> Place:
     try:
         listener = listen(address.host, address.port, alone=launch.local_world_size == launch.world_size)
     except PortInUseError as error:
-        if f"pid {os.getpid()}," not in str(error):
+        if error.pid != os.getpid():
             raise
         try:
             store = serve_again(address.host, address.port, limit)

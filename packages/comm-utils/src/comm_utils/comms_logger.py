@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 from comm_utils.sizes import bandwidth, format_size
 
-__all__ = ["CommsLogger", "Row", "format_table"]
+__all__ = ["OPERATIONS", "CommsLogger", "Row", "format_table"]
+
+#: Every name under which an operation may be recorded.
+OPERATIONS = frozenset(
+    (
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "gather",
+        "inference_all_reduce",
+        "irecv",
+        "isend",
+        "recv",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_coalesced",
+        "reduce_scatter_tensor",
+        "scatter",
+        "send",
+    )
+)
 
 _BINS_PER_DOUBLING = 8
 
@@ -65,7 +93,7 @@ class CommsLogger:
 
     Args:
         verbose: log a line for every operation as it ends.
-        prof_all: record every operation; otherwise only those in ``prof_ops``.
+        prof_all: record every operation; otherwise only those in ``prof_ops``, names of :data:`OPERATIONS`.
         debug: keep operations apart by the function of the user's program that called them.
     """
 
@@ -74,11 +102,28 @@ class CommsLogger:
     ) -> None:
         self.verbose = verbose
         self.prof_all = prof_all
-        self.prof_ops = frozenset(prof_ops)
+        self.prof_ops = prof_ops
         self.debug = debug
         self._durations: dict[tuple[str, int, int, str], _Durations] = {}
         # Asynchronous operations are recorded by the library's threads.
         self._lock = threading.Lock()
+
+    @property
+    def prof_ops(self) -> frozenset[str]:
+        """The operations to record where not all are. A name of none is kept, with a WARNING: DeepSpeed has others."""
+        return self._prof_ops
+
+    @prof_ops.setter
+    def prof_ops(self, names: Iterable[str]) -> None:
+        chosen = list(names)
+        for name in chosen:
+            if not isinstance(name, str):
+                raise ArgumentError(f"configure: prof_ops: got {name!r:.60}; expected names of operations")
+            if name not in OPERATIONS:
+                near = difflib.get_close_matches(name, OPERATIONS, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(OPERATIONS))}"
+                logger.warning("prof_ops: %r is the name of no operation that is recorded%s", name, hint)
+        self._prof_ops = frozenset(chosen)
 
     def wants(self, operation: str) -> bool:
         """Whether ``operation`` is to be recorded."""

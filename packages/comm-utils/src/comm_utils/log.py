@@ -1,4 +1,8 @@
-"""One logger for all packages, with the rank in front of every line."""
+"""One logger for all packages, with the rank in front of every line.
+
+It gets no ``NullHandler``: in a program that has not set up logging, Python's handler of last resort then writes
+warnings to stderr, and nothing below them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,6 @@ __all__ = ["LOGGER_NAME", "RankFormatter", "logger", "remember_rank", "show_on_s
 
 LOGGER_NAME = "comm"
 logger = logging.getLogger(LOGGER_NAME)
-logger.addHandler(logging.NullHandler())
 
 
 class _Rank:

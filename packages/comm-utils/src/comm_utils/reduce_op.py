@@ -33,6 +33,10 @@ _BY_NAME = {op.name.lower(): op for op in USABLE}
 _NAMES = ", ".join(repr(name) for name in _BY_NAME)
 
 
+# What these are called elsewhere.
+_MEANT = {"mean": "avg", "average": "avg", "add": "sum", "prod": "product", "mul": "product"}
+
+
 def parse_reduce_op(op: object, call: str = "") -> ReduceOp:
     """Turn a member, a ``torch.distributed.ReduceOp`` or a case-insensitive name into a :class:`ReduceOp`.
 
@@ -49,7 +53,7 @@ def parse_reduce_op(op: object, call: str = "") -> ReduceOp:
     name = _name(op, where)
     found = _BY_NAME.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, _BY_NAME, n=1)
+        near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, _BY_NAME, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ArgumentError(f"{where}: got {op!r}; expected one of {_NAMES}{hint}")
     return found

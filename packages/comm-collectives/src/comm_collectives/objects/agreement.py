@@ -19,9 +19,10 @@ from comm_collectives.object_codec import (
     object_policy,
 )
 from comm_collectives.objects.channel import INLINE_BYTES, Channel
-from comm_utils.errors import CollectiveMismatchError
+from comm_utils.errors import CollectiveMismatchError, CommError
+from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["FAILED", "Offer", "agree", "check_offer", "record_of"]
+__all__ = ["FAILED", "MISUSED", "Misuse", "Offer", "agree", "check_offer", "record_of"]
 
 # Changes with the meaning of the records.
 _PROTOCOL = 1 << 32
@@ -34,10 +35,21 @@ _CALLS = (
     "reduce_object",
     "scatter_object_list",
     "send_object_list",
+    "log_summary",
 )
 _SAME_AS = {"allgather_object": "all_gather_object"}
-FAILED = -1
+# Sizes that are none: what it has cannot be sent; its own arguments are wrong.
+FAILED, MISUSED = -1, -2
 _PICKLED, _UNPICKLES = 1, 2
+_MOST_CALLS_NAMED, _MOST_RANKS_NAMED = 4, 16
+
+
+class Misuse(Exception):
+    """Holds the error about this rank's own arguments until the other ranks know that there is one."""
+
+    def __init__(self, error: CommError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 @dataclass(frozen=True)
@@ -48,7 +60,7 @@ class Offer:
         call: which function, in which release of the protocol.
         root: group rank of the one source or destination, -1 where there is none.
         detail: what else must be the same everywhere, such as the length of a list.
-        size: bytes of the largest message it sends; FAILED if it cannot.
+        size: bytes of the largest message it sends; FAILED if it cannot, MISUSED if it was called wrongly.
         flags: whether that is pickled, and whether it unpickles what it receives.
         max_bytes: the largest message it accepts.
         message: what it sends; None where that does not fit into a record and is still to come.
@@ -75,20 +87,35 @@ class Offer:
         number = self.call - _PROTOCOL
         name = _CALLS[number] if 0 <= number < len(_CALLS) else "something else"
         root = f"root {self.root}" if self.root >= 0 else ""
-        detail = f"detail {self.detail}" if self.detail else ""
-        facts = ", ".join(filter(None, (root, detail)))
+        facts = ", ".join(filter(None, (root, self._described_detail(name))))
         return f"{name} ({facts})" if facts else name
+
+    def _described_detail(self, name: str) -> str:
+        if name in ("broadcast_object_list", "send_object_list"):
+            return f"length {self.detail}"
+        if name == "reduce_object":
+            op = next((op for op in ReduceOp if op.value == self.detail), None)
+            return f"op {op.name.lower()!r}" if op is not None else "a function as op"
+        return ""
 
 
 def record_of(
-    call: str, root: int, detail: int, messages: Sequence[bytearray] | None, allow_pickle: bool
+    call: str,
+    root: int,
+    detail: int,
+    messages: Sequence[bytearray] | None,
+    allow_pickle: bool,
+    failure: Exception | None = None,
 ) -> tuple[int, ...]:
     """This rank's record.
 
     Args:
         messages: what it sends, empty if nothing; None if it should send and cannot.
+        failure: why it cannot go on.
     """
     size = FAILED if messages is None else max(map(len, messages), default=0)
+    if isinstance(failure, Misuse):
+        size = MISUSED
     flags = (_PICKLED if messages and any(map(is_pickled, messages)) else 0) | (_UNPICKLES if allow_pickle else 0)
     return (_PROTOCOL + _CALLS.index(_SAME_AS.get(call, call)), root, detail, size, flags, object_policy().max_bytes)
 
@@ -106,7 +133,7 @@ def agree(
     Args:
         record: this rank's, from :func:`record_of`.
         message: what this rank sends; None if nothing, or a part for each rank.
-        failure: why this rank cannot send.
+        failure: why this rank cannot send, or a :class:`Misuse`.
         root: the one sender, the one receiver where ``to_root``; -1 where every rank is both.
 
     Raises:
@@ -115,6 +142,8 @@ def agree(
         ObjectExchangeError: another rank cannot send, or does not accept.
         ObjectDecodeError: this rank does not accept.
     """
+    if isinstance(failure, Misuse):
+        failure = failure.error
     if channel.W == 1:
         if failure is not None:
             raise failure
@@ -122,6 +151,7 @@ def agree(
     offers = [_offer(*received) for received in channel.exchange(record, message or b"")]
     if failure is not None:
         raise failure
+    _check_used(channel, offers)
     _check_same(channel, offers)
     every = range(channel.W)
     senders = every if root < 0 or to_root else [root]
@@ -154,23 +184,41 @@ def check_offer(offered: Offer, receiver: Offer) -> str | None:
 
 
 def _check_same(channel: Channel, offers: Sequence[Offer]) -> None:
-    mine = offers[channel.rank]
-    same = (mine.call, mine.root, mine.detail)
-    others = [rank for rank, offer in enumerate(offers) if (offer.call, offer.root, offer.detail) != same]
-    if others:
-        raise CollectiveMismatchError(
-            f"{channel.call}: rank {channel.ranks[channel.rank]} called {mine.described()}, rank "
-            f"{channel.ranks[others[0]]} called {offers[others[0]].described()}; every rank must call the same"
+    callers: dict[tuple[int, int, int], list[int]] = {}
+    for rank, offer in enumerate(offers):
+        callers.setdefault((offer.call, offer.root, offer.detail), []).append(rank)
+    if len(callers) > 1:
+        called = [
+            f"{_named([channel.ranks[rank] for rank in ranks])} called {offers[ranks[0]].described()}"
+            for ranks in callers.values()
+        ]
+        if len(called) > _MOST_CALLS_NAMED:
+            called[_MOST_CALLS_NAMED:] = [f"{len(called) - _MOST_CALLS_NAMED} more calls differ"]
+        raise CollectiveMismatchError(f"{channel.call}: {', '.join(called)}; every rank must call the same")
+
+
+def _check_used(channel: Channel, offers: Sequence[Offer]) -> None:
+    misused = [channel.ranks[rank] for rank, offer in enumerate(offers) if offer.size == MISUSED]
+    if misused:
+        raise ObjectExchangeError(
+            f"{channel.call}: {_named(misused)} called with a wrong argument, as the error there says; no object was "
+            "delivered and the group stays usable"
         )
+
+
+def _named(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:_MOST_RANKS_NAMED]))
+    return f"ranks {shown}{'' if len(ranks) <= _MOST_RANKS_NAMED else f' and {len(ranks) - _MOST_RANKS_NAMED} more'}"
 
 
 def _check_sent(channel: Channel, offers: Sequence[Offer], senders: Sequence[int]) -> None:
     failed = [channel.ranks[rank] for rank in senders if offers[rank].size == FAILED]
     if failed:
-        names = f"ranks {', '.join(map(str, failed))}" if len(failed) > 1 else f"rank {failed[0]}"
         raise ObjectExchangeError(
-            f"{channel.call}: {names} could not send an object, as the error there says; no object was delivered and "
-            "the group stays usable"
+            f"{channel.call}: {_named(failed)} could not send an object, as the error there says; no object was "
+            "delivered and the group stays usable"
         )
 
 

@@ -22,13 +22,14 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.arguments import enter, group_rank_of
 from comm_collectives.object_codec import ObjectDecodeError, decode_object, encode_object, resolve_allow_pickle
-from comm_collectives.objects.agreement import Offer, agree, record_of
+from comm_collectives.objects.agreement import Misuse, Offer, agree, record_of
 from comm_collectives.objects.channel import Channel
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
     "all_gather_object",
+    "all_gather_over",
     "allgather_object",
     "broadcast_object",
     "broadcast_object_list",
@@ -54,8 +55,10 @@ def all_gather_object(
     if backend is None:
         return
     unpickle = resolve_allow_pickle(call, allow_pickle)
-    _check_list(call, "object_list", object_list, backend.get_world_size(group))
-    object_list[:] = _all_gather(Channel(call, backend, group), obj, unpickle)
+    channel = Channel(call, backend, group)
+    object_list[:] = all_gather_over(
+        channel, obj, unpickle, lambda: _check_list(call, "object_list", object_list, channel.W)
+    )
 
 
 def allgather_object(obj: Any, group: ProcessGroup | None = None, *, allow_pickle: bool | None = None) -> Any:
@@ -64,13 +67,21 @@ def allgather_object(obj: Any, group: ProcessGroup | None = None, *, allow_pickl
     backend = enter(call, group)
     if backend is None:
         return None
-    return _all_gather(Channel(call, backend, group), obj, resolve_allow_pickle(call, allow_pickle))
+    return all_gather_over(Channel(call, backend, group), obj, resolve_allow_pickle(call, allow_pickle))
 
 
-def _all_gather(channel: Channel, obj: Any, unpickle: bool) -> list[Any]:
+def all_gather_over(
+    channel: Channel, obj: Any, unpickle: bool, check_arguments: Callable[[], None] | None = None
+) -> list[Any]:
+    """Every rank's object, in rank order, on every rank.
+
+    Args:
+        check_arguments: raises if this rank was called wrongly; then all ranks raise.
+    """
     call = channel.call
-    message, failure = try_to_encode(lambda: encode_object(obj, unpickle, call=call))
-    offers = agree(channel, record_of(call, -1, 0, _none_or_one(message), unpickle), message, failure, -1)
+    message, failure = try_to_encode(lambda: encode_object(obj, unpickle, call=call), check_arguments)
+    record = record_of(call, -1, 0, _none_or_one(message), unpickle, failure)
+    offers = agree(channel, record, message, failure, -1)
     messages = _inline(offers)
     if messages is None:
         messages = channel.all_gather(message, [offer.size for offer in offers])
@@ -98,23 +109,36 @@ def gather_object(
         return
     unpickle = resolve_allow_pickle(call, allow_pickle)
     root = root_of(call, "dst", backend, group, dst, group_dst)
-    if backend.get_rank(group) == root:
-        _check_list(call, "object_gather_list", object_gather_list, backend.get_world_size(group))
-    elif object_gather_list:
-        raise ArgumentError(f"{call}: object_gather_list: got a list on a rank that is not dst; expected None there")
-    gathered = exchange_to_root(Channel(call, backend, group), obj, root, 0, unpickle)
+    channel = Channel(call, backend, group)
+
+    def check_arguments() -> None:
+        if channel.rank == root:
+            _check_list(call, "object_gather_list", object_gather_list, channel.W)
+        elif object_gather_list:
+            raise ArgumentError(
+                f"{call}: object_gather_list: got a list on a rank that is not dst; expected None there"
+            )
+
+    gathered = exchange_to_root(channel, obj, root, 0, unpickle, check_arguments=check_arguments)
     if object_gather_list is not None and gathered is not None:
         object_gather_list[:] = gathered
 
 
 def exchange_to_root(
-    channel: Channel, obj: Any, root: int, detail: int, unpickle: bool, check: Callable[[Any], None] | None = None
+    channel: Channel,
+    obj: Any,
+    root: int,
+    detail: int,
+    unpickle: bool,
+    check: Callable[[Any], None] | None = None,
+    check_arguments: Callable[[], None] | None = None,
 ) -> list[Any] | None:
     """Every rank's object, in rank order, on ``root``; None elsewhere.
 
     Args:
         detail: what else must be the same on every rank.
         check: raises for an object of this rank's that must not be sent.
+        check_arguments: raises if this rank was called wrongly; then all ranks raise.
     """
 
     def encode() -> bytearray:
@@ -122,8 +146,8 @@ def exchange_to_root(
             check(obj)
         return encode_object(obj, unpickle, call=channel.call)
 
-    message, failure = try_to_encode(encode)
-    record = record_of(channel.call, root, detail, _none_or_one(message), unpickle)
+    message, failure = try_to_encode(encode, check_arguments)
+    record = record_of(channel.call, root, detail, _none_or_one(message), unpickle, failure)
     offers = agree(channel, record, message, failure, root, True)
     messages = _inline(offers)
     if messages is None:
@@ -151,10 +175,18 @@ def broadcast_object_list(
     if backend is None:
         return
     unpickle = resolve_allow_pickle(call, allow_pickle)
-    _check_list(call, "object_list", object_list)
     root = root_of(call, "src", backend, group, src, group_src)
     channel = Channel(call, backend, group, device)
-    received = _broadcast(channel, object_list, "object_list", root, len(object_list), unpickle)
+    length = len(object_list) if isinstance(object_list, list) else 0
+    received = _broadcast(
+        channel,
+        object_list,
+        "object_list",
+        root,
+        length,
+        unpickle,
+        lambda: _check_list(call, "object_list", object_list),
+    )
     if channel.rank != root:
         if type(received) is not list or len(received) != len(object_list):
             raise ObjectDecodeError(
@@ -178,13 +210,24 @@ def broadcast_object(obj: Any, src: int, group: ProcessGroup | None = None, *, a
     return _broadcast(Channel(call, backend, group), obj, "obj", root, 0, unpickle)
 
 
-def _broadcast(channel: Channel, obj: Any, name: str, root: int, detail: int, unpickle: bool) -> Any:
+def _broadcast(
+    channel: Channel,
+    obj: Any,
+    name: str,
+    root: int,
+    detail: int,
+    unpickle: bool,
+    check_arguments: Callable[[], None] | None = None,
+) -> Any:
     call = channel.call
-    message, failure = None, None
-    if channel.rank == root:
-        message, failure = try_to_encode(lambda: encode_object(obj, unpickle, call=call, name=name))
+
+    def encode() -> bytearray | None:
+        return encode_object(obj, unpickle, call=call, name=name) if channel.rank == root else None
+
+    message, failure = try_to_encode(encode, check_arguments)
     sent = _none_or_one(message) if channel.rank == root else []
-    offer = agree(channel, record_of(call, root, detail, sent, unpickle), message, failure, root)[root]
+    record = record_of(call, root, detail, sent, unpickle, failure)
+    offer = agree(channel, record, message, failure, root)[root]
     received = offer.message
     if received is None:
         received = channel.broadcast(message, offer.size, root)
@@ -211,26 +254,35 @@ def scatter_object_list(
     if backend is None:
         return
     unpickle = resolve_allow_pickle(call, allow_pickle)
-    _check_list(call, "scatter_object_output_list", scatter_object_output_list)
-    if not scatter_object_output_list:
-        raise ArgumentError(f"{call}: scatter_object_output_list: got an empty list; expected one entry to overwrite")
     root = root_of(call, "src", backend, group, src, group_src)
-    objects: list[Any] = []
-    if backend.get_rank(group) == root:
-        _check_list(call, "scatter_object_input_list", scatter_object_input_list, backend.get_world_size(group))
-        objects = list(scatter_object_input_list or ())
-    scatter_object_output_list[0] = _scatter(Channel(call, backend, group), objects, root, unpickle)
+    channel = Channel(call, backend, group)
+
+    def check_arguments() -> None:
+        _check_list(call, "scatter_object_output_list", scatter_object_output_list)
+        if not scatter_object_output_list:
+            raise ArgumentError(
+                f"{call}: scatter_object_output_list: got an empty list; expected one entry to overwrite"
+            )
+        if channel.rank == root:
+            _check_list(call, "scatter_object_input_list", scatter_object_input_list, channel.W)
+
+    objects = scatter_object_input_list if channel.rank == root else None
+    scatter_object_output_list[0] = _scatter(channel, objects, root, unpickle, check_arguments)
 
 
-def _scatter(channel: Channel, objects: list[Any], root: int, unpickle: bool) -> Any:
+def _scatter(
+    channel: Channel, sent: list[Any] | None, root: int, unpickle: bool, check_arguments: Callable[[], None]
+) -> Any:
     call = channel.call
 
     def encode() -> list[bytearray]:
+        objects = list(sent or ())
         names = [f"scatter_object_input_list[{rank}]" for rank in range(len(objects))]
         return [encode_object(obj, unpickle, call=call, name=name) for obj, name in zip(objects, names, strict=True)]
 
-    messages, failure = try_to_encode(encode)
-    offers = agree(channel, record_of(call, root, 0, messages, unpickle), None, failure, root)
+    messages, failure = try_to_encode(encode, check_arguments)
+    record = record_of(call, root, 0, messages, unpickle, failure)
+    offers = agree(channel, record, None, failure, root)
     assert messages is not None
     if channel.W == 1:
         return _decode(channel, memoryview(messages[0]), root, unpickle)
@@ -246,8 +298,19 @@ def root_of(
     return group_rank_of(call, name, backend, group, rank, group_rank, default=default)
 
 
-def try_to_encode(encode: Callable[[], Any]) -> tuple[Any, Exception | None]:
-    """What ``encode`` returns, or what it raises: the other ranks have to be told before it may be."""
+def try_to_encode(
+    encode: Callable[[], Any], check_arguments: Callable[[], None] | None = None
+) -> tuple[Any, Exception | None]:
+    """What ``encode`` returns, or what it raises: the other ranks have to be told before it may be.
+
+    Args:
+        check_arguments: raises if this rank was called wrongly, which becomes a ``Misuse``.
+    """
+    try:
+        if check_arguments is not None:
+            check_arguments()
+    except ArgumentError as error:
+        return None, Misuse(error)
     try:
         return encode(), None
     except Exception as error:

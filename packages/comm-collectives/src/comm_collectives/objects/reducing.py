@@ -54,7 +54,7 @@ def reduce_object(
     if backend is None:
         return None
     unpickle = resolve_allow_pickle(_CALL, allow_pickle)
-    named = None if _is_function(op) else parse_reduce_op(op)
+    named = None if _is_function(op) else parse_reduce_op(op, _CALL)
     root = group_rank_of(_CALL, "dst", backend, group, dst, None)
     detail = _CALLABLE if named is None else named.value
     check = None if named is None else partial(_check, named)

@@ -46,26 +46,28 @@ def all_reduce(
 def reduce(
     backend: Backend, tensor: torch.Tensor, group_dst: int, op: ReduceOp, group: ProcessGroup | None, async_op: bool
 ) -> Work | None:
-    """Reduce into the dense ``tensor`` of ``group_dst``; the others' stay as they are, bit for bit."""
+    """Reduce into the dense ``tensor`` of ``group_dst``, in logical order; the others' stay as they are, bitwise."""
     capabilities = backend.capabilities(group, tensor.device.type)
     encoding = encoding_for("reduce", op, tensor.dtype, capabilities)
-    elements = flat(tensor)
+    elements = readable(tensor)
+    is_own = elements.data_ptr() == tensor.data_ptr()  # else a copy
     wire = encoding.encode(elements)
     W = backend.get_world_size(group)
     is_dst = backend.get_rank(group) == group_dst
     if encoding.native:
-        if not is_dst and encoding.shares and not capabilities.preserving_reduce:
+        if not is_dst and is_own and encoding.shares and not capabilities.preserving_reduce:
             wire = wire.clone()
         work = backend.reduce(wire, None, encoding.op, group, async_op, group_dst)
         finish = _decoder(encoding, wire, elements, W) if is_dst else None
-        return deliver([work], finish, tensor, async_op)
+        return deliver([work], _copied_back(finish, elements, tensor, is_dst and not is_own), tensor, async_op)
     sent = as_bytes(wire, capabilities.dtypes)
     if not is_dst:
         return deliver([backend.gather(sent, None, None, group, async_op, group_dst)], None, tensor, async_op)
     parts = wire.new_empty(W, wire.numel())
     received = [as_bytes(part, capabilities.dtypes) for part in parts]
     work = backend.gather(sent, received, None, group, async_op, group_dst)
-    return deliver([work], _folder(encoding, parts, wire, elements, W), tensor, async_op)
+    finish = _folder(encoding, parts, wire, elements, W)
+    return deliver([work], _copied_back(finish, elements, tensor, not is_own), tensor, async_op)
 
 
 def reduce_scatter_tensor(
@@ -135,6 +137,21 @@ def _decoder(encoding: Encoding, wire: torch.Tensor, elements: torch.Tensor, W: 
     if decode is None:
         return None
     return lambda: decode(wire, elements, W)
+
+
+def _copied_back(
+    finish: Callable[[], None] | None, elements: torch.Tensor, tensor: torch.Tensor, needed: bool
+) -> Callable[[], None] | None:
+    """``finish``, and then ``elements`` into the ``tensor`` that they were copied from, where that is ``needed``."""
+    if not needed:
+        return finish
+
+    def finish_and_copy() -> None:
+        if finish is not None:
+            finish()
+        tensor.detach().copy_(elements.view(tensor.shape))
+
+    return finish_and_copy
 
 
 def _folder(
