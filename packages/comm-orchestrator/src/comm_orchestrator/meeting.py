@@ -21,9 +21,10 @@ from comm_utils.log import logger
 
 __all__ = ["Deadline", "Place", "meet"]
 
-# How long rank 0, with whom the store goes, waits for ranks that have not heard yet why it gives up.
+# How long rank 0, with whom the store goes, waits for ranks to hear why it gives up; and for ranks to come at all, where
+# something is wrong before the time is up.
 _GRACE_S = 1.0
-_FAILED_EARLY_GRACE_S = 10.0
+_EARLY_GRACE_S = 10.0
 # How much longer than their time others wait for the verdict of who came first, who may have come a moment later.
 _PRECEDENCE_S = 0.3
 _FIRST_NOTICE_S = 10.0
@@ -213,7 +214,7 @@ def meet(
     heard = store.add("heard", 1)
     place.failed()
     if place.hosted:
-        _wait_until_heard(store, heard, mine.world_size, max(_GRACE_S, min(deadline.left_s(), _FAILED_EARLY_GRACE_S)))
+        _wait_until_heard(store, heard, mine.world_size, min(deadline.left_s(), _EARLY_GRACE_S))
     kind = getattr(comm_utils.errors, str(verdict["kind"]), None)
     if not (isinstance(kind, type) and issubclass(kind, CommError)):
         kind = LaunchError
@@ -221,7 +222,11 @@ def meet(
 
 
 def _wait_until_heard(store: Store, heard: int, world_size: int, limit_s: float) -> None:
-    end = time.monotonic() + limit_s
-    while heard < max(world_size, store.add("arrived", 0)) and time.monotonic() < end:
+    """Until all ranks know, also those that have not come yet; after ``limit_s`` those who came are enough."""
+    start = time.monotonic()
+    while time.monotonic() - start < max(limit_s, _GRACE_S):
+        came = store.add("arrived", 0)
+        if heard >= (max(came, world_size) if time.monotonic() - start < limit_s else came):
+            return
         time.sleep(0.01)
         heard = store.add("heard", 0)
