@@ -21,8 +21,8 @@ from comm_utils.log import logger
 
 __all__ = ["Deadline", "Place", "meet"]
 
-# How long rank 0, with whom the store goes, waits for ranks to hear why it gives up; and for ranks to come at all, where
-# something is wrong before the time is up.
+# How long rank 0, with whom the store goes, waits for ranks to hear why it gives up; and for ranks to come at all,
+# where something is wrong before the time is up.
 _GRACE_S = 1.0
 _EARLY_GRACE_S = 10.0
 # How much longer than their time others wait for the verdict of who came first, who may have come a moment later.
