@@ -141,7 +141,9 @@ def test_what_is_recorded() -> None:
     assert not some.wants("all_reduce")
 
 
-@pytest.mark.parametrize(("name", "meant"), [("allreduce", "all_reduce"), ("Broadcast", "broadcast"), ("recieve", "")])
+@pytest.mark.parametrize(
+    ("name", "meant"), [("allreduce", "all_reduce"), ("Broadcast", "broadcast"), ("recieve", "recv"), ("xyzzy", "")]
+)
 def test_operations_that_do_not_exist(name: str, meant: str, caplog: pytest.LogCaptureFixture) -> None:
     log = CommsLogger(prof_ops=["send"])
     with caplog.at_level(logging.WARNING, logger="comm"):
