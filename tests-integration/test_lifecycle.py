@@ -133,4 +133,4 @@ def test_a_restart_by_torchrun(tmp_path: Path) -> None:
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["sum 4.0"] * 2
+    assert sorted(done.stdout.split()) == ["4.0", "4.0", "sum", "sum"]  # the agent lets lines run into each other

@@ -20,6 +20,7 @@ from comm_orchestrator.meeting import Deadline
 from comm_utils.errors import CommTimeoutError, LaunchError
 
 __all__ = [
+    "ConnectionEndedError",
     "PortInUseError",
     "connect",
     "leads_here",
@@ -46,6 +47,10 @@ class PortInUseError(LaunchError):
         self.pid, command = _owner(port, host)
         who = f" by pid {self.pid}, {command}" if self.pid is not None else ""
         super().__init__(f"port {port} of {host} is in use{who}")
+
+
+class ConnectionEndedError(CommTimeoutError):
+    """Whoever listens there has hung up: no store, or one that is just being closed."""
 
 
 def who_listens(port: int, host: str | None = None) -> str:
@@ -233,7 +238,8 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCP
         return outcome
     who = who_listens(port, host) if _own(host) else ""
     reason = f": {str(outcome).splitlines()[0]}" if outcome is not None else ""
-    raise CommTimeoutError(
+    kind = CommTimeoutError if outcome is None else ConnectionEndedError
+    raise kind(
         f"{host}:{port} accepts connections but does not answer like a store of torch.distributed{reason}; "
         f"{f'there listens {who}; ' if who else ''}set MASTER_PORT to a free port"
     )

@@ -15,7 +15,16 @@ from urllib.parse import urlsplit
 from torch.distributed import HashStore, PrefixStore, Store, rendezvous
 
 import comm_config
-from comm_orchestrator.listening import PortInUseError, connect, leads_here, listen, reach, serve, serve_again
+from comm_orchestrator.listening import (
+    ConnectionEndedError,
+    PortInUseError,
+    connect,
+    leads_here,
+    listen,
+    reach,
+    serve,
+    serve_again,
+)
 from comm_orchestrator.meeting import Deadline, Place
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
 from comm_utils.launch import LaunchInfo
@@ -190,9 +199,16 @@ def _join(address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Dea
         try:
             own = reach(address.host, address.port, deadline, address.source)
             store = connect(address.host, address.port, deadline, limit)
-        except (LaunchError, CommTimeoutError) as error:
-            raise type(error)(f"{who}: {error}") from None
-        server = _server(store, deadline)
+            server = _server(store, deadline)
+        except (ConnectionEndedError, RuntimeError) as error:
+            if isinstance(error, LaunchError):
+                raise LaunchError(f"{who}: {error}") from None
+            # The store of the last world, perhaps, which rank 0 is just closing.
+            if _Process.server is None or not deadline.pause(None):
+                raise CommTimeoutError(f"{who}: {error}") from error
+            continue
+        except CommTimeoutError as error:
+            raise CommTimeoutError(f"{who}: {error}") from None
         if server is None:
             raise CommTimeoutError(f"{who}: a store answers at {address}, but rank 0 has not made it; {_REMEDY}")
         if server["job"] != launch.job_id:
