@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -207,6 +208,16 @@ def test_a_port_in_use(bare_pools: Pools) -> None:
     )
     assert f"there listens pid {pid}, " in second.text
     assert max(first.took_s, second.took_s) < PATIENCE_S
+
+
+def test_a_port_that_is_being_left(bare_pools: Pools) -> None:
+    """By the last world or by its process: rank 0 waits a moment, instead of failing for nothing."""
+    pool = bare_pools(2)
+    with socket.socket() as leaving:
+        leaving.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
+        threading.Timer(1.0, leaving.close).start()
+        port = leaving.getsockname()[1]
+        assert [one.text for one in pool.run(attempt, {"MASTER_PORT": str(port)})] == ["sum 2"] * 2
 
 
 def test_the_port_of_another_job(bare_pools: Pools) -> None:

@@ -41,10 +41,14 @@ _LIBUV_TAKES_SOCKETS = TorchVersion(torch.__version__) >= "2.13"
 
 
 class PortInUseError(LaunchError):
-    """Rank 0 cannot listen where the others look for it, because ``pid`` does, where that can be known."""
+    """Rank 0 cannot listen where the others look for it, because ``pid`` does, where that can be known.
+
+    ``closing``: nobody does any more.
+    """
 
     def __init__(self, host: str, port: int) -> None:
-        self.pid, command = _owner(port, host)
+        listens, self.pid, command = _owner(port, host)
+        self.closing = not listens
         who = f" by pid {self.pid}, {command}" if self.pid is not None else ""
         super().__init__(f"port {port} of {host} is in use{who}")
 
@@ -59,18 +63,24 @@ def who_listens(port: int, host: str | None = None) -> str:
     Args:
         host: at an address of this host, or at all; None for any.
     """
-    pid, command = _owner(port, host)
+    _, pid, command = _owner(port, host)
     return f"pid {pid}, {command}" if pid is not None else ""
 
 
-def _owner(port: int, host: str | None) -> tuple[int | None, str]:
-    with contextlib.suppress(psutil.Error, OSError):
+def _owner(port: int, host: str | None) -> tuple[bool, int | None, str]:
+    """Whether somebody listens there, as far as that can be seen, and which process it is."""
+    seen: tuple[bool, int | None, str] = False, None, ""
+    try:
         own = {"0.0.0.0", "::"} | ({str(info[4][0]) for info in _resolve(host, port, _NAMES_S)} if host else set())
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr
-            if listens and listens.port == port and connection.pid and (host is None or listens.ip in own):
-                return connection.pid, " ".join(psutil.Process(connection.pid).cmdline())[:120]
-    return None, ""
+            if listens and listens.port == port and (host is None or listens.ip in own):
+                seen = True, None, ""
+                if connection.pid:
+                    return True, connection.pid, " ".join(psutil.Process(connection.pid).cmdline())[:120]
+    except (psutil.Error, OSError):
+        return True, None, ""
+    return seen
 
 
 def listen(host: str, port: int, alone: bool) -> socket.socket:

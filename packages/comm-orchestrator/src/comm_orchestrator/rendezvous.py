@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -12,7 +13,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from torch.distributed import HashStore, PrefixStore, Store, rendezvous
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore, rendezvous
 
 import comm_config
 from comm_orchestrator.listening import (
@@ -32,6 +33,8 @@ from comm_utils.launch import LaunchInfo
 __all__ = ["open_store"]
 
 _REMEDY = "set MASTER_PORT (or distributed_port) to a free port, the same on every rank"
+# How long the last store of this process, or of the one before it, may take to leave its port.
+_CLOSING_S = 3.0
 
 
 @dataclass(frozen=True)
@@ -156,23 +159,28 @@ def _agents(address: _Address, limit: timedelta, deadline: Deadline) -> Place:
 
 
 def _host(address: _Address, launch: LaunchInfo, limit: timedelta) -> Place:
-    own = None
-    try:
-        listener = listen(address.host, address.port, alone=launch.local_world_size == launch.world_size)
-    except PortInUseError as error:
-        if error.pid != os.getpid():
-            raise
-        try:
-            store = serve_again(address.host, address.port, limit)
-        except RuntimeError:
-            raise error from None
-    else:
-        bound = str(listener.getsockname()[0])
-        own = bound if bound not in ("0.0.0.0", "::") else None
-        store = serve(listener, limit)
+    store, own = _served(address, launch, limit)
     server = {"id": uuid.uuid4().hex, "job": launch.job_id, "pid": os.getpid(), "host": socket.gethostname()}
     store.set("comm/server", json.dumps(server))
     return Place(_world_of(server, store), True, own, f"at {address}", lambda: leads_here(address.host, store.port))
+
+
+def _served(address: _Address, launch: LaunchInfo, limit: timedelta) -> tuple[TCPStore, str | None]:
+    patience = Deadline(_CLOSING_S)
+    while True:
+        try:
+            listener = listen(address.host, address.port, alone=launch.local_world_size == launch.world_size)
+        except PortInUseError as error:
+            if error.pid == os.getpid():
+                with contextlib.suppress(RuntimeError):
+                    return serve_again(address.host, address.port, limit), None
+            elif not error.closing:
+                raise
+            if not patience.pause(None):
+                raise
+        else:
+            bound = str(listener.getsockname()[0])
+            return serve(listener, limit), bound if bound not in ("0.0.0.0", "::") else None
 
 
 def _world_of(server: Mapping[str, Any], store: Store) -> Store:
