@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from typing import Any, TypeAlias
 
 import pytest
@@ -392,6 +393,14 @@ def test_off_means_that_there_is_no_wrapper(pools: Pools) -> None:
     assert pools(2).run(run_wrapper) == [["TorchBackend", "Observed", "Observed", "Observed"]] * 2
 
 
+def recorded() -> dict[str, Any]:
+    with contextlib.redirect_stdout(io.StringIO()):
+        found = dist.log_summary(return_dict=True)
+    assert found is not None
+    summary: dict[str, Any] = found["summary"]
+    return summary
+
+
 def run_summary() -> dict[str, Any]:
     W = dist.get_world_size()
     tensor = torch.ones(256)  # 1 KiB
@@ -411,27 +420,37 @@ def run_summary() -> dict[str, Any]:
             again = dist.log_summary(show_straggler=True, return_dict=True)
         assert table is not None
         assert again is not None
-        assert again == table  # a summary is in no summary
-        assert dist.log_summary(return_dict=True) == table
+        assert again["summary"] == table["summary"] == recorded()  # a summary is in no summary
+        assert table["straggler_analysis"] is None
+        assert (dist.has_comm_data(), dist.get_comm_operation_count()) == (True, 8)
+        names = dist.get_logged_comm_ops()
         dist.reset_log()
-        assert dist.log_summary(return_dict=True) == {}
+        assert recorded() == {}
     dist.all_reduce(tensor)  # afterwards: not recorded
-    assert dist.log_summary(return_dict=True) == {}
-    return {"table": table, "printed": out.getvalue()}
+    assert recorded() == {}
+    assert (dist.has_comm_data(), dist.get_comm_operation_count(), dist.get_logged_comm_ops()) == (False, 0, [])
+    return {"table": again, "names": names, "printed": out.getvalue()}
 
 
 def test_log_summary(pools: Pools) -> None:
     found = pools(2).run(run_summary)
     for rank, one in enumerate(found):
-        table = one["table"]
+        table = one["table"]["summary"]
         assert set(table) == {"all_reduce", "all_gather_into_tensor", "broadcast", "barrier"}
-        (row,) = table["all_reduce"][1024]
-        assert (row["calls"], row["total_bytes"], row["world_size"]) == (4, 4096, 2)
-        assert [row["calls"] for row in table["all_reduce"][2048]] == [1]
+        assert one["names"] == sorted(table)
+        row = table["all_reduce"][1024]
+        assert (row["count"], row["msg_size_bytes"], row["msg_size_str"]) == (4, 1024, "1 KiB")
+        assert table["all_reduce"][2048]["count"] == 1
         assert set(table["all_gather_into_tensor"]) == {2048}  # the whole array
-        assert row["total_s"] >= 4 * row["min_s"] > 0
-        assert row["median_s"] >= row["min_s"]
-        assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"])  # 2 (W - 1) / W is 1 for two ranks
+        assert row["total_latency_ms"] == pytest.approx(4 * row["avg_latency_ms"])
+        assert row["median_latency_ms"] >= row["min_latency_ms"] > 0
+        assert row["busbw_avg_gbps"] == pytest.approx(row["tput_avg_gbps"])  # 2 (W - 1) / W is 1 for two ranks
+        waited = one["table"]["straggler_analysis"]["all_reduce"][1024]
+        assert waited["count"] == 4
+        assert waited["total_comm_lat_ms"] + waited["total_straggler_ms"] == pytest.approx(row["total_latency_ms"])
+        metadata = one["table"]["metadata"]
+        assert (metadata["world_size"], metadata["rank"]) == (2, rank)
+        datetime.fromisoformat(metadata["timestamp"])
         lines = one["printed"].splitlines()
         if rank == 0:
             assert lines[0].split()[:4] == ["operation", "size", "ranks", "calls"]
@@ -463,7 +482,7 @@ def test_a_summary_of_nothing_says_so(pools: Pools) -> None:
 def test_every_operation_that_is_recorded_has_a_known_name() -> None:
     operations = {name for name in vars(Observed) if name in OPERATIONS}
     moving = {name for name, value in inspect.getmembers(Observed, inspect.isfunction) if not name.startswith("_")}
-    assert moving - operations == {"during", "prepare_all_reduce", "batch_isend_irecv"}
+    assert moving - operations == {"during", "prepare", "batch_isend_irecv"}
     assert operations | {name for names in KINDS.values() for name in names} == OPERATIONS
 
 
@@ -479,7 +498,7 @@ def run_unknown_operation() -> None:
     finally:
         logging.getLogger("comm").removeHandler(handler)
         dist.configure(enabled=False, prof_all=True, prof_ops=[])
-    assert said == ["prof_ops: 'allreduce' is the name of no operation that is recorded; did you mean 'all_reduce'?"]
+    assert said == ["prof_ops: 'allreduce' is no operation: only calls with that log_name are recorded; did you mean 'all_reduce'?"]
 
 
 def test_operations_that_do_not_exist_are_worth_a_word(pools: Pools) -> None:
@@ -533,7 +552,7 @@ def run_straggler() -> tuple[bool, str]:
         with contextlib.redirect_stdout(out):
             table = dist.log_summary(show_straggler=True, return_dict=True)
     assert table is not None
-    return table["all_reduce"][16][0]["total_s"] > 0.2, out.getvalue()
+    return table["summary"]["all_reduce"][16]["total_latency_ms"] > 200, out.getvalue()
 
 
 def test_stragglers_make_the_others_wait(pools: Pools) -> None:
@@ -556,13 +575,18 @@ def run_settings() -> tuple[list[str], list[tuple[str, int]], list[str]]:
     with observing(prof_all=False, prof_ops=["broadcast"]):
         dist.all_reduce(torch.ones(4))
         dist.broadcast(torch.ones(4), 0)
-        chosen = sorted(dist.log_summary(return_dict=True) or {})
+        dist.all_reduce(torch.ones(4), log_name="mine")
+        dist.all_reduce(torch.ones(4), log_name="chosen", prof=True)
+        dist.reduce_scatter_tensor(torch.ones(1), tensor=torch.ones(2), prof=True)
+        dist.broadcast(torch.ones(4), 0, None, False, None, False, "mine", "ignored")  # in DeepSpeed's order
+        dist.configure(prof_ops=["mine"])
+        dist.all_reduce(torch.ones(4), log_name="mine", async_op=True).wait()
+        chosen = sorted(recorded())
     with observing(debug=True):
         some_function()
         another_function()
         another_function()
-        table = dist.log_summary(return_dict=True) or {}
-        callers = [(row["caller"], row["calls"]) for row in table["all_reduce"][16]]
+        callers = [(name.partition(" | ")[2], sizes[16]["count"]) for name, sizes in recorded().items()]
     with observing(verbose=True), logged() as log:
         some_function()
     return chosen, callers, [message for _, message in log.lines]
@@ -570,8 +594,8 @@ def run_settings() -> tuple[list[str], list[tuple[str, int]], list[str]]:
 
 def test_settings_of_the_logger(pools: Pools) -> None:
     for chosen, callers, lines in pools(2).run(run_settings):
-        assert chosen == ["broadcast"]
-        assert callers == [("another_function", 2), ("some_function", 1)]
+        assert chosen == ["broadcast", "chosen", "mine", "reduce_scatter_tensor"]
+        assert callers == [("[Caller Func: another_function]", 2), ("[Caller Func: some_function]", 1)]
         (line,) = lines
         assert line.startswith("all_reduce | size: 16 B | time: ")
         assert "algbw: " in line

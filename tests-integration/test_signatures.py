@@ -72,7 +72,8 @@ DIFFERENCES: dict[tuple[str, str], Difference] = {
         "device_types",
         "get_store",
         "get_timeout",
-        "prepare_all_reduce",
+        "during",
+        "prepare",
     ),
     **_absent(
         "torch.distributed",
@@ -83,7 +84,8 @@ DIFFERENCES: dict[tuple[str, str], Difference] = {
         "device_types",
         "get_store",
         "get_timeout",
-        "prepare_all_reduce",
+        "during",
+        "prepare",
     ),
     **_absent(
         "torch.distributed",

@@ -50,8 +50,8 @@ def test_ranks_that_never_come_are_a_timeout() -> None:
 def destroyed_under_us() -> None:
     backend = provider.initialize(Setup("gloo", 0, 1, HashStore()))
     backend.all_reduce(torch.ones(1))
-    backend.prepare_all_reduce("sum")(torch.ones(1))
-    prepared = backend.prepare_all_reduce("sum")
+    backend.prepare("all_reduce", None, "sum")(torch.ones(1))
+    prepared = backend.prepare("all_reduce", None, "sum")
     group = backend.create_group([0], "alone")
     backend.all_reduce(torch.ones(1), "sum", group)
     torch.distributed.destroy_process_group(group)

@@ -51,6 +51,9 @@ class StandIn:
         if self.problem is not None:
             raise self.problem
 
+    def during(self, call: str, timeout: timedelta | None = None) -> Any:
+        return self
+
     def get_rank(self, group: Any = None) -> int:
         return 1
 
@@ -123,13 +126,18 @@ def test_a_mesh_is_no_group_but_has_some() -> None:
         is_member("send", DeviceMesh())
 
 
-def test_entering_a_backend_that_can_name_the_call() -> None:
+def test_the_backend_knows_the_call_and_how_long_it_may_take() -> None:
     class Naming(StandIn):
-        def during(self, call: str) -> str:
-            return f"backend for {call}"
+        def during(self, call: str, timeout: timedelta | None = None) -> str:
+            return f"backend for {call} of {timeout}"
 
     activate(Naming())  # type: ignore[arg-type]
-    assert enter("gather", None) == "backend for gather"  # type: ignore[comparison-overlap]
+    entered: Any = enter("gather", None)
+    assert entered == "backend for gather of None"
+    entered = enter("gather", None, 2.5)
+    assert entered == "backend for gather of 0:00:02.500000"
+    with pytest.raises(ArgumentError, match=r"^gather: timeout: got 0; expected"):
+        enter("gather", None, 0)
 
 
 def test_membership() -> None:

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from comm_orchestrator import listening
+from comm_orchestrator import listening, reaching
 from comm_orchestrator.meeting import Deadline
 from comm_utils.errors import CommTimeoutError, LaunchError
 
@@ -48,11 +48,11 @@ def test_a_store_on_the_listener_and_its_clients() -> None:
     listener = listening.listen("127.0.0.1", 0, alone=True)
     port = listener.getsockname()[1]
     store = listening.serve(listener, LIMIT)
-    assert listening.reach("127.0.0.1", port, Deadline(5), "here") == "127.0.0.1"
-    client = listening.connect("127.0.0.1", port, Deadline(5), LIMIT)
+    assert reaching.reach("127.0.0.1", port, Deadline(5), "here") == "127.0.0.1"
+    client = reaching.connect("127.0.0.1", port, Deadline(5), LIMIT)
     client.set("key", "value")
     assert store.get("key") == b"value"
-    assert listening.leads_here("127.0.0.1", port) == ""
+    assert reaching.leads_here("127.0.0.1", port) == ""
     # Somebody still holds the store of the last world: the next one is made in the same server.
     again = listening.serve_again("127.0.0.1", port, LIMIT)
     assert again.get("key") == b"value"
@@ -69,7 +69,7 @@ def test_one_who_comes_late_is_waited_for() -> None:
     timer = threading.Timer(0.4, lambda: servers.append(socket.create_server(("127.0.0.1", port))))
     timer.start()
     start = time.monotonic()
-    assert listening.reach("127.0.0.1", port, Deadline(10), "here") == "127.0.0.1"
+    assert reaching.reach("127.0.0.1", port, Deadline(10), "here") == "127.0.0.1"
     assert time.monotonic() - start >= 0.4
     timer.join()
     servers[0].close()
@@ -85,19 +85,48 @@ def test_one_who_comes_late_is_waited_for() -> None:
 def test_one_who_never_comes(host: str, error: type[Exception], text: str) -> None:
     start = time.monotonic()
     with pytest.raises(error) as caught:
-        listening.reach(host, 1, Deadline(0.3), "told")
+        reaching.reach(host, 1, Deadline(0.3), "told")
     assert str(caught.value).startswith(text)
     assert time.monotonic() - start < 2
-    assert listening.leads_here(host, 1) != ""
+    assert reaching.leads_here(host, 1) != ""
 
 
-def test_something_that_is_no_store() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (None, CommTimeoutError, "does not answer"),
+        (b"HTTP/1.1 400 Bad Request", reaching.ConnectionEndedError, "answers with b'HTTP'"),
+        (b"", reaching.ConnectionEndedError, "(hangs up|Connection reset by peer)"),
+    ],
+)
+def test_something_that_is_no_store(
+    answer: bytes | None, error: type[Exception], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            with server.accept()[0] as client:
+                client.sendall(answer or b"")
+
+        if answer is not None:
+            threading.Thread(target=serve, daemon=True).start()
         start = time.monotonic()
-        with pytest.raises(CommTimeoutError, match=r"does not answer like a store of torch\.distributed") as caught:
-            listening.connect("127.0.0.1", silent.getsockname()[1], Deadline(0.5), LIMIT)
+        with pytest.raises(error, match=rf"is no store of torch\.distributed: it {said}") as caught:
+            reaching.connect("127.0.0.1", port, Deadline(0.5), LIMIT)
         assert f"there listens pid {os.getpid()}, " in str(caught.value)
+        assert str(caught.value).endswith("set MASTER_PORT to a free port")
         assert time.monotonic() - start < 3
+        assert [thread.name for thread in threading.enumerate() if thread.name == "comm-connect"] == []
+    assert capfd.readouterr().err == ""  # no page of C++ stack frames
+
+
+def test_an_address_that_leads_to_somebody_else() -> None:
+    """As a proxy may accept connections for any host: rank 0, whose store runs, can say so."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert "127.0.0.1" in reaching.leads_here("127.0.0.1", port)
+        assert "does not answer from there" in reaching.leads_here("127.0.0.1", port)
 
 
 def test_waiting_is_no_secret(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

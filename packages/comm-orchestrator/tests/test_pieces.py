@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from comm_orchestrator import devices
-from comm_orchestrator.aliases import ALIASES, accepting_aliases
 from comm_orchestrator.environment import applied
+from comm_orchestrator.facade.compatible import ALIASES, LABELS, compatible
 from comm_utils import ArgumentTypeError
 
 
@@ -35,7 +35,7 @@ def all_to_all_single(output: int, input: int) -> tuple[int, int]:
 
 
 def test_aliases_become_the_parameters_they_stand_for() -> None:
-    call: Any = accepting_aliases(all_to_all_single)
+    call: Any = compatible(all_to_all_single)
     assert call(1, 2) == (1, 2)
     assert call(output_tensor=1, input_tensor=2) == (1, 2)
     assert call(1, input=2) == (1, 2)
@@ -45,10 +45,19 @@ def test_aliases_become_the_parameters_they_stand_for() -> None:
         call(1, 2, no_such=3)
 
 
-def test_a_function_without_aliases_stays_itself() -> None:
-    def all_reduce() -> None: ...
-
-    assert accepting_aliases(all_reduce) is all_reduce
+def test_what_deepspeed_tells_its_logger_is_accepted_by_name_and_by_position() -> None:
+    call: Any = compatible(all_to_all_single)
+    assert LABELS == ("prof", "log_name", "debug")
+    assert call(1, 2, prof=True, log_name="mine", debug="text") == (1, 2)
+    assert call(1, 2, True, "mine", "text") == (1, 2)
+    assert call(output=1, tensor=2, log_name=None) == (1, 2)
+    with pytest.raises(ArgumentTypeError, match="all_to_all_single: log_name: got 3; expected a string"):
+        call(1, 2, log_name=3)
+    with pytest.raises(TypeError, match="positional"):
+        call(1, 2, True, "mine", "text", "one too many")
+    plain: Any = compatible(all_to_all_single, labels=False)
+    with pytest.raises(TypeError, match="prof"):
+        plain(1, 2, prof=True)
 
 
 def test_every_alias_names_a_parameter_of_its_function() -> None:

@@ -11,11 +11,10 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup
+from torch.distributed import GroupMember, ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
-from comm_backend_torch.reduce_ops import OptionsTable, set_async
-from comm_backend_torch.work import TorchWork
+from comm_backend_torch.reduce_ops import OptionsTable
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
 
@@ -39,41 +38,81 @@ class Collectives(World):
     def all_reduce(
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
     ) -> Work | None:
-        pg: Any = internals._world.default_pg if group is None else group
-        try:
-            if async_op:
-                work = pg.allreduce([tensor], self._all_reduce_async[op])
-                return TorchWork(work, tensor, partial(self._failure, "all_reduce", group))
-            work = pg.allreduce([tensor], self._all_reduce[op])
-            if work is not None:
-                work.wait()
-        except RuntimeError as error:
-            raise self._failure("all_reduce", group, error) from error
-        return None
+        pg: Any = GroupMember.WORLD if group is None else group
+        options = (self._all_reduce_async if async_op else self._all_reduce)[op]
+        if self._limit is not None:
+            reduction, options = options.reduceOp, self._options(internals.AllreduceOptions, async_op)
+            options.reduceOp = reduction
+        work = self._start("all_reduce", group, pg.allreduce, [tensor], options)
+        return self._finish("all_reduce", work, tensor, group, async_op)
 
-    def prepare_all_reduce(
-        self, op: object = "sum", group: ProcessGroup | None = None
-    ) -> Callable[[torch.Tensor], None]:
-        world, pg = internals._world, self._state(group).pg
-        this = self.during("all_reduce")  # inference_all_reduce goes the same way
-        allreduce, options = pg.allreduce, self._all_reduce[op]
+    def prepare(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> Callable[..., None]:
+        pg = self._state(group).pg
+        this = self if self._call else self.during(operation)
+        method, settled, again = this._settled(operation, pg, op, position)
 
-        def call(tensor: torch.Tensor) -> None:
-            if (
-                group is None and world.default_pg is not pg
-            ):  # destroyed, and perhaps made anew, through torch.distributed
-                this.prepared.clear()
-                this._state(None)
-                this.all_reduce(tensor, op)
+        def replaced() -> bool:
+            """The world was destroyed, and perhaps made anew, through torch.distributed."""
+            if group is not None or GroupMember.WORLD is pg:
+                return False
+            this.prepared.clear()
+            this._state(None)
+            return True
+
+        def on_list(tensor: torch.Tensor) -> None:
+            if group is None and GroupMember.WORLD is not pg and replaced():
+                again(tensor)
                 return
             try:
-                work = allreduce([tensor], options)
+                work = method([tensor], settled)
                 if work is not None:
                     work.wait()
             except RuntimeError as error:
-                raise this._failure("all_reduce", group, error) from error
+                raise this._failure(operation, group, error) from error
 
-        return call
+        def on_tensors(*tensors: torch.Tensor) -> None:
+            if group is None and GroupMember.WORLD is not pg and replaced():
+                again(*tensors)
+                return
+            try:
+                work = method(*tensors, settled)
+                if work is not None:
+                    work.wait()
+            except RuntimeError as error:
+                raise this._failure(operation, group, error) from error
+
+        return on_list if operation in ("all_reduce", "broadcast") else on_tensors
+
+    def _settled(
+        self, operation: str, pg: Any, op: object, position: int | None
+    ) -> tuple[Callable[..., Any], Any, Callable[..., object]]:
+        """The group's method and its options; and the way to go if the group was replaced."""
+        if operation == "all_reduce":
+            return pg.allreduce, self._all_reduce[op], lambda tensor: self.all_reduce(tensor, op)
+        if operation == "broadcast":
+            options = self._options(internals.BroadcastOptions, False)
+            options.rootRank, options.rootTensor = position, 0
+            return pg.broadcast, options, lambda tensor: self.broadcast(tensor, None, None, False, position)
+        if operation == "all_gather_into_tensor":
+            options = self._options(internals.AllgatherOptions, False)
+            return getattr(pg, _ALL_GATHER), options, self.all_gather_into_tensor
+        if operation == "reduce_scatter_tensor":
+            options = self._options(internals.ReduceScatterOptions, False)
+            options.reduceOp = self._all_reduce[op].reduceOp
+            again = partial(self.reduce_scatter_tensor, op=op)
+            return getattr(pg, _REDUCE_SCATTER), options, again
+        if operation == "all_to_all_single":
+            exchange, options = getattr(pg, _ALL_TO_ALL), self._options(internals.AllToAllOptions, False)
+            return (
+                lambda output, input, options: exchange(output, input, [], [], options),
+                options,
+                self.all_to_all_single,
+            )
+        if operation == "barrier":
+            return pg.barrier, self._barrier_options(pg, False), self.barrier
+        raise ValueError(f"there is no short way to {operation}")
 
     def reduce(
         self,
@@ -85,7 +124,7 @@ class Collectives(World):
         group_dst: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(internals.ReduceOptions(), async_op)
+        options = self._options(internals.ReduceOptions, async_op)
         options.reduceOp = self._all_reduce[op].reduceOp
         options.rootRank = state.position(dst, group_dst)
         work = self._start("reduce", group, state.pg.reduce, [tensor], options)
@@ -100,7 +139,7 @@ class Collectives(World):
         group_src: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(internals.BroadcastOptions(), async_op)
+        options = self._options(internals.BroadcastOptions, async_op)
         options.rootRank = state.position(src, group_src)
         options.rootTensor = 0
         work = self._start("broadcast", group, state.pg.broadcast, [tensor], options)
@@ -114,7 +153,7 @@ class Collectives(World):
         async_op: bool = False,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(internals.AllgatherOptions(), async_op)
+        options = self._options(internals.AllgatherOptions, async_op)
         work = self._start("all_gather", group, state.pg.allgather, [tensor_list], [tensor], options)
         return self._finish("all_gather", work, tensor_list, group, async_op)
 
@@ -126,7 +165,7 @@ class Collectives(World):
         async_op: bool = False,
     ) -> Work | None:
         method = getattr(self._state(group).pg, _ALL_GATHER)
-        options = set_async(internals.AllgatherOptions(), async_op)
+        options = self._options(internals.AllgatherOptions, async_op)
         work = self._start("all_gather_into_tensor", group, method, output_tensor, input_tensor, options)
         return self._finish("all_gather_into_tensor", work, output_tensor, group, async_op)
 
@@ -139,7 +178,7 @@ class Collectives(World):
         async_op: bool = False,
     ) -> Work | None:
         method = getattr(self._state(group).pg, _REDUCE_SCATTER)
-        options = set_async(internals.ReduceScatterOptions(), async_op)
+        options = self._options(internals.ReduceScatterOptions, async_op)
         options.reduceOp = self._all_reduce[op].reduceOp
         work = self._start("reduce_scatter_tensor", group, method, output, input, options)
         return self._finish("reduce_scatter_tensor", work, output, group, async_op)
@@ -154,7 +193,7 @@ class Collectives(World):
         async_op: bool = False,
     ) -> Work | None:
         method = getattr(self._state(group).pg, _ALL_TO_ALL)
-        options = set_async(internals.AllToAllOptions(), async_op)
+        options = self._options(internals.AllToAllOptions, async_op)
         splits = list(output_split_sizes or ()), list(input_split_sizes or ())
         work = self._start("all_to_all_single", group, method, output, input, *splits, options)
         return self._finish("all_to_all_single", work, output, group, async_op)
@@ -169,7 +208,7 @@ class Collectives(World):
         group_dst: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(internals.GatherOptions(), async_op)
+        options = self._options(internals.GatherOptions, async_op)
         options.rootRank = state.position(dst, group_dst)
         outputs = [gather_list] if gather_list else []
         work = self._start("gather", group, state.pg.gather, outputs, [tensor], options)
@@ -185,28 +224,27 @@ class Collectives(World):
         group_src: int | None = None,
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(internals.ScatterOptions(), async_op)
+        options = self._options(internals.ScatterOptions, async_op)
         options.rootRank = state.position(src, group_src)
         inputs = [scatter_list] if scatter_list else []
         work = self._start("scatter", group, state.pg.scatter, [tensor], inputs, options)
         return self._finish("scatter", work, tensor, group, async_op)
 
     def barrier(
-        self,
-        group: ProcessGroup | None = None,
-        async_op: bool = False,
-        device_ids: list[int] | None = None,
-        timeout: timedelta | None = None,
+        self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: list[int] | None = None
     ) -> Work | None:
         state = self._state(group)
-        options = set_async(internals.BarrierOptions(), async_op)
+        options = self._barrier_options(state.pg, async_op)
         if device_ids is not None:
             options.device_ids = device_ids
-        if timeout is not None:
-            options.timeout = timeout
-        # torch picks the accelerator where the group serves one, as its own function does.
-        device = next((device for device in state.libraries if device != "cpu"), "cpu")
-        if hasattr(options, "device") and "cpu" not in state.libraries:
-            options.device = torch.device(device)
         work = self._start("barrier", group, state.pg.barrier, options)
         return self._finish("barrier", work, None, group, async_op)
+
+    def _barrier_options(self, pg: ProcessGroup, async_op: bool) -> Any:
+        options = self._options(internals.BarrierOptions, async_op)
+        # torch picks the accelerator where the group serves one, as its own function does.
+        libraries = self._state(pg).libraries
+        device = next((device for device in libraries if device != "cpu"), "cpu")
+        if hasattr(options, "device") and "cpu" not in libraries:
+            options.device = torch.device(device)
+        return options

@@ -22,7 +22,7 @@ __all__ = ["GroupState", "create"]
 class GroupState:
     """Facts about one process group, looked up once."""
 
-    __slots__ = ("broken", "by_global", "capabilities", "libraries", "pg", "rank", "ranks")
+    __slots__ = ("broken", "by_global", "capabilities", "devices", "libraries", "pg", "rank", "ranks")
 
     def __init__(self, pg: ProcessGroup) -> None:
         self.pg = pg
@@ -30,6 +30,7 @@ class GroupState:
         self.rank: int = c10d.get_rank(pg)
         self.by_global = {rank: position for position, rank in enumerate(self.ranks)}
         self.libraries = device_libraries(c10d.get_backend_config(pg))
+        self.devices = tuple(self.libraries)
         self.capabilities: dict[str, Capabilities] = {
             device: capabilities_of(library) for device, library in self.libraries.items()
         }

@@ -78,7 +78,7 @@ class PointToPoint(World):
         self, operation: str, work: Any, tensor: torch.Tensor, state: GroupState, group: ProcessGroup | None
     ) -> Work:
         kind = PolledWork if state.libraries.get(tensor.device.type) == "gloo" else TorchWork
-        return kind(work, tensor, partial(self._failure, operation, group))
+        return kind(work, tensor, partial(self._failure, operation, group), self._limit)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
         first = p2p_op_list[0]
@@ -87,7 +87,8 @@ class PointToPoint(World):
         # Only torch's own function opens the coalescing that device libraries need against deadlocks.
         works = c10d.batch_isend_irecv(p2p_op_list)
         result = [p2p.tensor for p2p in p2p_op_list]
-        return [TorchWork(work, result, partial(self._failure, "batch_isend_irecv", first.group)) for work in works]
+        failure = partial(self._failure, "batch_isend_irecv", first.group)
+        return [TorchWork(work, result, failure, self._limit) for work in works]
 
     def _one_of_a_batch(self, p2p: Any) -> Work:
         if p2p.op is c10d.isend:

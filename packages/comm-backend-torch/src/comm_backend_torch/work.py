@@ -33,14 +33,20 @@ def _seconds(timeout: float | timedelta) -> float:
 
 
 class TorchWork:
-    """A c10d work handle. Attributes that are c10d's own (``get_future`` ...) are passed through."""
+    """A c10d work handle. Attributes that are c10d's own (``get_future`` ...) are passed through.
 
-    __slots__ = ("_failure", "_result", "_translate", "_work")
+    Args:
+        limit: how long the operation may take, instead of the group's timeout.
+    """
 
-    def __init__(self, work: Any, result: Any, translate: Translate) -> None:
+    __slots__ = ("_failure", "_limit", "_result", "_translate", "_waited", "_work")
+
+    def __init__(self, work: Any, result: Any, translate: Translate, limit: timedelta | None = None) -> None:
         self._work = work
         self._result = result
         self._translate = translate
+        self._limit = limit
+        self._waited = False
         self._failure: BaseException | None = None
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
@@ -50,11 +56,18 @@ class TorchWork:
         if limit_s is not None:
             return self._wait_for(limit_s)
         try:
-            self._work.wait()
+            self._wait_to_the_end()
         except RuntimeError as error:
             self._failure = self._translate(error)
             raise self._failure from error
+        self._waited = True
         return True
+
+    def _wait_to_the_end(self) -> None:
+        if self._limit is None:
+            self._work.wait()
+        else:
+            self._work.wait(self._limit)
 
     def _wait_for(self, timeout_s: float) -> bool:
         if timeout_s < 0.001 and not self._work.is_completed():
@@ -86,7 +99,7 @@ class TorchWork:
         return self._result
 
     def __del__(self) -> None:
-        work = getattr(self, "_work", None)
+        work = None if getattr(self, "_waited", True) else self._work
         if work is not None and not work.is_completed():
             _abandoned[:] = [one for one in _abandoned if not one.is_completed()]
             _abandoned.append(work)
@@ -107,8 +120,8 @@ class PolledWork(TorchWork):
 
     __slots__ = ("_done", "_lock", "_waiter")
 
-    def __init__(self, work: Any, result: Any, translate: Translate) -> None:
-        super().__init__(work, result, translate)
+    def __init__(self, work: Any, result: Any, translate: Translate, limit: timedelta | None = None) -> None:
+        super().__init__(work, result, translate, limit)
         self._waiter: threading.Thread | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -125,7 +138,7 @@ class PolledWork(TorchWork):
 
     def _wait_in_thread(self) -> None:
         try:
-            self._work.wait()
+            self._wait_to_the_end()
         except BaseException as error:
             self._failure = self._translate(error)
         finally:

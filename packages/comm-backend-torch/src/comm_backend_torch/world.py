@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from datetime import timedelta
 from functools import partial
@@ -11,13 +11,14 @@ from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as c10d
-from torch.distributed import ProcessGroup, Store
+from torch.distributed import GroupMember, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch import groups
 from comm_backend_torch.failures import classify, in_short, told
 from comm_backend_torch.groups import GroupState
 from comm_backend_torch.process_group import check_available
+from comm_backend_torch.reduce_ops import set_async
 from comm_backend_torch.work import TorchWork
 from comm_utils.backend import Capabilities, Work
 from comm_utils.errors import BackendUnavailableError, NotInitializedError
@@ -40,19 +41,23 @@ class World:
 
     #: Overrides the names of operations in failures.
     _call = ""
+    #: How long an operation may take, instead of the group's timeout.
+    _limit: timedelta | None = None
 
     def __init__(self, timeout: timedelta | None = None) -> None:
         self._timeout = timeout
         self._groups: dict[ProcessGroup, GroupState] = {}
-        self.prepared: dict[Any, Callable[[torch.Tensor], None]] = {}
+        self.prepared: dict[object, Any] = {}
         self._views: dict[str, Any] = {}
 
-    def during(self: T, call: str) -> T:
-        """The same, with everything shared, except that failures name ``call``, which the user made."""
+    def during(self: T, call: str, timeout: timedelta | None = None) -> T:
         view = self._views.get(call)
         if view is None:
             view = self._views[call] = copy(self)
             view._call = call
+        if timeout is not None:
+            view = copy(view)
+            view._limit = timeout
         return cast(T, view)
 
     # --- who is where
@@ -61,7 +66,7 @@ class World:
         return c10d.is_initialized()
 
     def _state(self, group: ProcessGroup | None) -> GroupState:
-        pg = internals._world.default_pg if group is None else group
+        pg = GroupMember.WORLD if group is None else group
         state = self._groups.get(pg)  # type: ignore[arg-type]
         if state is None:
             state = self._remember(pg)
@@ -110,7 +115,7 @@ class World:
         return self._timeout
 
     def device_types(self, group: ProcessGroup | None = None) -> tuple[str, ...]:
-        return tuple(self._state(group).libraries)
+        return self._state(group).devices
 
     def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
         return self._state(group).capabilities[device_type]
@@ -175,7 +180,8 @@ class World:
         else:
             state.broken = f"{name}: {short}"
             self.prepared.clear()
-            text = told(kind, name, str(state), state.ranks[state.rank], error, state.timeout_s())
+            limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
+            text = told(kind, name, str(state), state.ranks[state.rank], error, limit_s)
             failure = kind(f"{text}. The group cannot be used any more: {state.how_to_go_on()} [{short}]")
         failure.__cause__ = error
         return failure
@@ -184,13 +190,23 @@ class World:
         self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool
     ) -> Work | None:
         if async_op:
-            return TorchWork(work, result, partial(self._failure, operation, group))
+            return TorchWork(work, result, partial(self._failure, operation, group), self._limit)
         if work is not None:
             try:
-                work.wait()
+                if self._limit is None:
+                    work.wait()
+                else:
+                    work.wait(self._limit)
             except RuntimeError as error:
                 raise self._failure(operation, group, error) from error
         return None
+
+    def _options(self, kind: type, async_op: bool) -> Any:
+        """Options of c10d for one operation."""
+        options = set_async(kind(), async_op)
+        if self._limit is not None:
+            options.timeout = self._limit
+        return options
 
     def _start(self, operation: str, group: ProcessGroup | None, method: Any, *args: Any) -> Any:
         try:

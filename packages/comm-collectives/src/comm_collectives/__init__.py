@@ -19,8 +19,9 @@ from comm_collectives.groups import (
     monitored_barrier,
     new_group,
 )
-from comm_collectives.instrumentation import bare_backend, instrument
+from comm_collectives.instrumentation import bare_backend, instrument, labelled
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from comm_collectives.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 
 __all__ = [
     "P2POp",
@@ -51,8 +52,11 @@ __all__ = [
     "instrument",
     "irecv",
     "isend",
+    "labelled",
     "monitored_barrier",
     "new_group",
+    "new_subgroups",
+    "new_subgroups_by_enumeration",
     "recv",
     "reduce",
     "reduce_scatter",
@@ -60,4 +64,5 @@ __all__ = [
     "reduce_scatter_tensor",
     "scatter",
     "send",
+    "split_group",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.distributed import GroupMember, ProcessGroup
@@ -68,13 +68,16 @@ def active(call: str) -> Backend:
         raise NotInitializedError(f"{call}: {error}") from None
 
 
-def enter(call: str, group: ProcessGroup | None) -> Backend | None:
+def enter(call: str, group: ProcessGroup | None, timeout: float | timedelta | None = None) -> Backend | None:
     """The backend for a call on ``group``; None where this rank is not a member and the call is a no-op.
 
-    Where the backend can, failures and records of what travels name ``call``.
+    Failures and records of what travels name ``call``.
+
+    Args:
+        timeout: of this call, in place of the group's.
 
     Raises:
-        NotInitializedError, BrokenGroupError, ArgumentTypeError
+        NotInitializedError, BrokenGroupError, ArgumentTypeError, ArgumentError
     """
     backend = slot.backend
     if is_member(call, group):
@@ -82,8 +85,7 @@ def enter(call: str, group: ProcessGroup | None) -> Backend | None:
             backend.check_group(group)
         except (BrokenGroupError, NotInitializedError) as error:
             raise type(error)(f"{call}: {error}") from None
-        during = getattr(backend, "during", None)
-        return backend if during is None else cast(Backend, during(call))
+        return backend.during(call) if timeout is None else backend.during(call, as_timedelta(call, timeout))
     if call not in _warned:
         _warned.add(call)
         logger.warning("%s: this rank is not a member of the group; the call does nothing", call)
@@ -94,14 +96,15 @@ def check_tensor(
     call: str, name: str, value: Any, backend: Backend, group: ProcessGroup | None, *, written: bool = False
 ) -> None:
     """``value`` is a tensor that ``backend`` can read for ``group``, and write in place if ``written``."""
-    if not isinstance(value, torch.Tensor):
-        raise ArgumentTypeError(f"{call}: {name}: got {describe(value)}; expected a tensor")
+    if type(value) is not torch.Tensor:
+        if not isinstance(value, torch.Tensor):
+            raise ArgumentTypeError(f"{call}: {name}: got {describe(value)}; expected a tensor")
+        if hasattr(value, "to_local"):
+            raise ArgumentTypeError(
+                f"{call}: {name}: got a {type(value).__name__}; pass {name}.to_local(), this rank's part"
+            )
     if value.is_nested:
         raise ArgumentTypeError(f"{call}: {name}: got a nested tensor; pass the tensors in it one by one")
-    if hasattr(value, "to_local"):
-        raise ArgumentTypeError(
-            f"{call}: {name}: got a {type(value).__name__}; pass {name}.to_local(), this rank's part"
-        )
     if value.layout is not torch.strided:
         raise ArgumentTypeError(
             f"{call}: {name}: got a sparse tensor ({value.layout}); sparse tensors are not supported, pass "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,7 +23,12 @@ __all__ = ["all_gather_coalesced", "all_reduce_coalesced", "reduce_scatter_coale
 
 
 def all_reduce_coalesced(
-    tensors: Sequence[torch.Tensor], op: Any = "sum", group: ProcessGroup | None = None, async_op: bool = False
+    tensors: Sequence[torch.Tensor],
+    op: Any = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """``all_reduce`` of many tensors, one exchange for each dtype among them.
 
@@ -31,7 +37,7 @@ def all_reduce_coalesced(
         op: as for ``all_reduce``.
     """
     call = "all_reduce_coalesced"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return None
     _check_tensors(call, "tensors", tensors, backend, group, written=True)
@@ -54,6 +60,8 @@ def all_gather_coalesced(
     input_tensors: Sequence[torch.Tensor],
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """``all_gather`` of many tensors, of any mix of dtypes, in one exchange.
 
@@ -63,7 +71,7 @@ def all_gather_coalesced(
         input_tensors: any shapes and dtypes on one device, the same on every rank; only read.
     """
     call = "all_gather_coalesced"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return None
     _check_tensors(call, "input_tensors", input_tensors, backend, group)
@@ -106,7 +114,12 @@ def all_gather_coalesced(
 
 
 def reduce_scatter_coalesced(
-    tensors: Sequence[torch.Tensor], group: ProcessGroup | None = None, op: Any = "avg", async_op: bool = False
+    tensors: Sequence[torch.Tensor],
+    group: ProcessGroup | None = None,
+    op: Any = "avg",
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Any:
     """Reduce many tensors and return this rank's part of each, in one exchange for each dtype among them.
 
@@ -121,7 +134,7 @@ def reduce_scatter_coalesced(
         One-dimensional tensors, in the order of ``tensors``; with ``async_op`` a handle whose ``result()`` they are.
     """
     call = "reduce_scatter_coalesced"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return None
     _check_tensors(call, "tensors", tensors, backend, group)

@@ -2,7 +2,8 @@
 
 Throughout this package *W* is the size of the group, ``group=None`` the world group; ``src`` and ``dst`` are global
 ranks, ``group_src`` and ``group_dst`` ranks within the group. ``async_op=True`` returns a
-:class:`comm_utils.backend.Work`. A rank that is not a member of ``group`` does nothing and gets None.
+:class:`comm_utils.backend.Work`. ``timeout``, in seconds or as a timedelta, is how long this call may take, instead of
+the group's timeout; what it ends in is the same. A rank that is not a member of ``group`` does nothing and gets None.
 
 Errors common to all: ``NotInitializedError``; ``ArgumentError`` (a ``ValueError``) for what this rank's own arguments
 show to be wrong, before anything is sent; ``BrokenGroupError``, ``PeerLostError`` and ``CommTimeoutError`` (a
@@ -11,6 +12,7 @@ show to be wrong, before anything is sent; ``BrokenGroupError``, ``PeerLostError
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +20,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import reduction, traced
-from comm_collectives.arguments import as_timedelta, check_tensor, enter, group_rank_of
+from comm_collectives import prepared, reduction, traced
+from comm_collectives.arguments import check_tensor, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
 from comm_collectives.work import deliver
 from comm_utils.active import slot
@@ -31,7 +33,12 @@ __all__ = ["all_reduce", "barrier", "broadcast", "inference_all_reduce", "reduce
 
 
 def all_reduce(
-    tensor: torch.Tensor, op: Any = "sum", group: ProcessGroup | None = None, async_op: bool = False
+    tensor: torch.Tensor,
+    op: Any = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """Reduce ``tensor`` element by element over all ranks and leave the result on every one.
 
@@ -48,12 +55,12 @@ def all_reduce(
     try:
         call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
         # An integer equals an enumerator of torch's, and is no op all the same.
-        if async_op or not (call and tensor.is_contiguous()) or tensor.is_neg() or isinstance(op, int):
+        if async_op or timeout or not (call and tensor.is_contiguous()) or tensor.is_neg() or isinstance(op, int):
             call = None
     except (AttributeError, RuntimeError, TypeError):
         call = None  # not a strided tensor, not an op, not initialised: the full check says so
     if call is None:
-        return _all_reduce_checked("all_reduce", tensor, op, group, async_op)
+        return _all_reduce_checked("all_reduce", tensor, op, group, async_op, timeout)
     try:
         call(tensor)
     except NotImplementedError:  # not a kind of tensor that c10d knows, and nothing was sent: the full check says so
@@ -62,38 +69,52 @@ def all_reduce(
 
 
 def _all_reduce_checked(
-    name: str, tensor: torch.Tensor, op: Any, group: ProcessGroup | None, async_op: bool
+    name: str,
+    tensor: torch.Tensor,
+    op: Any,
+    group: ProcessGroup | None,
+    async_op: bool,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
-    backend = enter(name, group)
+    backend = enter(name, group, timeout)
     if backend is None:
         return None
     check_tensor(name, "tensor", tensor, backend, group, written=True)
     reduce_op = parse_reduce_op(op, name)
     if (reduce_op, tensor.dtype) in backend.capabilities(group, tensor.device.type).reductions:
-        backend.prepared[op, tensor.dtype, tensor.device, group] = backend.prepare_all_reduce(op, group)
+        like = (op, tensor.dtype, tensor.device, group)
+        key = like if name == "all_reduce" else (name, *like)  # they are recorded apart
+        prepared.remember(backend, key, backend.prepare("all_reduce", group, op))
         if tensor.is_contiguous():
             return backend.all_reduce(tensor, op, group, async_op)
     return reduction.all_reduce(backend, tensor, reduce_op, group, async_op, name)
 
 
-def inference_all_reduce(tensor: torch.Tensor, op: Any = "sum", group: ProcessGroup | None = None) -> None:
+def inference_all_reduce(
+    tensor: torch.Tensor,
+    op: Any = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
+) -> Work | None:
     """:func:`all_reduce` by the path of lowest latency that the active backend has."""
     if is_dynamo_compiling():
-        traced.all_reduce(tensor, op, group, False)
-        return
+        return traced.all_reduce(tensor, op, group, async_op)
+    name = "inference_all_reduce"
     try:  # as in all_reduce, which cannot share these lines without paying for a call
-        call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
-        if not (call and tensor.is_contiguous()) or tensor.is_neg() or isinstance(op, int):
+        call = slot.backend.prepared.get((name, op, tensor.dtype, tensor.device, group))
+        if async_op or timeout or not (call and tensor.is_contiguous()) or tensor.is_neg() or isinstance(op, int):
             call = None
     except (AttributeError, RuntimeError, TypeError):
         call = None
     if call is None:
-        _all_reduce_checked("inference_all_reduce", tensor, op, group, False)
-        return
+        return _all_reduce_checked(name, tensor, op, group, async_op, timeout)
     try:
         call(tensor)
     except NotImplementedError:
-        _all_reduce_checked("inference_all_reduce", tensor, op, group, False)
+        return _all_reduce_checked(name, tensor, op, group, async_op)
+    return None
 
 
 def reduce(
@@ -103,6 +124,8 @@ def reduce(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """Reduce ``tensor`` over all ranks into the one of ``dst``; on every other rank it stays as it was, bit for bit.
 
@@ -111,7 +134,7 @@ def reduce(
             ``dst``, where it is overwritten with the result.
         op: as for :func:`all_reduce`.
     """
-    backend = enter("reduce", group)
+    backend = enter("reduce", group, timeout)
     if backend is None:
         return None
     position = group_rank_of("reduce", "dst", backend, group, dst, group_dst)
@@ -125,6 +148,8 @@ def broadcast(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     group_src: int | None = None,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """Copy ``tensor`` of ``src`` into ``tensor`` of every other rank.
 
@@ -133,13 +158,22 @@ def broadcast(
     """
     if is_dynamo_compiling():
         return traced.broadcast(tensor, src, group, async_op, group_src)
-    backend = enter("broadcast", group)
+    if not async_op and timeout is None and group_src is None and type(src) is int:
+        call = prepared.on("broadcast", src, tensor, group)
+        if call is not None:
+            with suppress(NotImplementedError):  # as in all_reduce
+                call(tensor)
+                return None
+    backend = enter("broadcast", group, timeout)
     if backend is None:
         return None
     position = group_rank_of("broadcast", "src", backend, group, src, group_src)
     is_src = backend.get_rank(group) == position
     check_tensor("broadcast", "tensor", tensor, backend, group, written=not is_src)
     native = backend.capabilities(group, tensor.device.type).dtypes
+    if tensor.dtype in native and not tensor.is_complex() and type(src) is int:
+        call = backend.prepare("broadcast", group, None, position)
+        prepared.remember(backend, ("broadcast", src, tensor.dtype, tensor.device, group), call)
     if is_src:
         work = backend.broadcast(as_bytes(readable(tensor), native), None, group, async_op, position)
         return deliver([work], None, tensor, async_op)
@@ -152,17 +186,24 @@ def barrier(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     device_ids: list[int] | None = None,
+    *,
     timeout: float | timedelta | None = None,
 ) -> Work | None:
     """Return when every rank of the group has called it.
 
     Args:
         device_ids: for device backends, a list with the index of the device on which to synchronise.
-        timeout: seconds or a timedelta; overrides the group's timeout for this call, where the library knows how.
     """
-    backend = enter("barrier", group)
+    if not async_op and timeout is None and device_ids is None:
+        call = prepared.barrier(group)
+        if call is not None:
+            call()
+            return None
+    backend = enter("barrier", group, timeout)
     if backend is None:
         return None
     if device_ids is not None and not isinstance(device_ids, (list, tuple)):
         raise ArgumentTypeError(f"barrier: device_ids: got {device_ids!r:.60}; expected a list of device indices")
-    return backend.barrier(group, async_op, device_ids, as_timedelta("barrier", timeout))
+    if device_ids is None:
+        prepared.remember(backend, ("barrier", group), backend.prepare("barrier", group))
+    return backend.barrier(group, async_op, device_ids)

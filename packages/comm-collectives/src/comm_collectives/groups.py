@@ -87,7 +87,7 @@ def get_all_ranks_from_group(group: ProcessGroup | None = None) -> list[int]:
     return _members("get_all_ranks_from_group", group)
 
 
-def get_global_rank(group: ProcessGroup | None, group_rank: int) -> int:
+def get_global_rank(group: ProcessGroup | None = None, group_rank: int = 0) -> int:
     """The global rank of the member with ``group_rank``."""
     ranks = _members("get_global_rank", group)
     if not 0 <= integer("get_global_rank", "group_rank", group_rank) < len(ranks):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from comm_collectives.observed import Observed
+from comm_collectives.observed import Observed, labelled
 from comm_utils.active import activate, active_backend
 from comm_utils.backend import Backend
 from comm_utils.comms_logger import CommsLogger
 
-__all__ = ["bare_backend", "instrument"]
+__all__ = ["bare_backend", "instrument", "labelled"]
 
 
 def bare_backend() -> Backend:

@@ -26,13 +26,17 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """A dense tensor's memory as one dimension, sharing it, in the order of the memory."""
+    if tensor.dim() == 1 and tensor.stride(0) == 1 and not tensor.requires_grad:
+        return tensor
     # Not view(-1): it keeps the stride of a dimension of one or no element, and then refuses to be viewed as bytes.
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The elements in their logical order as one dimension; copied only where they do not lie in memory like that."""
-    return flat(tensor.detach().resolve_conj().resolve_neg().contiguous())
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return flat(tensor)
 
 
 def as_bytes(tensor: torch.Tensor, native: frozenset[torch.dtype]) -> torch.Tensor:
@@ -82,9 +86,8 @@ def apart(source: torch.Tensor, written: torch.Tensor, own_slot: int | None = No
         source, written: one-dimensional and contiguous.
         own_slot: element of ``written`` at which ``source`` may lie, because what arrives there is ``source`` itself.
     """
-    start, end = source.data_ptr(), source.data_ptr() + source.numel() * source.element_size()
-    first, last = written.data_ptr(), written.data_ptr() + written.numel() * written.element_size()
-    if source.device != written.device or end <= first or last <= start:
+    start, first = source.data_ptr(), written.data_ptr()
+    if start + source.nbytes <= first or first + written.nbytes <= start or source.device != written.device:
         return source
     if own_slot is not None and start == first + own_slot * written.element_size():
         return source
@@ -93,5 +96,5 @@ def apart(source: torch.Tensor, written: torch.Tensor, own_slot: int | None = No
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> bool:
     """Whether any two dense tensors share memory."""
-    spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()) for t in tensors if t.numel())
+    spans = sorted((start := t.data_ptr(), start + t.nbytes) for t in tensors if t.numel())
     return any(end > start for (_, end), (start, _) in pairwise(spans))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
 from time import perf_counter
@@ -17,7 +18,7 @@ from comm_utils.backend import Backend, Work
 from comm_utils.comms_logger import CommsLogger
 from comm_utils.sizes import message_size_bytes
 
-__all__ = ["KINDS", "Observed"]
+__all__ = ["KINDS", "Observed", "labelled"]
 
 #: operation that travels -> calls under whose name it may be recorded
 KINDS = {
@@ -29,7 +30,19 @@ KINDS = {
 }
 
 T = TypeVar("T")
+# (name to record under or None, whether to record in any case)
+_label: ContextVar[tuple[str | None, bool]] = ContextVar("comm_label", default=(None, False))
 _PACKAGES = frozenset(("comm_collectives", "comm_orchestrator"))
+
+
+@contextmanager
+def labelled(log_name: str | None = None, prof: bool = False) -> Iterator[None]:
+    """Record what is communicated meanwhile under ``log_name``; with ``prof`` whatever the logger's settings say."""
+    token = _label.set((log_name, prof))
+    try:
+        yield
+    finally:
+        _label.reset(token)
 
 
 class Observed:
@@ -49,10 +62,8 @@ class Observed:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def during(self, call: str) -> Observed:
-        """The same, for what travels in the course of ``call``."""
-        during = getattr(self.inner, "during", None)
-        return Observed(self.inner if during is None else during(call), self._log, call)
+    def during(self, call: str, timeout: timedelta | None = None) -> Observed:
+        return Observed(self.inner.during(call, timeout), self._log, call)
 
     def _observe(
         self,
@@ -63,8 +74,10 @@ class Observed:
         *args: Any,
     ) -> T:
         log = self._log
-        name = self.call if self.call in KINDS.get(operation, ()) else operation
-        if not log.wants(name):
+        kind = self.call if self.call in KINDS.get(operation, ()) else operation
+        log_name, prof = _label.get()
+        name = log_name or kind
+        if not (prof or log.wants(name)):
             return call(*args)
         W = self.inner.get_world_size(group)
         size = 0 if part is None else message_size_bytes(operation, part.numel() * part.element_size(), W)
@@ -72,9 +85,9 @@ class Observed:
         start = perf_counter()
         outcome = call(*args)
         if outcome is None or isinstance(outcome, int):
-            log.record(name, size, perf_counter() - start, W, caller)
+            log.record(kind, size, perf_counter() - start, W, caller, name)
             return outcome
-        work: Any = _ObservedWork(outcome, lambda: log.record(name, size, perf_counter() - start, W, caller))
+        work: Any = _ObservedWork(outcome, lambda: log.record(kind, size, perf_counter() - start, W, caller, name))
         return cast(T, work)
 
     def all_reduce(
@@ -82,13 +95,16 @@ class Observed:
     ) -> Work | None:
         return self._observe("all_reduce", group, tensor, self.inner.all_reduce, tensor, op, group, async_op)
 
-    def prepare_all_reduce(
-        self, op: object = "sum", group: ProcessGroup | None = None
-    ) -> Callable[[torch.Tensor], None]:
-        def call(tensor: torch.Tensor) -> None:
-            self.all_reduce(tensor, op, group)
+    def prepare(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> Callable[..., None]:
+        call = self.inner.prepare(operation, group, op, position)
+        part = {"barrier": None, "reduce_scatter_tensor": 0}.get(operation, -1)
 
-        return call
+        def observed(*tensors: torch.Tensor) -> None:
+            self._observe(operation, group, None if part is None else tensors[part], call, *tensors)
+
+        return observed
 
     def reduce(
         self,
@@ -183,9 +199,8 @@ class Observed:
         group: ProcessGroup | None = None,
         async_op: bool = False,
         device_ids: list[int] | None = None,
-        timeout: timedelta | None = None,
     ) -> Work | None:
-        return self._observe("barrier", group, None, self.inner.barrier, group, async_op, device_ids, timeout)
+        return self._observe("barrier", group, None, self.inner.barrier, group, async_op, device_ids)
 
     def send(
         self,

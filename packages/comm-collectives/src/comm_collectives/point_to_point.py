@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ def send(
     tag: int = 0,
     group_dst: int | None = None,
     async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """Send ``tensor`` to ``dst``; return when it may be overwritten.
 
@@ -34,8 +37,8 @@ def send(
         tag: matches a ``recv`` with the same one; other than 0 only where the backend knows tags (not NCCL, oneCCL).
     """
     if async_op:
-        return isend(tensor, dst, group, tag, group_dst)
-    backend = enter("send", group)
+        return isend(tensor, dst, group, tag, group_dst, timeout=timeout)
+    backend = enter("send", group, timeout)
     if backend is not None:
         position, sent = _prepare_send("send", backend, tensor, dst, group, tag, group_dst)
         backend.send(sent, None, group, tag, position)
@@ -49,6 +52,8 @@ def recv(
     tag: int = 0,
     group_src: int | None = None,
     async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Any:
     """Receive into ``tensor``; return the sender's global rank, or the handle for ``async_op``.
 
@@ -57,13 +62,15 @@ def recv(
         src: a member other than this rank; None for whoever sends first, where the backend can (not NCCL, oneCCL).
     """
     if async_op:
-        return irecv(tensor, src, group, tag, group_src)
-    backend = enter("recv", group)
+        return irecv(tensor, src, group, tag, group_src, timeout=timeout)
+    backend = enter("recv", group, timeout)
     if backend is None:
         return -1
     position, received, landing = _prepare_recv("recv", backend, tensor, src, group, tag, group_src)
     source = backend.recv(received, None, group, tag, position)
-    run(landing.land)
+    finish = after_landing([landing])
+    if finish is not None:
+        run(finish)
     return source if position is None else backend.get_process_group_ranks(group)[position]
 
 
@@ -73,9 +80,11 @@ def isend(
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_dst: int | None = None,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """:func:`send` that returns at once; ``tensor`` must stay as it is until ``wait()`` returns."""
-    backend = enter("isend", group)
+    backend = enter("isend", group, timeout)
     if backend is None:
         return None
     position, sent = _prepare_send("isend", backend, tensor, dst, group, tag, group_dst)
@@ -88,9 +97,11 @@ def irecv(
     group: ProcessGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """:func:`recv` that returns at once; ``result()`` is ``tensor``."""
-    backend = enter("irecv", group)
+    backend = enter("irecv", group, timeout)
     if backend is None:
         return None
     position, received, landing = _prepare_recv("irecv", backend, tensor, src, group, tag, group_src)
@@ -184,7 +195,7 @@ class P2POp:
         self.group_peer = group_peer
 
 
-def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Work]:
+def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: float | timedelta | None = None) -> list[Work]:
     """Start many messages together, so that no order among them can deadlock; return a handle for each or for all.
 
     Args:
@@ -197,7 +208,7 @@ def batch_isend_irecv(p2p_op_list: list[Any]) -> list[Work]:
     if wrong:
         raise ArgumentTypeError(f"{call}: p2p_op_list: got {wrong[0]!r:.60}; expected a list of P2POp")
     group = p2p_op_list[0].group
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return []
     world, wire, landings = backend.get_world_group(), [], []

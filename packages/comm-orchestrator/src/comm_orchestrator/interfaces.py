@@ -95,8 +95,8 @@ def variables(given: Mapping[str, str], peer: str | None, found: Addresses, ccl:
     own = "127.0.0.1" if peer is None else local_address_to(peer) if peer else outward_address(found)
     chosen = interface_for(own, found)
     result: dict[str, str] = {}
-    asked = given.get("GLOO_SOCKET_IFNAME")
-    if asked is None and peer is not None and "NCCL_SOCKET_IFNAME" in given:
+    asked = given.get("GLOO_SOCKET_IFNAME") or None  # empty counts as not set, as it does for gloo
+    if asked is None and peer is not None and given.get("NCCL_SOCKET_IFNAME"):
         with contextlib.suppress(LaunchError):  # NCCL itself will say so
             chosen = _among("NCCL_SOCKET_IFNAME", given["NCCL_SOCKET_IFNAME"], chosen, found)
     if asked is not None and any(name.strip() not in found for name in asked.split(",")):
@@ -112,5 +112,8 @@ def _among(variable: str, pattern: str, preferred: str | None, found: Addresses)
     usable = [name for name in matching(pattern, sorted(found)) if found[name]]
     if not usable:
         listed = ", ".join(f"{name} ({', '.join(own)})" for name, own in sorted(found.items()) if own)
-        raise LaunchError(f"{variable}={pattern!r} means none of the interfaces of {socket.gethostname()}: {listed}")
+        raise LaunchError(
+            f"{variable}={pattern!r} means none of the interfaces of {socket.gethostname()}: {listed}; unset it, or "
+            "name one of them"
+        )
     return preferred if preferred in usable else usable[0]

@@ -27,13 +27,13 @@ from comm_orchestrator.arrivals import (
     check_devices,
     device_indices,
 )
-from comm_orchestrator.listening import with_limit
 from comm_orchestrator.meeting import Deadline, Place, meet
 from comm_orchestrator.rendezvous import open_store
+from comm_orchestrator.resolving import with_limit
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.launch import LaunchInfo
 
-__all__ = ["Joined", "join"]
+__all__ = ["Joined", "join", "last_words"]
 
 # How long a rank that cannot go on tries to tell the others why, before it raises.
 _LAST_WORDS = timedelta(seconds=5)
@@ -76,9 +76,7 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
         choice = selector.choose(named) if named is not None else None
         interfaces.variables(os.environ, None, interfaces.addresses(), ccl=False)
     except CommError as error:
-        _last_words(
-            launch, settings, min(limit, _LAST_WORDS), store, replace(mine, problem=(type(error).__name__, str(error)))
-        )
+        last_words(launch, settings, limit, store, error)
         raise
 
     def judge(arrivals: Sequence[Arrival]) -> Any:
@@ -133,13 +131,15 @@ def _met(
         del outcome  # an error that its own traceback keeps alive would keep the store alive
 
 
-def _last_words(
-    launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, store: Store | None, mine: Arrival
+def last_words(
+    launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, store: Store | None, error: CommError
 ) -> None:
+    """Tell the ranks that come within a moment why this one cannot take part."""
     if launch.world_size == 1:
         return
+    mine = replace(_arrival(launch, settings, devices.device_type()), problem=(type(error).__name__, str(error)))
     with contextlib.suppress(CommError):  # what is raised then is what it was all about
-        _met(launch, settings, limit, store, mine, lambda _: None)
+        _met(launch, settings, min(limit, _LAST_WORDS), store, mine, lambda _: None)
 
 
 def _arrival(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -> Arrival:

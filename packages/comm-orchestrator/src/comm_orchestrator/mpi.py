@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import os
 import socket
 from dataclasses import replace
 from typing import Any
 
 from comm_orchestrator import interfaces
 from comm_utils.errors import LaunchError
-from comm_utils.launch import LaunchInfo
+from comm_utils.launch import LaunchInfo, size_beside
 
 __all__ = ["complete", "discover", "is_installed"]
 
@@ -33,8 +34,8 @@ def discover(variable: str, port: int) -> LaunchInfo:
     if not is_installed():
         raise LaunchError(
             f"environment variable {variable} shows that an MPI launcher started this process, but its variables do "
-            "not tell all about it; install mpi4py with: pip install 'comm-orchestrator[mpi]', or set RANK, "
-            "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+            f"not tell all about it{_missing(variable)}; install mpi4py with: pip install 'comm-orchestrator[mpi]', or "
+            "set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
         )
     mpi = _mpi(variable)
     world = mpi.COMM_WORLD
@@ -81,10 +82,16 @@ def _mpi(variable: str) -> Any:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise LaunchError(
-            f"an MPI launcher started this process ({variable}), but mpi4py cannot be used: {error}; install an mpi4py "
-            "for that MPI, or set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT"
+            f"an MPI launcher started this process ({variable}{_missing(variable)}), but mpi4py cannot be used: "
+            f"{str(error).splitlines()[0]}; install an mpi4py for that MPI, or set RANK, WORLD_SIZE, LOCAL_RANK, "
+            "MASTER_ADDR and MASTER_PORT"
         ) from error
     return MPI
+
+
+def _missing(variable: str) -> str:
+    beside = size_beside(variable)
+    return f", and {beside} is not set" if beside is not None and beside not in os.environ else ""
 
 
 def _meeting_place(alone: bool, port: int) -> tuple[str, int] | str:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as c10d
 from torch.distributed import Store
 
 import comm_config
 from comm_orchestrator import interfaces, launching, selector
 from comm_orchestrator.environment import applied, put_back
-from comm_orchestrator.joining import join
+from comm_orchestrator.joining import join, last_words
 from comm_orchestrator.report import describe
 from comm_utils import active
 from comm_utils.backend import Setup
-from comm_utils.errors import ConfigurationError, NotInitializedError
+from comm_utils.errors import CommError, ConfigurationError, NotInitializedError
 from comm_utils.launch import LaunchInfo
-from comm_utils.log import logger, remember_rank, show_on_stderr
+from comm_utils.log import is_shown_on_stderr, logger, remember_rank, show_on_stderr
 
 __all__ = ["Environment", "Request", "current_launch", "finalize", "initialize", "load_config"]
 
@@ -41,6 +45,7 @@ class Request:
     rank: int = -1
     world_size: int = -1
     store: Store | None = None
+    device: torch.device | None = None
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,29 @@ def load_config(config: Any, **overrides: Any) -> comm_config.Settings:
     """
     dotted = {name.replace("__", "."): value for name, value in overrides.items() if value is not None}
     try:
-        return comm_config.resolve(config, overrides=dotted)
+        return comm_config.resolve(_plain(config), overrides=dotted)
     except comm_config.ConfigError as error:
         raise ConfigurationError(str(error)) from error
+
+
+def names_comms_logger(config: Any) -> bool:
+    """Whether ``config`` says anything about the comms logger."""
+    plain = _plain(config)
+    if isinstance(plain, Mapping) and "comms_logger" in plain:
+        return True
+    sources = load_config(config).sources
+    return any(key.startswith("comms_logger.") and source != "default" for key, source in sources.items())
+
+
+def _plain(config: Any) -> Any:
+    """DeepSpeed's own configuration objects as what we read: their part about communication, as a dict."""
+    section = getattr(config, "comms_config", config)
+    if not hasattr(section, "comms_logger_enabled"):
+        return config
+    if not section.comms_logger_enabled:
+        return {}
+    keys = ("enabled", "prof_all", "prof_ops", "verbose", "debug")
+    return {"comms_logger": {key: getattr(section.comms_logger, key) for key in keys}}
 
 
 def finalize() -> None:
@@ -85,15 +110,15 @@ def initialize(request: Request) -> Environment:
     """Do what ``comm_orchestrator.init_distributed`` promises, short of what concerns the collectives."""
     if request.verbose:
         show_on_stderr()
-    timeout = request.timeout
-    settings = load_config(
-        request.config,
-        process_group__backend=request.dist_backend,
-        process_group__init_method=request.init_method,
-        timeouts__collective_s=timeout.total_seconds() if isinstance(timeout, timedelta) else timeout,
-        launch__master_port=None if request.distributed_port == 29500 else request.distributed_port,
-        launch__auto_mpi_discovery=None if request.auto_mpi_discovery is True else request.auto_mpi_discovery,
-    )
+    elif is_shown_on_stderr():  # by an earlier call
+        show_on_stderr(logging.WARNING)
+    try:
+        settings = _settings(request)
+    except ConfigurationError as error:
+        if not (active.is_active() or c10d.is_initialized() or request.dist_init_required is False):
+            _tell_the_others(request, error)
+        raise
+
     if active.is_active():
         if active.active_backend().is_initialized():
             found = active.active_backend().get_backend()
@@ -115,6 +140,28 @@ def initialize(request: Request) -> Environment:
         remember_rank(None)
         raise
     return Environment(settings, fresh=True)
+
+
+def _settings(request: Request) -> comm_config.Settings:
+    timeout = request.timeout
+    return load_config(
+        request.config,
+        process_group__backend=request.dist_backend,
+        process_group__init_method=request.init_method,
+        timeouts__collective_s=timeout.total_seconds() if isinstance(timeout, timedelta) else timeout,
+        launch__master_port=None if request.distributed_port == 29500 else request.distributed_port,
+        launch__auto_mpi_discovery=None if request.auto_mpi_discovery is True else request.auto_mpi_discovery,
+    )
+
+
+def _tell_the_others(request: Request, error: ConfigurationError) -> None:
+    """Not leave the other ranks waiting for one that cannot come."""
+    with suppress(CommError, comm_config.ConfigError):
+        where = {"process_group.init_method": request.init_method, "launch.master_port": request.distributed_port}
+        known = comm_config.resolve(environ={}, overrides=where)
+        meets_elsewhere = request.init_method is not None or request.store is not None
+        launch = launching.find(os.environ, request.rank, request.world_size, known, meets_elsewhere)
+        last_words(launch, known, _START_UP_TIMEOUT, request.store, error)
 
 
 def _adopt(request: Request) -> None:
@@ -151,7 +198,8 @@ def _start(request: Request, settings: comm_config.Settings) -> None:
         launch, choice = joined.launch, joined.choice
         network = interfaces.variables(os.environ, joined.peer, interfaces.addresses(), "ccl" in choice.backend)
         with applied(network, launching.variables(launch, os.environ)):
-            setup = Setup(choice.backend, launch.rank, launch.world_size, joined.place.store, timeout, joined.bind())
+            device = joined.bind() if request.device is None else request.device
+            setup = Setup(choice.backend, launch.rank, launch.world_size, joined.place.store, timeout, device)
             active.activate(selector.activate(setup))
     _Current.launch = launch
     if launch.rank == 0:

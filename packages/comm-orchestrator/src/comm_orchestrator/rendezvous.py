@@ -11,22 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore, rendezvous
 
 import comm_config
-from comm_orchestrator.listening import (
-    ConnectionEndedError,
-    PortInUseError,
-    connect,
-    leads_here,
-    listen,
-    reach,
-    serve,
-    serve_again,
-)
+from comm_orchestrator.listening import PortInUseError, listen, serve, serve_again
 from comm_orchestrator.meeting import Deadline, Place
+from comm_orchestrator.reaching import ConnectionEndedError, connect, leads_here, reach
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
 from comm_utils.launch import LaunchInfo
 
@@ -81,19 +73,18 @@ def open_store(
     if store is not None:
         return _persistent(store, id(store), None, "in a store (argument store)")
     init_method = settings.process_group.init_method
-    url = urlsplit(init_method or "env://")
+    url, url_port = _parsed(init_method or "env://")
     source = settings.sources.get("process_group.init_method", "")
     if url.scheme not in ("env", "tcp"):
         own = _torchs_own(str(init_method), launch, limit)
         return _persistent(own, init_method, None, f"at {init_method} ({source})")
     if url.scheme == "tcp":
-        if url.hostname is None or url.query:
+        if url.hostname is None or url.query or url_port is None:
             raise LaunchError(
                 f"init_distributed: init_method: got {init_method!r}; expected tcp://host:port, with rank and "
                 "world_size as arguments beside it"
             )
-        port = settings.launch.master_port if url.port is None else url.port
-        address = _Address(url.hostname, port, f"init_method, {source}")
+        address = _Address(url.hostname, url_port, f"init_method, {source}")
     elif launch.master_addr is None and launch.world_size == 1:
         return Place(HashStore(), hosted=True)
     else:
@@ -110,6 +101,17 @@ def open_store(
         except PortInUseError as error:
             return _in_anothers(address, launch, limit, error)
     return _join(address, launch, limit, deadline)
+
+
+def _parsed(init_method: str) -> tuple[SplitResult, int | None]:
+    try:
+        url = urlsplit(init_method)
+        return url, url.port
+    except ValueError as error:
+        raise LaunchError(
+            f"init_distributed: init_method: got {init_method!r} ({error}); expected tcp://host:port, file:///path or "
+            "env://"
+        ) from error
 
 
 def _masters(launch: LaunchInfo, default_port: int) -> _Address:

@@ -103,9 +103,29 @@ class Backend(Protocol):
     All of them raise ``PeerLostError`` or ``CommTimeoutError`` and then mark the group as broken.
     """
 
-    #: (op as the caller wrote it, dtype, device, group) -> what ``prepare_all_reduce`` returned for a call that was
-    #: checked in full once, so that its like goes straight to the library. Emptied when a group ends or breaks.
-    prepared: dict[tuple[object, torch.dtype, torch.device, ProcessGroup | None], Callable[[torch.Tensor], None]]
+    #: What :meth:`prepare` returned for calls that were checked in full once, so that their like go straight to the
+    #: library. The keys are the collectives' own; the backend empties it when a group ends or breaks.
+    prepared: dict[object, Any]
+
+    def during(self, call: str, timeout: timedelta | None = None) -> Backend:
+        """The same backend in the course of one call of the user's: failures name ``call``.
+
+        Args:
+            timeout: how long an operation may take, instead of the group's timeout.
+        """
+
+    def prepare(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> Callable[..., None]:
+        """The shortest way to a synchronous ``operation``, all but its tensors settled.
+
+        Args:
+            operation: ``"all_reduce"`` or ``"broadcast"``, then called with a tensor; ``"all_gather_into_tensor"``,
+                ``"reduce_scatter_tensor"`` or ``"all_to_all_single"`` in equal parts, called with output and input; or
+                ``"barrier"``. Tensors are contiguous, of any shape.
+            op: of a reduction.
+            position: the group rank of a root.
+        """
 
     # --- who is where
 
@@ -165,11 +185,6 @@ class Backend(Protocol):
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
     ) -> Work | None:
         """Reduce ``tensor`` over the group, in place, on every rank."""
-
-    def prepare_all_reduce(
-        self, op: object = "sum", group: ProcessGroup | None = None
-    ) -> Callable[[torch.Tensor], None]:
-        """The shortest way to a synchronous ``all_reduce`` of contiguous tensors, all but the tensor settled."""
 
     def reduce(
         self,
@@ -258,7 +273,6 @@ class Backend(Protocol):
         group: ProcessGroup | None = None,
         async_op: bool = False,
         device_ids: list[int] | None = None,
-        timeout: timedelta | None = None,
     ) -> Work | None:
         """Return when every rank of the group has called it."""
 

@@ -6,8 +6,7 @@ import difflib
 import math
 import threading
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
@@ -46,8 +45,13 @@ _BINS_PER_DOUBLING = 8
 
 @dataclass(frozen=True)
 class Row:
-    """What happened with one operation at one message size on groups of one size; times in seconds."""
+    """What happened with one operation at one message size on groups of one size; times in seconds.
 
+    Attributes:
+        name: what it was recorded as: ``log_name`` of the call, or else the operation.
+    """
+
+    name: str
     operation: str
     size_bytes: int
     world_size: int
@@ -104,7 +108,7 @@ class CommsLogger:
         self.prof_all = prof_all
         self.prof_ops = prof_ops
         self.debug = debug
-        self._durations: dict[tuple[str, int, int, str], _Durations] = {}
+        self._durations: dict[tuple[str, str, int, int, str], _Durations] = {}
         # Asynchronous operations are recorded by the library's threads.
         self._lock = threading.Lock()
 
@@ -121,17 +125,25 @@ class CommsLogger:
                 raise ArgumentError(f"configure: prof_ops: got {name!r:.60}; expected names of operations")
             if name not in OPERATIONS:
                 near = difflib.get_close_matches(name, OPERATIONS, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(OPERATIONS))}"
-                logger.warning("prof_ops: %r is the name of no operation that is recorded%s", name, hint)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                logger.warning("prof_ops: %r is no operation: only calls with that log_name are recorded%s", name, hint)
         self._prof_ops = frozenset(chosen)
 
     def wants(self, operation: str) -> bool:
         """Whether ``operation`` is to be recorded."""
         return self.prof_all or operation in self.prof_ops
 
-    def record(self, operation: str, size_bytes: int, duration_s: float, world_size: int, caller: str = "") -> None:
-        """Add one operation that ended ``duration_s`` seconds after it was called."""
-        key = (operation, size_bytes, world_size, caller)
+    def record(
+        self,
+        operation: str,
+        size_bytes: int,
+        duration_s: float,
+        world_size: int,
+        caller: str = "",
+        name: str | None = None,
+    ) -> None:
+        """Add one operation that ended ``duration_s`` seconds after it was called, under ``name`` or its own."""
+        key = (name or operation, operation, size_bytes, world_size, caller)
         with self._lock:
             durations = self._durations.get(key)
             if durations is None:
@@ -141,7 +153,7 @@ class CommsLogger:
             rate = bandwidth(operation, size_bytes, duration_s, world_size)
             logger.info(
                 "%s%s | size: %s | time: %.3f ms | algbw: %.2f GB/s | busbw: %.2f GB/s",
-                operation,
+                key[0],
                 f" from {caller}" if caller else "",
                 format_size(size_bytes),
                 duration_s * 1e3,
@@ -156,10 +168,11 @@ class CommsLogger:
             return [self._row(*key, durations) for key, durations in snapshot]
 
     @staticmethod
-    def _row(operation: str, size: int, world_size: int, caller: str, durations: _Durations) -> Row:
+    def _row(name: str, operation: str, size: int, world_size: int, caller: str, durations: _Durations) -> Row:
         median_s = durations.quantile_s(0.5)
         rate = bandwidth(operation, size, median_s, world_size)
         return Row(
+            name,
             operation,
             size,
             world_size,
@@ -177,13 +190,6 @@ class CommsLogger:
         """Forget everything recorded."""
         with self._lock:
             self._durations.clear()
-
-    def as_dict(self) -> dict[str, dict[int, list[dict[str, Any]]]]:
-        """``{operation: {size in bytes: [fields of a row, ...]}}``, a row for each size of group and each caller."""
-        result: dict[str, dict[int, list[dict[str, Any]]]] = {}
-        for row in self.rows():
-            result.setdefault(row.operation, {}).setdefault(row.size_bytes, []).append(asdict(row))
-        return result
 
 
 _COLUMNS = (
@@ -208,7 +214,7 @@ def format_table(rows: Iterable[Row], extra: tuple[str, list[str]] | None = None
     """
     cells = [
         [
-            f"{row.operation} ({row.caller})" if row.caller else row.operation,
+            f"{row.name} ({row.caller})" if row.caller else row.name,
             format_size(row.size_bytes),
             str(row.world_size),
             str(row.calls),

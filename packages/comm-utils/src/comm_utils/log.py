@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 
-__all__ = ["LOGGER_NAME", "RankFormatter", "logger", "remember_rank", "show_on_stderr"]
+__all__ = ["LOGGER_NAME", "RankFormatter", "is_shown_on_stderr", "logger", "remember_rank", "show_on_stderr"]
 
 LOGGER_NAME = "comm"
 logger = logging.getLogger(LOGGER_NAME)
@@ -48,11 +48,22 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def show_on_stderr(level: int = logging.INFO) -> None:
-    """Make the logger visible, unless the program has set up logging already."""
+    """Make the logger visible from ``level`` on, unless the program has set up logging already.
+
+    Called again, it changes the level of what it made visible.
+    """
     configured = [
         h for h in (*logger.handlers, *logging.getLogger().handlers) if not isinstance(h, logging.NullHandler)
     ]
     if not configured:
         logger.addHandler(_Stderr())
+    for handler in logger.handlers:
+        if isinstance(handler, _Stderr):
+            handler.setLevel(level)
     if logger.level == logging.NOTSET:
         logger.setLevel(level)
+
+
+def is_shown_on_stderr() -> bool:
+    """Whether :func:`show_on_stderr` made the logger visible."""
+    return any(isinstance(handler, _Stderr) for handler in logger.handlers)

@@ -16,6 +16,7 @@ not accept; ``CollectiveMismatchError`` where ranks call different functions, or
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from torch.distributed import ProcessGroup
@@ -42,7 +43,12 @@ __all__ = [
 
 
 def all_gather_object(
-    object_list: list[Any], obj: Any, group: ProcessGroup | None = None, *, allow_pickle: bool | None = None
+    object_list: list[Any],
+    obj: Any,
+    group: ProcessGroup | None = None,
+    *,
+    allow_pickle: bool | None = None,
+    timeout: float | timedelta | None = None,
 ) -> None:
     """Collect every rank's object on every rank.
 
@@ -51,7 +57,7 @@ def all_gather_object(
         obj: this rank's.
     """
     call = "all_gather_object"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return
     unpickle = resolve_allow_pickle(call, allow_pickle)
@@ -61,10 +67,16 @@ def all_gather_object(
     )
 
 
-def allgather_object(obj: Any, group: ProcessGroup | None = None, *, allow_pickle: bool | None = None) -> Any:
+def allgather_object(
+    obj: Any,
+    group: ProcessGroup | None = None,
+    *,
+    allow_pickle: bool | None = None,
+    timeout: float | timedelta | None = None,
+) -> Any:
     """Collect every rank's object on every rank and return the list, in rank order."""
     call = "allgather_object"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return None
     return all_gather_over(Channel(call, backend, group), obj, resolve_allow_pickle(call, allow_pickle))
@@ -96,6 +108,7 @@ def gather_object(
     group_dst: int | None = None,
     *,
     allow_pickle: bool | None = None,
+    timeout: float | timedelta | None = None,
 ) -> None:
     """Collect every rank's object on ``dst``.
 
@@ -104,7 +117,7 @@ def gather_object(
         object_gather_list: on ``dst``, W entries; overwritten, in rank order. None on the other ranks.
     """
     call = "gather_object"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return
     unpickle = resolve_allow_pickle(call, allow_pickle)
@@ -163,6 +176,7 @@ def broadcast_object_list(
     group_src: int | None = None,
     *,
     allow_pickle: bool | None = None,
+    timeout: float | timedelta | None = None,
 ) -> None:
     """Copy the objects of ``src`` to every other rank.
 
@@ -171,7 +185,7 @@ def broadcast_object_list(
         device: through whose memory the bytes go; only needed where the group serves several.
     """
     call = "broadcast_object_list"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return
     unpickle = resolve_allow_pickle(call, allow_pickle)
@@ -195,14 +209,21 @@ def broadcast_object_list(
         object_list[:] = received
 
 
-def broadcast_object(obj: Any, src: int, group: ProcessGroup | None = None, *, allow_pickle: bool | None = None) -> Any:
+def broadcast_object(
+    obj: Any,
+    src: int,
+    group: ProcessGroup | None = None,
+    *,
+    allow_pickle: bool | None = None,
+    timeout: float | timedelta | None = None,
+) -> Any:
     """Return the object of ``src`` on every rank.
 
     Args:
         obj: sent by ``src``, to which it is returned as it is; ignored elsewhere.
     """
     call = "broadcast_object"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return None
     unpickle = resolve_allow_pickle(call, allow_pickle)
@@ -242,6 +263,7 @@ def scatter_object_list(
     group_src: int | None = None,
     *,
     allow_pickle: bool | None = None,
+    timeout: float | timedelta | None = None,
 ) -> None:
     """Hand object r of ``src`` to rank r.
 
@@ -250,7 +272,7 @@ def scatter_object_list(
         scatter_object_input_list: on ``src``, W objects; ignored elsewhere.
     """
     call = "scatter_object_list"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return
     unpickle = resolve_allow_pickle(call, allow_pickle)

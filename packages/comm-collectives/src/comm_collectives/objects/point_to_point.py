@@ -7,6 +7,7 @@ raise where one refuses, and neither is left with half an exchange.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ def send_object_list(
     use_batch: bool = False,
     *,
     allow_pickle: bool | None = None,
+    timeout: float | timedelta | None = None,
 ) -> None:
     """Send objects to ``dst``; return when it has them.
 
@@ -105,7 +107,7 @@ def send_object_list(
         ArgumentTypeError: an object cannot be sent; ``dst`` is told.
         ObjectExchangeError: ``dst`` does not accept.
     """
-    backend = enter(_CALL, group)
+    backend = enter(_CALL, group, timeout)
     if backend is None:
         return
     unpickle = resolve_allow_pickle(_CALL, allow_pickle)
@@ -135,6 +137,7 @@ def recv_object_list(
     use_batch: bool = False,
     *,
     allow_pickle: bool | None = None,
+    timeout: float | timedelta | None = None,
 ) -> int:
     """Receive the objects that ``src`` sends; return its global rank, -1 on a rank that is not a member.
 
@@ -151,7 +154,7 @@ def recv_object_list(
         CollectiveMismatchError: the sender's list has another length.
     """
     call = "recv_object_list"
-    backend = enter(call, group)
+    backend = enter(call, group, timeout)
     if backend is None:
         return -1
     unpickle = resolve_allow_pickle(call, allow_pickle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from functools import partial, reduce
 from numbers import Number
 from typing import Any
@@ -36,6 +37,7 @@ def reduce_object(
     group: ProcessGroup | None = None,
     *,
     allow_pickle: bool | None = None,
+    timeout: float | timedelta | None = None,
 ) -> Any:
     """Combine every rank's object, in rank order; return the result on ``dst``, None elsewhere.
 
@@ -50,7 +52,7 @@ def reduce_object(
         ArgumentTypeError: on the rank whose ``obj`` cannot be reduced; the others get an ``ObjectExchangeError``.
         ArgumentError: on ``dst``, for objects that do not go together.
     """
-    backend = enter(_CALL, group)
+    backend = enter(_CALL, group, timeout)
     if backend is None:
         return None
     unpickle = resolve_allow_pickle(_CALL, allow_pickle)

@@ -50,7 +50,7 @@ def examine(timeout_s: float) -> Examined:
 def _together(mine: RankReport, settings: comm_config.Settings, timeout_s: float, warnings: list[str]) -> Examined:
     limit_s, rank = trial.limit_of(timeout_s), mine.rank or 0
     try:
-        met = within(limit_s, lambda: together.meet(mine, settings), "meeting the other ranks")
+        met = within(limit_s, lambda: together.meet(mine, settings, timeout_s), "meeting the other ranks")
     except Exception as error:
         with suppress(Exception):
             within(timeout_s, facade.destroy_process_group, "ending what came about")

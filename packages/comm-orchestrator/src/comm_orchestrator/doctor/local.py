@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import comm_config
 from comm_orchestrator import facade, interfaces, orchestrator
@@ -26,7 +27,7 @@ from comm_orchestrator.doctor.warned import warnings_logged
 from comm_utils.errors import ConfigurationError
 from comm_utils.launch import LaunchInfo
 
-__all__ = ["Local", "examine"]
+__all__ = ["Local", "examine", "with_hosts"]
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,11 @@ def examine(timeout_s: float) -> Local:
     findings += guarded("variables", lambda: variables.check(applied, warnings))
     addresses = interfaces.addresses()
     nccl = "nccl" in available and available["nccl"].usable
+    findings += _of_host(info, applied, addresses, nccl, timeout_s)
     if info is not None:
         one, default = info, known.launch.master_port
-        named = guarded("names", lambda: names.check(one, addresses, min(timeout_s, 10.0)))
-        findings += named
-        master = one.master_addr if worst(named) != "problem" else None
-        findings += guarded("interfaces", lambda: network.check(one, master, applied, addresses, nccl))
         findings += guarded("port", lambda: port.check(one, environ, default))
-    local_ranks = (info.local_world_size if info is not None else None) or 1
     world_size = info.world_size if info is not None else 1
-    findings += guarded("shared_memory", lambda: shared_memory.check(local_ranks))
     findings += guarded("open_files", lambda: open_files.check(world_size))
     report = RankReport(
         info.rank if info is not None else None,
@@ -81,6 +77,33 @@ def examine(timeout_s: float) -> Local:
         findings=findings,
     )
     return Local(report, info, settings)
+
+
+def _of_host(
+    info: LaunchInfo | None, applied: Mapping[str, str], addresses: interfaces.Addresses, nccl: bool, timeout_s: float
+) -> list[Finding]:
+    """What depends on which ranks share a host."""
+    findings: list[Finding] = []
+    if info is not None:
+        one = info
+        findings += guarded("names", lambda: names.check(one, addresses, min(timeout_s, 10.0)))
+        master = one.master_addr if worst(findings) != "problem" else None
+        findings += guarded("interfaces", lambda: network.check(one, master, applied, addresses, nccl))
+    local_ranks = (info.local_world_size if info is not None else None) or 1
+    return findings + guarded("shared_memory", lambda: shared_memory.check(local_ranks))
+
+
+def with_hosts(report: RankReport, met: LaunchInfo, settings: comm_config.Settings, timeout_s: float) -> RankReport:
+    """``report`` with what the launcher had not said about hosts, and what follows from it."""
+    known = report.launch.get("local_world_size", {}).get("value") is not None
+    report = replace(report, launch=launch.as_table(met), node_rank=met.node_rank)
+    if known or met.local_world_size is None:
+        return report
+    nccl = bool(report.backends.get("nccl", {}).get("usable"))
+    applied = {**os.environ, **settings.variables}
+    found = _of_host(met, applied, interfaces.addresses(), nccl, timeout_s)
+    again = {one.check for one in found}
+    return replace(report, findings=[*(one for one in report.findings if one.check not in again), *found])
 
 
 def _settings(timeout_s: float, findings: list[Finding]) -> tuple[comm_config.Settings | None, list[str]]:

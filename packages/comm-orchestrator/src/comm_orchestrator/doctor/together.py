@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import comm_config
 from comm_orchestrator import facade, orchestrator
-from comm_orchestrator.doctor import clocks, launch, trial
+from comm_orchestrator.doctor import clocks, local, trial
 from comm_orchestrator.doctor.clocks import Clock
 from comm_orchestrator.doctor.finding import Finding
 from comm_orchestrator.doctor.report import RankReport
@@ -50,7 +50,7 @@ def _gathered(mine: Any) -> list[Any]:
     return everyone
 
 
-def meet(mine: RankReport, settings: comm_config.Settings) -> Met:
+def meet(mine: RankReport, settings: comm_config.Settings, timeout_s: float) -> Met:
     """Exchange reports and compare clocks; called by all ranks.
 
     Raises:
@@ -59,7 +59,7 @@ def meet(mine: RankReport, settings: comm_config.Settings) -> Met:
     backend = _set_up(mine.backends, settings)
     found = orchestrator.current_launch()
     if found is not None:  # knows more about hosts than the launcher said
-        mine = replace(mine, launch=launch.as_table(found), node_rank=found.node_rank)
+        mine = local.with_hosts(mine, found, settings, timeout_s)
     reports = [RankReport.from_plain(one) for one in _gathered(mine.to_plain())]
     measured: list[Clock] = []
     if len(reports) > 1:

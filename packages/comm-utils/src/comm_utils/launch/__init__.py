@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from comm_utils.launch.compare import contradictions
 from comm_utils.launch.info import LaunchInfo
-from comm_utils.launch.mpi import mpi_launcher
+from comm_utils.launch.mpi import mpi_launcher, size_beside
 from comm_utils.launch.plugins import ENTRY_POINT_GROUP, with_plugins
 from comm_utils.launch.table import LAUNCHERS, Launchers
 
@@ -22,6 +22,7 @@ __all__ = [
     "contradictions",
     "discover",
     "mpi_launcher",
+    "size_beside",
     "with_plugins",
 ]
 

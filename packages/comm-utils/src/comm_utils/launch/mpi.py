@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from comm_utils.launch.facts import Facts
 from comm_utils.launch.info import LaunchInfo
 
-__all__ = ["BATCH_JOB", "mpi_info", "mpi_launcher", "started_beside_slurm"]
+__all__ = ["BATCH_JOB", "mpi_info", "mpi_launcher", "size_beside", "started_beside_slurm"]
 
 # The job of Slurm, PBS or LSF: second best where a launcher names no job, for its other launches have the same.
 BATCH_JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
@@ -20,6 +20,11 @@ _SIGNS = (
     "PALS_RANKID",
     "MV2_COMM_WORLD_RANK",
 )
+_SIZES = {
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMI_RANK": "PMI_SIZE",
+    "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE",
+}
 # srun itself sets PMI_* (--mpi=pmi2), PMIX_* (--mpi=pmix) and PALS_* (--mpi=cray_shasta), but never these.
 _NEVER_SLURM = "MPI_LOCALRANKID"
 _PERHAPS_SLURM = ("OMPI_COMM_WORLD_RANK", "PRTE_LAUNCHED")
@@ -29,6 +34,11 @@ _SLURM_NAMESPACE = "slurm.pmix."
 def mpi_launcher(environ: Mapping[str, str]) -> str | None:
     """The variable which shows that a launcher of MPI started this process; None where there is none."""
     return next((variable for variable in _SIGNS if variable in environ), None)
+
+
+def size_beside(variable: str) -> str | None:
+    """The variable with the world size that a launcher sets together with ``variable``, from :func:`mpi_launcher`."""
+    return _SIZES.get(variable)
 
 
 def started_beside_slurm(environ: Mapping[str, str]) -> str | None:

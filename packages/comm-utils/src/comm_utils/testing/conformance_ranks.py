@@ -111,7 +111,7 @@ def reductions(provider: str, backend: str, device: str) -> None:
             assert up.all_reduce(tensor, op) is None
             close(tensor, expected, f"all_reduce {what}")
             prepared = world.mine(dtype, n * world.size)
-            up.prepare_all_reduce(op)(prepared)
+            up.prepare("all_reduce", None, op)(prepared)
             close(prepared, expected, f"prepared all_reduce {what}")
             dst = world.size - 1
             tensor = world.mine(dtype, n * world.size)

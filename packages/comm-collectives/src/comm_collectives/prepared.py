@@ -1,0 +1,76 @@
+"""The short way: a call whose like was checked in full goes straight to what the backend prepared for it.
+
+What can be wrong with a call depends on the operation, its dtype, device, group and root, which repeat, and on the
+tensors themselves. The first are looked up; what is left to check is here. ``all_reduce`` has its own lines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_utils.active import slot
+from comm_utils.backend import Backend
+
+__all__ = ["barrier", "between", "on", "remember"]
+
+_Tensor = torch.Tensor
+
+
+def remember(backend: Backend, key: tuple[Any, ...], call: Any) -> None:
+    """Take the short way for calls like this one from now on.
+
+    Args:
+        key: (operation, op or root, dtype, device, group).
+    """
+    backend.prepared[key] = call
+
+
+def on(operation: str, root: object, tensor: Any, group: ProcessGroup | None) -> Any:
+    """What was remembered for a call on one tensor; None where it has to be checked in full."""
+    try:
+        call = slot.backend.prepared.get((operation, root, tensor.dtype, tensor.device, group))
+        if (
+            call is None
+            or type(tensor) is not _Tensor
+            or not tensor.is_contiguous()
+            or tensor.is_neg()
+            or tensor.is_inference()
+        ):
+            return None
+    except (AttributeError, RuntimeError, TypeError):
+        return None  # not a strided tensor, not initialised: the full check says so
+    return call
+
+
+def between(operation: str, op: object, output: Any, input: Any, group: ProcessGroup | None) -> Any:
+    """What was remembered for a call from one tensor to another; None where it has to be checked in full."""
+    try:
+        dtype, device = input.dtype, input.device
+        found = slot.backend.prepared.get((operation, op, dtype, device, group))
+        if (
+            found is None
+            or type(input) is not _Tensor
+            or type(output) is not _Tensor
+            or output.dtype is not dtype
+            or output.device != device
+            or not (input.is_contiguous() and output.is_contiguous())
+            or input.is_neg()
+            or output.is_neg()
+            or output.is_inference()
+            or output.requires_grad
+        ):
+            return None
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return found
+
+
+def barrier(group: ProcessGroup | None) -> Any:
+    """What was remembered for a barrier of ``group``; None where it has to be checked in full."""
+    try:
+        return slot.backend.prepared.get(("barrier", group))
+    except (RuntimeError, TypeError):
+        return None

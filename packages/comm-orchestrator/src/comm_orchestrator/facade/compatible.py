@@ -1,0 +1,91 @@
+"""What callers of ``deepspeed.comm`` and of older torch write, understood by our functions: in one place.
+
+Other names of parameters, and DeepSpeed's ``prof``, ``log_name`` and ``debug``, which tell its comms logger whether and
+under which name to record a call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import comm_collectives
+from comm_utils.errors import ArgumentTypeError
+
+__all__ = ["ALIASES", "LABELS", "compatible"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: function -> {other name: name of the parameter}
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "all_gather_coalesced": {
+        "outputs": "output_tensors",
+        "inputs": "input_tensors",
+        "output_tensor_lists": "output_tensors",
+        "input_tensor_list": "input_tensors",
+    },
+    "all_gather_into_tensor": {"output": "output_tensor", "input": "input_tensor", "tensor": "input_tensor"},
+    "all_to_all": {"output_list": "output_tensor_list", "input_list": "input_tensor_list"},
+    "all_to_all_single": {"output_tensor": "output", "input_tensor": "input", "tensor": "input"},
+    "configure": {"deepspeed_config": "config"},
+    "reduce_scatter": {"output_tensor": "output", "input": "input_list", "input_tensor": "input_list"},
+    "reduce_scatter_tensor": {"output_tensor": "output", "input_tensor": "input", "tensor": "input"},
+}
+
+#: Parameters that DeepSpeed has on every call, at the end and in this order.
+LABELS = ("prof", "log_name", "debug")
+
+
+def compatible(function: Callable[P, T], labels: bool = True) -> Callable[P, T]:
+    """``function`` with other names of its parameters accepted as keywords, and with :data:`LABELS`.
+
+    ``prof=True`` records the call even where the comms logger records only some operations, ``log_name`` is the name to
+    record it under. ``debug`` is ignored: in DeepSpeed it is a text that no one reads.
+    """
+    name = function.__name__
+    aliases = ALIASES.get(name, {})
+    special = frozenset((*aliases, *(LABELS if labels else ())))
+    code: Any = function
+    positional = code.__code__.co_argcount
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if (kwargs and not special.isdisjoint(kwargs)) or len(args) > positional:
+            return _adapted(function, name, aliases, positional if labels else len(args), args, kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _adapted(
+    function: Callable[..., T],
+    name: str,
+    aliases: Mapping[str, str],
+    positional: int,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> T:
+    given = _canonical(name, aliases, kwargs)
+    if len(args) <= positional + len(LABELS):
+        for label, value in zip(LABELS, args[positional:], strict=False):
+            given.setdefault(label, value)
+        args = args[:positional]
+    prof, log_name, _ = (given.pop(label, None) for label in LABELS)
+    if log_name is not None and not isinstance(log_name, str):
+        raise ArgumentTypeError(f"{name}: log_name: got {log_name!r:.60}; expected a string")
+    if not prof and log_name is None:
+        return function(*args, **given)
+    with comm_collectives.labelled(log_name, bool(prof)):
+        return function(*args, **given)
+
+
+def _canonical(name: str, aliases: Mapping[str, str], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in kwargs.items():
+        parameter = aliases.get(key, key)
+        if parameter in result:
+            raise ArgumentTypeError(f"{name}: {key}: got it and another name of {parameter!r}; expected one of them")
+        result[parameter] = value
+    return result

@@ -1,0 +1,209 @@
+"""What only ``deepspeed.comm`` has, by its names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+import comm_collectives
+from comm_orchestrator import launching, mpi
+from comm_utils import active
+from comm_utils.backend import Work
+from comm_utils.errors import BackendUnavailableError, LaunchError
+from comm_utils.launch import LaunchInfo, azureml, discover, mpi_launcher, sagemaker, with_plugins
+from comm_utils.log import logger
+
+__all__ = [
+    "allgather_fn",
+    "enable_symm_mem_for_group",
+    "get_local_rank_from_launcher",
+    "get_world_rank_from_launcher",
+    "get_world_size_from_launcher",
+    "has_all_gather_into_tensor",
+    "has_all_reduce_coalesced",
+    "has_coalescing_manager",
+    "has_reduce_scatter_tensor",
+    "in_aml",
+    "in_aws_sm",
+    "in_dlts",
+    "mpi_discovery",
+    "patch_aml_env_for_torch_nccl_backend",
+    "patch_aws_sm_env_for_torch_nccl_backend",
+    "reduce_scatter_fn",
+]
+
+
+def reduce_scatter_fn(
+    output_tensor: torch.Tensor,
+    tensor: torch.Tensor,
+    op: Any = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """``reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)``."""
+    return comm_collectives.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
+
+
+def allgather_fn(
+    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """``all_gather_into_tensor(output_tensor, input_tensor, group, async_op)``."""
+    return comm_collectives.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+
+
+def has_all_gather_into_tensor() -> bool:
+    """True: every backend has it, or gets it built.
+
+    Raises:
+        NotInitializedError
+    """
+    return _true()
+
+
+def has_reduce_scatter_tensor() -> bool:
+    """True: every backend has it, or gets it built.
+
+    Raises:
+        NotInitializedError
+    """
+    return _true()
+
+
+def has_all_reduce_coalesced() -> bool:
+    """True: every backend has it, or gets it built.
+
+    Raises:
+        NotInitializedError
+    """
+    return _true()
+
+
+def has_coalescing_manager() -> bool:
+    """True: ``all_gather_coalesced`` works on every backend.
+
+    Raises:
+        NotInitializedError
+    """
+    return _true()
+
+
+def _true() -> bool:
+    active.active_backend()
+    return True
+
+
+def enable_symm_mem_for_group(group_name: str) -> None:
+    """Enable torch's symmetric memory for the group called ``group_name``, where this build of torch has it.
+
+    Raises:
+        BackendUnavailableError: it has not.
+        NotInitializedError
+    """
+    active.active_backend()
+    try:
+        from torch.distributed._symmetric_memory import enable_symm_mem_for_group as enable
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"enable_symm_mem_for_group: this build of torch ({torch.__version__}) has no symmetric memory: {error}"
+        ) from error
+    enable(group_name)  # type: ignore[arg-type]  # a NewType of newer torch
+
+
+def get_local_rank_from_launcher() -> int:
+    """What the launcher's variables say; 0 where there are none. Needs no initialisation."""
+    return discover(os.environ, with_plugins()).local_rank or 0
+
+
+def get_world_rank_from_launcher() -> int:
+    """What the launcher's variables say; 0 where there are none. Needs no initialisation."""
+    return discover(os.environ, with_plugins()).rank
+
+
+def get_world_size_from_launcher() -> int:
+    """What the launcher's variables say; 1 where there are none. Needs no initialisation."""
+    return discover(os.environ, with_plugins()).world_size
+
+
+def mpi_discovery(distributed_port: int = 29500, verbose: bool = True) -> None:
+    """Ask MPI who this process is, and set ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``.
+
+    Called by all processes that an MPI launcher started. ``init_distributed`` does what is needed of it by itself, and
+    leaves no variables behind where it fails.
+
+    Args:
+        distributed_port: that rank 0 is to listen on.
+        verbose: log what was found.
+
+    Raises:
+        LaunchError: no MPI launcher started this process, or mpi4py is missing (extra ``[mpi]``).
+    """
+    variable = mpi_launcher(os.environ)
+    if variable is None:
+        raise LaunchError(
+            "mpi_discovery: no MPI launcher started this process, as far as its environment shows; start it with "
+            "mpirun, or leave the call out: init_distributed() needs no MPI"
+        )
+    _set(mpi.discover(variable, distributed_port), {"MASTER_PORT": str(distributed_port)}, "MPI", verbose)
+
+
+def in_aml() -> bool:
+    """Whether this process runs in an Azure Machine Learning job."""
+    return "AZUREML_EXPERIMENT_ID" in os.environ
+
+
+def in_aws_sm() -> bool:
+    """Whether this process runs in a SageMaker training job."""
+    return "SM_TRAINING_ENV" in os.environ
+
+
+def in_dlts() -> bool:
+    """Whether this process runs on a DLTS cluster."""
+    return "DLTS_JOB_ID" in os.environ
+
+
+def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool = True) -> None:
+    """Set ``RANK`` and the others from the variables of an Azure Machine Learning job; see :func:`mpi_discovery`.
+
+    Unlike DeepSpeed's, it leaves ``NCCL_SOCKET_IFNAME`` alone: ``init_distributed`` chooses the interface.
+
+    Args:
+        master_port: for several nodes, where neither ``MASTER_PORT`` nor the job says one.
+
+    Raises:
+        LaunchError: the variables are not there.
+    """
+    launch = azureml.discover(os.environ)
+    if launch is None:
+        raise LaunchError(
+            "patch_aml_env_for_torch_nccl_backend: this is no AzureML job that MPI started: AZUREML_EXPERIMENT_ID or "
+            "the variables of an MPI launcher are missing; init_distributed() works without this call anywhere"
+        )
+    _set(launch, {"MASTER_PORT": str(launch.master_port or master_port)}, "AzureML", verbose)
+
+
+def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
+    """Set ``RANK`` and the others from the variables of a SageMaker job; see :func:`mpi_discovery`.
+
+    Unlike DeepSpeed's, it sets ``MASTER_ADDR`` too.
+
+    Raises:
+        LaunchError: the variables are not there.
+    """
+    launch = sagemaker.discover(os.environ)
+    if launch is None:
+        raise LaunchError(
+            "patch_aws_sm_env_for_torch_nccl_backend: this is no SageMaker job: SM_HOSTS and SM_CURRENT_HOST are "
+            "missing; init_distributed() works without this call anywhere"
+        )
+    _set(launch, {}, "SageMaker", verbose)
+
+
+def _set(launch: LaunchInfo, more: Mapping[str, str], source: str, verbose: bool) -> None:
+    found = {**launching.variables(launch, {}), **more}
+    os.environ.update(found)
+    if verbose:
+        logger.info("from %s: %s", source, ", ".join(f"{name}={value}" for name, value in found.items()))

@@ -1,0 +1,221 @@
+"""The world of this process: setting it up, asking about it, taking it down."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+from torch.distributed import ProcessGroup, Store
+
+import comm_collectives
+from comm_collectives import groups, object_codec
+from comm_orchestrator import orchestrator, selector
+from comm_orchestrator.facade.comms_log import configure
+from comm_utils import active
+from comm_utils.backend import Availability
+from comm_utils.errors import ArgumentError, ArgumentTypeError, NotInitializedError
+
+__all__ = [
+    "available_backends",
+    "destroy_process_group",
+    "get_local_rank",
+    "init_distributed",
+    "init_process_group",
+    "initialize_module",
+    "is_available",
+    "is_initialized",
+    "set_backend",
+]
+
+
+def init_distributed(
+    dist_backend: str | None = None,
+    auto_mpi_discovery: bool = True,
+    distributed_port: int = 29500,
+    verbose: bool = True,
+    timeout: float | timedelta | None = None,
+    init_method: str | None = None,
+    dist_init_required: bool | None = None,
+    config: Any = None,
+    rank: int = -1,
+    world_size: int = -1,
+    store: Store | None = None,
+) -> None:
+    """Set up distributed communication, wherever this process was started. Calling it again does nothing.
+
+    A ``torch.distributed`` that somebody else initialised is adopted as it is. Otherwise rank information is taken from
+    ``rank`` and ``world_size``, then from the launcher's environment variables, and a process that nobody launched
+    together with others becomes a world of one.
+
+    Args:
+        dist_backend: a library (``"gloo"``, ``"nccl"``, ``"ccl"``, ``"cpu:gloo,cuda:nccl"``); by default the best that
+            every rank can use on its device.
+        auto_mpi_discovery: ask MPI, through mpi4py, where an MPI launcher started this process and its variables do not
+            tell everything.
+        distributed_port: the port of rank 0, where the launcher names none.
+        verbose: show this package's log, at level INFO, on stderr unless the program has set up logging.
+        timeout: seconds or a timedelta that an operation may take, in every group made later too; by default 30
+            minutes, 10 for NCCL.
+        init_method: where the ranks meet, ``"tcp://host:port"``, ``"file:///path"`` or ``"env://"``.
+        dist_init_required: False raises if nothing was initialised before; None and True initialise.
+        config: a dict, a path of a JSON file (DeepSpeed's are fine) or a ``comm_config.CommConfig``.
+        rank, world_size: given together, they override the launcher.
+        store: a ``torch.distributed.Store`` shared by all ranks, instead of meeting at an address.
+
+    Raises:
+        BackendUnavailableError: the backend that was named cannot be had.
+        LaunchError: the launch environment contradicts itself or lacks a fact.
+        ConfigurationError: names the source and the key.
+        CommTimeoutError: not every rank arrived in time.
+        NotInitializedError: ``dist_init_required=False`` and nothing is initialised.
+    """
+    _initialize(
+        orchestrator.Request(
+            dist_backend,
+            auto_mpi_discovery,
+            distributed_port,
+            verbose,
+            timeout,
+            init_method,
+            dist_init_required,
+            config,
+            rank,
+            world_size,
+            store,
+        )
+    )
+
+
+def init_process_group(
+    backend: str | None = None,
+    init_method: str | None = None,
+    timeout: float | timedelta | None = None,
+    world_size: int = -1,
+    rank: int = -1,
+    store: Store | None = None,
+    group_name: str = "",
+    pg_options: Any = None,
+    device_id: torch.device | int | None = None,
+) -> None:
+    """:func:`init_distributed` by ``torch.distributed``'s name and parameters, for programs that come from there.
+
+    Args:
+        backend, init_method, timeout, world_size, rank, store: as for :func:`init_distributed`.
+        group_name: ignored, as torch does.
+        pg_options: must be None; initialise ``torch.distributed`` with them, and ``init_distributed`` adopts it.
+        device_id: the device to bind to, or its index; by default the one of the local rank.
+
+    Raises:
+        ArgumentError: ``pg_options`` were given; or a world exists already, as in torch.
+    """
+    call = "init_process_group"
+    if pg_options is not None:
+        raise ArgumentError(
+            f"{call}: pg_options: got {pg_options!r:.60}; expected None: call torch.distributed.init_process_group() "
+            "with them, and init_distributed() then adopts what it made"
+        )
+    if is_initialized() or c10d.is_initialized():
+        raise ArgumentError(
+            f"{call}: there is a world already; call destroy_process_group() first, or init_distributed(), which keeps "
+            "it"
+        )
+    device = None if device_id is None else _device(call, device_id)
+    _initialize(
+        orchestrator.Request(
+            backend,
+            verbose=False,
+            timeout=timeout,
+            init_method=init_method,
+            rank=rank,
+            world_size=world_size,
+            store=store,
+            device=device,
+        )
+    )
+
+
+def _device(call: str, device_id: torch.device | int) -> torch.device:
+    if isinstance(device_id, int) and not isinstance(device_id, bool):
+        accelerator = torch.accelerator.current_accelerator()
+        return torch.device("cpu" if accelerator is None else accelerator.type, device_id)
+    if not isinstance(device_id, torch.device):
+        raise ArgumentTypeError(f"{call}: device_id: got {device_id!r:.60}; expected a torch.device or its index")
+    return device_id
+
+
+def _initialize(request: orchestrator.Request) -> None:
+    environment = orchestrator.initialize(request)
+    if not environment.fresh:
+        return
+    settings = environment.config
+    groups.forget_groups()
+    object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
+    logging = settings.comms_logger
+    configure(
+        enabled=logging.enabled,
+        prof_all=logging.prof_all,
+        prof_ops=logging.prof_ops,
+        verbose=logging.verbose,
+        debug=logging.debug,
+    )
+
+
+def initialize_module(config: Any = None) -> None:
+    """``init_distributed`` with everything taken from a configuration: a dict, a path or a ``CommConfig``."""
+    init_distributed(config=config)
+
+
+def is_initialized() -> bool:
+    """Whether collectives can be called. Never raises."""
+    return active.is_active() and active.active_backend().is_initialized()
+
+
+def is_available() -> bool:
+    """Whether this build of torch can communicate at all. Never raises."""
+    return c10d.is_available()
+
+
+def get_local_rank() -> int:
+    """This process's rank among those of its host; -1 where the launcher does not say."""
+    if not is_initialized():
+        active.active_backend()
+        raise NotInitializedError("torch.distributed was destroyed; call comm_orchestrator.init_distributed() again")
+    launch = orchestrator.current_launch()
+    if launch is not None and launch.local_rank is not None:
+        return launch.local_rank
+    return c10d.get_node_local_rank(fallback_rank=-1)
+
+
+def available_backends() -> dict[str, Availability]:
+    """Every library that an installed package can activate, and whether and why it can be used here."""
+    return selector.available_backends()
+
+
+def set_backend(name: str | None = None) -> None:
+    """Check that the active backend is ``name``; a running world cannot change its library.
+
+    Raises:
+        ArgumentError: another one is active; says how to change.
+        NotInitializedError: nothing is initialised.
+    """
+    found = comm_collectives.get_backend()
+    if not (name is None or isinstance(name, str)):
+        raise ArgumentTypeError(f"set_backend: name: got {name!r:.60}; expected a string such as 'gloo', or None")
+    if name is not None and name.lower() != found:
+        raise ArgumentError(
+            f"set_backend: name: got {name!r} while {found!r} is active; call destroy_process_group() and then "
+            f"init_distributed(dist_backend={name!r}), or make a group with new_group(backend={name!r})"
+        )
+
+
+def destroy_process_group(group: ProcessGroup | None = None) -> None:
+    """Free one group, or everything; after the latter ``init_distributed`` works again in this process."""
+    if group is None and not is_initialized():
+        active.active_backend()
+        orchestrator.finalize()
+        return
+    groups.destroy_process_group(group)
+    if group is None:
+        orchestrator.finalize()
