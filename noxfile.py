@@ -39,6 +39,10 @@ DIST = ROOT / "dist"
 COVERAGE_PERCENT = 90
 # What only root on Debian can run in full; the rest is skipped with its reason.
 LAUNCHER_TESTS = "tests-integration/launchers"
+# What needs DeepSpeed and Accelerate.
+ECOSYSTEM_TESTS = "tests-integration/ecosystem"
+# Of the sessions that have everything else installed.
+APART = [f"--ignore={path}" for path in (LAUNCHER_TESTS, ECOSYSTEM_TESTS)]
 
 # The ends of what the packages' metadata promises, which CI runs, and a pair between them; CI's main pair is in
 # constraints.txt.
@@ -211,7 +215,7 @@ for _package, _extra in WORKSPACE.extras_with_siblings():
 def integration(session: nox.Session) -> None:
     """Tests of all packages together."""
     install_sources(session, *all_sources(*group("integration")))
-    session.run("pytest", "tests-integration", f"--ignore={LAUNCHER_TESTS}", *session.posargs)
+    session.run("pytest", "tests-integration", *APART, *session.posargs)
 
 
 @nox.session
@@ -221,6 +225,15 @@ def launchers(session: nox.Session) -> None:
     uv = {"UV": nox.virtualenv.UV} if session.venv_backend == "uv" else {}
     session.run("python", "tools/install_launchers.py", env=uv)
     session.run("pytest", "-rs", LAUNCHER_TESTS, *session.posargs)
+
+
+@nox.session(default=False)
+def ecosystem(session: nox.Session) -> None:
+    """DeepSpeed with its communication replaced, and Hugging Face Accelerate (compiles a part of DeepSpeed)."""
+    install_sources(session, *all_sources(*group("docs"), *group("ecosystem")))
+    session.run("pytest", "-rs", ECOSYSTEM_TESTS, *session.posargs)
+    if not session.posargs:
+        session.run("pytest", "docs/tests/test_code_blocks.py", "-k", "test_python and migrating")
 
 
 @nox.session
@@ -267,7 +280,7 @@ def coverage(session: nox.Session) -> None:
     install_sources(session, *all_sources(*group("integration"), *group("coverage")))
     session.run("coverage", "erase")
     for path in test_paths():
-        session.run("coverage", "run", "-m", "pytest", path, f"--ignore={LAUNCHER_TESTS}", *session.posargs)
+        session.run("coverage", "run", "-m", "pytest", path, *APART, *session.posargs)
     session.run("coverage", "combine", "--quiet")
     low = []
     for package in PACKAGES.values():

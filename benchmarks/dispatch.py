@@ -2,9 +2,9 @@
 
     python benchmarks/dispatch.py [--rounds N] [--calls N] [--json FILE]
 
-All are measured on a one-element float32 tensor, in turns (A B C A B C ...), on torch's fake process group, which moves
-nothing, and on gloo with 1 and 2 ranks pinned to cores. A round is the mean of many calls; the table shows medians and
-minima over the rounds, and ratios of medians.
+Each operation is measured on float32 tensors with one element for each rank, in turns (A B A B ...), on torch's fake
+process group, which moves nothing, and on gloo with 1 and 2 ranks pinned to cores. A round is the mean of many calls;
+the table shows medians and minima over the rounds, and ratios of medians.
 """
 
 from __future__ import annotations
@@ -24,18 +24,43 @@ from typing import Any
 WARM_UP_CALLS = 50
 
 
-def contestants(dist: Any, c10d: Any, torch: Any) -> dict[str, Callable[[], object]]:
-    """What is compared; each on a tensor of its own, whose value tells whether it really reduced."""
-    tensors = {name: torch.ones(1) for name in ("torch", "ours", "group")}
-    group, options = c10d.group.WORLD, c10d.AllreduceOptions()
+def contestants(dist: Any, c10d: Any, torch: Any) -> dict[str, dict[str, Callable[[], object]]]:
+    """Operation -> what is compared; ours and torch's on tensors of their own."""
+    W, root = dist.get_world_size(), dist.get_rank() == 0
+    group, options, direct = c10d.group.WORLD, c10d.AllreduceOptions(), torch.ones(1)
+    found: dict[str, dict[str, Callable[[], object]]] = {}
+    for name, api in (("torch", c10d), ("ours", dist)):
+        for operation, call in calls(api, torch, W, root).items():
+            found.setdefault(operation, {})[name] = call
+    found["all_reduce"]["group"] = lambda: group.allreduce([direct], options).wait()
+    return found
+
+
+def calls(api: Any, torch: Any, W: int, root: bool) -> dict[str, Callable[[], object]]:
+    """Each operation as users call it, on one element for each rank."""
+    one, many = torch.ones(1), torch.ones(W)
+    part, received, exchanged = torch.ones(1), torch.ones(W), torch.ones(W)
+    sent, parts = [torch.ones(1) for _ in range(W)], [torch.ones(1) for _ in range(W)]
+    # Since 2.13, torch warns at every use of the older names.
+    gather = getattr(api, "all_gather_single", api.all_gather_into_tensor)
+    scatter = getattr(api, "reduce_scatter_single", api.reduce_scatter_tensor)
     return {
-        "torch.distributed.all_reduce": lambda: c10d.all_reduce(tensors["torch"]),
-        "comm_orchestrator.all_reduce": lambda: dist.all_reduce(tensors["ours"]),
-        "process group's allreduce + wait": lambda: group.allreduce([tensors["group"]], options).wait(),
+        "all_reduce": lambda: api.all_reduce(one),
+        "all_reduce, async_op": lambda: api.all_reduce(one, async_op=True).wait(),
+        "broadcast": lambda: api.broadcast(one, 0),
+        "barrier": lambda: api.barrier(),
+        "all_gather_into_tensor": lambda: gather(received, one),
+        "reduce_scatter_tensor": lambda: scatter(part, many),
+        "all_to_all_single": lambda: api.all_to_all_single(exchanged, many),
+        "reduce": lambda: api.reduce(one, 0),
+        "all_gather": lambda: api.all_gather(parts, one),
+        "reduce_scatter": lambda: api.reduce_scatter(part, sent),
+        "gather": lambda: api.gather(one, parts if root else None, 0),
+        "scatter": lambda: api.scatter(part, sent if root else None, 0),
     }
 
 
-def measure(transport: str, rounds: int, calls: int) -> dict[str, Any]:
+def measure(transport: str, rounds: int, calls_a_round: int) -> dict[str, Any]:
     """Initialise ``transport`` and time the contestants; microseconds a call."""
     import torch
     import torch.distributed as c10d
@@ -51,25 +76,30 @@ def measure(transport: str, rounds: int, calls: int) -> dict[str, Any]:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[dist.get_rank() % len(cores)]})
     check(dist, torch, transport)
-    functions = contestants(dist, c10d, torch)
-    for function in functions.values():
-        for _ in range(WARM_UP_CALLS):
-            function()
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start = perf_counter()
-            for _ in range(calls):
+    times: dict[str, dict[str, list[float]]] = {}
+    for operation, functions in contestants(dist, c10d, torch).items():
+        for function in functions.values():
+            for _ in range(WARM_UP_CALLS):
                 function()
-            times[name].append((perf_counter() - start) / calls * 1e6)
+        times[operation] = {name: [] for name in functions}
+        for _ in range(rounds):
+            for name, function in functions.items():
+                start = perf_counter()
+                for _ in range(calls_a_round):
+                    function()
+                times[operation][name].append((perf_counter() - start) / calls_a_round * 1e6)
     result = {
         "transport": transport,
         "ranks": dist.get_world_size(),
         "torch": torch.__version__,
         "rounds": rounds,
-        "calls": calls,
-        "median_us": {name: statistics.median(values) for name, values in times.items()},
-        "min_us": {name: min(values) for name, values in times.items()},
+        "calls": calls_a_round,
+        "operations": {
+            operation: {
+                name: {"median_us": statistics.median(values), "min_us": min(values)} for name, values in both.items()
+            }
+            for operation, both in times.items()
+        },
     }
     dist.destroy_process_group()
     return result
@@ -99,13 +129,16 @@ def launch(ranks: int, arguments: list[str]) -> dict[str, Any]:
 
 def report(result: dict[str, Any]) -> str:
     """One measurement as text."""
-    medians, minima = result["median_us"], result["min_us"]
-    reference = next(iter(medians))
-    lines = [f"{result['transport']}, {result['ranks']} ranks, torch {result['torch']}: median (minimum), microseconds"]
-    lines += [
-        f"  {name:34}{medians[name]:9.2f} ({minima[name]:.2f})   {medians[name] / medians[reference]:.2f} x torch"
-        for name in medians
+    lines = [
+        f"{result['transport']}, {result['ranks']} ranks, torch {result['torch']}: median (minimum), microseconds",
+        f"  {'operation':24}{'torch.distributed':>20}{'comm_orchestrator':>20}   ours / torch",
     ]
+    for operation, found in result["operations"].items():
+        cells = [f"{found[name]['median_us']:.2f} ({found[name]['min_us']:.2f})" for name in ("torch", "ours")]
+        ratio = found["ours"]["median_us"] / found["torch"]["median_us"]
+        lines.append(f"  {operation:24}{cells[0]:>20}{cells[1]:>20}   {ratio:.2f}")
+        if "group" in found:
+            lines[-1] += f"   (the process group's own method: {found['group']['median_us']:.2f})"
     return "\n".join(lines)
 
 

@@ -498,7 +498,9 @@ def run_unknown_operation() -> None:
     finally:
         logging.getLogger("comm").removeHandler(handler)
         dist.configure(enabled=False, prof_all=True, prof_ops=[])
-    assert said == ["prof_ops: 'allreduce' is no operation: only calls with that log_name are recorded; did you mean 'all_reduce'?"]
+    assert said == [
+        "prof_ops: 'allreduce' is no operation: only calls with that log_name are recorded; did you mean 'all_reduce'?"
+    ]
 
 
 def test_operations_that_do_not_exist_are_worth_a_word(pools: Pools) -> None:

@@ -4,6 +4,7 @@
 ```` ```python continues ````      the previous Python block of the page goes on: both are one program
 ```` ```python file=train.py ````  likewise, and there for the commands of the page under that name
 ```` ```python ranks=4 ````        run on four ranks; the output is that of rank 0, then of rank 1, and so on
+```` ```python needs=deepspeed ````  run where that package is installed: nox -s ecosystem
 ```` ```json ````                  a configuration, which has to load
 ```` ```json file=comm.json ````   likewise, and there for the other blocks of the page under that name
 ```` ```json data ````             any JSON
@@ -23,7 +24,7 @@ __all__ = ["Block", "blocks", "programs"]
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<info>[^`\n]*)$")
 WORDS = {
-    "python": {"continues", "file", "ranks"},
+    "python": {"continues", "file", "needs", "ranks"},
     "json": {"data", "file"},
     "bash": set(),
     "sh": set(),

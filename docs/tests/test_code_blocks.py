@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import json
 import os
 import re
@@ -68,6 +69,8 @@ def assert_prints(block: Block, got: str) -> None:
 
 @pytest.mark.parametrize("block", PROGRAMS, ids=named)
 def test_python(block: Block, folder: Path) -> None:
+    if (needed := block.options.get("needs")) and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is installed by nox -s ecosystem only")
     script = folder / "program.py"
     # In a traceback, the lines of the page.
     script.write_text("\n" * block.line + block.text)

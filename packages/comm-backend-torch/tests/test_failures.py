@@ -57,6 +57,8 @@ def test_a_timeout_says_after_how_long_and_what_to_do() -> None:
     for text in ("monitored_barrier()", "timeout= of init_distributed() and new_group()"):
         assert text in waited
     assert " after 30 s," in told(CommTimeoutError, "gather", group, 1, RuntimeError("watchdog timeout"), 30.0)
+    of_call = told(CommTimeoutError, "gather", group, 1, RuntimeError("timed out"), 0.5, of_call=True)
+    assert "timeout= of this call sets the limit" in of_call
     assert " timed out, as" in told(CommTimeoutError, "gather", group, 1, RuntimeError("watchdog timeout"), None)
 
 

@@ -49,6 +49,8 @@ class Collectives(World):
     def prepare(
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> Callable[..., None]:
+        if self._limit is not None:  # which is of one call, and what is prepared is for many
+            return self.during(self._call).prepare(operation, group, op, position)
         pg = self._state(group).pg
         this = self if self._call else self.during(operation)
         method, settled, again = this._settled(operation, pg, op, position)

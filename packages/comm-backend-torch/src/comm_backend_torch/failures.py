@@ -45,7 +45,13 @@ def in_short(error: BaseException) -> str:
 
 
 def told(
-    kind: type[CommError], operation: str, group: str, rank: int, error: BaseException, limit_s: float | None
+    kind: type[CommError],
+    operation: str,
+    group: str,
+    rank: int,
+    error: BaseException,
+    limit_s: float | None,
+    of_call: bool = False,
 ) -> str:
     """What happened, where it was seen, and what may be the cause; not yet how to go on.
 
@@ -53,7 +59,8 @@ def told(
         kind: from :func:`classify`.
         group: as in ``the group of ranks [0, 1]``.
         rank: the global rank of this process.
-        limit_s: the group's timeout, if it is known.
+        limit_s: the timeout, if it is known.
+        of_call: it was the call's own, not the group's.
     """
     if kind is PeerLostError:
         return (
@@ -65,6 +72,6 @@ def told(
     after = "" if after_s is None else f" after {after_s:g} s"
     return (
         f"{operation} on {group} timed out{after}, as seen by rank {rank}: a rank of the group did not take part, or "
-        "is late; a dist.monitored_barrier() before the call names who, and timeout= of init_distributed() and "
-        "new_group() sets the limit"
+        "is late; a dist.monitored_barrier() before the call names who, and timeout= of "
+        f"{'this call' if of_call else 'init_distributed() and new_group()'} sets the limit"
     )

@@ -31,6 +31,9 @@ T = TypeVar("T", bound="World")
 # for the worker. Seen with torch 2.6, never with 2.13; a moment's rest lets the worker finish.
 _WORKERS_NEED_THE_GIL = not hasattr(ProcessGroup, "all_gather_single")
 
+# c10d counts milliseconds, and takes none for no limit.
+_SHORTEST = timedelta(milliseconds=1)
+
 
 class World:
     """Every process group of this process, whoever created it.
@@ -57,7 +60,7 @@ class World:
             view._call = call
         if timeout is not None:
             view = copy(view)
-            view._limit = timeout
+            view._limit = max(timeout, _SHORTEST)
         return cast(T, view)
 
     # --- who is where
@@ -143,7 +146,7 @@ class World:
                 check_available(backend)
             except BackendUnavailableError as error:
                 raise BackendUnavailableError(f"new_group: {error}") from None
-        limit = self._timeout if timeout is None else timeout
+        limit = self._timeout if timeout is None else max(timeout, _SHORTEST)
         try:
             return groups.create(ranks, name, limit, backend, pg_options, group_desc, device_id)
         except RuntimeError as error:
@@ -181,7 +184,7 @@ class World:
             state.broken = f"{name}: {short}"
             self.prepared.clear()
             limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
-            text = told(kind, name, str(state), state.ranks[state.rank], error, limit_s)
+            text = told(kind, name, str(state), state.ranks[state.rank], error, limit_s, self._limit is not None)
             failure = kind(f"{text}. The group cannot be used any more: {state.how_to_go_on()} [{short}]")
         failure.__cause__ = error
         return failure

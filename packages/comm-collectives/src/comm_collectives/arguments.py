@@ -37,7 +37,7 @@ __all__ = [
 _warned: set[str] = set()
 
 
-def is_member(call: str, group: object) -> bool:
+def is_member(call: str, group: object, name: str = "group") -> bool:
     """Whether this rank is in ``group``; False for what ``new_group`` gives to ranks outside the group.
 
     Raises:
@@ -51,7 +51,7 @@ def is_member(call: str, group: object) -> bool:
     if type(group).__name__ == "DeviceMesh":
         hint = "; pass mesh.get_group(), or mesh.get_group(name) of one of several dimensions"
     raise ArgumentTypeError(
-        f"{call}: group: got {describe(group)}; expected a process group from new_group(), or None for the world "
+        f"{call}: {name}: got {describe(group)}; expected a process group from new_group(), or None for the world "
         f"group{hint}"
     )
 
@@ -199,7 +199,7 @@ def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | No
     """A timeout in seconds or as a timedelta, as a timedelta."""
     if timeout is None:
         return None
-    if not isinstance(timeout, (int, float, timedelta)):
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float, timedelta)):
         raise ArgumentTypeError(f"{call}: timeout: got {timeout!r:.60}; expected seconds or a timedelta")
     try:
         limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)

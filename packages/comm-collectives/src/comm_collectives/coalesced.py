@@ -8,9 +8,10 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import reduction
+from comm_collectives import reduction, untraced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.memory import as_bytes, flat, readable
 from comm_collectives.reduction import encoding_for
@@ -36,6 +37,8 @@ def all_reduce_coalesced(
         tensors: any shapes, dense, the same list on every rank; overwritten with the results.
         op: as for ``all_reduce``.
     """
+    if is_dynamo_compiling():
+        return untraced.all_reduce_coalesced(tensors, op, group, async_op, timeout=timeout)
     call = "all_reduce_coalesced"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -70,6 +73,8 @@ def all_gather_coalesced(
             overwritten.
         input_tensors: any shapes and dtypes on one device, the same on every rank; only read.
     """
+    if is_dynamo_compiling():
+        return untraced.all_gather_coalesced(output_tensors, input_tensors, group, async_op, timeout=timeout)
     call = "all_gather_coalesced"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -133,6 +138,8 @@ def reduce_scatter_coalesced(
     Returns:
         One-dimensional tensors, in the order of ``tensors``; with ``async_op`` a handle whose ``result()`` they are.
     """
+    if is_dynamo_compiling():
+        return untraced.reduce_scatter_coalesced(tensors, group, op, async_op, timeout=timeout)
     call = "reduce_scatter_coalesced"
     backend = enter(call, group, timeout)
     if backend is None:

@@ -20,8 +20,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import prepared, reduction, traced
-from comm_collectives.arguments import check_tensor, enter, group_rank_of
+from comm_collectives import prepared, reduction, traced, untraced
+from comm_collectives.arguments import check_tensor, enter, group_rank_of, integer
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
 from comm_collectives.work import deliver
 from comm_utils.active import slot
@@ -51,17 +51,19 @@ def all_reduce(
             float32 and rounded once.
     """
     if is_dynamo_compiling():
-        return traced.all_reduce(tensor, op, group, async_op)
+        return traced.all_reduce(tensor, op, group, async_op, timeout)
     try:
         call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
         # An integer equals an enumerator of torch's, and is no op all the same.
-        if async_op or timeout or not (call and tensor.is_contiguous()) or tensor.is_neg() or isinstance(op, int):
+        if not (call and tensor.is_contiguous()) or timeout is not None or tensor.is_neg() or isinstance(op, int):
             call = None
     except (AttributeError, RuntimeError, TypeError):
         call = None  # not a strided tensor, not an op, not initialised: the full check says so
     if call is None:
         return _all_reduce_checked("all_reduce", tensor, op, group, async_op, timeout)
     try:
+        if async_op:
+            return slot.backend.all_reduce(tensor, op, group, True)
         call(tensor)
     except NotImplementedError:  # not a kind of tensor that c10d knows, and nothing was sent: the full check says so
         return _all_reduce_checked("all_reduce", tensor, op, group, async_op)
@@ -84,7 +86,7 @@ def _all_reduce_checked(
     if (reduce_op, tensor.dtype) in backend.capabilities(group, tensor.device.type).reductions:
         like = (op, tensor.dtype, tensor.device, group)
         key = like if name == "all_reduce" else (name, *like)  # they are recorded apart
-        prepared.remember(backend, key, backend.prepare("all_reduce", group, op))
+        prepared.remember(backend, key, lambda: backend.prepare("all_reduce", group, op))
         if tensor.is_contiguous():
             return backend.all_reduce(tensor, op, group, async_op)
     return reduction.all_reduce(backend, tensor, reduce_op, group, async_op, name)
@@ -100,11 +102,17 @@ def inference_all_reduce(
 ) -> Work | None:
     """:func:`all_reduce` by the path of lowest latency that the active backend has."""
     if is_dynamo_compiling():
-        return traced.all_reduce(tensor, op, group, async_op)
+        return traced.inference_all_reduce(tensor, op, group, async_op, timeout)
     name = "inference_all_reduce"
     try:  # as in all_reduce, which cannot share these lines without paying for a call
         call = slot.backend.prepared.get((name, op, tensor.dtype, tensor.device, group))
-        if async_op or timeout or not (call and tensor.is_contiguous()) or tensor.is_neg() or isinstance(op, int):
+        if (
+            async_op
+            or timeout is not None
+            or not (call and tensor.is_contiguous())
+            or tensor.is_neg()
+            or isinstance(op, int)
+        ):
             call = None
     except (AttributeError, RuntimeError, TypeError):
         call = None
@@ -134,6 +142,8 @@ def reduce(
             ``dst``, where it is overwritten with the result.
         op: as for :func:`all_reduce`.
     """
+    if is_dynamo_compiling():
+        return untraced.reduce(tensor, dst, op, group, async_op, group_dst, timeout=timeout)
     backend = enter("reduce", group, timeout)
     if backend is None:
         return None
@@ -157,7 +167,7 @@ def broadcast(
         tensor: any shape and dtype, the same on every rank; dense; overwritten except on ``src``.
     """
     if is_dynamo_compiling():
-        return traced.broadcast(tensor, src, group, async_op, group_src)
+        return untraced.broadcast(tensor, src, group, async_op, group_src, timeout=timeout)
     if not async_op and timeout is None and group_src is None and type(src) is int:
         call = prepared.on("broadcast", src, tensor, group)
         if call is not None:
@@ -172,8 +182,8 @@ def broadcast(
     check_tensor("broadcast", "tensor", tensor, backend, group, written=not is_src)
     native = backend.capabilities(group, tensor.device.type).dtypes
     if tensor.dtype in native and not tensor.is_complex() and type(src) is int:
-        call = backend.prepare("broadcast", group, None, position)
-        prepared.remember(backend, ("broadcast", src, tensor.dtype, tensor.device, group), call)
+        key = ("broadcast", src, tensor.dtype, tensor.device, group)
+        prepared.remember(backend, key, lambda: backend.prepare("broadcast", group, None, position))
     if is_src:
         work = backend.broadcast(as_bytes(readable(tensor), native), None, group, async_op, position)
         return deliver([work], None, tensor, async_op)
@@ -186,7 +196,6 @@ def barrier(
     group: ProcessGroup | None = None,
     async_op: bool = False,
     device_ids: list[int] | None = None,
-    *,
     timeout: float | timedelta | None = None,
 ) -> Work | None:
     """Return when every rank of the group has called it.
@@ -194,6 +203,8 @@ def barrier(
     Args:
         device_ids: for device backends, a list with the index of the device on which to synchronise.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.barrier(group, async_op, device_ids, timeout=timeout)
     if not async_op and timeout is None and device_ids is None:
         call = prepared.barrier(group)
         if call is not None:
@@ -202,8 +213,10 @@ def barrier(
     backend = enter("barrier", group, timeout)
     if backend is None:
         return None
-    if device_ids is not None and not isinstance(device_ids, (list, tuple)):
-        raise ArgumentTypeError(f"barrier: device_ids: got {device_ids!r:.60}; expected a list of device indices")
+    if device_ids is not None:
+        if not isinstance(device_ids, (list, tuple)):
+            raise ArgumentTypeError(f"barrier: device_ids: got {device_ids!r:.60}; expected a list of device indices")
+        device_ids = [integer("barrier", "device_ids", index) for index in device_ids]
     if device_ids is None:
-        prepared.remember(backend, ("barrier", group), backend.prepare("barrier", group))
+        prepared.remember(backend, ("barrier", group), lambda: backend.prepare("barrier", group))
     return backend.barrier(group, async_op, device_ids)

@@ -12,9 +12,9 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import prepared, reduction, traced
+from comm_collectives import prepared, reduction, traced, untraced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, splits
-from comm_collectives.memory import Landing, after_landing, apart, as_bytes, readable
+from comm_collectives.memory import Landing, after_landing, apart, as_bytes, flat, readable
 from comm_collectives.work import After, deliver, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
@@ -40,6 +40,8 @@ def reduce_scatter(
             the elements of ``output``. Same dtype as ``output``; only read.
         op: as for ``all_reduce``.
     """
+    if is_dynamo_compiling():
+        return untraced.reduce_scatter(output, input_list, op, group, async_op, timeout=timeout)
     if isinstance(input_list, torch.Tensor):
         return _reduce_scatter_tensor("reduce_scatter", output, input_list, op, group, async_op, timeout)
     backend = enter("reduce_scatter", group, timeout)
@@ -73,13 +75,13 @@ def reduce_scatter_tensor(
         op: as for ``all_reduce``.
     """
     if is_dynamo_compiling():
-        return traced.reduce_scatter_tensor(output, input, op, group, async_op)
+        return traced.reduce_scatter_tensor(output, input, op, group, async_op, timeout)
     call = "reduce_scatter_tensor"
     if not async_op and timeout is None and not isinstance(op, int):
         known = prepared.between(call, op, output, input, group)
         if known is not None and input.numel() == known[1] * output.numel() and _disjoint(output, input):
             with suppress(NotImplementedError):  # as in all_reduce
-                known[0](output, input)
+                known[0](flat(output), flat(input))
                 return None
     return _reduce_scatter_tensor(call, output, input, op, group, async_op, timeout)
 
@@ -110,8 +112,8 @@ def _reduce_scatter_tensor(
     reduce_op = parse_reduce_op(op, call)
     capabilities = backend.capabilities(group, input.device.type)
     if (reduce_op, input.dtype) in capabilities.reductions and call in capabilities.operations:
-        known = backend.prepare(call, group, op), W
-        prepared.remember(backend, (call, op, input.dtype, input.device, group), known)
+        key = (call, op, input.dtype, input.device, group)
+        prepared.remember(backend, key, lambda: (backend.prepare(call, group, op), W))
     source = apart(readable(input), landing.memory)
     work = reduction.reduce_scatter_tensor(backend, landing.memory, source, reduce_op, group, async_op, call)
     return _landed(work, landing, output, async_op)
@@ -143,7 +145,7 @@ def all_to_all_single(
         input_split_sizes: W numbers of rows to send to each rank; None for equal parts.
     """
     if is_dynamo_compiling():
-        return traced.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
+        return traced.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op, timeout)
     call = "all_to_all_single"
     if not async_op and timeout is None and output_split_sizes is None and input_split_sizes is None:
         known = prepared.between(call, None, output, input, group)
@@ -175,8 +177,8 @@ def all_to_all_single(
         )
     native = backend.capabilities(group, input.device.type).dtypes
     if not (output_split_sizes or input_split_sizes) and input.dtype in native and not input.is_complex():
-        known = backend.prepare(call, group), W
-        prepared.remember(backend, (call, None, input.dtype, input.device, group), known)
+        key = (call, None, input.dtype, input.device, group)
+        prepared.remember(backend, key, lambda: (backend.prepare(call, group), W))
     row = prod(input.shape[1:])
     landing = Landing(output)
     sizes_out, sizes_in = [rows * row for rows in rows_out], [rows * row for rows in rows_in]
@@ -207,6 +209,8 @@ def all_to_all(
         output_tensor_list: W tensors of the sizes that the other ranks send; dense; overwritten.
         input_tensor_list: W tensors of one dtype, of any sizes; only read.
     """
+    if is_dynamo_compiling():
+        return untraced.all_to_all(output_tensor_list, input_tensor_list, group, async_op, timeout=timeout)
     backend = enter("all_to_all", group, timeout)
     if backend is None:
         return None

@@ -10,7 +10,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import prepared, traced
+from comm_collectives import prepared, traced, untraced
 from comm_collectives.arguments import (
     check_dtype,
     check_list,
@@ -20,7 +20,7 @@ from comm_collectives.arguments import (
     enter,
     group_rank_of,
 )
-from comm_collectives.memory import Landing, after_landing, apart, as_bytes, readable
+from comm_collectives.memory import Landing, after_landing, apart, as_bytes, flat, readable
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -64,6 +64,8 @@ def all_gather(
             between ranks); overwritten.
         tensor: any shape and dtype; only read. In the one-tensor form the same shape on every rank.
     """
+    if is_dynamo_compiling():
+        return untraced.all_gather(tensor_list, tensor, group, async_op, timeout=timeout)
     if isinstance(tensor_list, torch.Tensor) and not isinstance(tensor, torch.Tensor):
         if isinstance(group, bool):
             group, async_op = tensor, group  # all_gather(tensor, group, async_op)
@@ -142,7 +144,7 @@ def all_gather_into_tensor(
         input_tensor: any shape and dtype, the same on every rank; only read.
     """
     if is_dynamo_compiling():
-        return traced.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        return traced.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, timeout)
     call = "all_gather_into_tensor"
     if not async_op and timeout is None:
         known = prepared.between(call, None, output_tensor, input_tensor, group)
@@ -154,7 +156,7 @@ def all_gather_into_tensor(
             apart_or_own = start + size <= first or first + W * size <= start or start == first + rank * size
             if output_tensor.numel() == W * count and apart_or_own:
                 with suppress(NotImplementedError):  # as in all_reduce
-                    short(output_tensor, input_tensor)
+                    short(flat(output_tensor), flat(input_tensor))
                     return None
     backend = enter(call, group, timeout)
     if backend is None:
@@ -166,8 +168,8 @@ def all_gather_into_tensor(
     check_numel(call, "output_tensor", output_tensor, W * n, f"{n} elements of input_tensor from each of {W} ranks")
     native = backend.capabilities(group, input_tensor.device.type).dtypes
     if input_tensor.dtype in native and not input_tensor.is_complex():
-        known = backend.prepare(call, group), W, backend.get_rank(group)
-        prepared.remember(backend, (call, None, input_tensor.dtype, input_tensor.device, group), known)
+        key = (call, None, input_tensor.dtype, input_tensor.device, group)
+        prepared.remember(backend, key, lambda: (backend.prepare(call, group), W, backend.get_rank(group)))
     landing = Landing(output_tensor)
     source = apart(readable(input_tensor), landing.memory, own_slot=n * backend.get_rank(group))
     sent, received = as_bytes(source, native), as_bytes(landing.memory, native)
@@ -192,6 +194,8 @@ def gather(
         gather_list: on ``dst``, W tensors of that size and dtype; overwritten. None on the other ranks.
         dst: by default global rank 0, where it is a member.
     """
+    if is_dynamo_compiling():
+        return untraced.gather(tensor, gather_list, dst, group, async_op, group_dst, timeout=timeout)
     backend = enter("gather", group, timeout)
     if backend is None:
         return None
@@ -231,6 +235,8 @@ def scatter(
         scatter_list: on ``src``, W tensors of that size and dtype; only read. None on the other ranks.
         src: by default global rank 0, where it is a member.
     """
+    if is_dynamo_compiling():
+        return untraced.scatter(tensor, scatter_list, src, group, async_op, group_src, timeout=timeout)
     backend = enter("scatter", group, timeout)
     if backend is None:
         return None

@@ -14,7 +14,7 @@ import torch
 from torch.distributed import GroupMember, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
-from comm_collectives import arguments
+from comm_collectives import arguments, untraced
 from comm_collectives.arguments import as_timedelta, enter, integer, is_member
 from comm_utils.active import slot
 from comm_utils.backend import Backend
@@ -79,17 +79,17 @@ def _named(call: str, error: NotInitializedError) -> NotInitializedError:
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
     """The global ranks of the members in the order of their ranks within ``group``."""
-    return _members("get_process_group_ranks", group)
+    return members("get_process_group_ranks", group)
 
 
 def get_all_ranks_from_group(group: ProcessGroup | None = None) -> list[int]:
     """:func:`get_process_group_ranks`, by DeepSpeed's name."""
-    return _members("get_all_ranks_from_group", group)
+    return members("get_all_ranks_from_group", group)
 
 
 def get_global_rank(group: ProcessGroup | None = None, group_rank: int = 0) -> int:
     """The global rank of the member with ``group_rank``."""
-    ranks = _members("get_global_rank", group)
+    ranks = members("get_global_rank", group)
     if not 0 <= integer("get_global_rank", "group_rank", group_rank) < len(ranks):
         raise ArgumentError(f"get_global_rank: group_rank: got {group_rank}; expected 0 to {len(ranks) - 1}")
     return ranks[group_rank]
@@ -97,15 +97,16 @@ def get_global_rank(group: ProcessGroup | None = None, group_rank: int = 0) -> i
 
 def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
     """The rank within ``group`` of the member with ``global_rank``."""
-    ranks = _members("get_group_rank", group)
+    ranks = members("get_group_rank", group)
     if global_rank not in ranks:
         raise ArgumentError(f"get_group_rank: global_rank: got {global_rank}; expected one of {ranks}")
     return ranks.index(global_rank)
 
 
-def _members(call: str, group: ProcessGroup | None) -> list[int]:
-    if not is_member(call, group):
-        raise ArgumentError(f"{call}: group: got one that this rank is not a member of; its members know their ranks")
+def members(call: str, group: ProcessGroup | None, name: str = "group") -> list[int]:
+    """The global ranks of the members of the argument called ``name``, for ``call``."""
+    if not is_member(call, group, name):
+        raise ArgumentError(f"{call}: {name}: got one that this rank is not a member of; its members know their ranks")
     try:
         return slot.backend.get_process_group_ranks(group)
     except NotInitializedError as error:
@@ -156,14 +157,28 @@ def new_group(
         device_id: the device to bind the group to.
         sort_ranks: False keeps the order of ``ranks``, which then is the order of the ranks within the group.
     """
-    active = arguments.active("new_group")
-    world = active.get_process_group_ranks(None)
-    chosen = _checked_ranks(ranks, world)
+    call = "new_group"
+    chosen = _checked_ranks(ranks, arguments.active(call).get_process_group_ranks(None))
     if sort_ranks:
         chosen = sorted(chosen)
-    limit = as_timedelta("new_group", timeout)
+    return make_group(call, chosen, timeout, backend, pg_options, group_desc, device_id)
+
+
+def make_group(
+    call: str,
+    chosen: list[int],
+    timeout: float | timedelta | None,
+    backend: str | None,
+    pg_options: Any,
+    group_desc: str | None,
+    device_id: torch.device | None = None,
+) -> Any:
+    """:func:`new_group` of global ranks that are checked, in this order, for ``call``."""
+    active = arguments.active(call)
+    world = active.get_process_group_ranks(None)
+    limit = as_timedelta(call, timeout)
     if not (backend is None or isinstance(backend, str)):
-        raise ArgumentTypeError(f"new_group: backend: got {backend!r:.60}; expected a string such as 'gloo', or None")
+        raise ArgumentTypeError(f"{call}: backend: got {backend!r:.60}; expected a string such as 'gloo', or None")
     if world[active.get_rank(None)] not in chosen:
         return GroupMember.NON_GROUP_MEMBER
     key = tuple(chosen)
@@ -282,6 +297,9 @@ def monitored_barrier(
     Raises:
         CommTimeoutError: on every rank that arrived; names those that did not. The group stays usable.
     """
+    if torch.compiler.is_dynamo_compiling():
+        untraced.monitored_barrier(group, timeout, wait_all_ranks)
+        return
     backend = enter("monitored_barrier", group)
     if backend is None:
         return

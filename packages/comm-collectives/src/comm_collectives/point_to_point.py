@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as c10d
+from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
+from comm_collectives import untraced
 from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
 from comm_collectives.work import After, run
@@ -36,6 +38,8 @@ def send(
         dst: a member other than this rank.
         tag: matches a ``recv`` with the same one; other than 0 only where the backend knows tags (not NCCL, oneCCL).
     """
+    if is_dynamo_compiling():
+        return untraced.send(tensor, dst, group, tag, group_dst, async_op, timeout=timeout)
     if async_op:
         return isend(tensor, dst, group, tag, group_dst, timeout=timeout)
     backend = enter("send", group, timeout)
@@ -61,6 +65,8 @@ def recv(
         tensor: the size and dtype of what is sent; dense; overwritten.
         src: a member other than this rank; None for whoever sends first, where the backend can (not NCCL, oneCCL).
     """
+    if is_dynamo_compiling():
+        return untraced.recv(tensor, src, group, tag, group_src, async_op, timeout=timeout)
     if async_op:
         return irecv(tensor, src, group, tag, group_src, timeout=timeout)
     backend = enter("recv", group, timeout)
@@ -84,6 +90,8 @@ def isend(
     timeout: float | timedelta | None = None,
 ) -> Work | None:
     """:func:`send` that returns at once; ``tensor`` must stay as it is until ``wait()`` returns."""
+    if is_dynamo_compiling():
+        return untraced.isend(tensor, dst, group, tag, group_dst, timeout=timeout)
     backend = enter("isend", group, timeout)
     if backend is None:
         return None
@@ -101,6 +109,8 @@ def irecv(
     timeout: float | timedelta | None = None,
 ) -> Work | None:
     """:func:`recv` that returns at once; ``result()`` is ``tensor``."""
+    if is_dynamo_compiling():
+        return untraced.irecv(tensor, src, group, tag, group_src, timeout=timeout)
     backend = enter("irecv", group, timeout)
     if backend is None:
         return None
@@ -201,6 +211,8 @@ def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: float | timedelta | No
     Args:
         p2p_op_list: :class:`P2POp` (or ``torch.distributed.P2POp``) of one group, not empty.
     """
+    if is_dynamo_compiling():
+        return untraced.batch_isend_irecv(p2p_op_list, timeout=timeout)
     call = "batch_isend_irecv"
     if not isinstance(p2p_op_list, (list, tuple)) or not p2p_op_list:
         raise ArgumentTypeError(f"{call}: p2p_op_list: got {p2p_op_list!r:.60}; expected a list of at least one P2POp")

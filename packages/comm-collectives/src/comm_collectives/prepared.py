@@ -6,6 +6,7 @@ tensors themselves. The first are looked up; what is left to check is here. ``al
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,13 +20,15 @@ __all__ = ["barrier", "between", "on", "remember"]
 _Tensor = torch.Tensor
 
 
-def remember(backend: Backend, key: tuple[Any, ...], call: Any) -> None:
+def remember(backend: Backend, key: tuple[Any, ...], make: Callable[[], Any]) -> None:
     """Take the short way for calls like this one from now on.
 
     Args:
         key: (operation, op or root, dtype, device, group).
+        make: makes what :func:`on` or :func:`between` returns for them.
     """
-    backend.prepared[key] = call
+    if key not in backend.prepared:
+        backend.prepared[key] = make()
 
 
 def on(operation: str, root: object, tensor: Any, group: ProcessGroup | None) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.distributed import GroupMember, ProcessGroup
 
 from comm_collectives import arguments
 from comm_collectives.arguments import describe, integer
-from comm_collectives.groups import get_process_group_ranks, new_group
+from comm_collectives.groups import make_group, members
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
@@ -39,7 +39,7 @@ def new_subgroups(
     """
     call = "new_subgroups"
     arguments.active(call)
-    ranks = get_process_group_ranks(group)
+    ranks = members(call, group)
     if group_size is None:
         group_size = torch.accelerator.device_count() if hasattr(torch, "accelerator") else torch.cuda.device_count()
         if group_size == 0:
@@ -50,7 +50,7 @@ def new_subgroups(
             f"{call}: group_size: got {size}; expected a divisor of {len(ranks)}, the number of ranks in the group"
         )
     parts = [ranks[start : start + size] for start in range(0, len(ranks), size)]
-    return _made(parts, timeout, backend, pg_options, group_desc)
+    return _made(call, map(sorted, parts), timeout, backend, pg_options, group_desc)
 
 
 def new_subgroups_by_enumeration(
@@ -71,10 +71,8 @@ def new_subgroups_by_enumeration(
     """
     call, name = "new_subgroups_by_enumeration", "ranks_per_subgroup_list"
     arguments.active(call)
-    parts = _lists(call, name, ranks_per_subgroup_list)
-    if not parts:
-        raise ArgumentError(f"{call}: {name}: got an empty list; expected at least one list of ranks")
-    return _made(parts, timeout, backend, pg_options, group_desc)
+    parts = _lists(call, name, ranks_per_subgroup_list, len(members(call, None)))
+    return _made(call, map(sorted, parts), timeout, backend, pg_options, group_desc)
 
 
 def split_group(
@@ -88,43 +86,51 @@ def split_group(
     """Split ``parent_pg``; called by all of its members, with the same lists. Works with every library.
 
     Args:
-        split_ranks: lists of ranks within ``parent_pg``, no rank in two of them.
-        timeout, pg_options, group_desc, backend: as for :func:`new_group`.
+        split_ranks: lists of ranks within ``parent_pg``, no rank in two of them; in each group they are in their order
+            within ``parent_pg``.
+        timeout, pg_options, group_desc: as for :func:`new_group`.
+        backend: by default the library of ``parent_pg``.
 
     Returns:
         This rank's group, or None where it is in none.
     """
     call, name = "split_group", "split_ranks"
-    arguments.active(call)
-    members = get_process_group_ranks(parent_pg)
+    active = arguments.active(call)
+    ranks = members(call, parent_pg, "parent_pg")
     if split_ranks is None:
         raise ArgumentError(f"{call}: {name}: missing; expected lists of ranks within the parent group")
-    parts = _lists(call, name, split_ranks)
-    outside = [rank for part in parts for rank in part if not 0 <= rank < len(members)]
-    if outside:
-        raise ArgumentError(f"{call}: {name}: got {parts}; expected ranks from 0 to {len(members) - 1}, not {outside}")
-    group, _ = _made([[members[rank] for rank in part] for part in parts], timeout, backend, pg_options, group_desc)
+    parts = [[ranks[position] for position in sorted(part)] for part in _lists(call, name, split_ranks, len(ranks))]
+    if backend is None:
+        backend = active.get_backend(parent_pg)
+    group, _ = _made(call, parts, timeout, backend, pg_options, group_desc)
     return None if group is _NOT_A_MEMBER else group
 
 
-def _lists(call: str, name: str, value: Any) -> list[list[int]]:
+def _lists(call: str, name: str, value: Any, size: int) -> list[list[int]]:
+    """``value`` as lists of ranks below ``size``; checked as a whole, before any of the groups is made."""
     if not isinstance(value, (list, tuple)) or not all(isinstance(part, (list, tuple, range)) for part in value):
         raise ArgumentTypeError(f"{call}: {name}: got {describe(value)}; expected a list of lists of ranks")
     parts = [[integer(call, name, rank) for rank in part] for part in value]
     seen = [rank for part in parts for rank in part]
     if len(set(seen)) != len(seen):
         raise ArgumentError(f"{call}: {name}: got {parts}, which names a rank twice")
+    if not parts:
+        raise ArgumentError(f"{call}: {name}: got an empty list; expected at least one list of ranks")
     if not all(parts):
         raise ArgumentError(f"{call}: {name}: got {parts}; expected no empty list")
+    outside = [rank for rank in seen if not 0 <= rank < size]
+    if outside:
+        raise ArgumentError(f"{call}: {name}: got {parts}; expected ranks from 0 to {size - 1}, not {outside}")
     return parts
 
 
 def _made(
-    parts: Sequence[Sequence[int]],
+    call: str,
+    parts: Iterable[list[int]],
     timeout: float | timedelta | None,
     backend: str | None,
     pg_options: Any,
     group_desc: str | None,
 ) -> tuple[Any, list[Any]]:
-    made = [new_group(part, timeout, backend, pg_options, group_desc=group_desc) for part in parts]
+    made = [make_group(call, part, timeout, backend, pg_options, group_desc) for part in parts]
     return next((group for group in made if group is not _NOT_A_MEMBER), _NOT_A_MEMBER), made

@@ -21,4 +21,5 @@ __all__ = facade.__all__
 def __getattr__(name: str) -> Any:
     if not name.startswith("_") and hasattr(torch.distributed, name):
         return getattr(torch.distributed, name)
-    raise AttributeError(f"module 'comm_orchestrator' has no attribute {name!r}, and torch.distributed has none")
+    handed_on = "" if name.startswith("_") else ", and torch.distributed has none"
+    raise AttributeError(f"module 'comm_orchestrator' has no attribute {name!r}{handed_on}")

@@ -122,7 +122,8 @@ def initialize(request: Request) -> Environment:
     if active.is_active():
         if active.active_backend().is_initialized():
             found = active.active_backend().get_backend()
-            logger.info("init_distributed: already initialised with backend %s", found)
+            if active.active_backend().get_rank() == 0:
+                logger.info("init_distributed: already initialised with backend %s", found)
             _warn_if_ignored(request.dist_backend, found)
             return Environment(settings, fresh=False)
         finalize()  # torch.distributed was destroyed under us

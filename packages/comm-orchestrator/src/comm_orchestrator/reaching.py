@@ -79,7 +79,7 @@ def reach(host: str, port: int, deadline: Deadline, source: str) -> str:
     )
 
 
-_SILENT = "does not answer"
+_SILENT = "says nothing"
 _REASONS = {
     errno.ECONNREFUSED: "refuses connections",
     errno.EHOSTUNREACH: "has no route to it",
@@ -149,13 +149,15 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCP
     own = _own(host)
     who = who_listens(port, host) if own else ""
     remedy = (
-        "set MASTER_PORT to a free port"
+        "see whether that process is stopped, or set MASTER_PORT to a free port"
+        if own and reason == _SILENT
+        else "set MASTER_PORT to a free port"
         if own
         else "check that MASTER_ADDR is the host of rank 0 and MASTER_PORT a port that is free there"
     )
     kind = CommTimeoutError if reason == _SILENT else ConnectionEndedError
     raise kind(
-        f"{host}:{port} accepts connections but is no store of torch.distributed: it {reason}; "
+        f"{host}:{port} accepts connections but does not answer like a store of torch.distributed: it {reason}; "
         f"{f'there listens {who}; ' if who else ''}{remedy}"
     )
 

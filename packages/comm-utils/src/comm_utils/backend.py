@@ -122,9 +122,11 @@ class Backend(Protocol):
         Args:
             operation: ``"all_reduce"`` or ``"broadcast"``, then called with a tensor; ``"all_gather_into_tensor"``,
                 ``"reduce_scatter_tensor"`` or ``"all_to_all_single"`` in equal parts, called with output and input; or
-                ``"barrier"``. Tensors are contiguous, of any shape.
+                ``"barrier"``. Tensors are contiguous, those of the gathering and the scattering one one-dimensional.
             op: of a reduction.
             position: the group rank of a root.
+
+        It has the group's timeout, whatever :meth:`during` was told: it is called many times.
         """
 
     # --- who is where

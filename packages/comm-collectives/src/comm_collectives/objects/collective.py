@@ -19,8 +19,10 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives import untraced
 from comm_collectives.arguments import enter, group_rank_of
 from comm_collectives.object_codec import ObjectDecodeError, decode_object, encode_object, resolve_allow_pickle
 from comm_collectives.objects.agreement import Misuse, Offer, agree, record_of
@@ -56,6 +58,8 @@ def all_gather_object(
         object_list: W entries; overwritten, in rank order.
         obj: this rank's.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.all_gather_object(object_list, obj, group, allow_pickle=allow_pickle, timeout=timeout)
     call = "all_gather_object"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -75,6 +79,8 @@ def allgather_object(
     timeout: float | timedelta | None = None,
 ) -> Any:
     """Collect every rank's object on every rank and return the list, in rank order."""
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.allgather_object(obj, group, allow_pickle=allow_pickle, timeout=timeout)
     call = "allgather_object"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -116,6 +122,10 @@ def gather_object(
         obj: this rank's.
         object_gather_list: on ``dst``, W entries; overwritten, in rank order. None on the other ranks.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.gather_object(
+            obj, object_gather_list, dst, group, group_dst, allow_pickle=allow_pickle, timeout=timeout
+        )
     call = "gather_object"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -184,6 +194,10 @@ def broadcast_object_list(
         object_list: of the same length on every rank; overwritten except on ``src``.
         device: through whose memory the bytes go; only needed where the group serves several.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.broadcast_object_list(
+            object_list, src, group, device, group_src, allow_pickle=allow_pickle, timeout=timeout
+        )
     call = "broadcast_object_list"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -222,6 +236,8 @@ def broadcast_object(
     Args:
         obj: sent by ``src``, to which it is returned as it is; ignored elsewhere.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.broadcast_object(obj, src, group, allow_pickle=allow_pickle, timeout=timeout)
     call = "broadcast_object"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -271,6 +287,16 @@ def scatter_object_list(
         scatter_object_output_list: at least one entry; the first is overwritten.
         scatter_object_input_list: on ``src``, W objects; ignored elsewhere.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.scatter_object_list(
+            scatter_object_output_list,
+            scatter_object_input_list,
+            src,
+            group,
+            group_src,
+            allow_pickle=allow_pickle,
+            timeout=timeout,
+        )
     call = "scatter_object_list"
     backend = enter(call, group, timeout)
     if backend is None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 
+from comm_collectives import untraced
 from comm_collectives.arguments import enter, group_rank_of
 from comm_collectives.object_codec import (
     ObjectDecodeError,
@@ -107,6 +108,10 @@ def send_object_list(
         ArgumentTypeError: an object cannot be sent; ``dst`` is told.
         ObjectExchangeError: ``dst`` does not accept.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.send_object_list(
+            object_list, dst, group, device, group_dst, use_batch, allow_pickle=allow_pickle, timeout=timeout
+        )
     backend = enter(_CALL, group, timeout)
     if backend is None:
         return
@@ -154,6 +159,10 @@ def recv_object_list(
         CollectiveMismatchError: the sender's list has another length.
     """
     call = "recv_object_list"
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.recv_object_list(
+            object_list, src, group, device, group_src, use_batch, allow_pickle=allow_pickle, timeout=timeout
+        )
     backend = enter(call, group, timeout)
     if backend is None:
         return -1

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives import untraced
 from comm_collectives.arguments import enter, group_rank_of
 from comm_collectives.memory import readable
 from comm_collectives.object_codec import resolve_allow_pickle
@@ -52,6 +53,8 @@ def reduce_object(
         ArgumentTypeError: on the rank whose ``obj`` cannot be reduced; the others get an ``ObjectExchangeError``.
         ArgumentError: on ``dst``, for objects that do not go together.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return untraced.reduce_object(obj, dst, op, group, allow_pickle=allow_pickle, timeout=timeout)
     backend = enter(_CALL, group, timeout)
     if backend is None:
         return None

@@ -58,8 +58,10 @@ from comm_orchestrator.facade.world import (
 from comm_utils.backend import Work
 from comm_utils.errors import (
     ArgumentError,
+    ArgumentTypeError,
     BackendUnavailableError,
     BrokenGroupError,
+    CollectiveMismatchError,
     CommError,
     CommTimeoutError,
     ConfigurationError,
@@ -72,9 +74,11 @@ from comm_utils.reduce_op import ReduceOp
 __all__ = [
     "NON_GROUP_MEMBER",
     "ArgumentError",
+    "ArgumentTypeError",
     "Backend",
     "BackendUnavailableError",
     "BrokenGroupError",
+    "CollectiveMismatchError",
     "CommError",
     "CommTimeoutError",
     "ConfigurationError",

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from typing import Any
 
 import comm_collectives
+import comm_config
 from comm_collectives import summary
 from comm_orchestrator import orchestrator
+from comm_utils import active
 from comm_utils.comms_logger import CommsLogger
 from comm_utils.errors import ArgumentTypeError
 
 __all__ = [
+    "begin",
     "configure",
     "get_comm_operation_count",
     "get_logged_comm_ops",
@@ -23,6 +26,19 @@ __all__ = [
 
 class _Log:
     comms = CommsLogger()
+    # Whether to record in the world to come; None where nobody said.
+    to_come: bool | None = None
+
+
+def begin(settings: comm_config.Settings) -> None:
+    """Record in the new world as its configuration says, or else as :func:`configure` was told before."""
+    section, asked = settings.comms_logger, _Log.to_come
+    _Log.to_come = None
+    named = any(key.startswith("comms_logger.") and source != "default" for key, source in settings.sources.items())
+    if named or asked is None:
+        configure(None, section.enabled, section.prof_all, section.prof_ops, section.verbose, section.debug)
+    else:
+        configure(enabled=asked)
 
 
 def configure(
@@ -34,6 +50,8 @@ def configure(
     debug: bool | None = None,
 ) -> None:
     """Turn the comms logger on or off and set what it records; None leaves a setting as it is.
+
+    Before ``init_distributed`` it is for the world to come, unless that has a configuration with a ``comms_logger``.
 
     Args:
         config: a configuration whose ``comms_logger`` section is applied first; DeepSpeed's own configuration objects
@@ -60,7 +78,9 @@ def configure(
         log.verbose = verbose
     if debug is not None:
         log.debug = debug
-    if enabled is not None:
+    if not active.is_active():
+        _Log.to_come = _Log.to_come or False if enabled is None else enabled
+    elif enabled is not None:
         comm_collectives.instrument(observe=log if enabled else None)
 
 

@@ -10,6 +10,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
+from torch.compiler import is_dynamo_compiling
+
 import comm_collectives
 from comm_utils.errors import ArgumentTypeError
 
@@ -75,7 +77,8 @@ def _adapted(
     prof, log_name, _ = (given.pop(label, None) for label in LABELS)
     if log_name is not None and not isinstance(log_name, str):
         raise ArgumentTypeError(f"{name}: log_name: got {log_name!r:.60}; expected a string")
-    if not prof and log_name is None:
+    # What torch.compile puts into a graph is not recorded, under whatever name.
+    if (not prof and log_name is None) or is_dynamo_compiling():
         return function(*args, **given)
     with comm_collectives.labelled(log_name, bool(prof)):
         return function(*args, **given)

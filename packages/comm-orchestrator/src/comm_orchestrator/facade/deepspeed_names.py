@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 
 import comm_collectives
+from comm_collectives import arguments
 from comm_orchestrator import launching, mpi
-from comm_utils import active
 from comm_utils.backend import Work
 from comm_utils.errors import BackendUnavailableError, LaunchError
 from comm_utils.launch import LaunchInfo, azureml, discover, mpi_launcher, sagemaker, with_plugins
@@ -43,16 +44,23 @@ def reduce_scatter_fn(
     op: Any = "sum",
     group: ProcessGroup | None = None,
     async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """``reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)``."""
-    return comm_collectives.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)
+    return comm_collectives.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op, timeout=timeout)
 
 
 def allgather_fn(
-    output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: ProcessGroup | None = None, async_op: bool = False
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
 ) -> Work | None:
     """``all_gather_into_tensor(output_tensor, input_tensor, group, async_op)``."""
-    return comm_collectives.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+    return comm_collectives.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, timeout=timeout)
 
 
 def has_all_gather_into_tensor() -> bool:
@@ -61,7 +69,7 @@ def has_all_gather_into_tensor() -> bool:
     Raises:
         NotInitializedError
     """
-    return _true()
+    return _true("has_all_gather_into_tensor")
 
 
 def has_reduce_scatter_tensor() -> bool:
@@ -70,7 +78,7 @@ def has_reduce_scatter_tensor() -> bool:
     Raises:
         NotInitializedError
     """
-    return _true()
+    return _true("has_reduce_scatter_tensor")
 
 
 def has_all_reduce_coalesced() -> bool:
@@ -79,7 +87,7 @@ def has_all_reduce_coalesced() -> bool:
     Raises:
         NotInitializedError
     """
-    return _true()
+    return _true("has_all_reduce_coalesced")
 
 
 def has_coalescing_manager() -> bool:
@@ -88,11 +96,11 @@ def has_coalescing_manager() -> bool:
     Raises:
         NotInitializedError
     """
-    return _true()
+    return _true("has_coalescing_manager")
 
 
-def _true() -> bool:
-    active.active_backend()
+def _true(call: str) -> bool:
+    arguments.active(call)
     return True
 
 
@@ -103,7 +111,7 @@ def enable_symm_mem_for_group(group_name: str) -> None:
         BackendUnavailableError: it has not.
         NotInitializedError
     """
-    active.active_backend()
+    arguments.active("enable_symm_mem_for_group")
     try:
         from torch.distributed._symmetric_memory import enable_symm_mem_for_group as enable
     except ImportError as error:

@@ -10,9 +10,9 @@ import torch.distributed as c10d
 from torch.distributed import ProcessGroup, Store
 
 import comm_collectives
-from comm_collectives import groups, object_codec
+from comm_collectives import arguments, groups, object_codec
 from comm_orchestrator import orchestrator, selector
-from comm_orchestrator.facade.comms_log import configure
+from comm_orchestrator.facade import comms_log
 from comm_utils import active
 from comm_utils.backend import Availability
 from comm_utils.errors import ArgumentError, ArgumentTypeError, NotInitializedError
@@ -136,13 +136,14 @@ def init_process_group(
     )
 
 
-def _device(call: str, device_id: torch.device | int) -> torch.device:
+def _device(call: str, device_id: torch.device | int) -> torch.device | None:
+    """The device to bind to; None where that is the CPU, to which nothing is bound."""
     if isinstance(device_id, int) and not isinstance(device_id, bool):
         accelerator = torch.accelerator.current_accelerator()
-        return torch.device("cpu" if accelerator is None else accelerator.type, device_id)
+        return None if accelerator is None else torch.device(accelerator.type, device_id)
     if not isinstance(device_id, torch.device):
         raise ArgumentTypeError(f"{call}: device_id: got {device_id!r:.60}; expected a torch.device or its index")
-    return device_id
+    return None if device_id.type == "cpu" else device_id
 
 
 def _initialize(request: orchestrator.Request) -> None:
@@ -152,14 +153,7 @@ def _initialize(request: orchestrator.Request) -> None:
     settings = environment.config
     groups.forget_groups()
     object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
-    logging = settings.comms_logger
-    configure(
-        enabled=logging.enabled,
-        prof_all=logging.prof_all,
-        prof_ops=logging.prof_ops,
-        verbose=logging.verbose,
-        debug=logging.debug,
-    )
+    comms_log.begin(settings)
 
 
 def initialize_module(config: Any = None) -> None:
@@ -180,8 +174,10 @@ def is_available() -> bool:
 def get_local_rank() -> int:
     """This process's rank among those of its host; -1 where the launcher does not say."""
     if not is_initialized():
-        active.active_backend()
-        raise NotInitializedError("torch.distributed was destroyed; call comm_orchestrator.init_distributed() again")
+        arguments.active("get_local_rank")
+        raise NotInitializedError(
+            "get_local_rank: torch.distributed was destroyed; call comm_orchestrator.init_distributed() again"
+        )
     launch = orchestrator.current_launch()
     if launch is not None and launch.local_rank is not None:
         return launch.local_rank
@@ -200,6 +196,7 @@ def set_backend(name: str | None = None) -> None:
         ArgumentError: another one is active; says how to change.
         NotInitializedError: nothing is initialised.
     """
+    arguments.active("set_backend")
     found = comm_collectives.get_backend()
     if not (name is None or isinstance(name, str)):
         raise ArgumentTypeError(f"set_backend: name: got {name!r:.60}; expected a string such as 'gloo', or None")
@@ -213,7 +210,7 @@ def set_backend(name: str | None = None) -> None:
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free one group, or everything; after the latter ``init_distributed`` works again in this process."""
     if group is None and not is_initialized():
-        active.active_backend()
+        arguments.active("destroy_process_group")
         orchestrator.finalize()
         return
     groups.destroy_process_group(group)

@@ -73,6 +73,14 @@ class BackendConformance:
     def test_native_movements(self, world_size: int) -> None:
         self._run("movements", world_size)
 
+    @pytest.mark.parametrize("world_size", [1, 2, 3])
+    def test_prepared_calls(self, world_size: int) -> None:
+        self._run("prepared", world_size)
+
+    @pytest.mark.parametrize("world_size", [2, 3])
+    def test_course_of_a_call(self, world_size: int) -> None:
+        self._run("during", world_size)
+
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_asynchronous_handles(self, world_size: int) -> None:
         self._run("asynchronous", world_size)

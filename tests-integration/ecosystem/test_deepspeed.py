@@ -1,0 +1,152 @@
+"""DeepSpeed itself on this API: ``deepspeed.comm`` replaced, and nothing else changed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("deepspeed", reason="DeepSpeed is installed by nox -s ecosystem only", exc_type=ImportError)
+
+HERE = Path(__file__).parent
+TOOLS = HERE.parents[1] / "tools"
+ENVIRONMENT = {**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+STAGES = ("0", "1", "2", "3")
+
+Trained = Callable[[str], list[dict[str, Any]]]
+
+
+def run(*command: str, timeout_s: float = 120) -> str:
+    done = subprocess.run(
+        [sys.executable, *command], env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """What both ranks wrote down, with DeepSpeed as it is and with its communication replaced."""
+    found: dict[str, list[dict[str, Any]]] = {}
+
+    def train(kind: str) -> list[dict[str, Any]]:
+        if kind not in found:
+            out = tmp_path_factory.mktemp(kind)
+            launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+            # DeepSpeed's own communication compiles an extension at its first use.
+            run(*launcher, str(HERE / "deepspeed_training.py"), kind, str(out), timeout_s=280)
+            found[kind] = [json.loads(Path(out, f"rank{rank}.json").read_text()) for rank in (0, 1)]
+        return found[kind]
+
+    return train
+
+
+def test_whose_functions_were_called(trained: Trained) -> None:
+    assert [one["module"] for one in trained("stock")] == ["deepspeed.comm.comm"] * 2
+    assert [one["module"] for one in trained("replaced")] == ["comm_collectives.collectives"] * 2
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_loss_is_the_same_to_the_last_bit(trained: Trained, stage: str) -> None:
+    for stock, replaced in zip(trained("stock"), trained("replaced"), strict=True):
+        assert len(set(stock["stages"][stage]["losses"])) == 6
+        assert replaced["stages"][stage]["losses"] == stock["stages"][stage]["losses"]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_training_goes_on_from_a_checkpoint(trained: Trained, stage: str) -> None:
+    for one in trained("replaced"):
+        assert one["stages"][stage]["resumed"] == one["stages"][stage]["losses"][3:]
+
+
+def test_ranks_saw_different_data_and_learned(trained: Trained) -> None:
+    first, second = trained("replaced")
+    for stage in STAGES:
+        losses = [float.fromhex(one) for one in first["stages"][stage]["losses"]]
+        assert losses[-1] < losses[0]
+        assert first["stages"][stage]["losses"] != second["stages"][stage]["losses"]
+
+
+SUBMODULES = """
+import importlib, json
+import comm_orchestrator as ours
+from comm_orchestrator import deepspeed as replacement
+replacement.replace_comm()
+replacement.replace_comm()
+import deepspeed
+import deepspeed.comm as one
+from deepspeed import comm as two
+from deepspeed.comm.comm import all_reduce
+from deepspeed.comm.reduce_op import ReduceOp
+assert one is two is deepspeed.comm
+assert deepspeed.comm.all_reduce is all_reduce is ours.all_reduce
+assert ReduceOp is ours.ReduceOp is deepspeed.comm.ReduceOp
+assert deepspeed.init_distributed is deepspeed.comm.init_distributed
+assert deepspeed.init_distributed.__wrapped__ is ours.init_distributed
+found = {}
+for name in (*replacement.REPLACED, *replacement.KEPT, *replacement.GONE):
+    try:
+        found[name] = str(importlib.import_module(name).__spec__.origin)
+    except ImportError as error:
+        found[name] = f"{type(error).__name__}: {error}"
+try:
+    deepspeed.comm.cdb
+except AttributeError as error:
+    found["cdb"] = str(error)
+print(json.dumps(found))
+"""
+
+
+def test_which_submodules_are_replaced() -> None:
+    found = json.loads(run("-c", SUBMODULES).splitlines()[-1])
+    for name in ("deepspeed.comm", "deepspeed.comm.comm", "deepspeed.comm.reduce_op"):
+        assert "comm_orchestrator" in found[name]
+    for name in ("config", "constants", "utils"):
+        assert found[f"deepspeed.comm.{name}"].endswith(os.path.join("deepspeed", "comm", f"{name}.py"))
+    for name in ("backend", "ccl", "mori", "torch"):
+        assert found[f"deepspeed.comm.{name}"].startswith(
+            f"ModuleNotFoundError: deepspeed.comm.{name} is not there: comm_orchestrator.deepspeed.replace_comm() has "
+        )
+    assert found["cdb"].startswith("deepspeed.comm, which comm_orchestrator has replaced, has no 'cdb'")
+
+
+def test_too_late() -> None:
+    script = (
+        "import deepspeed, comm_orchestrator.deepspeed as r\ntry: r.replace_comm()\nexcept RuntimeError as e: print(e)"
+    )
+    assert "call replace_comm() before the first import of deepspeed" in run("-c", script).splitlines()[-1]
+
+
+COMMS_LOGGER = """
+import comm_orchestrator.deepspeed
+comm_orchestrator.deepspeed.replace_comm()
+import deepspeed, torch
+from deepspeed import comm as dist
+deepspeed.init_distributed("gloo", verbose=False)
+config = {"train_batch_size": 1, "comms_logger": {"enabled": True, "prof_all": True}, "steps_per_print": 10**9}
+model = torch.nn.Linear(2, 2)
+deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), 0.1), config=config)
+dist.reset_log()
+dist.all_reduce(torch.ones(4), log_name="mine")
+assert dist.get_logged_comm_ops() == ["mine"], dist.get_logged_comm_ops()
+assert dist.log_summary(return_dict=True)["summary"]["mine"][16]["count"] == 1
+dist.destroy_process_group()
+"""
+
+
+def test_deepspeeds_configuration_turns_the_comms_logger_on() -> None:
+    assert "mine" in run("-c", COMMS_LOGGER)
+
+
+def test_the_recorded_api_is_that_of_the_installed_release() -> None:
+    recorded = json.loads((TOOLS / "deepspeed_comm.json").read_text())
+    text = run(str(TOOLS / "deepspeed_api.py"))
+    assert json.loads(text[text.index("{") :]) == recorded, (
+        "run python tools/deepspeed_api.py > tools/deepspeed_comm.json"
+    )

@@ -1,0 +1,138 @@
+"""The second call of a kind goes a shorter way than the first, and does the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+#: shapes of the input and of the output on two ranks
+GATHERED = [
+    ((4,), (8,)),
+    ((4,), (2, 4)),
+    ((2, 2), (4, 2)),
+    ((2, 2), (2, 2, 2)),
+    ((2, 2), (8,)),
+    ((), (2,)),
+    ((0,), (0,)),
+]
+
+
+def run_gathering() -> list[list[float]]:
+    rank, found = dist.get_rank(), []
+    for shape, output_shape in GATHERED * 2:
+        output = torch.empty(output_shape)
+        dist.all_gather_into_tensor(output, torch.full(shape, rank + 1.0))
+        found.append(output.flatten().tolist())
+    inside = torch.full((8,), rank + 1.0)
+    for _ in range(2):
+        dist.all_gather_into_tensor(inside, inside[4 * rank : 4 * rank + 4])  # this rank's own place
+        found.append(inside.tolist())
+        inside[4 * rank : 4 * rank + 4] = rank + 1.0
+    return found
+
+
+def test_gathering_into_every_shape(pools: Pools) -> None:
+    sizes = [torch.Size(shape).numel() for shape, _ in GATHERED] * 2 + [4, 4]
+    expected = [[1.0] * size + [2.0] * size for size in sizes]
+    assert pools(2).run(run_gathering) == [expected, expected]
+
+
+def run_scattering() -> list[list[float]]:
+    found = []
+    for output_shape, shape in GATHERED * 2:
+        output, source = torch.empty(output_shape), torch.arange(torch.Size(shape).numel() + 0.0).view(shape)
+        dist.reduce_scatter_tensor(output, source)
+        found.append(output.flatten().tolist())
+    return found
+
+
+def test_scattering_from_every_shape(pools: Pools) -> None:
+    for rank, found in enumerate(pools(2).run(run_scattering)):
+        sizes = [torch.Size(shape).numel() for shape, _ in GATHERED] * 2
+        assert found == [[2.0 * (rank * size + i) for i in range(size)] for size in sizes]
+
+
+def run_refusals() -> list[str]:
+    """What the first call refuses, the second does as well."""
+    rank, found = dist.get_rank(), []
+
+    def attempt(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except dist.CommError as error:
+            found.append(f"{type(error).__name__}: {error}")
+
+    for _ in range(2):
+        dist.all_gather_into_tensor(torch.empty(4), torch.ones(2))
+        dist.all_to_all_single(torch.empty(4), torch.ones(4))
+        dist.broadcast(torch.ones(2), 0)
+        attempt(lambda: dist.all_gather_into_tensor(torch.empty(5), torch.ones(2)))
+        attempt(lambda: dist.all_gather_into_tensor(torch.empty(4, dtype=torch.int32), torch.ones(2)))
+        attempt(lambda: dist.all_gather_into_tensor(torch.empty(8)[::2], torch.ones(2)))
+        attempt(lambda: dist.all_to_all_single(torch.empty(3), torch.ones(3)))
+        attempt(lambda: dist.all_to_all_single(torch.empty(2, 2), torch.ones(4)))
+        attempt(lambda: dist.broadcast(torch.ones(4)[::2], 1 - rank))
+        attempt(lambda: dist.broadcast(torch.ones(2), True))
+        attempt(lambda: dist.broadcast(torch.ones(2), 7))
+    return found
+
+
+def test_refusals_stay(pools: Pools) -> None:
+    for found in pools(2).run(run_refusals):
+        assert len(found) == 16
+        assert found[:8] == found[8:]
+
+
+def run_awkward() -> None:
+    """Tensors for which the short way has to be left: they come out right all the same."""
+    rank = dist.get_rank()
+    for _ in range(3):
+        weights = torch.nn.Parameter(torch.zeros(4))
+        with torch.no_grad():
+            dist.all_gather_into_tensor(weights, torch.full((2,), rank + 1.0))
+        assert weights.tolist() == [1.0, 1.0, 2.0, 2.0]
+        with torch.inference_mode():
+            made_there = torch.zeros(4)
+        dist.all_gather_into_tensor(made_there, torch.full((2,), rank + 1.0))
+        assert made_there.tolist() == [1.0, 1.0, 2.0, 2.0]
+        shared = torch.tensor([5.0 + rank, 6.0 + rank, 0.0, 0.0])
+        dist.all_gather_into_tensor(shared, shared[:2])  # on rank 1 it is overwritten while it is read
+        assert shared.tolist() == [5.0, 6.0, 6.0, 7.0]
+        negated = torch.tensor([1 + 2j]).conj().imag
+        received = torch.empty(2)
+        dist.all_gather_into_tensor(received, negated)
+        assert received.tolist() == [-2.0, -2.0]
+        exchanged = torch.tensor([10.0 * rank, 10.0 * rank + 1])
+        dist.all_to_all_single(exchanged, exchanged)
+        assert exchanged.tolist() == [float(rank), 10.0 + rank]
+
+
+def test_awkward_tensors(pools: Pools) -> None:
+    pools(2).run(run_awkward)
+
+
+@pytest.mark.parametrize("W", [1, 2])
+def test_what_is_prepared_is_forgotten_with_its_group(pools: Pools, W: int) -> None:
+    pools(W).run(run_forgetting)
+
+
+def run_forgetting() -> None:
+    for _ in range(3):
+        group = dist.new_group(range(dist.get_world_size()))
+        for _ in range(2):
+            tensor = torch.ones(1)
+            dist.broadcast(tensor, 0, group)
+            dist.barrier(group)
+        dist.destroy_process_group(group)
+        with pytest.raises(dist.NotInitializedError):
+            dist.broadcast(torch.ones(1), 0, group)
+        with pytest.raises(dist.NotInitializedError):
+            dist.barrier(group)

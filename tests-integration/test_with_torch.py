@@ -1,0 +1,588 @@
+"""What users run on top of ``torch.distributed``, in one process with our calls: DDP, FSDP2, DTensor, compilers."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+import comm_orchestrator as dist
+from comm_utils.testing import RankPool, run_ranks
+
+Pools: TypeAlias = Callable[[int], RankPool]
+Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+STEPS, BATCH = 4, 8
+
+
+def small_model() -> torch.nn.Module:
+    torch.manual_seed(7)
+    return torch.nn.Sequential(torch.nn.Linear(6, 16), torch.nn.LayerNorm(16), torch.nn.GELU(), torch.nn.Linear(16, 4))
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randn(BATCH, 6, generator=generator), torch.randn(BATCH, 4, generator=generator)
+
+
+def train(model: torch.nn.Module, own: slice) -> list[float]:
+    """Train on the part ``own`` of each batch; return the losses on it."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    losses = []
+    for step in range(STEPS):
+        inputs, wanted = batch(step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs[own]), wanted[own])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def own_part(group: Any = None) -> slice:
+    each = BATCH // dist.get_world_size(group)
+    return slice(dist.get_rank(group) * each, (dist.get_rank(group) + 1) * each)
+
+
+def check_like_alone(model: torch.nn.Module, losses: list[float], group: Any = None) -> None:
+    """Weights, last gradients and the average of the losses are those of one process with the whole batch."""
+    alone = small_model()
+    expected = train(alone, slice(None))
+    for found, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(found.detach(), wanted.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.grad, wanted.grad, rtol=1e-4, atol=1e-5)
+    average = torch.tensor(losses)
+    dist.all_reduce(average, "avg", group)
+    torch.testing.assert_close(average, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+# --- DDP
+
+
+def run_ddp(in_subgroup: bool) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    group = dist.new_group([0, 2]) if in_subgroup else None
+    if in_subgroup and dist.get_rank() == 1:
+        return
+    model = small_model()
+    if dist.get_rank(group) == 1:
+        for parameter in model.parameters():
+            torch.nn.init.zeros_(parameter)
+    dist.barrier(group)
+    wrapped = DistributedDataParallel(model, process_group=group, bucket_cap_mb=1)
+    losses = train(wrapped, own_part(group))
+    check_like_alone(model, losses, group)
+    weights = dist.all_gather(model[0].weight.detach(), group)  # type: ignore[index]
+    assert torch.equal(*weights)
+    if in_subgroup:
+        dist.destroy_process_group(group)
+
+
+def test_ddp(pools: Pools) -> None:
+    pools(2).run(run_ddp, False)
+
+
+def test_ddp_in_a_group_of_ours(pools: Pools) -> None:
+    pools(3).run(run_ddp, True)
+
+
+# --- FSDP2
+
+
+def run_fsdp() -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    mesh = dist.init_device_mesh("cpu", (2,))
+    model: Any = small_model()
+    for layer in (model[0], model[3]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    assert isinstance(model[0].weight, DTensor)
+    assert model[0].weight.to_local().shape == (8, 6)
+    losses = train(model, own_part())
+
+    alone = small_model()
+    expected = train(alone, slice(None))
+    for found, wanted in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(found.full_tensor().detach(), wanted.detach(), rtol=1e-4, atol=1e-5)
+    average = torch.tensor(losses)
+    dist.all_reduce(average, "avg", mesh.get_group())
+    torch.testing.assert_close(average, torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_fsdp(pools: Pools) -> None:
+    pools(2).run(run_fsdp)
+
+
+# --- DeviceMesh and DTensor
+
+
+def run_mesh() -> tuple[list[float], list[float]]:
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    found = []
+    for name in ("dp", "tp"):
+        tensor = torch.tensor([2.0 ** dist.get_rank()])
+        dist.all_reduce(tensor, group=mesh.get_group(name))
+        found.append(tensor.item())
+    parts = dist.all_gather(torch.tensor([float(dist.get_rank())]), mesh["dp"].get_group())
+    return found, [part.item() for part in parts]
+
+
+def test_mesh(pools: Pools) -> None:
+    assert pools(4).run(run_mesh) == [
+        ([5.0, 3.0], [0.0, 2.0]),
+        ([10.0, 3.0], [1.0, 3.0]),
+        ([5.0, 12.0], [0.0, 2.0]),
+        ([10.0, 12.0], [1.0, 3.0]),
+    ]
+
+
+def run_dtensor() -> tuple[str, float]:
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = dist.init_device_mesh("cpu", (2,))
+    left, right = torch.arange(24.0).reshape(4, 6), torch.arange(12.0).reshape(6, 2)
+    by_columns, by_rows = distribute_tensor(left, mesh, [Shard(1)]), distribute_tensor(right, mesh, [Shard(0)])
+    product = by_columns @ by_rows
+    assert torch.equal(product.full_tensor(), left @ right)
+    partial = product.to_local().clone()
+    assert not torch.equal(partial, left @ right)
+    dist.all_reduce(partial, group=mesh.get_group())
+    assert torch.equal(partial, left @ right)
+    assert torch.equal(product.redistribute(mesh, [Replicate()]).to_local(), partial)
+    with pytest.raises(TypeError) as raised:
+        dist.all_reduce(product)
+    column = by_columns.to_local().sum().reshape(1)
+    dist.all_reduce(column)
+    return str(raised.value), column.item()
+
+
+def test_dtensor(pools: Pools) -> None:
+    message = "all_reduce: tensor: got a DTensor; pass tensor.to_local(), this rank's part"
+    assert pools(2).run(run_dtensor) == [(message, 276.0)] * 2
+
+
+# --- code that calls torch.distributed itself
+
+
+def strategy_of_lightning() -> dict[str, Any]:
+    """The calls that a strategy of PyTorch Lightning makes."""
+    assert c10d.is_available()
+    assert c10d.is_initialized()
+    rank, W = c10d.get_rank(), c10d.get_world_size()
+    name = [f"run-{rank}"]
+    c10d.broadcast_object_list(name, 0, group=c10d.group.WORLD)
+    gathered = [torch.zeros(2) for _ in range(W)]
+    c10d.barrier()
+    c10d.all_gather(gathered, torch.full((2,), float(rank)))
+    reduced = torch.tensor([rank + 1.0])
+    c10d.all_reduce(reduced, op=c10d.ReduceOp.SUM)
+    metric = torch.tensor([rank + 1.0])
+    c10d.reduce(metric, dst=0, op=c10d.ReduceOp.SUM)
+    return {
+        "name": name[0],
+        "gathered": torch.stack(gathered).tolist(),
+        "mean": (reduced / W).item(),
+        "metric": (metric / W).item() if rank == 0 else None,
+    }
+
+
+def script_of_hugging_face() -> dict[str, Any]:
+    rank, W = c10d.get_rank(), c10d.get_world_size()
+    objects: list[Any] = [None] * W
+    c10d.all_gather_object(objects, {"rank": rank})
+    predictions = [None] * W if rank == 0 else None
+    c10d.gather_object(("label", rank), predictions, dst=0)
+    c10d.monitored_barrier()
+    group = c10d.new_group([0, 1])
+    flat = torch.empty(2 * W, dtype=torch.int64)
+    c10d.all_gather_into_tensor(flat, torch.tensor([rank, 10 * rank]), group=group)
+    work = c10d.broadcast(same := torch.tensor([rank]), 1, group=group, async_op=True)
+    work.wait()
+    c10d.destroy_process_group(group)
+    return {"objects": objects, "predictions": predictions, "flat": flat.tolist(), "same": same.item()}
+
+
+def ours_between() -> list[Any]:
+    rank = dist.get_rank()
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor, "avg")
+    return [tensor.item(), dist.allgather_object({"rank": rank}), [part.item() for part in dist.all_gather(tensor)]]
+
+
+def in_one_process() -> tuple[Any, ...]:
+    return ours_between(), strategy_of_lightning(), ours_between(), script_of_hugging_face(), ours_between()
+
+
+def run_ours_first() -> tuple[Any, ...]:
+    dist.init_distributed("gloo", verbose=False)
+    found = in_one_process()
+    dist.barrier()
+    dist.destroy_process_group()
+    assert not c10d.is_initialized()
+    return found
+
+
+def run_theirs_first() -> tuple[Any, ...]:
+    """The program sets torch.distributed up, uses it and wraps its model; our layer comes last."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    c10d.init_process_group("gloo")
+    early = strategy_of_lightning()
+    model = small_model()
+    wrapped = DistributedDataParallel(model)
+    dist.init_distributed(verbose=False)
+    check_like_alone(model, train(wrapped, own_part()))
+    found = in_one_process()
+    assert early == found[1]
+    dist.barrier()
+    c10d.destroy_process_group()
+    assert not dist.is_initialized()
+    return found
+
+
+@pytest.mark.parametrize("target", [run_ours_first, run_theirs_first])
+def test_code_that_calls_torch_itself(rank_environment: dict[str, Any], target: Callable[[], Any]) -> None:
+    found = run_ranks(target, 2, timeout_s=90, env=rank_environment)
+    ours = [1.5, [{"rank": 0}, {"rank": 1}], [1.5, 1.5]]
+    for rank, (before, lightning, between, hugging_face, after) in enumerate(found):
+        assert before == between == after == ours
+        assert lightning == {
+            "name": "run-0",
+            "gathered": [[0.0, 0.0], [1.0, 1.0]],
+            "mean": 1.5,
+            "metric": 1.5 if rank == 0 else None,
+        }
+        assert hugging_face == {
+            "objects": [{"rank": 0}, {"rank": 1}],
+            "predictions": [("label", 0), ("label", 1)] if rank == 0 else None,
+            "flat": [0, 0, 1, 10],
+            "same": 1,
+        }
+
+
+# --- torch.compile
+
+
+def in_place(call: Callable[..., Any], *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Function:
+    """A function to compile: some arithmetic, the call on the result, and more arithmetic."""
+
+    def function(tensor: torch.Tensor) -> torch.Tensor:
+        changed = tensor * 2 if dtype is None else (tensor * 2).to(dtype)
+        work = call(changed, *args, **kwargs)
+        if work is not None:
+            work.wait()
+        return changed + 1
+
+    return function
+
+
+def into_another(call: Callable[..., Any], count: int, *args: Any, **kwargs: Any) -> Function:
+    """The same for calls from one tensor to another of ``count`` elements."""
+
+    def function(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor * 2
+        output = tensor.new_empty(count)
+        work = call(output, tensor, *args, **kwargs)
+        if work is not None:
+            work.wait()
+        return output + 1
+
+    return function
+
+
+def by_alias(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor * 2
+    output = tensor.new_empty(8)
+    dist.all_gather_into_tensor(output=output, input=tensor)
+    return output + 1
+
+
+def int16_gathered(tensor: torch.Tensor) -> torch.Tensor:
+    small = (tensor * 2).to(torch.int16)
+    output = small.new_empty(8)
+    dist.all_gather_into_tensor(output, small)
+    return output + 1
+
+
+def dtypes_mixed_up(tensor: torch.Tensor) -> torch.Tensor:
+    output = tensor.new_empty(8, dtype=torch.float64)
+    try:
+        dist.all_gather_into_tensor(output, tensor)
+    except ValueError:
+        return tensor + 1
+    return output
+
+
+def one_tensor_gathered(tensor: torch.Tensor) -> torch.Tensor:
+    first, second = dist.all_gather(tensor * 2)
+    return first + 3 * second
+
+
+def asynchronously_gathered(tensor: torch.Tensor) -> torch.Tensor:
+    first, second = dist.all_gather(tensor * 2, async_op=True).result()
+    return first + 3 * second
+
+
+def list_gathered(tensor: torch.Tensor) -> torch.Tensor:
+    parts = [torch.empty_like(tensor) for _ in range(2)]
+    dist.all_gather(parts, tensor * 2)
+    return parts[0] + 3 * parts[1]
+
+
+def list_reduced(tensor: torch.Tensor) -> torch.Tensor:
+    output = tensor.new_empty(2)
+    dist.reduce_scatter(output, list((tensor * 2).split(2)))
+    return output + 1
+
+
+def lists_exchanged(tensor: torch.Tensor) -> torch.Tensor:
+    outputs = [tensor.new_empty(2) for _ in range(2)]
+    dist.all_to_all(outputs, list((tensor * 2).split(2)))
+    return outputs[0] + 3 * outputs[1]
+
+
+def gathered_on_one(tensor: torch.Tensor) -> torch.Tensor:
+    parts = [torch.empty_like(tensor) for _ in range(2)] if dist.get_rank() == 1 else None
+    dist.gather(tensor * 2, parts, 1)
+    return tensor if parts is None else parts[0] + 3 * parts[1]
+
+
+def scattered(tensor: torch.Tensor) -> torch.Tensor:
+    output = torch.empty_like(tensor)
+    dist.scatter(output, [tensor, tensor * 2] if dist.get_rank() == 1 else None, 1)
+    return output + 1
+
+
+def sent(tensor: torch.Tensor) -> torch.Tensor:
+    if dist.get_rank() == 0:
+        dist.send(tensor * 2, 1)
+        return tensor
+    output = torch.empty_like(tensor)
+    dist.recv(output, 0)
+    return output + 1
+
+
+def sent_both_ways(tensor: torch.Tensor) -> torch.Tensor:
+    output, peer = torch.empty_like(tensor), 1 - dist.get_rank()
+    works = [dist.isend(tensor * 2, peer), dist.irecv(output, peer)]
+    for work in works:
+        work.wait()
+    return output + 1
+
+
+def sent_in_a_batch(tensor: torch.Tensor) -> torch.Tensor:
+    output, peer = torch.empty_like(tensor), 1 - dist.get_rank()
+    for work in dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, tensor * 2, peer), dist.P2POp(dist.irecv, output, peer)]
+    ):
+        work.wait()
+    return output + 1
+
+
+def reduced_together(tensor: torch.Tensor) -> torch.Tensor:
+    double, triple = tensor * 2, tensor * 3
+    dist.all_reduce_coalesced([double, triple])
+    return double + triple
+
+
+def gathered_together(tensor: torch.Tensor) -> torch.Tensor:
+    output = tensor.new_empty(8)
+    dist.all_gather_coalesced([output], [tensor * 2])
+    return output + 1
+
+
+def scattered_together(tensor: torch.Tensor) -> torch.Tensor:
+    (part,) = dist.reduce_scatter_coalesced([tensor * 2])
+    return part + 1  # type: ignore[no-any-return]
+
+
+def at_a_barrier(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor * 2
+    dist.barrier()
+    return tensor + 1
+
+
+def with_objects_of_all(tensor: torch.Tensor) -> torch.Tensor:
+    objects: list[Any] = [None, None]
+    dist.all_gather_object(objects, {"rank": dist.get_rank()})
+    return tensor + objects[1]["rank"]
+
+
+def with_an_object_of_one(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + dist.broadcast_object(dist.get_rank() + 5, 1)
+
+
+def with_a_reduced_object(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + (dist.reduce_object(3, 0) or 0)
+
+
+def with_queries(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + dist.get_rank() + dist.get_world_size()
+
+
+TRACES: dict[str, Function] = {
+    "all_reduce": in_place(dist.all_reduce),
+    "all_reduce MAX": in_place(dist.all_reduce, "MAX"),
+    "all_reduce product": in_place(dist.all_reduce, dist.ReduceOp.PRODUCT),
+    "all_reduce torch's min": in_place(dist.all_reduce, c10d.ReduceOp.MIN),
+    "all_reduce bfloat16": in_place(dist.all_reduce, dtype=torch.bfloat16),
+    "inference_all_reduce": in_place(dist.inference_all_reduce),
+    "all_gather_into_tensor": into_another(dist.all_gather_into_tensor, 8),
+    "all_gather_into_tensor, other names": by_alias,
+    "reduce_scatter_tensor": into_another(dist.reduce_scatter_tensor, 2),
+    "all_to_all_single": into_another(dist.all_to_all_single, 4),
+    "all_to_all_single with sizes": into_another(dist.all_to_all_single, 4, [2, 2], [2, 2]),
+    "get_rank and get_world_size": with_queries,
+}
+
+NEVER = "{} has no form that torch.compile could put into a graph"
+OBJECTS = "{} exchanges Python objects, which cannot be in a graph"
+NOT_SO = (
+    "{} goes into a graph only without async_op and timeout, on contiguous tensors that need no gradient, and with "
+    "an op and a dtype that the library of the group has"
+)
+
+#: name -> function, and the call and the reason that the graph breaks with
+FALLS_BACK: dict[str, tuple[Function, str, str]] = {
+    "all_reduce avg": (in_place(dist.all_reduce, "avg"), "all_reduce", NOT_SO),
+    "all_reduce int16": (in_place(dist.all_reduce, dtype=torch.int16), "all_reduce", NOT_SO),
+    "all_reduce bool": (in_place(dist.all_reduce, dtype=torch.bool), "all_reduce", NOT_SO),
+    "all_reduce complex": (in_place(dist.all_reduce, dtype=torch.complex64), "all_reduce", NOT_SO),
+    "all_reduce async": (in_place(dist.all_reduce, async_op=True), "all_reduce", NOT_SO),
+    "all_reduce timeout": (in_place(dist.all_reduce, timeout=30), "all_reduce", NOT_SO),
+    "inference_all_reduce avg": (in_place(dist.inference_all_reduce, "avg"), "inference_all_reduce", NOT_SO),
+    "all_gather_into_tensor int16": (int16_gathered, "all_gather_into_tensor", NOT_SO),
+    "all_gather_into_tensor async": (
+        into_another(dist.all_gather_into_tensor, 8, async_op=True),
+        "all_gather_into_tensor",
+        NOT_SO,
+    ),
+    "all_gather_into_tensor wrong": (dtypes_mixed_up, "all_gather_into_tensor", NOT_SO),
+    "reduce_scatter_tensor max": (into_another(dist.reduce_scatter_tensor, 2, "max"), "reduce_scatter_tensor", NOT_SO),
+    "reduce_scatter_tensor avg": (into_another(dist.reduce_scatter_tensor, 2, "avg"), "reduce_scatter_tensor", NOT_SO),
+    "all_to_all_single async": (
+        into_another(dist.all_to_all_single, 4, async_op=True),
+        "all_to_all_single",
+        NOT_SO,
+    ),
+    "broadcast": (in_place(dist.broadcast, 1), "broadcast", NEVER),
+    "broadcast async": (in_place(dist.broadcast, 1, async_op=True), "broadcast", NEVER),
+    "reduce": (in_place(dist.reduce, 1), "reduce", NEVER),
+    "all_gather": (one_tensor_gathered, "all_gather", NEVER),
+    "all_gather async": (asynchronously_gathered, "all_gather", NEVER),
+    "all_gather of lists": (list_gathered, "all_gather", NEVER),
+    "reduce_scatter": (list_reduced, "reduce_scatter", NEVER),
+    "all_to_all": (lists_exchanged, "all_to_all", NEVER),
+    "gather": (gathered_on_one, "gather", NEVER),
+    "scatter": (scattered, "scatter", NEVER),
+    "isend and irecv": (sent_both_ways, "isend", NEVER),
+    "batch_isend_irecv": (sent_in_a_batch, "batch_isend_irecv", NEVER),
+    "all_reduce_coalesced": (reduced_together, "all_reduce_coalesced", NEVER),
+    "all_gather_coalesced": (gathered_together, "all_gather_coalesced", NEVER),
+    "reduce_scatter_coalesced": (scattered_together, "reduce_scatter_coalesced", NEVER),
+    "barrier": (at_a_barrier, "barrier", NEVER),
+    "all_gather_object": (with_objects_of_all, "all_gather_object", OBJECTS),
+    "broadcast_object": (with_an_object_of_one, "broadcast_object", OBJECTS),
+    "reduce_object": (with_a_reduced_object, "reduce_object", OBJECTS),
+}
+
+#: Falls back as well, for a reason that torch finds, or one that differs between the ranks.
+WORKS: dict[str, Function] = {
+    "send and recv": sent,
+    "all_reduce recorded": in_place(dist.all_reduce, prof=True),
+    "all_reduce under a name": in_place(dist.all_reduce, log_name="mine"),
+}
+
+
+def own_tensor() -> torch.Tensor:
+    return torch.arange(4.0) + 10 * dist.get_rank() + 1
+
+
+def run_traced(name: str, backend: str) -> None:
+    """``fullgraph`` is what makes a break an error."""
+    function = TRACES[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert torch.equal(compiled(own_tensor()), function(own_tensor()))
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_compiled_into_a_graph(pools: Pools, name: str) -> None:
+    pools(2).run(run_traced, name, "eager")
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single"])
+def test_compiled_into_a_graph_without_mutations(pools: Pools, name: str) -> None:
+    pools(2).run(run_traced, name, "aot_eager")
+
+
+def run_fallen_back(function: Function) -> str:
+    """What torch says of the break, where it has to say something."""
+    warnings.simplefilter("ignore")  # torch's own, which differ between releases
+    expected = function(own_tensor())
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(own_tensor()), expected)
+    torch._dynamo.reset()
+    try:
+        torch.compile(function, backend="eager", fullgraph=True)(own_tensor())
+    except RuntimeError as error:
+        return str(error)
+    return "did not break"
+
+
+def run_named_fall_back(name: str) -> str:
+    return run_fallen_back(FALLS_BACK[name][0])
+
+
+def run_other_fall_back(name: str) -> str:
+    return run_fallen_back(WORKS[name])
+
+
+@pytest.mark.parametrize("name", FALLS_BACK)
+def test_compiled_with_a_break_that_says_why(pools: Pools, name: str) -> None:
+    _, call, reason = FALLS_BACK[name]
+    for said in pools(2).run(run_named_fall_back, name):
+        assert f"eager_{call}" in said
+        if "reason" in inspect.signature(torch.compiler.disable).parameters:  # not in torch 2.6
+            assert reason.format(call) in said
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_compiled_with_a_break(pools: Pools, name: str) -> None:
+    for said in pools(2).run(run_other_fall_back, name):
+        assert said != "did not break"
+
+
+def run_with_gradients() -> list[Any]:
+    """In place on a tensor that autograd follows: the sum is no part of what it differentiates, compiled or not."""
+
+    def function(tensor: torch.Tensor) -> torch.Tensor:
+        doubled = tensor * 2
+        dist.all_reduce(doubled)
+        return (doubled * 3).sum()
+
+    found = []
+    for call in (function, torch.compile(function, backend="aot_eager")):
+        tensor = own_tensor().requires_grad_()
+        loss = call(tensor)
+        loss.backward()
+        assert tensor.grad is not None
+        found.append((loss.item(), tensor.grad.tolist()))
+    return found
+
+
+def test_compiled_with_gradients(pools: Pools) -> None:
+    for eager, compiled in pools(2).run(run_with_gradients):
+        assert eager == compiled
+        assert eager[1] == [6.0] * 4

@@ -1,0 +1,340 @@
+"""What ``comm_orchestrator`` has of ``torch.distributed`` and ``deepspeed.comm``, and how it differs.
+
+    python tools/compatibility.py --check | --write
+
+Compares signatures and writes docs/compatibility.md. Every difference has its reason in one of the tables below; one
+that has none, and a reason without a difference, are errors. torch's functions are those of the installed torch, which
+has to be the release in constraints.txt; DeepSpeed's are in deepspeed_comm.json, which nox -s ecosystem keeps true.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "compatibility.md"
+SNAPSHOT = Path(__file__).parent / "deepspeed_comm.json"
+TORCH, DEEPSPEED = "torch.distributed", "deepspeed.comm"
+SIDES = (TORCH, DEEPSPEED)
+
+_GROUP_RANK = "torch's `group_src`, `group_dst` or `group_peer` has this position: give `prof`, `log_name` by name"
+_LABEL_ORDER = "this one function has no `log_name`: give `prof` and `debug` by name"
+_UNPICKLES = "later torch has `weights_only` for what it unpickles; ours has `allow_pickle`"
+
+#: (side, function) -> why a call that is right there is not the same here. The table of all intended differences.
+DIFFERENCES: dict[tuple[str, str], str] = {
+    (TORCH, "init_process_group"): "`pg_options` must be None: initialise torch with them, and ours adopts it",
+    **{
+        (DEEPSPEED, name): _GROUP_RANK
+        for name in ("broadcast", "gather", "irecv", "isend", "recv", "reduce", "scatter", "send")
+    },
+    (DEEPSPEED, "barrier"): "torch's `timeout` has this position: give `prof`, `log_name` by name",
+    (DEEPSPEED, "reduce_scatter_fn"): _LABEL_ORDER,
+    (DEEPSPEED, "allgather_fn"): _LABEL_ORDER,
+    (DEEPSPEED, "init_distributed"): "the default timeout is the library's own, 30 minutes (10 for NCCL); "
+    "`DEEPSPEED_TIMEOUT` is honoured",
+}
+
+#: (side, name) -> why it is not there.
+NOT_PROVIDED: dict[tuple[str, str], str] = {
+    **{
+        (DEEPSPEED, name): "inside of DeepSpeed's implementation"
+        for name in (
+            "CCLBackend",
+            "TorchBackend",
+            "ccl_backend",
+            "cdb",
+            "get_caller_func",
+            "get_debug_log_name",
+            "get_default_args",
+            "get_msg_size_from_args",
+            "get_tensor_kwarg",
+            "get_tensor_position",
+            "hccl_backend",
+            "init_deepspeed_backend",
+            "mpi_backend",
+            "nccl_backend",
+            "timed_op",
+            "timer_summary",
+        )
+    },
+    (DEEPSPEED, "TYPE_CHECKING"): "Python's, from `typing`",
+    (DEEPSPEED, "TORCH_DISTRIBUTED_DEFAULT_PORT"): "DeepSpeed's, from `deepspeed.constants`",
+}
+#: DeepSpeed's configuration keys and their defaults.
+CONSTANTS = "a constant of `deepspeed.comm.constants`, which `replace_comm()` leaves as it is"
+
+_OBJECTS = "sent without pickle unless you allow it; a refusal reaches every rank at once"
+#: function -> what a caller gets here and not there.
+BETTER: dict[str, str] = {
+    "all_gather": "one-tensor form that returns the list; tensors of different sizes",
+    "all_gather_coalesced": "works on gloo, for any mix of dtypes, with lists or flat outputs",
+    "all_gather_object": _OBJECTS,
+    "all_gather_single": "on every supported torch",
+    "all_reduce": "`avg`, small integers and `bool` on every backend; strided tensors are refused instead of garbled",
+    "all_reduce_coalesced": "any mix of dtypes and shapes",
+    "all_to_all": "works on gloo",
+    "barrier": "`device_ids` is not dropped",
+    "broadcast_object_list": _OBJECTS,
+    "configure": "times do not stop asynchronous operations; memory does not grow with their number",
+    "gather_object": _OBJECTS,
+    "inference_all_reduce": "`op` and `async_op` are not dropped",
+    "init_distributed": "any launcher, ranks check each other, names what is wrong",
+    "init_process_group": "as `init_distributed`; the backend is chosen and agreed where none is named",
+    "irecv": "returns at once",
+    "isend": "returns at once",
+    "log_summary": "algbw and busbw as nccl-tests define them; medians and minima besides",
+    "monitored_barrier": "on every backend; the group stays usable",
+    "mpi_discovery": "without mpi4py a message that says what to install",
+    "new_group": "by all ranks or by the members alone; the timeout of the start is inherited",
+    "new_subgroups": "called by the members alone too",
+    "patch_aws_sm_env_for_torch_nccl_backend": "sets `MASTER_ADDR` too",
+    "recv_object_list": _OBJECTS,
+    "reduce": "the tensors of the other ranks stay as they were",
+    "reduce_scatter": "one tensor instead of a list; parts of different sizes",
+    "reduce_scatter_single": "on every supported torch",
+    "reduce_scatter_tensor": "right on gloo for every op",
+    "scatter_object_list": _OBJECTS,
+    "send": "`async_op=True`",
+    "recv": "`async_op=True`",
+    "send_object_list": _OBJECTS,
+    "split_group": "with every backend",
+}
+#: class -> what is not as it looks.
+TYPES: dict[str, str] = {
+    "P2POp": "ours and torch's are accepted, with `isend` and `irecv` of either",
+    "ProcessGroup": "torch's; DeepSpeed's is an empty shell of its own",
+    "ReduceOp": "an enum with DeepSpeed's values; torch's members are accepted too, these not by torch's functions",
+    "Work": "what every handle can: `wait(timeout)`, `is_completed()`, `exception()`, `result()`, and torch's methods",
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a function; ``default`` is None where it is required, else its text."""
+
+    name: str
+    default: str | None
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--check", action="store_true", help="fail where the page is out of date")
+    action.add_argument("--write", action="store_true", help="write the page")
+    options = parser.parse_args()
+    problems = unexplained()
+    if problems:
+        sys.exit("\n".join(problems))
+    text = page()
+    if options.write:
+        PAGE.write_text(text)
+    elif not PAGE.exists() or PAGE.read_text() != text:
+        sys.exit(f"{PAGE.relative_to(ROOT)} is out of date: run python tools/compatibility.py --write")
+
+
+def unexplained() -> list[str]:
+    """Differences without a reason, and reasons without a difference."""
+    found = {(side, name): text for side in SIDES for name in names(side) if (text := difference(side, name))}
+    missing = {(side, name) for side in SIDES for name in names(side) if status(side, name) == "missing"}
+    return [
+        *(f"{side}.{name}: {text}: not in DIFFERENCES" for (side, name), text in found.items() - _explained(found)),
+        *(f"{side}.{name}: not here, and not in NOT_PROVIDED" for side, name in sorted(missing)),
+        *(f"DIFFERENCES: {side}.{name} does not differ" for side, name in DIFFERENCES.keys() - found.keys()),
+        *(f"NOT_PROVIDED: {side}.{name} is here, or nowhere" for side, name in NOT_PROVIDED if _is_stale(side, name)),
+        *(f"BETTER: there is no {name}" for name in BETTER if name not in ours()),
+    ]
+
+
+def _explained(found: dict[tuple[str, str], str]) -> set[tuple[tuple[str, str], str]]:
+    return {(key, text) for key, text in found.items() if key in DIFFERENCES}
+
+
+def _is_stale(side: str, name: str) -> bool:
+    return name in ours() or name not in names(side)
+
+
+def ours() -> dict[str, Any]:
+    """The public names of ``comm_orchestrator``."""
+    import comm_orchestrator
+
+    return {name: getattr(comm_orchestrator, name) for name in comm_orchestrator.__all__}
+
+
+def names(side: str) -> dict[str, Any]:
+    """Public name -> its parameters where it is a function, else anything else."""
+    if side == DEEPSPEED:
+        snapshot: dict[str, Any] = json.loads(SNAPSHOT.read_text())["names"]
+        return {
+            name: [Parameter(one[0], one[1] if len(one) > 1 else None) for one in value]
+            if isinstance(value, list)
+            else value
+            for name, value in snapshot.items()
+        }
+    import torch.distributed as c10d
+
+    found: dict[str, Any] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in dir(c10d):
+            value = getattr(c10d, name)
+            home = str(getattr(value, "__module__", "torch"))
+            if name.startswith("_") or inspect.ismodule(value) or not home.startswith("torch"):
+                continue
+            found[name] = parameters(value) if inspect.isfunction(value) else "value"
+    return found
+
+
+def parameters(function: Callable[..., Any]) -> list[Parameter]:
+    """In their order; keyword-only ones with a star."""
+    return [
+        Parameter(
+            p.name + ("*" if p.kind is p.KEYWORD_ONLY else ""), None if p.default is p.empty else _text(p.default)
+        )
+        for p in inspect.signature(function).parameters.values()
+        if p.kind is not p.VAR_KEYWORD and not p.name.startswith("_")
+    ]
+
+
+def _text(default: Any) -> str:
+    return repr(default)
+
+
+def status(side: str, name: str) -> str:
+    """``same``, ``differs``, ``refused``, ``handed on`` or ``missing``; empty where ``side`` has no such name."""
+    if name not in names(side):
+        return ""
+    if name in ours():
+        return "differs" if (side, name) in DIFFERENCES or name in TYPES else "same"
+    if (side, name) in NOT_PROVIDED or names(side)[name] == "constant":
+        return "not provided"
+    return "handed on" if side == TORCH or name in names(TORCH) else "missing"
+
+
+def difference(side: str, name: str) -> str:
+    """How a call that is right for ``side`` may be wrong here; empty where it is not."""
+    theirs, mine = names(side)[name], ours().get(name)
+    if mine is None or not isinstance(theirs, list) or not inspect.isfunction(mine):
+        return ""
+    return "; ".join(_differences(name, theirs, mine))
+
+
+def _differences(name: str, theirs: list[Parameter], function: Callable[..., Any]) -> Iterable[str]:
+    from comm_orchestrator.facade.compatible import ALIASES, LABELS
+
+    known = parameters(function)
+    positional = [one for one in known if not one.name.endswith("*")]
+    by_name = {one.name.rstrip("*"): one for one in known}
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    labelled = function.__code__.co_varnames[:2] == ("args", "kwargs")  # made by compatible()
+    order = [one.name for one in positional] + (list(LABELS) if labelled else [])
+    for position, parameter in enumerate(theirs):
+        bare = parameter.name.rstrip("*")
+        canonical = ALIASES.get(name, {}).get(bare, bare)
+        if canonical not in by_name and passes_on:
+            continue
+        if canonical not in by_name and not (labelled and canonical in LABELS):
+            yield f"no parameter {bare}"
+            continue
+        if not parameter.name.endswith("*") and (position >= len(order) or order[position] != canonical):
+            yield f"{bare} is at another position"
+        own = by_name.get(canonical)
+        if own is not None and parameter.default is not None:
+            if own.default is None:
+                yield f"{bare} is required"
+            elif not _same_default(own.default, parameter.default):
+                yield f"{bare} is {own.default} by default, not {parameter.default}"
+    if name == "init_process_group":
+        yield "pg_options is refused"
+
+
+def _same_default(own: str, other: str) -> bool:
+    sums = re.compile(r"'sum'|<?(ReduceOp|RedOpType)\.SUM.*")
+    if sums.fullmatch(own) and sums.fullmatch(other):
+        return True
+    # torch's root of None or 0 is ours of None: global rank 0.
+    return own == other or (own, other) in {("None", "0"), ("''", "None")}
+
+
+def page() -> str:
+    """docs/compatibility.md."""
+    import torch
+
+    release = torch.__version__.partition("+")[0]
+    deepspeed = json.loads(SNAPSHOT.read_text())["version"]
+    everything = sorted({*names(TORCH), *names(DEEPSPEED), *ours()}, key=lambda name: (name.lower(), name))
+    functions = [name for name in everything if name in ours() and inspect.isroutine(ours()[name])]
+    types = [name for name in everything if name in ours() and name not in functions]
+    handed = [name for name in everything if status(TORCH, name) == "handed on"]
+    refused = [name for name in everything if "not provided" in (status(TORCH, name), status(DEEPSPEED, name))]
+    lines = [
+        "# Compatibility",
+        "",
+        "<!-- Made by tools/compatibility.py from the code; do not edit. -->",
+        "",
+        f"Every public name of `torch.distributed` (of torch {release}) and of `deepspeed.comm` (of DeepSpeed",
+        f"{deepspeed}), and what `import comm_orchestrator as dist` makes of it. *Same*: every call that is right",
+        "there is right here, by position and by name. How to come from either is in [migrating](migrating.md).",
+        "",
+        "What holds for all calls: wrong arguments are errors before anything is sent; `op` may be a name such as",
+        '`"sum"`; `timeout=` limits one call; DeepSpeed\'s `prof`, `log_name` and `debug` are accepted; where names of',
+        "parameters differ, both are.",
+        "",
+        "## Functions",
+        "",
+        "| name | torch.distributed | deepspeed.comm | here |",
+        "|---|---|---|---|",
+        *(_row(name) for name in functions),
+        "",
+        "## Types and values",
+        "",
+        "| name | torch.distributed | deepspeed.comm | here |",
+        "|---|---|---|---|",
+        *(_row(name) for name in types),
+        "",
+        "## Handed on from torch.distributed as they are",
+        "",
+        "Groups are `torch.distributed`'s own, so these work beside everything else: `dist.NAME` is",
+        "`torch.distributed.NAME`. So is any name of a newer torch that this page does not know.",
+        "",
+        *_wrapped(handed),
+        "",
+        "## Not provided",
+        "",
+        "| name | why |",
+        "|---|---|",
+        *(f"| `deepspeed.comm.{name}` | {NOT_PROVIDED.get((DEEPSPEED, name), CONSTANTS)} |" for name in refused),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _row(name: str) -> str:
+    reasons = [DIFFERENCES[side, name] for side in SIDES if (side, name) in DIFFERENCES]
+    here = "; ".join([*(table[name] for table in (BETTER, TYPES) if name in table), *reasons])
+    return f"| `{name}` | {status(TORCH, name) or '-'} | {status(DEEPSPEED, name) or '-'} | {here} |"
+
+
+def _wrapped(found: list[str]) -> list[str]:
+    lines, line = [], ""
+    for name in found:
+        item = f"`{name}`" + ("," if name != found[-1] else ".")
+        if len(line) + len(item) + 1 > 120:
+            lines.append(line)
+            line = item
+        else:
+            line = f"{line} {item}".strip()
+    return [*lines, line]
+
+
+if __name__ == "__main__":
+    main()
