@@ -57,7 +57,9 @@ COMPATIBILITY_TESTS = [
     "packages/comm-backend-torch/tests",
     "packages/comm-orchestrator/tests/test_selector.py",
     "tests-integration/test_seed_examples.py",
+    "tests-integration/test_short_way.py",
     "tests-integration/test_signatures.py",
+    "tests-integration/test_subgroups.py",
 ]
 
 # pip's settings and the variables by which uv, which does not read them, takes the same.

@@ -195,6 +195,21 @@ def occupied_port() -> Iterator[tuple[int, int]]:
             process.kill()
 
 
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_configuration_that_is_wrong_on_one_rank(bare_pools: Pools, culprit: int) -> None:
+    """It tells the others, which need not wait for a rank that cannot come."""
+    pool = bare_pools(2)
+    changes: list[dict[str, str]] = [{}, {}]
+    changes[culprit] = {"COMM_TIMEOUTS__COLLECTIVE_S": "soon"}
+    found = pool.run(attempt, per_rank(changes), 0.0, 30.0)
+    for one in found:
+        assert one.text.startswith("ConfigurationError: ")
+        assert "COMM_TIMEOUTS__COLLECTIVE_S" in one.text
+        assert one.took_s < 8
+    assert f"rank {culprit}" in found[1 - culprit].text
+    works(pool, 2)
+
+
 def test_a_port_in_use(bare_pools: Pools) -> None:
     """Rank 0 names who has it; the others find something there that is not a store."""
     with occupied_port() as (port, pid):
