@@ -60,6 +60,35 @@ def test_scattering_from_every_shape(pools: Pools) -> None:
         assert found == [[2.0 * (rank * size + i) for i in range(size)] for size in sizes]
 
 
+def run_lists_and_messages() -> list[list[float]]:
+    rank, found = dist.get_rank(), []
+    for step in range(4):
+        parts = [torch.empty(2, 2) for _ in range(2)]
+        mine = torch.full((2, 2), 10.0 * step + rank)
+        dist.all_gather(parts, mine)
+        found.append([part[1, 1].item() for part in parts])
+        parts[rank].copy_(mine)
+        dist.all_gather(parts, parts[rank])  # in its own place
+        found.append([part[0, 0].item() for part in parts])
+        inside = torch.tensor([100.0 + rank, 0.0, 0.0])
+        dist.all_gather([inside[0:2], inside[1:3].clone()], inside[0:2])  # on rank 1 it arrives where it is read
+        received = torch.empty(2, 2)
+        if rank == 0:
+            dist.send(mine, 1)
+            assert dist.recv(received, 1) == 1
+        else:
+            assert dist.recv(received, 0) == 0
+            dist.send(mine, 0)
+        found.append(received.flatten().tolist())
+    return found
+
+
+def test_lists_and_messages(pools: Pools) -> None:
+    for rank, found in enumerate(pools(2).run(run_lists_and_messages)):
+        expected = [[[10.0 * s, 10.0 * s + 1]] * 2 + [[10.0 * s + 1 - rank] * 4] for s in range(4)]
+        assert found == [one for step in expected for one in step]
+
+
 def run_refusals() -> list[str]:
     """What the first call refuses, the second does as well."""
     rank, found = dist.get_rank(), []
@@ -82,13 +111,23 @@ def run_refusals() -> list[str]:
         attempt(lambda: dist.broadcast(torch.ones(4)[::2], 1 - rank))
         attempt(lambda: dist.broadcast(torch.ones(2), True))
         attempt(lambda: dist.broadcast(torch.ones(2), 7))
+        dist.all_gather([torch.empty(2), torch.empty(2)], torch.ones(2))
+        shared = torch.empty(3)
+        attempt(lambda: dist.all_gather([shared[:2], shared[1:]], torch.ones(2)))  # noqa: B023
+        attempt(lambda: dist.all_gather([torch.empty(2)], torch.ones(2)))
+        attempt(lambda: dist.all_gather([torch.empty(2), torch.empty(2, dtype=torch.int32)], torch.ones(2)))
+        attempt(lambda: dist.send(torch.ones(2), rank))
+        attempt(lambda: dist.recv(torch.ones(2), rank))
+        attempt(lambda: dist.recv(torch.ones(4)[::2], 1 - rank))
+        attempt(lambda: dist.send(torch.ones(2), True))
+        attempt(lambda: dist.send(torch.ones(2), 1 - rank, None, False))
     return found
 
 
 def test_refusals_stay(pools: Pools) -> None:
     for found in pools(2).run(run_refusals):
-        assert len(found) == 16
-        assert found[:8] == found[8:]
+        assert len(found) == 32
+        assert found[:16] == found[16:]
 
 
 def run_awkward() -> None:

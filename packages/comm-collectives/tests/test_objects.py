@@ -75,6 +75,9 @@ class Threads:
     def check_group(self, group: Any = None) -> None:
         pass
 
+    def during(self, call: str, timeout: Any = None) -> Threads:
+        return self
+
     def get_backend(self, group: Any = None) -> str:
         return "threads"
 

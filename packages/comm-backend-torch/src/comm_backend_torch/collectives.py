@@ -85,7 +85,7 @@ class Collectives(World):
             except RuntimeError as error:
                 raise this._failure(operation, group, error) from error
 
-        return on_list if operation in ("all_reduce", "broadcast") else on_tensors
+        return on_list if operation in ("all_reduce", "broadcast", "recv", "send") else on_tensors
 
     def _settled(
         self, operation: str, pg: Any, op: object, position: int | None
@@ -112,8 +112,18 @@ class Collectives(World):
                 options,
                 self.all_to_all_single,
             )
+        if operation == "all_gather":
+            options = self._options(internals.AllgatherOptions, False)
+            return lambda parts, tensor, options: pg.allgather([parts], [tensor], options), options, self.all_gather
         if operation == "barrier":
             return pg.barrier, self._barrier_options(pg, False), self.barrier
+        if operation in ("recv", "send"):
+            method, general = getattr(pg, operation), getattr(self, operation)
+            return (
+                lambda tensors, position: method(tensors, position, 0),
+                position,
+                lambda tensor: general(tensor, None, None, 0, position),
+            )
         raise ValueError(f"there is no short way to {operation}")
 
     def reduce(

@@ -81,7 +81,7 @@ def reduce_scatter_tensor(
         known = prepared.between(call, op, output, input, group)
         if known is not None and input.numel() == known[1] * output.numel() and _disjoint(output, input):
             with suppress(NotImplementedError):  # as in all_reduce
-                known[0](flat(output), flat(input))
+                known[0](output if output.dim() == 1 else flat(output), input if input.dim() == 1 else flat(input))
                 return None
     return _reduce_scatter_tensor(call, output, input, op, group, async_op, timeout)
 

@@ -79,6 +79,12 @@ def all_gather(
         return _all_gather_one(tensor_list, group, async_op, timeout)
     if tensor_list is None and isinstance(tensor, torch.Tensor):
         return _all_gather_one(tensor, group, async_op, timeout)
+    if not async_op and timeout is None:
+        short = prepared.into_list(tensor_list, tensor, group)
+        if short is not None:
+            with suppress(NotImplementedError):  # as in all_reduce
+                short(tensor_list, tensor)
+                return None
     backend = enter("all_gather", group, timeout)
     if backend is None:
         return None
@@ -90,6 +96,9 @@ def all_gather(
         "all_gather", f"tensor_list[{backend.get_rank(group)}]", own, tensor.numel(), "this rank's tensor goes there"
     )
     native = backend.capabilities(group, tensor.device.type).dtypes
+    if tensor.dtype in native and not tensor.is_complex():
+        key = ("all_gather", None, tensor.dtype, tensor.device, group)
+        prepared.remember(backend, key, lambda: (backend.prepare("all_gather", group), W, backend.get_rank(group)))
     landings = [Landing(output) for output in tensor_list]
     sent = as_bytes(_apart_from_all(readable(tensor), landings, backend.get_rank(group)), native)
     received = [as_bytes(landing.memory, native) for landing in landings]
@@ -156,7 +165,10 @@ def all_gather_into_tensor(
             apart_or_own = start + size <= first or first + W * size <= start or start == first + rank * size
             if output_tensor.numel() == W * count and apart_or_own:
                 with suppress(NotImplementedError):  # as in all_reduce
-                    short(flat(output_tensor), flat(input_tensor))
+                    short(
+                        output_tensor if output_tensor.dim() == 1 else flat(output_tensor),
+                        input_tensor if input_tensor.dim() == 1 else flat(input_tensor),
+                    )
                     return None
     backend = enter(call, group, timeout)
     if backend is None:

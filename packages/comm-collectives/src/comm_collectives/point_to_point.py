@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch.distributed as c10d
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import untraced
+from comm_collectives import prepared, untraced
 from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
 from comm_collectives.work import After, run
@@ -42,9 +43,17 @@ def send(
         return untraced.send(tensor, dst, group, tag, group_dst, async_op, timeout=timeout)
     if async_op:
         return isend(tensor, dst, group, tag, group_dst, timeout=timeout)
+    usual = timeout is None and type(dst) is int and type(tag) is int and tag == 0 and group_dst is None
+    short = prepared.on("send", dst, tensor, group) if usual else None
+    if short is not None:
+        with suppress(NotImplementedError):  # as in all_reduce
+            short(tensor)
+            return None
     backend = enter("send", group, timeout)
     if backend is not None:
         position, sent = _prepare_send("send", backend, tensor, dst, group, tag, group_dst)
+        if usual:
+            _remember("send", backend, dst, tensor, group, position)
         backend.send(sent, None, group, tag, position)
     return None
 
@@ -69,10 +78,18 @@ def recv(
         return untraced.recv(tensor, src, group, tag, group_src, async_op, timeout=timeout)
     if async_op:
         return irecv(tensor, src, group, tag, group_src, timeout=timeout)
+    usual = timeout is None and type(src) is int and type(tag) is int and tag == 0 and group_src is None
+    short = prepared.on("recv", src, tensor, group) if usual else None
+    if short is not None:
+        with suppress(NotImplementedError):
+            short(tensor)
+            return src
     backend = enter("recv", group, timeout)
     if backend is None:
         return -1
     position, received, landing = _prepare_recv("recv", backend, tensor, src, group, tag, group_src)
+    if usual:
+        _remember("recv", backend, src, tensor, group, position)
     source = backend.recv(received, None, group, tag, position)
     finish = after_landing([landing])
     if finish is not None:
@@ -117,6 +134,19 @@ def irecv(
     position, received, landing = _prepare_recv("irecv", backend, tensor, src, group, tag, group_src)
     work = backend.irecv(received, None, group, tag, position)
     return After([work], after_landing([landing]), tensor)
+
+
+def _remember(
+    call: str,
+    backend: Backend,
+    peer: int | None,
+    tensor: torch.Tensor,
+    group: ProcessGroup | None,
+    position: int | None,
+) -> None:
+    if tensor.dtype in backend.capabilities(group, tensor.device.type).dtypes and not tensor.is_complex():
+        key = (call, peer, tensor.dtype, tensor.device, group)
+        prepared.remember(backend, key, lambda: backend.prepare(call, group, None, position))
 
 
 def _prepare_send(

@@ -7,6 +7,7 @@ tensors themselves. The first are looked up; what is left to check is here. ``al
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.distributed import ProcessGroup
 from comm_utils.active import slot
 from comm_utils.backend import Backend
 
-__all__ = ["barrier", "between", "on", "remember"]
+__all__ = ["barrier", "between", "into_list", "on", "remember"]
 
 _Tensor = torch.Tensor
 
@@ -69,6 +70,38 @@ def between(operation: str, op: object, output: Any, input: Any, group: ProcessG
     except (AttributeError, RuntimeError, TypeError):
         return None
     return found
+
+
+def into_list(parts: Any, tensor: Any, group: ProcessGroup | None) -> Any:
+    """What was remembered for an ``all_gather`` into a list; None where it has to be checked in full."""
+    found = on("all_gather", None, tensor, group)
+    if found is None or type(parts) is not list:
+        return None
+    call, W, rank = found
+    dtype, device, shape = tensor.dtype, tensor.device, tensor.shape
+    try:
+        if len(parts) != W:
+            return None
+        for part in parts:
+            if (
+                type(part) is not _Tensor
+                or part.dtype is not dtype
+                or part.device != device
+                or part.shape != shape
+                or not part.is_contiguous()
+                or part.is_neg()
+                or part.is_inference()
+                or part.requires_grad
+            ):
+                return None
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    size, own = tensor.nbytes, tensor.data_ptr()
+    starts = [part.data_ptr() for part in parts]
+    if own != starts[rank] and any(start < own + size and own < start + size for start in starts):
+        return None  # read while others' elements arrive there
+    starts.sort()
+    return call if all(after - start >= size for start, after in pairwise(starts)) else None
 
 
 def barrier(group: ProcessGroup | None) -> Any:

@@ -120,11 +120,13 @@ class Backend(Protocol):
         """The shortest way to a synchronous ``operation``, all but its tensors settled.
 
         Args:
-            operation: ``"all_reduce"`` or ``"broadcast"``, then called with a tensor; ``"all_gather_into_tensor"``,
-                ``"reduce_scatter_tensor"`` or ``"all_to_all_single"`` in equal parts, called with output and input; or
-                ``"barrier"``. Tensors are contiguous, those of the gathering and the scattering one one-dimensional.
+            operation: ``"all_reduce"``, ``"broadcast"``, ``"send"`` or ``"recv"``, then called with a tensor;
+                ``"all_gather_into_tensor"``, ``"reduce_scatter_tensor"`` or ``"all_to_all_single"`` in equal parts,
+                called with output and input; ``"all_gather"``, called with W tensors of the shape of the input, and
+                it; or ``"barrier"``. Tensors are contiguous, those of ``"all_gather_into_tensor"`` and
+                ``"reduce_scatter_tensor"`` one-dimensional.
             op: of a reduction.
-            position: the group rank of a root.
+            position: the group rank of a root or a peer.
 
         It has the group's timeout, whatever :meth:`during` was told: it is called many times.
         """

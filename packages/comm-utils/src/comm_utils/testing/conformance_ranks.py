@@ -187,7 +187,8 @@ def _check_prepared(world: _World, group: ProcessGroup | None, members: list[int
     all_gather = up.prepare("all_gather_into_tensor", group)
     reduce_scatter = up.prepare("reduce_scatter_tensor", group, "sum")
     all_to_all = up.prepare("all_to_all_single", group)
-    barrier = up.prepare("barrier", group)
+    into_list, barrier = up.prepare("all_gather", group), up.prepare("barrier", group)
+    partner = position ^ 1
     native = "reduce_scatter_tensor" in world.capabilities.operations
     for seed, shape in enumerate([(1,), (4,), (2, 3), (0,), (5, 1, 2)]):
         parts = [sample(torch.float32, shape, rank, seed) for rank in members]
@@ -202,6 +203,16 @@ def _check_prepared(world: _World, group: ProcessGroup | None, members: list[int
         together = torch.empty((size, *shape), device=device)
         all_gather(together.view(-1), mine.to(device).view(-1))
         same(together, torch.stack(parts), f"prepared all_gather_into_tensor of {shape}")
+        outputs = [torch.empty(shape, device=device) for _ in range(size)]
+        into_list(outputs, mine.to(device))
+        same(torch.stack(outputs), torch.stack(parts), f"prepared all_gather of {shape}")
+        if partner < size:
+            send, receive = up.prepare("send", group, None, partner), up.prepare("recv", group, None, partner)
+            arrived = torch.empty(shape, device=device)
+            first, second = (send, receive) if position < partner else (receive, send)
+            for message in (first, second):
+                message(arrived if message is receive else mine.to(device))
+            same(arrived, parts[partner], f"prepared recv of {shape}")
         sources = [sample(torch.float32, (size, *shape), rank, 100 + seed) for rank in members]
         received = torch.empty((size, *shape), device=device)
         all_to_all(received.view(-1), sources[position].to(device).view(-1))
