@@ -242,6 +242,7 @@ def ecosystem(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Executes the code of README.md, CHANGELOG.md and docs/."""
     install_sources(session, *all_sources(*group("docs")))
+    session.run("python", "tools/compatibility.py", "--check")
     session.run("pytest", "docs/tests", *session.posargs)
 
 

@@ -151,12 +151,23 @@ def test_same_ranks_many_times(pools: Pools) -> None:
 def run_torchs_groups() -> None:
     """Groups of both APIs are the same thing."""
     theirs = c10d.new_group([0, 1])
+    tensor = torch.ones(1)
+    calls = {
+        "all_reduce": lambda **how: dist.all_reduce(tensor, group=theirs, **how),
+        "broadcast": lambda **how: dist.broadcast(tensor, 0, theirs, **how),
+        "barrier": lambda **how: dist.barrier(theirs, **how),
+        "all_gather": lambda **how: dist.all_gather([torch.empty(1), torch.empty(1)], tensor, theirs, **how),
+    }
+    for call in (*calls.values(), *calls.values()):  # the second time by the shorter way
+        call()
     check_world(theirs)
     c10d.destroy_process_group(theirs)
-    tensor = torch.ones(1)
-    with pytest.raises(dist.NotInitializedError, match="no longer exists"):
-        dist.broadcast(tensor, 0, theirs)
+    for name, call in calls.items():
+        for how in ({}, {"async_op": True}):
+            with pytest.raises(dist.NotInitializedError, match=f"^{name}: .* no longer exists"):
+                call(**how)
     ours = dist.new_group([0, 1])
+    tensor = torch.ones(1)
     c10d.all_reduce(tensor, group=ours)
     assert tensor.item() == 2.0
     c10d.destroy_process_group(ours)
@@ -234,6 +245,28 @@ def run_monitored(missing: list[int], all_ranks: bool) -> tuple[str, float, list
 
 def test_monitored_barrier(pools: Pools) -> None:
     assert [found[0] for found in pools(3).run(run_monitored, [], False)] == ["passed"] * 3
+
+
+def test_monitored_barriers_after_some_that_failed(pools: Pools) -> None:
+    pool = pools(2)
+    for _ in range(2):
+        first, second = pool.run(run_barriers_late)
+        assert first == ["monitored_barrier: rank 1 did not arrive within 0.1 s"] * 3
+        assert second == []
+
+
+def run_barriers_late() -> list[str]:
+    found = []
+    if dist.get_rank() == 0:
+        for _ in range(3):
+            try:
+                dist.monitored_barrier(timeout=0.1)
+            except dist.CommTimeoutError as error:
+                found.append(str(error))
+    dist.barrier()
+    for _ in range(3):
+        dist.monitored_barrier(timeout=30)
+    return found
 
 
 @pytest.mark.parametrize(

@@ -103,14 +103,23 @@ def test_a_drift_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @canonical_torch
+def test_another_difference_than_the_intended_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broadcast(tensor: object, src: int, group: object = None, async_op: bool = True) -> None: ...
+
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    (found,) = [text for text in compatibility.unexplained() if text.startswith("deepspeed.comm.broadcast: ")]
+    assert "async_op is True by default, not False" in found
+
+
+@canonical_torch
 def test_a_reason_without_a_difference_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(compatibility.DIFFERENCES, (compatibility.TORCH, "all_reduce"), "none")
+    monkeypatch.setitem(compatibility.DIFFERENCES, (compatibility.TORCH, "all_reduce"), ("none", "none"))
     monkeypatch.setitem(compatibility.NOT_PROVIDED, (compatibility.DEEPSPEED, "send"), "none")
     monkeypatch.setitem(compatibility.BETTER, "no_such_function", "none")
     assert compatibility.unexplained() == [
         "DIFFERENCES: torch.distributed.all_reduce does not differ",
         "NOT_PROVIDED: deepspeed.comm.send is here, or nowhere",
-        "BETTER: there is no no_such_function",
+        "there is no no_such_function",
     ]
 
 

@@ -26,22 +26,52 @@ SNAPSHOT = Path(__file__).parent / "deepspeed_comm.json"
 TORCH, DEEPSPEED = "torch.distributed", "deepspeed.comm"
 SIDES = (TORCH, DEEPSPEED)
 
-_GROUP_RANK = "torch's `group_src`, `group_dst` or `group_peer` has this position: give `prof`, `log_name` by name"
-_LABEL_ORDER = "this one function has no `log_name`: give `prof` and `debug` by name"
-_UNPICKLES = "later torch has `weights_only` for what it unpickles; ours has `allow_pickle`"
+_AFTER_TORCHS = "prof is at another position; log_name is at another position; debug is at another position"
+_GROUP_RANK = "torch's `group_src` or `group_dst` has this position: give `prof`, `log_name` by name"
 
-#: (side, function) -> why a call that is right there is not the same here. The table of all intended differences.
-DIFFERENCES: dict[tuple[str, str], str] = {
-    (TORCH, "init_process_group"): "`pg_options` must be None: initialise torch with them, and ours adopts it",
+#: (side, function) -> how a call that is right there is not the same here, and why. All intended differences.
+DIFFERENCES: dict[tuple[str, str], tuple[str, str]] = {
+    (TORCH, "init_process_group"): (
+        "pg_options is refused",
+        "`pg_options` must be None: initialise torch with them, and ours adopts it",
+    ),
     **{
-        (DEEPSPEED, name): _GROUP_RANK
+        (DEEPSPEED, name): (_AFTER_TORCHS, _GROUP_RANK)
         for name in ("broadcast", "gather", "irecv", "isend", "recv", "reduce", "scatter", "send")
     },
-    (DEEPSPEED, "barrier"): "torch's `timeout` has this position: give `prof`, `log_name` by name",
-    (DEEPSPEED, "reduce_scatter_fn"): _LABEL_ORDER,
-    (DEEPSPEED, "allgather_fn"): _LABEL_ORDER,
-    (DEEPSPEED, "init_distributed"): "the default timeout is the library's own, 30 minutes (10 for NCCL); "
-    "`DEEPSPEED_TIMEOUT` is honoured",
+    (DEEPSPEED, "barrier"): (
+        _AFTER_TORCHS,
+        "torch's `timeout` has this position: give `prof`, `log_name` by name",
+    ),
+    (DEEPSPEED, "reduce_scatter_fn"): (
+        "debug is at another position",
+        "it has no `log_name` there: give `debug` by name",
+    ),
+    (DEEPSPEED, "allgather_fn"): (
+        "debug is at another position",
+        "it has neither `prof` nor `log_name` there: give `debug` by name",
+    ),
+    (DEEPSPEED, "init_distributed"): (
+        "timeout is None by default, not datetime.timedelta(seconds=600)",
+        "the default timeout is the library's own, 30 minutes (10 for NCCL); `DEEPSPEED_TIMEOUT` is honoured",
+    ),
+}
+
+_PICKLE = "objects that need pickle, unless you allow it"
+_SPARSE = "sparse tensors; torch's `PREMUL_SUM`"
+#: function -> what is refused here by name, in whichever way it is called.
+REFUSED: dict[str, str] = {
+    "all_gather_object": _PICKLE,
+    "all_reduce": _SPARSE,
+    "all_reduce_coalesced": _SPARSE,
+    "broadcast_object_list": _PICKLE,
+    "gather_object": _PICKLE,
+    "recv_object_list": _PICKLE,
+    "reduce": _SPARSE,
+    "reduce_scatter": _SPARSE,
+    "reduce_scatter_tensor": _SPARSE,
+    "scatter_object_list": _PICKLE,
+    "send_object_list": _PICKLE,
 }
 
 #: (side, name) -> why it is not there.
@@ -73,7 +103,7 @@ NOT_PROVIDED: dict[tuple[str, str], str] = {
 #: DeepSpeed's configuration keys and their defaults.
 CONSTANTS = "a constant of `deepspeed.comm.constants`, which `replace_comm()` leaves as it is"
 
-_OBJECTS = "sent without pickle unless you allow it; a refusal reaches every rank at once"
+_OBJECTS = "sent without pickle; a refusal reaches every rank at once"
 #: function -> what a caller gets here and not there.
 BETTER: dict[str, str] = {
     "all_gather": "one-tensor form that returns the list; tensors of different sizes",
@@ -147,16 +177,16 @@ def unexplained() -> list[str]:
     found = {(side, name): text for side in SIDES for name in names(side) if (text := difference(side, name))}
     missing = {(side, name) for side in SIDES for name in names(side) if status(side, name) == "missing"}
     return [
-        *(f"{side}.{name}: {text}: not in DIFFERENCES" for (side, name), text in found.items() - _explained(found)),
+        *(
+            f"{side}.{name}: {text}: not in DIFFERENCES"
+            for (side, name), text in found.items()
+            if DIFFERENCES.get((side, name), ("",))[0] != text
+        ),
         *(f"{side}.{name}: not here, and not in NOT_PROVIDED" for side, name in sorted(missing)),
         *(f"DIFFERENCES: {side}.{name} does not differ" for side, name in DIFFERENCES.keys() - found.keys()),
         *(f"NOT_PROVIDED: {side}.{name} is here, or nowhere" for side, name in NOT_PROVIDED if _is_stale(side, name)),
-        *(f"BETTER: there is no {name}" for name in BETTER if name not in ours()),
+        *(f"there is no {name}" for table in (BETTER, REFUSED, TYPES) for name in table if name not in ours()),
     ]
-
-
-def _explained(found: dict[tuple[str, str], str]) -> set[tuple[tuple[str, str], str]]:
-    return {(key, text) for key, text in found.items() if key in DIFFERENCES}
 
 
 def _is_stale(side: str, name: str) -> bool:
@@ -210,11 +240,13 @@ def _text(default: Any) -> str:
 
 
 def status(side: str, name: str) -> str:
-    """``same``, ``differs``, ``refused``, ``handed on`` or ``missing``; empty where ``side`` has no such name."""
+    """``same``, ``differs``, ``refused in part``, ``handed on``, ``missing``; empty where ``side`` has no such name."""
     if name not in names(side):
         return ""
     if name in ours():
-        return "differs" if (side, name) in DIFFERENCES or name in TYPES else "same"
+        if (side, name) in DIFFERENCES or name in TYPES:
+            return "differs"
+        return "refused in part" if name in REFUSED else "same"
     if (side, name) in NOT_PROVIDED or names(side)[name] == "constant":
         return "not provided"
     return "handed on" if side == TORCH or name in names(TORCH) else "missing"
@@ -235,7 +267,9 @@ def _differences(name: str, theirs: list[Parameter], function: Callable[..., Any
     positional = [one for one in known if not one.name.endswith("*")]
     by_name = {one.name.rstrip("*"): one for one in known}
     passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-    labelled = function.__code__.co_varnames[:2] == ("args", "kwargs")  # made by compatible()
+    labelled = "accepted" in function.__code__.co_freevars and bool(
+        inspect.getclosurevars(function).nonlocals["accepted"]
+    )
     order = [one.name for one in positional] + (list(LABELS) if labelled else [])
     for position, parameter in enumerate(theirs):
         bare = parameter.name.rstrip("*")
@@ -319,8 +353,9 @@ def page() -> str:
 
 
 def _row(name: str) -> str:
-    reasons = [DIFFERENCES[side, name] for side in SIDES if (side, name) in DIFFERENCES]
-    here = "; ".join([*(table[name] for table in (BETTER, TYPES) if name in table), *reasons])
+    reasons = [DIFFERENCES[side, name][1] for side in SIDES if (side, name) in DIFFERENCES]
+    refused = [f"**refused**: {REFUSED[name]}"] if name in REFUSED else []
+    here = "; ".join([*(table[name] for table in (BETTER, TYPES) if name in table), *reasons, *refused])
     return f"| `{name}` | {status(TORCH, name) or '-'} | {status(DEEPSPEED, name) or '-'} | {here} |"
 
 

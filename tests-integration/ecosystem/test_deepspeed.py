@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from comm_orchestrator.deepspeed import GONE, KEPT, REPLACED
+
 pytest.importorskip("deepspeed", reason="DeepSpeed is installed by nox -s ecosystem only", exc_type=ImportError)
 
 HERE = Path(__file__).parent
@@ -114,6 +116,12 @@ def test_which_submodules_are_replaced() -> None:
             f"ModuleNotFoundError: deepspeed.comm.{name} is not there: comm_orchestrator.deepspeed.replace_comm() has "
         )
     assert found["cdb"].startswith("deepspeed.comm, which comm_orchestrator has replaced, has no 'cdb'")
+
+
+def test_no_submodule_is_forgotten() -> None:
+    script = "import pkgutil, deepspeed.comm as c; print(*(m.name for m in pkgutil.iter_modules(c.__path__)))"
+    ours = {name.rpartition(".")[2] for name in (*REPLACED[1:], *KEPT, *GONE)}
+    assert set(run("-c", script).splitlines()[-1].split()) == ours
 
 
 def test_too_late() -> None:

@@ -55,9 +55,22 @@ def test_what_deepspeed_tells_its_logger_is_accepted_by_name_and_by_position() -
         call(1, 2, log_name=3)
     with pytest.raises(TypeError, match="positional"):
         call(1, 2, True, "mine", "text", "one too many")
+    with pytest.raises(ArgumentTypeError, match="log_name: got it by position and by name"):
+        call(1, 2, True, "mine", log_name="other")
     plain: Any = compatible(all_to_all_single, labels=False)
     with pytest.raises(TypeError, match="prof"):
         plain(1, 2, prof=True)
+
+
+def configure(config: int, debug: bool = False) -> tuple[int, bool]:
+    return config, debug
+
+
+def test_a_parameter_of_the_functions_own_is_no_label() -> None:
+    call: Any = compatible(configure, labels=False)
+    assert call(deepspeed_config=1, debug=True) == (1, True)
+    with pytest.raises(TypeError, match="prof"):
+        call(deepspeed_config=1, prof=True)
 
 
 def test_every_alias_names_a_parameter_of_its_function() -> None:

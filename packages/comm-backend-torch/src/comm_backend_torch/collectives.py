@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as internals
 from comm_backend_torch.reduce_ops import OptionsTable
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
+from comm_utils.errors import NotInitializedError
 
 __all__ = ["Collectives"]
 
@@ -40,7 +41,7 @@ class Collectives(World):
     ) -> Work | None:
         pg: Any = GroupMember.WORLD if group is None else group
         options = (self._all_reduce_async if async_op else self._all_reduce)[op]
-        if self._limit is not None:
+        if self._end is not None:
             reduction, options = options.reduceOp, self._options(internals.AllreduceOptions, async_op)
             options.reduceOp = reduction
         work = self._start("all_reduce", group, pg.allreduce, [tensor], options)
@@ -49,22 +50,25 @@ class Collectives(World):
     def prepare(
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> Callable[..., None]:
-        if self._limit is not None:  # which is of one call, and what is prepared is for many
+        if self._end is not None:  # which is of one call, and what is prepared is for many
             return self.during(self._call).prepare(operation, group, op, position)
         pg = self._state(group).pg
         this = self if self._call else self.during(operation)
         method, settled, again = this._settled(operation, pg, op, position)
 
-        def replaced() -> bool:
-            """The world was destroyed, and perhaps made anew, through torch.distributed."""
-            if group is not None or GroupMember.WORLD is pg:
-                return False
+        alive = internals._world.pg_map
+
+        def check() -> None:
+            """The group was destroyed through torch.distributed; a world may have been made anew."""
             this.prepared.clear()
-            this._state(None)
-            return True
+            try:
+                this.check_group(group)
+            except NotInitializedError as error:
+                raise NotInitializedError(f"{this._call}: {error}") from None
 
         def on_list(tensor: torch.Tensor) -> None:
-            if group is None and GroupMember.WORLD is not pg and replaced():
+            if pg not in alive:
+                check()
                 again(tensor)
                 return
             try:
@@ -75,7 +79,8 @@ class Collectives(World):
                 raise this._failure(operation, group, error) from error
 
         def on_tensors(*tensors: torch.Tensor) -> None:
-            if group is None and GroupMember.WORLD is not pg and replaced():
+            if pg not in alive:
+                check()
                 again(*tensors)
                 return
             try:

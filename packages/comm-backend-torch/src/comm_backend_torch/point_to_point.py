@@ -78,7 +78,7 @@ class PointToPoint(World):
         self, operation: str, work: Any, tensor: torch.Tensor, state: GroupState, group: ProcessGroup | None
     ) -> Work:
         kind = PolledWork if state.libraries.get(tensor.device.type) == "gloo" else TorchWork
-        return kind(work, tensor, partial(self._failure, operation, group), self._limit)
+        return kind(work, tensor, partial(self._failure, operation, group), self._end)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
         first = p2p_op_list[0]
@@ -88,7 +88,7 @@ class PointToPoint(World):
         works = c10d.batch_isend_irecv(p2p_op_list)
         result = [p2p.tensor for p2p in p2p_op_list]
         failure = partial(self._failure, "batch_isend_irecv", first.group)
-        return [TorchWork(work, result, failure, self._limit) for work in works]
+        return [TorchWork(work, result, failure, self._end) for work in works]
 
     def _one_of_a_batch(self, p2p: Any) -> Work:
         if p2p.op is c10d.isend:

@@ -13,7 +13,7 @@ from typing import Any
 
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 
-__all__ = ["PolledWork", "TorchWork"]
+__all__ = ["SHORTEST", "PolledWork", "TorchWork", "left"]
 
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
@@ -22,6 +22,15 @@ _abandoned: list[Any] = []
 
 #: Turns a failure of c10d into one of ours and marks the group as broken.
 Translate = Callable[[BaseException], BaseException]
+
+
+#: c10d counts milliseconds, and takes none for no limit.
+SHORTEST = timedelta(milliseconds=1)
+
+
+def left(end: float) -> timedelta:
+    """How long it is until ``end``, as c10d can be told it."""
+    return max(SHORTEST, timedelta(seconds=end - time.monotonic()))
 
 
 def _seconds(timeout: float | timedelta) -> float:
@@ -36,16 +45,16 @@ class TorchWork:
     """A c10d work handle. Attributes that are c10d's own (``get_future`` ...) are passed through.
 
     Args:
-        limit: how long the operation may take, instead of the group's timeout.
+        end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
     """
 
-    __slots__ = ("_failure", "_limit", "_result", "_translate", "_waited", "_work")
+    __slots__ = ("_end", "_failure", "_result", "_translate", "_waited", "_work")
 
-    def __init__(self, work: Any, result: Any, translate: Translate, limit: timedelta | None = None) -> None:
+    def __init__(self, work: Any, result: Any, translate: Translate, end: float | None = None) -> None:
         self._work = work
         self._result = result
         self._translate = translate
-        self._limit = limit
+        self._end = end
         self._waited = False
         self._failure: BaseException | None = None
 
@@ -64,10 +73,10 @@ class TorchWork:
         return True
 
     def _wait_to_the_end(self) -> None:
-        if self._limit is None:
+        if self._end is None:
             self._work.wait()
         else:
-            self._work.wait(self._limit)
+            self._work.wait(left(self._end))
 
     def _wait_for(self, timeout_s: float) -> bool:
         if timeout_s < 0.001 and not self._work.is_completed():
@@ -120,8 +129,8 @@ class PolledWork(TorchWork):
 
     __slots__ = ("_done", "_lock", "_waiter")
 
-    def __init__(self, work: Any, result: Any, translate: Translate, limit: timedelta | None = None) -> None:
-        super().__init__(work, result, translate, limit)
+    def __init__(self, work: Any, result: Any, translate: Translate, end: float | None = None) -> None:
+        super().__init__(work, result, translate, end)
         self._waiter: threading.Thread | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()

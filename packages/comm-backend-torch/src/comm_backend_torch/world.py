@@ -19,7 +19,7 @@ from comm_backend_torch.failures import classify, in_short, told
 from comm_backend_torch.groups import GroupState
 from comm_backend_torch.process_group import check_available
 from comm_backend_torch.reduce_ops import set_async
-from comm_backend_torch.work import TorchWork
+from comm_backend_torch.work import SHORTEST, TorchWork, left
 from comm_utils.backend import Capabilities, Work
 from comm_utils.errors import BackendUnavailableError, NotInitializedError
 
@@ -31,9 +31,6 @@ T = TypeVar("T", bound="World")
 # for the worker. Seen with torch 2.6, never with 2.13; a moment's rest lets the worker finish.
 _WORKERS_NEED_THE_GIL = not hasattr(ProcessGroup, "all_gather_single")
 
-# c10d counts milliseconds, and takes none for no limit.
-_SHORTEST = timedelta(milliseconds=1)
-
 
 class World:
     """Every process group of this process, whoever created it.
@@ -44,8 +41,9 @@ class World:
 
     #: Overrides the names of operations in failures.
     _call = ""
-    #: How long an operation may take, instead of the group's timeout.
+    #: How long one call of the user's may take, instead of the group's timeout, and when that is over.
     _limit: timedelta | None = None
+    _end: float | None = None
 
     def __init__(self, timeout: timedelta | None = None) -> None:
         self._timeout = timeout
@@ -60,7 +58,8 @@ class World:
             view._call = call
         if timeout is not None:
             view = copy(view)
-            view._limit = max(timeout, _SHORTEST)
+            view._limit = timeout
+            view._end = time.monotonic() + timeout.total_seconds()
         return cast(T, view)
 
     # --- who is where
@@ -146,7 +145,7 @@ class World:
                 check_available(backend)
             except BackendUnavailableError as error:
                 raise BackendUnavailableError(f"new_group: {error}") from None
-        limit = self._timeout if timeout is None else max(timeout, _SHORTEST)
+        limit = self._timeout if timeout is None else max(timeout, SHORTEST)
         try:
             return groups.create(ranks, name, limit, backend, pg_options, group_desc, device_id)
         except RuntimeError as error:
@@ -193,13 +192,13 @@ class World:
         self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool
     ) -> Work | None:
         if async_op:
-            return TorchWork(work, result, partial(self._failure, operation, group), self._limit)
+            return TorchWork(work, result, partial(self._failure, operation, group), self._end)
         if work is not None:
             try:
-                if self._limit is None:
+                if self._end is None:
                     work.wait()
                 else:
-                    work.wait(self._limit)
+                    work.wait(left(self._end))
             except RuntimeError as error:
                 raise self._failure(operation, group, error) from error
         return None
@@ -207,8 +206,8 @@ class World:
     def _options(self, kind: type, async_op: bool) -> Any:
         """Options of c10d for one operation."""
         options = set_async(kind(), async_op)
-        if self._limit is not None:
-            options.timeout = self._limit
+        if self._end is not None:
+            options.timeout = left(self._end)
         return options
 
     def _start(self, operation: str, group: ProcessGroup | None, method: Any, *args: Any) -> Any:

@@ -31,6 +31,8 @@ from comm_utils.reduce_op import parse_reduce_op
 
 __all__ = ["all_reduce", "barrier", "broadcast", "inference_all_reduce", "reduce"]
 
+_NUMBERS = (int, float, complex)
+
 
 def all_reduce(
     tensor: torch.Tensor,
@@ -54,8 +56,8 @@ def all_reduce(
         return traced.all_reduce(tensor, op, group, async_op, timeout)
     try:
         call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
-        # An integer equals an enumerator of torch's, and is no op all the same.
-        if not (call and tensor.is_contiguous()) or timeout is not None or tensor.is_neg() or isinstance(op, int):
+        # A number may equal an enumerator of torch's, and is no op all the same.
+        if not (call and tensor.is_contiguous()) or timeout is not None or tensor.is_neg() or isinstance(op, _NUMBERS):
             call = None
     except (AttributeError, RuntimeError, TypeError):
         call = None  # not a strided tensor, not an op, not initialised: the full check says so
@@ -63,7 +65,8 @@ def all_reduce(
         return _all_reduce_checked("all_reduce", tensor, op, group, async_op, timeout)
     try:
         if async_op:
-            return slot.backend.all_reduce(tensor, op, group, True)
+            backend = enter("all_reduce", group)
+            return None if backend is None else backend.all_reduce(tensor, op, group, True)
         call(tensor)
     except NotImplementedError:  # not a kind of tensor that c10d knows, and nothing was sent: the full check says so
         return _all_reduce_checked("all_reduce", tensor, op, group, async_op)
@@ -111,7 +114,7 @@ def inference_all_reduce(
             or timeout is not None
             or not (call and tensor.is_contiguous())
             or tensor.is_neg()
-            or isinstance(op, int)
+            or isinstance(op, _NUMBERS)
         ):
             call = None
     except (AttributeError, RuntimeError, TypeError):

@@ -77,7 +77,7 @@ def reduce_scatter_tensor(
     if is_dynamo_compiling():
         return traced.reduce_scatter_tensor(output, input, op, group, async_op, timeout)
     call = "reduce_scatter_tensor"
-    if not async_op and timeout is None and not isinstance(op, int):
+    if not async_op and timeout is None and not isinstance(op, (int, float, complex)):
         known = prepared.between(call, op, output, input, group)
         if known is not None and input.numel() == known[1] * output.numel() and _disjoint(output, input):
             with suppress(NotImplementedError):  # as in all_reduce

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -264,16 +265,20 @@ def init_device_mesh(
     return mesh
 
 
+_patching = threading.Lock()
+
+
 @contextmanager
 def _default_timeout(timeout: timedelta | None) -> Iterator[None]:
     """Groups that torch makes meanwhile begin with ``timeout``; gloo of torch 2.6 takes no later one."""
-    original = internals._get_default_timeout
-    if timeout is not None:
-        internals._get_default_timeout = lambda backend: timeout
-    try:
-        yield
-    finally:
-        internals._get_default_timeout = original
+    with _patching:
+        original = internals._get_default_timeout
+        if timeout is not None:
+            internals._get_default_timeout = lambda backend: timeout
+        try:
+            yield
+        finally:
+            internals._get_default_timeout = original
 
 
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
@@ -309,33 +314,58 @@ def monitored_barrier(
     _meet(backend, group, limit.total_seconds(), wait_all_ranks)
 
 
+_WAITING = "waiting"
+
+
 def _meet(backend: Backend, group: ProcessGroup | None, limit_s: float, all_missing: bool) -> None:
+    """Ranks count themselves in; the last one opens the barrier. One whose time is over counts itself out again.
+
+    So a barrier is passed by all or by none, and all agree which one is next. Adding is atomic: who takes back a count
+    that had been complete knows that the barrier was opened.
+    """
     store, ranks, own = backend.get_store(group), backend.get_process_group_ranks(group), backend.get_rank(group)
-    end = time.monotonic() + limit_s
-    number = store.add(f"comm/monitored_barrier/calls/{own}", 1)
-    prefix = f"comm/monitored_barrier/{number}"
-    store.set(f"{prefix}/{own}", "here")
-    # Who is here has seen every rank at the barrier before, so every rank has left the one before that.
-    store.delete_key(f"comm/monitored_barrier/{number - 2}/{own}")
-    missing = []
-    for position, rank in enumerate(ranks):
-        if not _arrived(store, f"{prefix}/{position}", end):
-            missing.append(rank)
-            if not all_missing:
-                break
-    if missing:
-        logger.error("monitored_barrier: ranks %s did not arrive within %g s", missing, limit_s)
-        plural = "ranks" if len(missing) > 1 else "rank"
-        raise CommTimeoutError(
-            f"monitored_barrier: {plural} {', '.join(map(str, missing))} did not arrive within {limit_s:g} s"
-            f"{'' if all_missing or len(ranks) == 2 else ' (wait_all_ranks=True names all that are missing)'}"
-        )
+    passed = f"comm/monitored_barrier/passed/{own}"
+    number = store.add(passed, 0)
+    prefix, before = f"comm/monitored_barrier/{number}", f"comm/monitored_barrier/{number - 1}"
+    store.set(f"{prefix}/here/{own}", _WAITING)
+    if store.add(f"{prefix}/count", 1) == len(ranks):
+        store.set(f"{prefix}/open", "")
+    elif not _opened(store, f"{prefix}/open", limit_s):
+        missing = [rank for place, rank in enumerate(ranks) if not _came(store, f"{prefix}/here/{place}", limit_s)]
+        if store.add(f"{prefix}/count", -1) < len(ranks) - 1:
+            store.set(f"{prefix}/here/{own}", str(time.time()))
+            raise _not_all(missing, limit_s, all_missing, len(ranks))
+    store.add(passed, 1)
+    # Who is here has left the one before.
+    for key in (f"{before}/here/{own}", *((f"{before}/count", f"{before}/open") if own == 0 else ())):
+        store.delete_key(key)
 
 
-def _arrived(store: Store, key: str, end: float) -> bool:
-    left = max(0.001, end - time.monotonic())
+def _came(store: Store, key: str, limit_s: float) -> bool:
+    """Whether a rank is at the barrier, or has only just given up."""
+    if not store.check([key]):
+        return False
+    found = store.get(key).decode()
+    return found == _WAITING or float(found) > time.time() - limit_s
+
+
+def _opened(store: Store, key: str, limit_s: float) -> bool:
     try:
-        store.wait([key], timedelta(seconds=left))
+        store.wait([key], timedelta(seconds=max(0.001, limit_s)))
     except RuntimeError:
         return bool(store.check([key]))
     return True
+
+
+def _not_all(missing: list[int], limit_s: float, all_missing: bool, size: int) -> CommTimeoutError:
+    if not missing:
+        return CommTimeoutError(
+            f"monitored_barrier: every rank came, but not all within the same {limit_s:g} s: some had given up before"
+        )
+    hint = "" if all_missing or size == 2 else " (wait_all_ranks=True names all that are missing)"
+    named = missing if all_missing else missing[:1]
+    logger.error("monitored_barrier: ranks %s did not arrive within %g s", named, limit_s)
+    plural = "ranks" if len(named) > 1 else "rank"
+    return CommTimeoutError(
+        f"monitored_barrier: {plural} {', '.join(map(str, named))} did not arrive within {limit_s:g} s{hint}"
+    )

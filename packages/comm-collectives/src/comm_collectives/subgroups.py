@@ -41,7 +41,7 @@ def new_subgroups(
     arguments.active(call)
     ranks = members(call, group)
     if group_size is None:
-        group_size = torch.accelerator.device_count() if hasattr(torch, "accelerator") else torch.cuda.device_count()
+        group_size = torch.accelerator.device_count()
         if group_size == 0:
             raise ArgumentError(f"{call}: group_size: missing; this host has no accelerators whose number it could be")
     size = integer(call, "group_size", group_size)

@@ -35,6 +35,8 @@ def _traceable(operation: str, op: Any, group: ProcessGroup | None, *tensors: An
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.dtype != first.dtype or tensor.device != first.device:
             return False
+        if hasattr(tensor, "to_local"):
+            return False
         if tensor.is_complex() or not tensor.is_contiguous() or (tensor.requires_grad and torch.is_grad_enabled()):
             return False
     return untraced.serves(operation, op, first.dtype, first.device.type, group)
@@ -75,7 +77,7 @@ def all_gather_into_tensor(
     if (
         async_op
         or timeout is not None
-        or not _traceable(call, None, group, output, input)
+        or not _traceable(call, untraced.NO_OP, group, output, input)
         or output.numel() != c10d.get_world_size(group) * input.numel()
     ):
         return untraced.all_gather_into_tensor(output, input, group, async_op, timeout=timeout)
@@ -115,7 +117,7 @@ def all_to_all_single(
     if (
         async_op
         or timeout is not None
-        or not _traceable("all_to_all_single", None, group, output, input)
+        or not _traceable("all_to_all_single", untraced.NO_OP, group, output, input)
         or output.shape[1:] != input.shape[1:]
         or not _split(output, output_split_sizes, group)
         or not _split(input, input_split_sizes, group)

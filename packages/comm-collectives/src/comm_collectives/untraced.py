@@ -55,6 +55,7 @@ reduce_object: Callable[..., Any]
 scatter_object_list: Callable[..., None]
 send_object_list: Callable[..., None]
 
+NO_OP = "no op"
 #: :func:`_serves`, asked once while tracing.
 serves: Callable[[str, Any, torch.dtype, str, ProcessGroup | None], bool]
 
@@ -97,12 +98,13 @@ def _eager(function: Callable[..., Any], reason: str) -> Any:
 
 
 def _serves(operation: str, op: Any, dtype: torch.dtype, device: str, group: ProcessGroup | None) -> bool:
-    """Whether the group's library does just this itself; ``op`` is None where nothing is reduced."""
+    """Whether the group is fit and its library does just this itself; ``op`` is :data:`NO_OP` if nothing is reduced."""
     if not is_active():
         return True  # torch.distributed alone was set up: there is nothing of ours to call instead
     try:
         capabilities = slot.backend.capabilities(group, device)
-        if op is None:
+        slot.backend.check_group(group)
+        if op == NO_OP:
             return operation in capabilities.operations and dtype in capabilities.dtypes
         reduce_op = parse_reduce_op(op, operation)
         # A library may have this operation for sums alone.

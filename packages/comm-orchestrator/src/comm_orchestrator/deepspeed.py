@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from comm_orchestrator import facade
+from comm_orchestrator.environment import applied
 from comm_utils.errors import BackendUnavailableError, CommError
 
 __all__ = ["GONE", "KEPT", "REPLACED", "ReplacementError", "replace_comm"]
@@ -71,7 +72,10 @@ class _Replacing(MetaPathFinder, Loader):
 def _init_distributed(*args: Any, **kwargs: Any) -> None:
     facade.init_distributed(*args, **kwargs)
     # DeepSpeed insists on it, in a process that nobody launched with others as well.
-    os.environ.setdefault("LOCAL_RANK", str(max(0, facade.get_local_rank())))
+    local_rank = 0 if facade.get_world_size() == 1 else facade.get_local_rank()
+    if local_rank >= 0 and "LOCAL_RANK" not in os.environ:
+        with applied({"LOCAL_RANK": str(local_rank)}):
+            pass
 
 
 def _explain(name: str) -> Any:

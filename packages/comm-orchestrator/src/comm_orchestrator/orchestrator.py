@@ -25,7 +25,15 @@ from comm_utils.errors import CommError, ConfigurationError, NotInitializedError
 from comm_utils.launch import LaunchInfo
 from comm_utils.log import is_shown_on_stderr, logger, remember_rank, show_on_stderr
 
-__all__ = ["Environment", "Request", "current_launch", "finalize", "initialize", "load_config"]
+__all__ = [
+    "Environment",
+    "Request",
+    "current_launch",
+    "finalize",
+    "initialize",
+    "load_config",
+    "names_comms_logger",
+]
 
 _START_UP_TIMEOUT = timedelta(minutes=30)
 
@@ -125,6 +133,10 @@ def initialize(request: Request) -> Environment:
             if active.active_backend().get_rank() == 0:
                 logger.info("init_distributed: already initialised with backend %s", found)
             _warn_if_ignored(request.dist_backend, found)
+            if request.timeout is not None:
+                logger.warning(
+                    "init_distributed: the timeout of the world is kept, timeout=%s is ignored", request.timeout
+                )
             return Environment(settings, fresh=False)
         finalize()  # torch.distributed was destroyed under us
     if c10d.is_initialized():

@@ -30,7 +30,7 @@ def with_limit(call: Callable[[], Any], limit_s: float) -> Any:
     def run() -> None:
         try:
             outcome.append(call())
-        except Exception as error:
+        except BaseException as error:
             outcome.append(error)
 
     thread = threading.Thread(target=run, name="comm-connect", daemon=True)

@@ -20,6 +20,7 @@ __all__ = [
     "get_logged_comm_ops",
     "has_comm_data",
     "log_summary",
+    "named",
     "reset_log",
 ]
 
@@ -30,12 +31,16 @@ class _Log:
     to_come: bool | None = None
 
 
+def named(settings: comm_config.Settings) -> bool:
+    """Whether a configuration says anything about the comms logger."""
+    return any(key.startswith("comms_logger.") and source != "default" for key, source in settings.sources.items())
+
+
 def begin(settings: comm_config.Settings) -> None:
     """Record in the new world as its configuration says, or else as :func:`configure` was told before."""
     section, asked = settings.comms_logger, _Log.to_come
     _Log.to_come = None
-    named = any(key.startswith("comms_logger.") and source != "default" for key, source in settings.sources.items())
-    if named or asked is None:
+    if named(settings) or asked is None:
         configure(None, section.enabled, section.prof_all, section.prof_ops, section.verbose, section.debug)
     else:
         configure(enabled=asked)

@@ -48,14 +48,15 @@ def compatible(function: Callable[P, T], labels: bool = True) -> Callable[P, T]:
     """
     name = function.__name__
     aliases = ALIASES.get(name, {})
-    special = frozenset((*aliases, *(LABELS if labels else ())))
+    accepted = LABELS if labels else ()
+    special = frozenset((*aliases, *accepted))
     code: Any = function
     positional = code.__code__.co_argcount
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if (kwargs and not special.isdisjoint(kwargs)) or len(args) > positional:
-            return _adapted(function, name, aliases, positional if labels else len(args), args, kwargs)
+            return _adapted(function, aliases, accepted, positional, args, kwargs)
         return function(*args, **kwargs)
 
     return call
@@ -63,24 +64,28 @@ def compatible(function: Callable[P, T], labels: bool = True) -> Callable[P, T]:
 
 def _adapted(
     function: Callable[..., T],
-    name: str,
     aliases: Mapping[str, str],
+    labels: tuple[str, ...],
     positional: int,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
 ) -> T:
+    name = function.__name__
     given = _canonical(name, aliases, kwargs)
-    if len(args) <= positional + len(LABELS):
-        for label, value in zip(LABELS, args[positional:], strict=False):
-            given.setdefault(label, value)
+    if len(args) <= positional + len(labels):
+        for label, value in zip(labels, args[positional:], strict=False):
+            if label in given:
+                raise ArgumentTypeError(f"{name}: {label}: got it by position and by name; expected one of them")
+            given[label] = value
         args = args[:positional]
-    prof, log_name, _ = (given.pop(label, None) for label in LABELS)
+    said = {label: given.pop(label, None) for label in labels}
+    log_name, prof = said.get("log_name"), bool(said.get("prof"))
     if log_name is not None and not isinstance(log_name, str):
         raise ArgumentTypeError(f"{name}: log_name: got {log_name!r:.60}; expected a string")
     # What torch.compile puts into a graph is not recorded, under whatever name.
     if (not prof and log_name is None) or is_dynamo_compiling():
         return function(*args, **given)
-    with comm_collectives.labelled(log_name, bool(prof)):
+    with comm_collectives.labelled(log_name, prof):
         return function(*args, **given)
 
 

@@ -148,9 +148,11 @@ def _device(call: str, device_id: torch.device | int) -> torch.device | None:
 
 def _initialize(request: orchestrator.Request) -> None:
     environment = orchestrator.initialize(request)
-    if not environment.fresh:
-        return
     settings = environment.config
+    if not environment.fresh:
+        if comms_log.named(settings):
+            comms_log.begin(settings)
+        return
     groups.forget_groups()
     object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
     comms_log.begin(settings)
