@@ -67,7 +67,7 @@ def told(
             f"{operation} on {group} lost a peer, as seen by rank {rank}: another rank of the group ended, gave up or "
             "lost its connection; its own output says why"
         )
-    waited = _WAITED.search(str(error))
+    waited = None if of_call else _WAITED.search(str(error))
     after_s = int(waited[1]) / 1000 if waited else limit_s
     after = "" if after_s is None else f" after {after_s:g} s"
     return (
