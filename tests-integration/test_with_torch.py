@@ -429,6 +429,8 @@ def with_queries(tensor: torch.Tensor) -> torch.Tensor:
 
 
 TRACES: dict[str, Function] = {
+    "all_reduce recorded": in_place(dist.all_reduce, prof=True),
+    "all_reduce under a name": in_place(dist.all_reduce, log_name="mine"),
     "all_reduce": in_place(dist.all_reduce),
     "all_reduce MAX": in_place(dist.all_reduce, "MAX"),
     "all_reduce product": in_place(dist.all_reduce, dist.ReduceOp.PRODUCT),
@@ -497,8 +499,6 @@ FALLS_BACK: dict[str, tuple[Function, str, str]] = {
 #: Falls back as well, for a reason that torch finds, or one that differs between the ranks.
 WORKS: dict[str, Function] = {
     "send and recv": sent,
-    "all_reduce recorded": in_place(dist.all_reduce, prof=True),
-    "all_reduce under a name": in_place(dist.all_reduce, log_name="mine"),
 }
 
 

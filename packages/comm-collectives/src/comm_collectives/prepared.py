@@ -78,8 +78,8 @@ def into_list(parts: Any, tensor: Any, group: ProcessGroup | None) -> Any:
     if found is None or type(parts) is not list:
         return None
     call, W, rank = found
-    dtype, device, shape = tensor.dtype, tensor.device, tensor.shape
     try:
+        dtype, device, shape = tensor.dtype, tensor.device, tensor.shape
         if len(parts) != W:
             return None
         for part in parts:
