@@ -10,6 +10,12 @@ class TestGloo(BackendConformance):
     backend_class = TorchBackend
     backend = "gloo"
 
+    @pytest.mark.parametrize("world_size", [2, 3])
+    def test_course_of_a_call(self, world_size: int) -> None:
+        if torch.__version__.startswith("2.6."):
+            pytest.skip("gloo of torch 2.6 goes on after a call's own timeout, and then hangs where its group ends")
+        super().test_course_of_a_call(world_size)
+
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -139,7 +139,7 @@ def init_process_group(
 def _device(call: str, device_id: torch.device | int) -> torch.device | None:
     """The device to bind to; None where that is the CPU, to which nothing is bound."""
     if isinstance(device_id, int) and not isinstance(device_id, bool):
-        accelerator = torch.accelerator.current_accelerator()
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return None if accelerator is None else torch.device(accelerator.type, device_id)
     if not isinstance(device_id, torch.device):
         raise ArgumentTypeError(f"{call}: device_id: got {device_id!r:.60}; expected a torch.device or its index")
