@@ -496,7 +496,9 @@ def _all_gather_coalesced(call: _Call) -> Callable[[], Any]:
                 call.assert_moved(output[rank], values[rank], f"entry {slot} of rank {rank}")
 
     call.check = check
-    return lambda: dist.all_gather_coalesced(outputs, sources, **call.common)
+    only_lists = all(isinstance(output, list) for output in outputs)
+    given = [list(row) for row in zip(*outputs, strict=True)] if only_lists else outputs
+    return lambda: dist.all_gather_coalesced(given, sources, **call.common)
 
 
 def _reduce_scatter_coalesced(call: _Call) -> Callable[[], Any]:

@@ -232,7 +232,8 @@ def run_all_gather_coalesced(async_op: bool) -> None:
     before = [tensor.clone() for tensor in inputs]
     flat = [torch.zeros(W * tensor.numel(), dtype=tensor.dtype) for tensor in inputs]
     lists = [[torch.zeros_like(tensor) for _ in range(W)] for tensor in inputs]
-    for outputs in (flat, lists):
+    by_rank = [list(row) for row in zip(*lists, strict=True)]
+    for outputs in (flat, by_rank):
         work = dist.all_gather_coalesced(outputs, inputs, async_op=async_op)
         assert (work is None) != async_op
         if work is not None:

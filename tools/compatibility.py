@@ -64,8 +64,10 @@ REFUSED: dict[str, str] = {
     "all_gather_object": _PICKLE,
     "all_reduce": _SPARSE,
     "all_reduce_coalesced": _SPARSE,
+    "all_gather": "outputs with gaps in memory",
     "broadcast_object_list": _PICKLE,
     "gather_object": _PICKLE,
+    "get_process_group_ranks": "a group that this rank is not in",
     "recv_object_list": _PICKLE,
     "reduce": _SPARSE,
     "reduce_scatter": _SPARSE,
@@ -107,7 +109,7 @@ _OBJECTS = "sent without pickle; a refusal reaches every rank at once"
 #: function -> what a caller gets here and not there.
 BETTER: dict[str, str] = {
     "all_gather": "one-tensor form that returns the list; tensors of different sizes",
-    "all_gather_coalesced": "works on gloo, for any mix of dtypes, with lists or flat outputs",
+    "all_gather_coalesced": "for any mix of dtypes, with torch's lists or DeepSpeed's flat outputs, on gloo too",
     "all_gather_object": _OBJECTS,
     "all_gather_single": "on every supported torch",
     "all_reduce": "`avg`, small integers and `bool` on every backend; strided tensors are refused instead of garbled",

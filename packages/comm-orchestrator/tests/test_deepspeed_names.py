@@ -312,6 +312,18 @@ def test_functions_of_torch_work(environ: dict[str, str]) -> None:
     assert store.get("key") == b"value"
 
 
+def test_every_name_of_torch_that_is_not_ours_is_torchs_own() -> None:
+    import warnings
+
+    import torch.distributed as c10d
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, of names that it deprecates
+        handed_on = [name for name in dir(c10d) if not name.startswith("_") and name not in dist.__all__]
+        assert "rendezvous" in handed_on
+        assert [name for name in handed_on if getattr(dist, name) is not getattr(c10d, name)] == []
+
+
 @pytest.mark.parametrize("name", ["all_reduced", "cdb", "_world", "__wrapped__"])
 def test_names_that_nobody_has(name: str) -> None:
     with pytest.raises(AttributeError) as raised:

@@ -227,6 +227,11 @@ def group_rank_of(
         name: ``"src"`` or ``"dst"``.
         default: a group rank for when neither is given.
     """
+    if isinstance(group_rank, bool):
+        raise ArgumentTypeError(
+            f"{call}: group_{name}: got {group_rank}; expected a rank within the group, or give DeepSpeed's prof and "
+            "log_name by name"
+        )
     if global_rank is not None and group_rank is not None:
         raise ArgumentError(
             f"{call}: got both {name}={global_rank} and group_{name}={group_rank}; expected one of them"

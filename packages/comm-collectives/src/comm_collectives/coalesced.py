@@ -69,8 +69,8 @@ def all_gather_coalesced(
     """``all_gather`` of many tensors, of any mix of dtypes, in one exchange.
 
     Args:
-        output_tensors: for each input, either one tensor of W times its elements or a list of W tensors of its size;
-            overwritten.
+        output_tensors: for each input, either one tensor of W times its elements or a list of W tensors of its size. If
+            there are only lists, they are one for each rank, as in torch: ``output_tensors[rank][input]``. Overwritten.
         input_tensors: any shapes and dtypes on one device, the same on every rank; only read.
     """
     if is_dynamo_compiling():
@@ -82,11 +82,13 @@ def all_gather_coalesced(
     _check_tensors(call, "input_tensors", input_tensors, backend, group)
     if not isinstance(output_tensors, (list, tuple)):
         raise ArgumentTypeError(f"{call}: output_tensors: got {type(output_tensors).__name__}; expected a list")
+    W, given = backend.get_world_size(group), output_tensors
+    if given and all(isinstance(entry, (list, tuple)) for entry in given):
+        output_tensors = _by_input(call, given, len(input_tensors), W)
     if len(output_tensors) != len(input_tensors):
         raise ArgumentError(
             f"{call}: output_tensors: got a list of {len(output_tensors)}; expected {len(input_tensors)}, one an input"
         )
-    W = backend.get_world_size(group)
     for position, (output, source) in enumerate(zip(output_tensors, input_tensors, strict=True)):
         name = f"output_tensors[{position}]"
         if isinstance(output, torch.Tensor):
@@ -115,7 +117,20 @@ def all_gather_coalesced(
                     target.detach().copy_(part.view(target.shape))
 
     work = backend.all_gather_into_tensor(received.view(-1), sent, group, async_op)
-    return deliver([work], finish, list(output_tensors), async_op)
+    return deliver([work], finish, list(given), async_op)
+
+
+def _by_input(call: str, lists: Sequence[Sequence[Any]], count: int, W: int) -> list[list[Any]]:
+    if len(lists) != W:
+        raise ArgumentError(
+            f"{call}: output_tensors: got {len(lists)} lists; expected {W}, one for each rank of the group"
+        )
+    for rank, entries in enumerate(lists):
+        if len(entries) != count:
+            raise ArgumentError(
+                f"{call}: output_tensors[{rank}]: got a list of {len(entries)}; expected {count} tensors, one an input"
+            )
+    return [list(parts) for parts in zip(*lists, strict=True)]
 
 
 def reduce_scatter_coalesced(

@@ -28,7 +28,7 @@ from comm_orchestrator.arrivals import (
     device_indices,
 )
 from comm_orchestrator.meeting import Deadline, Place, meet
-from comm_orchestrator.rendezvous import open_store
+from comm_orchestrator.meeting_store import open_store
 from comm_orchestrator.resolving import with_limit
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.launch import LaunchInfo

@@ -70,7 +70,8 @@ def _name(op: object, where: str) -> str:
         torch_op: Any = op
         enumerator = torch_op if hasattr(op, "name") else torch_op.__getstate__()[0]
         return str(enumerator.name).lower()
+    hint = "; give a group by name, group=..." if kind.__name__ == "ProcessGroup" else ""
     raise ArgumentTypeError(
         f"{where}: got {op!r} of type {kind.__name__}; expected a ReduceOp, a torch.distributed.ReduceOp or one of "
-        f"{_NAMES}"
+        f"{_NAMES}{hint}"
     )
