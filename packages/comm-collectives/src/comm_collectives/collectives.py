@@ -184,9 +184,10 @@ def broadcast(
     is_src = backend.get_rank(group) == position
     check_tensor("broadcast", "tensor", tensor, backend, group, written=not is_src)
     native = backend.capabilities(group, tensor.device.type).dtypes
-    if tensor.dtype in native and not tensor.is_complex() and type(src) is int:
-        key = ("broadcast", src, tensor.dtype, tensor.device, group)
-        prepared.remember(backend, key, lambda: backend.prepare("broadcast", group, None, position))
+    if type(src) is int:
+        prepared.remember_moving(
+            backend, "broadcast", src, tensor, group, lambda: backend.prepare("broadcast", group, None, position)
+        )
     if is_src:
         work = backend.broadcast(as_bytes(readable(tensor), native), None, group, async_op, position)
         return deliver([work], None, tensor, async_op)

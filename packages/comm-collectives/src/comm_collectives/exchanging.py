@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives import prepared, reduction, traced, untraced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, splits
-from comm_collectives.memory import Landing, after_landing, apart, as_bytes, flat, readable
+from comm_collectives.memory import Landing, after_landing, apart, as_bytes, disjoint, flat, readable
 from comm_collectives.work import After, deliver, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
@@ -79,7 +79,7 @@ def reduce_scatter_tensor(
     call = "reduce_scatter_tensor"
     if not async_op and timeout is None and not isinstance(op, (int, float, complex)):
         known = prepared.between(call, op, output, input, group)
-        if known is not None and input.numel() == known[1] * output.numel() and _disjoint(output, input):
+        if known is not None and input.numel() == known[1] * output.numel() and disjoint(output, input):
             with suppress(NotImplementedError):  # as in all_reduce
                 known[0](output if output.dim() == 1 else flat(output), input if input.dim() == 1 else flat(input))
                 return None
@@ -151,7 +151,7 @@ def all_to_all_single(
         known = prepared.between(call, None, output, input, group)
         if known is not None and not (input.is_nested or output.is_nested) and output.shape == input.shape:
             rows = input.shape[0] if input.dim() else 1
-            if rows % known[1] == 0 and _disjoint(output, input):
+            if rows % known[1] == 0 and disjoint(output, input):
                 with suppress(NotImplementedError):  # as in all_reduce
                     known[0](output, input)
                     return None
@@ -175,23 +175,14 @@ def all_to_all_single(
             f"{call}: output_split_sizes: got {rows_out[rank]} rows from rank {rank}, which is this rank, but it "
             f"sends itself {rows_in[rank]}; expected the same number in both"
         )
-    native = backend.capabilities(group, input.device.type).dtypes
-    if not (output_split_sizes or input_split_sizes) and input.dtype in native and not input.is_complex():
-        key = (call, None, input.dtype, input.device, group)
-        prepared.remember(backend, key, lambda: (backend.prepare(call, group), W))
+    if not (output_split_sizes or input_split_sizes):
+        prepared.remember_moving(backend, call, None, input, group, lambda: (backend.prepare(call, group), W))
     row = prod(input.shape[1:])
     landing = Landing(output)
     sizes_out, sizes_in = [rows * row for rows in rows_out], [rows * row for rows in rows_in]
     source = apart(readable(input), landing.memory)
     work = _exchange(backend, landing.memory, source, sizes_out, sizes_in, group, async_op)
     return deliver([work], after_landing([landing]), output, async_op)
-
-
-def _disjoint(output: torch.Tensor, input: torch.Tensor) -> bool:
-    first, start = output.data_ptr(), input.data_ptr()
-    return (
-        start + input.numel() * input.element_size() <= first or first + output.numel() * output.element_size() <= start
-    )
 
 
 def all_to_all(

@@ -20,7 +20,7 @@ from comm_collectives.arguments import (
     enter,
     group_rank_of,
 )
-from comm_collectives.memory import Landing, after_landing, apart, as_bytes, flat, readable
+from comm_collectives.memory import Landing, after_landing, apart, as_bytes, disjoint, flat, readable
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -96,9 +96,14 @@ def all_gather(
         "all_gather", f"tensor_list[{backend.get_rank(group)}]", own, tensor.numel(), "this rank's tensor goes there"
     )
     native = backend.capabilities(group, tensor.device.type).dtypes
-    if tensor.dtype in native and not tensor.is_complex():
-        key = ("all_gather", None, tensor.dtype, tensor.device, group)
-        prepared.remember(backend, key, lambda: (backend.prepare("all_gather", group), W, backend.get_rank(group)))
+    prepared.remember_moving(
+        backend,
+        "all_gather",
+        None,
+        tensor,
+        group,
+        lambda: (backend.prepare("all_gather", group), W, backend.get_rank(group)),
+    )
     landings = [Landing(output) for output in tensor_list]
     sent = as_bytes(_apart_from_all(readable(tensor), landings, backend.get_rank(group)), native)
     received = [as_bytes(landing.memory, native) for landing in landings]
@@ -160,10 +165,10 @@ def all_gather_into_tensor(
         if known is not None:
             short, W, rank = known
             count = input_tensor.numel()
-            start, size = input_tensor.data_ptr(), count * input_tensor.element_size()
-            first = output_tensor.data_ptr()
-            apart_or_own = start + size <= first or first + W * size <= start or start == first + rank * size
-            if output_tensor.numel() == W * count and apart_or_own:
+            if output_tensor.numel() == W * count and (
+                disjoint(output_tensor, input_tensor)
+                or input_tensor.data_ptr() == output_tensor.data_ptr() + rank * input_tensor.nbytes
+            ):
                 with suppress(NotImplementedError):  # as in all_reduce
                     short(
                         output_tensor if output_tensor.dim() == 1 else flat(output_tensor),
@@ -179,9 +184,9 @@ def all_gather_into_tensor(
     W, n = backend.get_world_size(group), input_tensor.numel()
     check_numel(call, "output_tensor", output_tensor, W * n, f"{n} elements of input_tensor from each of {W} ranks")
     native = backend.capabilities(group, input_tensor.device.type).dtypes
-    if input_tensor.dtype in native and not input_tensor.is_complex():
-        key = (call, None, input_tensor.dtype, input_tensor.device, group)
-        prepared.remember(backend, key, lambda: (backend.prepare(call, group), W, backend.get_rank(group)))
+    prepared.remember_moving(
+        backend, call, None, input_tensor, group, lambda: (backend.prepare(call, group), W, backend.get_rank(group))
+    )
     landing = Landing(output_tensor)
     source = apart(readable(input_tensor), landing.memory, own_slot=n * backend.get_rank(group))
     sent, received = as_bytes(source, native), as_bytes(landing.memory, native)

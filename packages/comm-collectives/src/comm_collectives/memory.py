@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import torch
 
-__all__ = ["Landing", "after_landing", "apart", "as_bytes", "flat", "is_dense", "overlapping", "readable"]
+__all__ = ["Landing", "after_landing", "apart", "as_bytes", "disjoint", "flat", "is_dense", "overlapping", "readable"]
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -79,6 +79,12 @@ def after_landing(landings: list[Landing]) -> Callable[[], None] | None:
     return finish
 
 
+def disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors of one device share no memory."""
+    start, first = one.data_ptr(), other.data_ptr()
+    return start + one.nbytes <= first or first + other.nbytes <= start
+
+
 def apart(source: torch.Tensor, written: torch.Tensor, own_slot: int | None = None) -> torch.Tensor:
     """``source``, copied if writing into ``written`` would change it while it is still being read.
 
@@ -86,10 +92,9 @@ def apart(source: torch.Tensor, written: torch.Tensor, own_slot: int | None = No
         source, written: one-dimensional and contiguous.
         own_slot: element of ``written`` at which ``source`` may lie, because what arrives there is ``source`` itself.
     """
-    start, first = source.data_ptr(), written.data_ptr()
-    if start + source.nbytes <= first or first + written.nbytes <= start or source.device != written.device:
+    if source.device != written.device or disjoint(source, written):
         return source
-    if own_slot is not None and start == first + own_slot * written.element_size():
+    if own_slot is not None and source.data_ptr() == written.data_ptr() + own_slot * written.element_size():
         return source
     return source.clone()
 

@@ -53,7 +53,9 @@ def send(
     if backend is not None:
         position, sent = _prepare_send("send", backend, tensor, dst, group, tag, group_dst)
         if usual:
-            _remember("send", backend, dst, tensor, group, position)
+            prepared.remember_moving(
+                backend, "send", dst, tensor, group, lambda: backend.prepare("send", group, None, position)
+            )
         backend.send(sent, None, group, tag, position)
     return None
 
@@ -89,7 +91,9 @@ def recv(
         return -1
     position, received, landing = _prepare_recv("recv", backend, tensor, src, group, tag, group_src)
     if usual:
-        _remember("recv", backend, src, tensor, group, position)
+        prepared.remember_moving(
+            backend, "recv", src, tensor, group, lambda: backend.prepare("recv", group, None, position)
+        )
     source = backend.recv(received, None, group, tag, position)
     finish = after_landing([landing])
     if finish is not None:
@@ -134,19 +138,6 @@ def irecv(
     position, received, landing = _prepare_recv("irecv", backend, tensor, src, group, tag, group_src)
     work = backend.irecv(received, None, group, tag, position)
     return After([work], after_landing([landing]), tensor)
-
-
-def _remember(
-    call: str,
-    backend: Backend,
-    peer: int | None,
-    tensor: torch.Tensor,
-    group: ProcessGroup | None,
-    position: int | None,
-) -> None:
-    if tensor.dtype in backend.capabilities(group, tensor.device.type).dtypes and not tensor.is_complex():
-        key = (call, peer, tensor.dtype, tensor.device, group)
-        prepared.remember(backend, key, lambda: backend.prepare(call, group, None, position))
 
 
 def _prepare_send(

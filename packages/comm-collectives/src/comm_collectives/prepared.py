@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from comm_utils.active import slot
 from comm_utils.backend import Backend
 
-__all__ = ["barrier", "between", "into_list", "on", "remember"]
+__all__ = ["barrier", "between", "into_list", "on", "remember", "remember_moving"]
 
 _Tensor = torch.Tensor
 
@@ -30,6 +30,19 @@ def remember(backend: Backend, key: tuple[Any, ...], make: Callable[[], Any]) ->
     """
     if key not in backend.prepared:
         backend.prepared[key] = make()
+
+
+def remember_moving(
+    backend: Backend,
+    operation: str,
+    root: object,
+    tensor: torch.Tensor,
+    group: ProcessGroup | None,
+    make: Callable[[], Any],
+) -> None:
+    """:func:`remember` for an operation that only moves ``tensor``, where the library moves its dtype as it is."""
+    if tensor.dtype in backend.capabilities(group, tensor.device.type).dtypes and not tensor.is_complex():
+        remember(backend, (operation, root, tensor.dtype, tensor.device, group), make)
 
 
 def on(operation: str, root: object, tensor: Any, group: ProcessGroup | None) -> Any:
