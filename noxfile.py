@@ -21,6 +21,7 @@ import nox
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
+import fetch_oneccl  # noqa: E402
 from workspace import Package, Workspace  # noqa: E402
 
 nox.needs_version = ">=2025.10.14"
@@ -36,6 +37,8 @@ PACKAGES = WORKSPACE.packages
 GROUPS = nox.project.load_toml("pyproject.toml")
 CONSTRAINTS = ROOT / "constraints.txt"
 DIST = ROOT / "dist"
+# The package with a native library.
+NATIVE = "comm-backend-ccl"
 COVERAGE_PERCENT = 90
 # What only root on Debian can run in full; the rest is skipped with its reason.
 LAUNCHER_TESTS = "tests-integration/launchers"
@@ -103,9 +106,17 @@ def group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(GROUPS, name))
 
 
+def fetch(session: nox.Session, packages: Iterable[str]) -> None:
+    """Fetch what some of ``packages`` are built from besides their sources, unless it is there."""
+    if NATIVE in packages and fetch_oneccl.is_needed():
+        # With nox's own Python, as an environment that uv made has no pip.
+        session.run_install(sys.executable, "tools/fetch_oneccl.py", external=True)
+
+
 def install_sources(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> list[str]:
     """Install ``requirements``, siblings from their source folders; return the names of all siblings that came."""
     needs = WORKSPACE.needs(requirements)
+    fetch(session, needs.siblings)
     arguments = [text for text in requirements if text in needs.others]
     for name, extras in needs.siblings.items():
         suffix = f"[{','.join(sorted(extras))}]" if extras else ""
@@ -184,15 +195,19 @@ def add_test_session(package: Package) -> None:
     nox.session(name=f"test-{package.name}", tags=["test"])(test)
 
 
+def find_wheel(package: Package) -> Path:
+    found = list(DIST.glob(f"{package.module}-{package.version}-*.whl"))
+    if len(found) != 1:
+        raise FileNotFoundError(f"got {len(found)} wheels of {package.name} {package.version} in {DIST}, expected one")
+    return found[0]
+
+
 def add_install_session(package: Package, extra: str = "") -> None:
     requirement = f"{package.name}[{extra}]" if extra else package.name
 
     def install_(session: nox.Session) -> None:
         # Names are only ever resolved to the wheels just built, never to a stranger's of the same name in an index.
-        wheels = "".join(
-            f"{name} @ {(DIST / f'{other.module}-{other.version}-py3-none-any.whl').as_uri()}\n"
-            for name, other in PACKAGES.items()
-        )
+        wheels = "".join(f"{name} @ {find_wheel(other).as_uri()}\n" for name, other in PACKAGES.items())
         install(session, requirement, constraints=write_constraints(session, CONSTRAINTS.read_text() + wheels))
         check_environment(session, package, [requirement])
         for script in package.scripts if package.extras and not extra else ():
@@ -252,6 +267,7 @@ def wheels(session: nox.Session) -> None:
     # In this environment too: nox finds a uv that is not on PATH, build does not.
     uv, installer = (["build[uv]"], ["--installer", "uv"]) if session.venv_backend == "uv" else ([], [])
     install(session, *group("wheels"), *uv)
+    fetch(session, PACKAGES)
     shutil.rmtree(DIST, ignore_errors=True)
     env = {"UV_CONSTRAINT": str(CONSTRAINTS), "PIP_CONSTRAINT": str(CONSTRAINTS)}
     for package in PACKAGES.values():

@@ -16,6 +16,9 @@ from comm_utils.testing import RankPool
 
 Pools: TypeAlias = Callable[[int], RankPool]
 
+#: What ``pools`` run on.
+BACKEND = os.environ.get("TESTS_BACKEND", "gloo")
+
 # Neither a GPU nor the settings of the person who runs the tests decide what happens.
 ENVIRONMENT: dict[str, Any] = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -23,8 +26,14 @@ ENVIRONMENT: dict[str, Any] = {
 }
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("gloo")
+    if marker is not None and BACKEND != "gloo":
+        pytest.skip(f"of gloo alone: {marker.args[0]}")
+
+
 def set_up() -> None:
-    dist.init_distributed(dist_backend="gloo", verbose=False)
+    dist.init_distributed(dist_backend=BACKEND, verbose=False)
     atexit.register(dist.destroy_process_group)  # without it, torch 2.6 may abort at the end
 
 
@@ -42,7 +51,7 @@ def _pools(setup: Callable[[], None] | None) -> Iterator[Pools]:
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    """``pools(W)``: W ranks on gloo, set up. What a test changes there, it puts back."""
+    """``pools(W)``: W ranks, set up on ``TESTS_BACKEND``, which is gloo unless the environment says otherwise. What a test changes, it puts back."""
     yield from _pools(set_up)
 
 

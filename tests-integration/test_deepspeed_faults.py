@@ -82,6 +82,10 @@ def test_irecv_does_not_block(pools: Pools) -> None:
 # --- handles that do nothing, and async_op that is dropped
 
 
+def on_ccl() -> bool:
+    return dist.get_backend() == "ccl"
+
+
 def run_handle(name: str) -> None:
     call, expected = CALLS[name]
     rank = dist.get_rank()
@@ -94,7 +98,8 @@ def run_handle(name: str) -> None:
     if rank == 0:
         assert works, f"{name} returned {returned!r} and no handle"
         time.sleep(0.05)
-        assert not all(work.is_completed() for work in works)
+        # What is small is sent at once by oneCCL.
+        assert not all(work.is_completed() for work in works) or (name in ("send", "isend") and on_ccl())
         assert all(work.exception() is None for work in works)
         dist.barrier()
     assert outcome(returned, output) == expected[rank]

@@ -72,6 +72,7 @@ def run_queries() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.gloo("it names the library")
 def test_queries(pools: Pools) -> None:
     first, second, third = pools(3).run(run_queries)
     assert [found["world"] for found in (first, second, third)] == [(rank, 3, [0, 1, 2], "gloo") for rank in range(3)]
@@ -369,6 +370,7 @@ def run_backends() -> None:
     dist.destroy_process_group(group)
 
 
+@pytest.mark.gloo("it names the library")
 def test_set_backend(pools: Pools) -> None:
     pools(2).run(run_backends)
 
@@ -422,6 +424,7 @@ def run_wrapper() -> list[str]:
     return found
 
 
+@pytest.mark.gloo("it names the class")
 def test_off_means_that_there_is_no_wrapper(pools: Pools) -> None:
     assert pools(2).run(run_wrapper) == [["TorchBackend", "Observed", "Observed", "Observed"]] * 2
 

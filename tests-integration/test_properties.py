@@ -17,6 +17,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+import comm_orchestrator as dist
 from comm_utils.testing import RankPool
 
 # The ranks import these by name, test folders being no packages.
@@ -157,12 +158,20 @@ def programs(calls: list[str], world_size: int, fewest: int) -> st.SearchStrateg
     return st.lists(any_plan, min_size=fewest, max_size=8)
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids="W={}".format)
+@pytest.fixture(
+    scope="module",
+    params=[(backend, world_size) for backend in ("gloo", "ccl") for world_size in (1, 2, 3, 4)],
+    ids=lambda param: f"{param[0]}-W={param[1]}",
+)
 def property_pool(request: pytest.FixtureRequest, rank_environment: dict[str, Any]) -> Iterator[RankPool]:
-    """Ranks that stay for all examples of one world size."""
+    """Ranks that stay for all examples of one backend and world size."""
+    backend, world_size = request.param
+    found = dist.available_backends()[backend]
+    if not found.usable:
+        pytest.skip(f"{backend}: {found.reason}")
     paths = os.pathsep.join(filter(None, (_HERE, os.environ.get("PYTHONPATH"))))
-    environment = rank_environment | {"PYTHONPATH": paths}
-    with RankPool(request.param, timeout_s=90, setup=property_ranks.start_rank, env=environment) as pool:
+    environment = rank_environment | {"PYTHONPATH": paths, "PROPERTY_BACKEND": backend}
+    with RankPool(world_size, timeout_s=90, setup=property_ranks.start_rank, env=environment) as pool:
         yield pool
 
 

@@ -549,6 +549,7 @@ def run_other_fall_back(name: str) -> str:
     return run_fallen_back(WORKS[name])
 
 
+@pytest.mark.gloo("the others lack nothing of it")
 @pytest.mark.parametrize("name", FALLS_BACK)
 def test_compiled_with_a_break_that_says_why(pools: Pools, name: str) -> None:
     _, call, reason = FALLS_BACK[name]

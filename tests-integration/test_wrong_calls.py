@@ -317,7 +317,7 @@ BAD_TENSORS = {
     "number": BadTensor(lambda: 1.5, ArgumentTypeError, ("got 1.5 of type float", "expected a")),
     "numpy": BadTensor(lambda: ones().numpy(), ArgumentTypeError, ("of type ndarray", "expected a")),
     "meta": BadTensor(
-        lambda: ones().to("meta"), dist.ArgumentError, ("got a tensor on meta", "backend 'gloo'", "serves cpu", "move")
+        lambda: ones().to("meta"), dist.ArgumentError, ("got a tensor on meta", "of this group serves cpu", "move")
     ),
     "sparse": BadTensor(
         lambda: ones().to_sparse(), ArgumentTypeError, ("got a sparse tensor", "sparse_coo", "to_dense()")
@@ -1114,7 +1114,7 @@ QUERIES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
         VALUE,
         ("init_device_mesh: mesh_shape: got (3, 1)", "3 ranks", "2, the world size"),
     ),
-    "set_backend": (lambda: dist.set_backend("nccl"), VALUE, ("name: got 'nccl'", "'gloo' is active")),
+    "set_backend": (lambda: dist.set_backend("nccl"), VALUE, ("name: got 'nccl'", "' is active")),
     "set_backend-number": (lambda: dist.set_backend(1), TYPE, ("set_backend: name: got 1", "a string")),
     "configure": (
         lambda: dist.configure(prof_ops="all_reduce"),
@@ -1288,7 +1288,7 @@ def run_alone(name: str) -> None:
         assert "cannot be used any more: its members go on with destroy_process_group(group)" in str(raised)
         for theirs in (".cc:", "GLHF"):
             assert theirs not in str(raised)
-            assert theirs == "GLHF" or theirs in str(raised.__cause__)
+            assert theirs == "GLHF" or theirs in str(raised.__cause__) or dist.get_backend() != "gloo"
         assert _GROUP_TIMEOUT_S * 0.9 < took < _GROUP_TIMEOUT_S + 10
         for other in (*RIGHT, *PLAIN):
             right = {**RIGHT, **PLAIN}[other](rank, 2)

@@ -41,6 +41,7 @@ COVERED_ELSEWHERE = {
     r"(mpirun|srun) .*": "nox -s launchers",
     r"python3? benchmarks/\S+\.py.*": "nox -s bench",
     r"python3? tools/bump_version\.py .*": "tools/tests",
+    r"python3? tools/fetch_oneccl\.py": "every session that compiles",
     r"git clone .*": "whoever reads this has done it",
 }
 

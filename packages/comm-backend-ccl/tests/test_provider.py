@@ -1,11 +1,17 @@
+import os
+import subprocess
+import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore
 
-from comm_backend_ccl import provider
+from comm_backend_ccl import libraries, native, provider
 from comm_utils import BackendUnavailableError, Setup
 from comm_utils.backend import ENTRY_POINT_GROUP
+
+needs_oneccl = pytest.mark.skipif(native.obstacle() is not None, reason=str(native.obstacle()))
 
 
 def test_it_registers_itself() -> None:
@@ -13,19 +19,59 @@ def test_it_registers_itself() -> None:
     assert entry.load() is provider
 
 
-def test_it_says_that_it_is_unavailable_and_why() -> None:
+@needs_oneccl
+def test_what_is_found_is_told() -> None:
+    found = provider.availability()["ccl"]
+    assert found.usable
+    assert found.reason.startswith("oneCCL Gold-2021.17.2")
+    facts = native.facts()
+    assert facts["oneCCL library"] == str(libraries.folder() / libraries.ONECCL)  # type: ignore[operator]
+    assert Path(facts["libfabric"]).is_file()
+    assert facts["fabric provider"] == "tcp"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda patch, _: patch.setattr(sys, "platform", "darwin"), "Linux on x86-64 only, this is darwin"),
+        (lambda patch, _: patch.setattr(native, "folder", lambda: None), "was built without oneCCL"),
+        (lambda patch, path: patch.setenv("CCL_OFI_LIBRARY_PATH", str(path / "none.so")), "cannot be loaded .*none.so"),
+    ],
+)
+@needs_oneccl
+def test_what_keeps_it_from_running_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: object, reason: str
+) -> None:
+    change(monkeypatch, tmp_path)  # type: ignore[operator]
     found = provider.availability()["ccl"]
     assert not found.usable
-    assert "oneCCL" in found.reason
-    assert "gloo" in found.remedy
-
-
-def test_asking_for_it_by_name_is_an_error_with_the_reason() -> None:
-    with pytest.raises(BackendUnavailableError, match="contains no oneCCL engine; use dist_backend='gloo'"):
+    assert found.remedy
+    with pytest.raises(BackendUnavailableError, match=f"backend 'ccl' cannot be used: .*{reason}"):
         provider.initialize(Setup("ccl", 0, 1, HashStore()))
 
 
-def test_it_adopts_nothing() -> None:
-    assert not provider.adopts("ccl")
-    with pytest.raises(BackendUnavailableError, match="cannot be adopted"):
-        provider.adopt()
+def test_without_the_package_that_knows_groups_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "obstacle", lambda: None)
+    monkeypatch.setattr(provider, "entry_points", lambda group: ())
+    found = provider.availability()["ccl"]
+    assert not found.usable
+    assert "comm-backend-torch" in found.reason
+    with pytest.raises(BackendUnavailableError, match="pip install comm-backend-torch"):
+        provider.initialize(Setup("ccl", 0, 1, HashStore()))
+
+
+def test_it_adopts_its_own() -> None:
+    assert provider.adopts("ccl")
+    assert not provider.adopts("gloo")
+
+
+@needs_oneccl
+def test_a_name_that_is_taken_is_told() -> None:
+    program = """
+import torch.distributed as c10d
+c10d.Backend.register_backend("ccl", print, devices=["cpu"])
+import comm_backend_ccl
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=False)
+    assert done.returncode == 1
+    assert "backend 'ccl' of torch.distributed was registered by builtins" in done.stderr

@@ -1,5 +1,12 @@
-"""Collectives on host memory through Intel oneCCL."""
+"""Collectives on host memory through Intel oneCCL.
 
-from comm_backend_ccl import provider
+Importing it makes ``"ccl"`` a backend of ``torch.distributed``.
+"""
 
-__all__ = ["provider"]
+from comm_backend_ccl import process_group, provider
+from comm_backend_ccl.backend import CclBackend
+from comm_backend_ccl.process_group import CclProcessGroup
+
+__all__ = ["CclBackend", "CclProcessGroup", "provider"]
+
+process_group.register()

@@ -1,33 +1,55 @@
-"""How the selector learns about oneCCL; named by the entry point ``comm_utils.backends: ccl``."""
+"""How the selector gets a :class:`CclBackend`; named by the entry point ``comm_utils.backends: ccl``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
-from comm_utils.backend import Availability, Backend, Setup
+from comm_backend_ccl import native
+from comm_backend_ccl.backend import CclBackend
+from comm_backend_ccl.process_group import NAME, register
+from comm_utils.backend import ENTRY_POINT_GROUP, Availability, BackendProvider, Setup
 from comm_utils.errors import BackendUnavailableError
+from comm_utils.plugins import entry_points
 
 __all__ = ["adopt", "adopts", "availability", "initialize"]
 
-_REASON = "this release of comm-backend-ccl contains no oneCCL engine"
-_REMEDY = "use dist_backend='gloo' for CPU tensors"
+_NO_GROUPS = "comm-backend-torch, which makes and knows the process groups, is not installed"
+_REMEDY = "install it with: pip install comm-backend-torch"
 
 
 def availability() -> Mapping[str, Availability]:
     """See ``BackendProvider.availability``."""
-    return {"ccl": Availability(False, _REASON, _REMEDY)}
+    obstacle = native.obstacle()
+    if obstacle is not None:
+        return {NAME: Availability(False, *obstacle)}
+    if not any(entry.name == "torch" for entry in entry_points(ENTRY_POINT_GROUP)):
+        return {NAME: Availability(False, _NO_GROUPS, _REMEDY)}
+    facts = native.facts()
+    return {NAME: Availability(True, f"oneCCL {facts['oneCCL']} over libfabric ({facts['fabric provider']})")}
 
 
-def initialize(setup: Setup) -> Backend:
+def _groups() -> BackendProvider:
+    for entry in entry_points(ENTRY_POINT_GROUP):
+        if entry.name == "torch":
+            return cast(BackendProvider, entry.load())
+    raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {_NO_GROUPS}; {_REMEDY}")
+
+
+def initialize(setup: Setup) -> CclBackend:
     """See ``BackendProvider.initialize``."""
-    raise BackendUnavailableError(f"backend 'ccl' cannot be used: {_REASON}; {_REMEDY}")
+    obstacle = native.obstacle()
+    if obstacle is not None:
+        raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {obstacle[0]}; {obstacle[1]}")
+    register()
+    return CclBackend(_groups().initialize(setup))
 
 
 def adopts(backend: str) -> bool:
     """See ``BackendProvider.adopts``."""
-    return False
+    return backend == NAME
 
 
-def adopt() -> Backend:
+def adopt() -> CclBackend:
     """See ``BackendProvider.adopt``."""
-    raise BackendUnavailableError(f"torch.distributed on 'ccl' cannot be adopted: {_REASON}")
+    return CclBackend(_groups().adopt())

@@ -28,8 +28,8 @@ __all__ = ["World"]
 T = TypeVar("T", bound="World")
 
 # gloo's worker drops its last tensor, for which it needs the GIL, while the group's destructor holds the GIL and waits
-# for the worker. Seen with torch 2.6, never with 2.13; a moment's rest lets the worker finish.
-_WORKERS_NEED_THE_GIL = not hasattr(ProcessGroup, "all_gather_single")
+# for the worker: seen with torch 2.6 and, on a busy machine, with 2.13. A moment's rest lets the worker finish.
+_REST_OF_WORKERS_S = 0.02
 
 
 class World:
@@ -163,8 +163,7 @@ class World:
         if group is None:
             self._groups.clear()
         self.prepared.clear()
-        if _WORKERS_NEED_THE_GIL:
-            time.sleep(0.02)
+        time.sleep(_REST_OF_WORKERS_S)
         c10d.destroy_process_group(group)
 
     # --- failures

@@ -34,6 +34,8 @@ _STEPS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.BXOR: torch.bitwise_xor,
 }
 
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
 
 def bring_up(provider: str, backend: str, device: str, timeout_s: float = 60.0) -> Backend:
     """Initialise ``backend`` among the ranks that the runner started."""
@@ -63,6 +65,8 @@ def reference(op: ReduceOp, parts: list[torch.Tensor]) -> torch.Tensor:
     first = parts[0]
     if first.dtype.is_floating_point:
         parts = [part.double() for part in parts]
+    elif first.dtype in _UNSIGNED:  # torch computes little with these
+        return reference(op, [part.long() for part in parts]).to(first.dtype)
     if op is ReduceOp.AVG:
         return reduce(torch.add, parts) / len(parts)
     return reduce(_STEPS[op], parts).to(torch.float64 if first.dtype.is_floating_point else first.dtype)

@@ -1,0 +1,411 @@
+"""oneCCL behind the contract of ``comm_utils.backend``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from copy import copy
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+from torch.distributed import GroupMember, ProcessGroup, Store
+
+from comm_backend_ccl.communicator import Communicator
+from comm_backend_ccl.layout import flat, joined, spread
+from comm_backend_ccl.process_group import CclProcessGroup
+from comm_backend_ccl.tables import CAPABILITIES
+from comm_backend_ccl.work import CclWork
+from comm_utils.backend import Backend, Capabilities, Work
+from comm_utils.errors import BrokenGroupError, NotInitializedError
+from comm_utils.reduce_op import parse_reduce_op
+
+__all__ = ["CclBackend"]
+
+_SHORTEST = timedelta(milliseconds=1)
+
+
+class CclBackend:
+    """Operations of groups that oneCCL serves go straight to it; everything else is ``groups``'s.
+
+    Args:
+        groups: knows every process group there is, and serves those of other libraries.
+    """
+
+    _call = ""
+    _limit_s: float | None = None
+    _end: float | None = None
+
+    def __init__(self, groups: Backend) -> None:
+        self._groups = groups
+        #: Shared, as groups end and break there too.
+        self.prepared: dict[object, Any] = groups.prepared
+        self._views: dict[str, CclBackend] = {}
+
+    def during(self, call: str, timeout: timedelta | None = None) -> CclBackend:
+        view = self._views.get(call)
+        if view is None:
+            view = self._views[call] = copy(self)
+            view._call = call
+            view._groups = self._groups.during(call)
+        if timeout is not None:
+            view = copy(view)
+            view._groups = self._groups.during(call, timeout)
+            view._limit_s = timeout.total_seconds()
+            view._end = time.monotonic() + view._limit_s
+        return view
+
+    def prepare(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> Callable[..., None]:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.prepare(operation, group, op, position)
+        if self._end is not None:  # which is of one call, and what is prepared is for many
+            return self.during(self._call).prepare(operation, group, op, position)
+        this = self if self._call else self.during(operation)
+        start = this._starter(operation, ours, op, position)
+        name = this._call
+
+        def call(*tensors: Any) -> None:
+            if not ours.usable:  # destroyed through torch.distributed, perhaps for a new world, or broken
+                this.prepared.clear()
+                try:
+                    this.check_group(group)
+                except (NotInitializedError, BrokenGroupError) as error:
+                    raise type(error)(f"{name}: {error}") from None
+                this.prepare(operation, group, op, position)(*tensors)
+                return
+            try:
+                work = start(*tensors)
+                work.name = name
+                work.wait()
+            except BaseException:
+                this.prepared.clear()
+                raise
+
+        return call
+
+    def _starter(self, operation: str, ours: Communicator, op: object, position: int | None) -> Callable[..., CclWork]:
+        if operation == "all_reduce":
+            reduction = parse_reduce_op(op)
+            return lambda tensor: ours.all_reduce(tensor, reduction)
+        if operation == "reduce_scatter_tensor":
+            reduction = parse_reduce_op(op)
+            return lambda output, input: ours.reduce_scatter(output, input, reduction)
+        if operation in ("broadcast", "send", "recv"):
+            assert position is not None
+            method = {"broadcast": ours.broadcast, "send": ours.send, "recv": ours.receive}[operation]
+            return lambda tensor: method(tensor, position)
+        if operation == "all_gather":
+            return lambda outputs, tensor: _all_gather(ours, outputs, tensor, False)
+        rest: dict[str, Callable[..., CclWork]] = {
+            "all_gather_into_tensor": ours.all_gather,
+            "all_to_all_single": ours.all_to_all,
+            "barrier": ours.barrier,
+        }
+        return rest[operation]
+
+    # --- who is where
+
+    def _ours(self, group: ProcessGroup | None) -> Communicator | None:
+        """The communicator of ``group``; None where another library serves it."""
+        pg = GroupMember.WORLD if group is None else group
+        if not isinstance(pg, CclProcessGroup):
+            return None
+        communicator = pg.communicator
+        if communicator is None:
+            self._groups.check_group(group)  # which says what became of it
+            raise NotInitializedError("this process group no longer exists; make a new one with new_group()")
+        return communicator
+
+    def is_initialized(self) -> bool:
+        return self._groups.is_initialized()
+
+    def get_backend(self, group: ProcessGroup | None = None) -> str:
+        return self._groups.get_backend(group)
+
+    def get_rank(self, group: ProcessGroup | None = None) -> int:
+        return self._groups.get_rank(group)
+
+    def get_world_size(self, group: ProcessGroup | None = None) -> int:
+        return self._groups.get_world_size(group)
+
+    def get_process_group_ranks(self, group: ProcessGroup | None = None) -> list[int]:
+        return self._groups.get_process_group_ranks(group)
+
+    def get_world_group(self) -> ProcessGroup:
+        return self._groups.get_world_group()
+
+    def get_store(self, group: ProcessGroup | None = None) -> Store:
+        return self._groups.get_store(group)
+
+    def get_timeout(self) -> timedelta | None:
+        return self._groups.get_timeout()
+
+    def device_types(self, group: ProcessGroup | None = None) -> tuple[str, ...]:
+        return self._groups.device_types(group)
+
+    def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
+        if self._ours(group) is None:
+            return self._groups.capabilities(group, device_type)
+        return CAPABILITIES
+
+    def check_group(self, group: ProcessGroup | None = None) -> None:
+        self._groups.check_group(group)
+        ours = self._ours(group)
+        if ours is not None:
+            ours.check()
+
+    # --- groups
+
+    def create_group(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        timeout: timedelta | None = None,
+        backend: str | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        device_id: torch.device | None = None,
+    ) -> ProcessGroup:
+        return self._groups.create_group(ranks, name, timeout, backend, pg_options, group_desc, device_id)
+
+    def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+        self._groups.destroy_process_group(group)
+
+    # --- collectives
+
+    def _finish(self, work: CclWork, name: str, outcome: Any, async_op: bool) -> Work | None:
+        work.name = self._call or name
+        work.outcome = outcome
+        if self._end is not None:
+            work.end, work.limit_s = self._end, self._limit_s or 0.0
+        if async_op:
+            return work
+        try:
+            work.wait()
+        except BaseException:
+            self.prepared.clear()
+            raise
+        return None
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.all_reduce(tensor, op, group, async_op)
+        return self._finish(ours.all_reduce(tensor, parse_reduce_op(op), async_op), "all_reduce", tensor, async_op)
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        op: object = "sum",
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.reduce(tensor, dst, op, group, async_op, group_dst)
+        root = ours.position(dst, group_dst)
+        return self._finish(ours.reduce(tensor, root, parse_reduce_op(op), async_op), "reduce", tensor, async_op)
+
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.broadcast(tensor, src, group, async_op, group_src)
+        return self._finish(
+            ours.broadcast(tensor, ours.position(src, group_src), async_op), "broadcast", tensor, async_op
+        )
+
+    def all_gather(
+        self,
+        tensor_list: list[torch.Tensor],
+        tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.all_gather(tensor_list, tensor, group, async_op)
+        return self._finish(_all_gather(ours, tensor_list, tensor, async_op), "all_gather", tensor_list, async_op)
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+        work = ours.all_gather(output_tensor, input_tensor, async_op)
+        return self._finish(work, "all_gather_into_tensor", output_tensor, async_op)
+
+    def reduce_scatter_tensor(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: object = "sum",
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.reduce_scatter_tensor(output, input, op, group, async_op)
+        work = ours.reduce_scatter(output, input, parse_reduce_op(op), async_op)
+        return self._finish(work, "reduce_scatter_tensor", output, async_op)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
+        work = ours.all_to_all_rows(output, input, output_split_sizes, input_split_sizes, async_op)
+        return self._finish(work, "all_to_all_single", output, async_op)
+
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        gather_list: list[torch.Tensor] | None = None,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.gather(tensor, gather_list, dst, group, async_op, group_dst)
+        root = ours.position(dst, group_dst)
+        work = _gather(ours, gather_list, tensor, root, async_op)
+        return self._finish(work, "gather", gather_list, async_op)
+
+    def scatter(
+        self,
+        tensor: torch.Tensor,
+        scatter_list: list[torch.Tensor] | None = None,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.scatter(tensor, scatter_list, src, group, async_op, group_src)
+        root = ours.position(src, group_src)
+        source = joined(scatter_list) if root == ours.rank and scatter_list else None
+        return self._finish(ours.scatter(tensor, source, root, async_op), "scatter", tensor, async_op)
+
+    def barrier(
+        self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: list[int] | None = None
+    ) -> Work | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.barrier(group, async_op, device_ids)
+        return self._finish(ours.barrier(async_op), "barrier", None, async_op)
+
+    # --- point to point
+
+    def send(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> None:
+        ours = self._ours(group)
+        if ours is None:
+            self._groups.send(tensor, dst, group, tag, group_dst)
+        else:
+            self._finish(ours.send(tensor, ours.position(dst, group_dst)), "send", tensor, False)
+
+    def recv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> int:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.recv(tensor, src, group, tag, group_src)
+        position = ours.position(src, group_src)
+        self._finish(ours.receive(tensor, position), "recv", tensor, False)
+        return ours.ranks[position]
+
+    def isend(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> Work:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.isend(tensor, dst, group, tag, group_dst)
+        work = self._finish(ours.send(tensor, ours.position(dst, group_dst), True), "send", tensor, True)
+        assert work is not None
+        return work
+
+    def irecv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> Work:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.irecv(tensor, src, group, tag, group_src)
+        work = self._finish(ours.receive(tensor, ours.position(src, group_src), True), "recv", tensor, True)
+        assert work is not None
+        return work
+
+    def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
+        if self._ours(p2p_op_list[0].group) is None:
+            return self._groups.batch_isend_irecv(p2p_op_list)
+        return [
+            (self.isend if one.op is c10d.isend else self.irecv)(one.tensor, one.peer, one.group, one.tag)
+            for one in p2p_op_list
+        ]
+
+
+def _all_gather(ours: Communicator, outputs: list[torch.Tensor], tensor: torch.Tensor, watched: bool) -> CclWork:
+    together = tensor.new_empty(tensor.numel() * ours.size)
+    work = ours.all_gather(together, flat(tensor), watched)
+    work.finish = lambda: spread(together, outputs)
+    return work
+
+
+def _gather(
+    ours: Communicator, outputs: list[torch.Tensor] | None, tensor: torch.Tensor, root: int, watched: bool
+) -> CclWork:
+    if root != ours.rank or not outputs:
+        return ours.gather(None, tensor, root, watched)
+    together = tensor.new_empty(tensor.numel() * ours.size)
+    work = ours.gather(together, tensor, root, watched)
+    work.finish = lambda: spread(together, outputs)
+    return work

@@ -1,0 +1,85 @@
+"""Who the ranks of a group are, which of them live on this host, and whether those still do."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+__all__ = ["Peers", "Process", "this_process"]
+
+
+@dataclass(frozen=True)
+class Process:
+    """One rank's process.
+
+    Attributes:
+        host: its name, for messages.
+        machine: the same for processes that see each other's pids, and for no others.
+    """
+
+    host: str
+    machine: str
+    pid: int
+
+    def encoded(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decoded(cls, text: bytes) -> Process:
+        found = json.loads(text)
+        return cls(str(found["host"]), str(found["machine"]), int(found["pid"]))
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} on {self.host}"
+
+
+def this_process() -> Process:
+    """The process that calls this."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        boot = file.read().strip()
+    # Containers of one machine may not see each other's processes.
+    spaces = [str(os.stat(f"/proc/self/ns/{space}").st_ino) for space in ("pid", "net")]
+    return Process(socket.gethostname(), "-".join((boot, *spaces)), os.getpid())
+
+
+class Peers:
+    """The other ranks on this host, each held by a descriptor that becomes readable when its process ends."""
+
+    def __init__(self, processes: Sequence[Process], rank: int) -> None:
+        self.processes = tuple(processes)
+        mine = processes[rank]
+        self.local = [index for index, process in enumerate(processes) if process.machine == mine.machine]
+        self._watched: dict[int, int] = {}
+        self._poll = select.poll()
+        self._gone: set[int] = set()
+        for index in self.local:
+            if index == rank:
+                continue
+            try:
+                descriptor = os.pidfd_open(processes[index].pid)
+            except ProcessLookupError:
+                self._gone.add(index)
+            except OSError:  # a kernel before 5.3, or none to spare: timeouts still tell
+                continue
+            else:
+                self._watched[descriptor] = index
+                self._poll.register(descriptor, select.POLLIN)
+
+    def gone(self) -> set[int]:
+        """Positions in the group of ranks whose process has ended, as far as this host can see."""
+        for descriptor, _ in self._poll.poll(0):
+            self._gone.add(self._watched[descriptor])
+            self._poll.unregister(descriptor)
+        return self._gone
+
+    def close(self) -> None:
+        for descriptor in self._watched:
+            with suppress(KeyError):
+                self._poll.unregister(descriptor)
+            os.close(descriptor)
+        self._watched.clear()
