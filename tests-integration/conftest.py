@@ -51,7 +51,7 @@ def _pools(setup: Callable[[], None] | None) -> Iterator[Pools]:
 
 @pytest.fixture(scope="session")
 def pools() -> Iterator[Pools]:
-    """``pools(W)``: W ranks, set up on ``TESTS_BACKEND``, which is gloo unless the environment says otherwise. What a test changes, it puts back."""
+    """``pools(W)``: W ranks, set up on ``TESTS_BACKEND``, or gloo. What a test changes there, it puts back."""
     yield from _pools(set_up)
 
 

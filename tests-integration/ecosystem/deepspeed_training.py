@@ -1,6 +1,6 @@
 """Train a small language model with DeepSpeed's ZeRO stages, and write down every loss to its last bit.
 
-torchrun --nproc-per-node 2 deepspeed_training.py stock|replaced OUT_FOLDER
+torchrun --nproc-per-node 2 deepspeed_training.py stock|replaced|replaced-ccl OUT_FOLDER
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-if sys.argv[1] == "replaced":
+if sys.argv[1].startswith("replaced"):
     import comm_orchestrator.deepspeed
 
     comm_orchestrator.deepspeed.replace_comm()
@@ -77,7 +77,7 @@ def train(engine: Any, steps: range) -> list[str]:
 
 def main() -> None:
     out = Path(sys.argv[2])
-    deepspeed.init_distributed("gloo", verbose=False)
+    deepspeed.init_distributed("ccl" if sys.argv[1].endswith("ccl") else "gloo", verbose=False)
     found = {}
     for stage in range(4):
         folder = out / f"checkpoint-{stage}"
@@ -92,7 +92,8 @@ def main() -> None:
         engine.destroy()
         found[stage] = {"losses": losses, "resumed": resumed}
     module = dist.all_reduce.__module__
-    Path(out, f"rank{dist.get_rank()}.json").write_text(json.dumps({"module": module, "stages": found}))
+    told = {"module": module, "backend": torch.distributed.get_backend(), "stages": found}
+    Path(out, f"rank{dist.get_rank()}.json").write_text(json.dumps(told))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import comm_orchestrator as dist
 from comm_orchestrator.deepspeed import GONE, KEPT, REPLACED
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is installed by nox -s ecosystem only", exc_type=ImportError)
@@ -65,6 +66,18 @@ def test_every_loss_is_the_same_to_the_last_bit(trained: Trained, stage: str) ->
 def test_training_goes_on_from_a_checkpoint(trained: Trained, stage: str) -> None:
     for one in trained("replaced"):
         assert one["stages"][stage]["resumed"] == one["stages"][stage]["losses"][3:]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_losses_on_oneccl_are_those_on_gloo(trained: Trained, stage: str) -> None:
+    if not dist.available_backends()["ccl"].usable:
+        pytest.skip(dist.available_backends()["ccl"].reason)
+    for on_gloo, on_ccl in zip(trained("replaced"), trained("replaced-ccl"), strict=True):
+        assert (on_gloo["backend"], on_ccl["backend"]) == ("gloo", "ccl")
+        for kind in ("losses", "resumed"):
+            expected = [float.fromhex(one) for one in on_gloo["stages"][stage][kind]]
+            found = [float.fromhex(one) for one in on_ccl["stages"][stage][kind]]
+            assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_ranks_saw_different_data_and_learned(trained: Trained) -> None:

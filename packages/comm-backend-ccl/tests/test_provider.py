@@ -23,11 +23,12 @@ def test_it_registers_itself() -> None:
 def test_what_is_found_is_told() -> None:
     found = provider.availability()["ccl"]
     assert found.usable
-    assert found.reason.startswith("oneCCL Gold-2021.17.2")
-    facts = native.facts()
-    assert facts["oneCCL library"] == str(libraries.folder() / libraries.ONECCL)  # type: ignore[operator]
-    assert Path(facts["libfabric"]).is_file()
-    assert facts["fabric provider"] == "tcp"
+    assert found.reason == "oneCCL 2021.17.2 over libfabric's tcp"
+    assert found.details["oneCCL"].startswith("Gold-2021.17.2 ")
+    assert found.details["oneCCL from"] == str(libraries.folder() / libraries.ONECCL)  # type: ignore[operator]
+    assert found.details["libfabric"] == "2.5"
+    assert Path(found.details["libfabric from"]).is_file()
+    assert found.details["fabric provider"] == "tcp"
 
 
 @pytest.mark.parametrize(

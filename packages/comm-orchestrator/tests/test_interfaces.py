@@ -100,6 +100,24 @@ def test_oneccl_takes_the_same() -> None:
     assert found == {"GLOO_SOCKET_IFNAME": "lo", "CCL_KVS_IFACE": "lo"}
 
 
+@pytest.mark.parametrize(
+    ("given_", "ccl"),
+    [
+        ({}, "eth0"),
+        ({"NCCL_SOCKET_IFNAME": "=eth1"}, "eth1"),
+        ({"GLOO_SOCKET_IFNAME": "^lo,docker,eth0"}, "eth1"),
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, "eth1"),
+        ({"GLOO_SOCKET_IFNAME": "eth1,eth0"}, "eth1"),
+    ],
+)
+def test_oneccl_takes_the_same_between_hosts(
+    monkeypatch: pytest.MonkeyPatch, given_: dict[str, str], ccl: str
+) -> None:
+    monkeypatch.setattr(interfaces, "local_address_to", lambda host: "10.0.0.5")
+    found = interfaces.variables(given_, "10.0.0.9", FOUND, ccl=True)
+    assert (found["CCL_KVS_IFACE"], found["FI_TCP_IFACE"]) == (ccl, ccl)
+
+
 def test_a_name_that_means_nothing_here() -> None:
     with pytest.raises(LaunchError, match=r"GLOO_SOCKET_IFNAME='ib' means none .* eth0 \(10.0.0.5\)"):
         interfaces.variables({"GLOO_SOCKET_IFNAME": "ib"}, None, FOUND, ccl=False)

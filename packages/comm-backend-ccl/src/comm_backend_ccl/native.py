@@ -135,14 +135,16 @@ _message = _Message()
 def facts() -> dict[str, str]:
     """The versions of what is used, and where each library came from."""
     where = folder()
-    buffer = ctypes.create_string_buffer(_CAPACITY)
-    library = _library()
-    library.comm_oneccl_version(buffer, _CAPACITY)
     assert where is not None
+    buffer = ctypes.create_string_buffer(_CAPACITY)
+    _library().comm_oneccl_version(buffer, _CAPACITY)
+    libfabric = _libfabric(where)
+    version = ctypes.CDLL(str(libfabric)).fi_version()
     return {
         "oneCCL": buffer.value.decode().split(" (")[0],
-        "oneCCL library": str(where / "libcomm_oneccl.so"),
-        "libfabric": str(_libfabric(where)),
+        "oneCCL from": str(where / "libcomm_oneccl.so"),
+        "libfabric": f"{version >> 16}.{version & 0xFFFF}",
+        "libfabric from": str(libfabric),
         "fabric provider": os.environ.get("FI_PROVIDER", "tcp"),
         "shared memory of oneCCL": "on" if os.environ.get("CCL_ATL_SHM") == "1" else "off",
     }

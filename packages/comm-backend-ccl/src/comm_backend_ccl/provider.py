@@ -26,7 +26,8 @@ def availability() -> Mapping[str, Availability]:
     if not any(entry.name == "torch" for entry in entry_points(ENTRY_POINT_GROUP)):
         return {NAME: Availability(False, _NO_GROUPS, _REMEDY)}
     facts = native.facts()
-    return {NAME: Availability(True, f"oneCCL {facts['oneCCL']} over libfabric ({facts['fabric provider']})")}
+    version = facts["oneCCL"].split()[0].removeprefix("Gold-")
+    return {NAME: Availability(True, f"oneCCL {version} over libfabric's {facts['fabric provider']}", details=facts)}
 
 
 def _groups() -> BackendProvider:

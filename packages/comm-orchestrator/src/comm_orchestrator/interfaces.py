@@ -101,7 +101,9 @@ def variables(given: Mapping[str, str], peer: str | None, found: Addresses, ccl:
             chosen = _among("NCCL_SOCKET_IFNAME", given["NCCL_SOCKET_IFNAME"], chosen, found)
     if asked is not None and any(name.strip() not in found for name in asked.split(",")):
         chosen = result["GLOO_SOCKET_IFNAME"] = _among("GLOO_SOCKET_IFNAME", asked, chosen, found)
-    elif asked is None and chosen is not None:
+    elif asked is not None:
+        chosen = asked.split(",")[0].strip()
+    elif chosen is not None:
         result["GLOO_SOCKET_IFNAME"] = chosen
     if ccl and chosen is not None:
         result |= {name: chosen for name in ("CCL_KVS_IFACE", "FI_TCP_IFACE") if name not in given}

@@ -76,11 +76,16 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend can be used here, why, and what would change that."""
+    """Whether a backend can be used here, why, and what would change that.
+
+    Attributes:
+        details: versions and places of the libraries that it uses, by name.
+    """
 
     usable: bool
     reason: str
     remedy: str = ""
+    details: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,11 @@ def check(available: Mapping[str, Availability], settings: comm_config.Settings)
         for name, one in available.items()
         if not one.usable and "cannot be imported" in one.reason
     ]
+    findings += [
+        Finding("ok", "backends", f"{name}: {', '.join(f'{what} {value}' for what, value in one.details.items())}")
+        for name, one in available.items()
+        if one.usable and one.details
+    ]
     usable = sorted(name for name, one in available.items() if one.usable)
     named = settings.process_group.backend
     if named is not None:

@@ -1,0 +1,252 @@
+"""oneCCL behind our API and behind ``torch.distributed``: what is special about it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+import comm_orchestrator as dist
+from comm_utils.testing import RankPool, run_ranks
+
+Pools: TypeAlias = Callable[[int], RankPool]
+
+_FOUND = dist.available_backends()["ccl"]
+pytestmark = pytest.mark.skipif(not _FOUND.usable, reason=_FOUND.reason)
+
+
+def start() -> None:
+    dist.init_distributed("ccl", verbose=False)
+
+
+@pytest.fixture(scope="module")
+def ccl_pools(rank_environment: dict[str, Any]) -> Any:
+    with RankPool(4, env=rank_environment, setup=start) as four, RankPool(2, env=rank_environment, setup=start) as two:
+        yield {2: two, 4: four}.__getitem__
+
+
+# --- which library serves which group
+
+
+def run_two_libraries() -> None:
+    rank = dist.get_rank()
+    beside = dist.new_group([0, 1], backend="gloo")
+    assert (dist.get_backend(), dist.get_backend(beside)) == ("ccl", "gloo")
+    for group in (None, beside):
+        tensor = torch.tensor([1.0, rank])
+        assert dist.all_reduce(tensor, "sum", group) is None
+        assert tensor.tolist() == [2.0, 1.0]
+        received = torch.empty(2)
+        if rank == 0:
+            dist.send(tensor, 1, group)
+        else:
+            assert dist.recv(received, 0, group) == 0
+            assert torch.equal(received, tensor)
+        works = [dist.all_reduce(torch.ones(3), "max", group, async_op=True) for _ in range(3)]
+        for work in reversed(works):
+            work.wait()  # type: ignore[union-attr]
+    dist.destroy_process_group(beside)
+
+
+def test_a_group_of_gloo_beside_a_world_of_ccl(ccl_pools: Pools) -> None:
+    ccl_pools(2).run(run_two_libraries)
+
+
+def run_beside_gloo() -> None:
+    dist.init_distributed("gloo", verbose=False)
+    rank = dist.get_rank()
+    group = dist.new_group([0, 1], backend="ccl")
+    assert (dist.get_backend(), dist.get_backend(group)) == ("gloo", "ccl")
+    for tensor, op, expected in (
+        (torch.tensor([1.0, rank]), "sum", [2.0, 1.0]),
+        (torch.tensor([1.0, rank], dtype=torch.bfloat16), "avg", [1.0, 0.5]),
+        (torch.tensor([6, 3 + rank], dtype=torch.int16), "band", [6, 0]),
+    ):
+        dist.all_reduce(tensor, op, group)
+        assert tensor.tolist() == expected
+    dist.destroy_process_group()
+
+
+def test_a_group_of_ccl_beside_a_world_of_gloo(rank_environment: dict[str, Any]) -> None:
+    run_ranks(f"{__name__}:run_beside_gloo", 2, env=rank_environment)
+
+
+# --- torch.distributed alone
+
+
+def run_plain_torch() -> None:
+    import comm_backend_ccl
+
+    assert comm_backend_ccl
+    c10d.init_process_group("ccl")
+    rank = c10d.get_rank()
+    ops = {
+        c10d.ReduceOp.SUM: [3, 5],
+        c10d.ReduceOp.PRODUCT: [2, 6],
+        c10d.ReduceOp.MIN: [1, 2],
+        c10d.ReduceOp.MAX: [2, 3],
+        c10d.ReduceOp.BAND: [0, 2],
+        c10d.ReduceOp.BOR: [3, 3],
+        c10d.ReduceOp.BXOR: [3, 1],
+    }
+    for op, expected in ops.items():
+        for dtype in (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64):
+            tensor = torch.tensor([1 + rank, 2 + rank], dtype=dtype)
+            c10d.all_reduce(tensor, op)
+            assert tensor.tolist() == expected, (op, dtype)
+            c10d.reduce(tensor.copy_(torch.tensor([1 + rank, 2 + rank])), 1, op)
+            assert tensor.tolist() == (expected if rank == 1 else [1, 2]), (op, dtype)
+            output = torch.empty(1, dtype=dtype)
+            c10d.reduce_scatter_tensor(output, torch.tensor([1 + rank, 2 + rank], dtype=dtype), op)
+            assert output.tolist() == expected[rank : rank + 1], (op, dtype)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        tensor = torch.tensor([1.0 + rank, 2.0 + rank], dtype=dtype)
+        c10d.all_reduce(tensor, c10d.ReduceOp.AVG)
+        assert tensor.tolist() == [1.5, 2.5]
+        c10d.reduce_scatter_tensor(output := torch.empty(1, dtype=dtype), tensor, c10d.ReduceOp.AVG)
+        assert output.tolist() == [1.5 + rank]
+    # The sum is not a number of fp16.
+    tensor = torch.tensor([60000.0], dtype=torch.float16)
+    c10d.all_reduce(tensor, c10d.ReduceOp.AVG)
+    assert tensor.item() == torch.tensor(60000.0, dtype=torch.float16).item()
+    for op, expected_bools in ((c10d.ReduceOp.SUM, [True, True]), (c10d.ReduceOp.MIN, [True, False])):
+        flags = torch.tensor([True, rank == 1])
+        c10d.all_reduce(flags, op)
+        assert flags.tolist() == expected_bools
+    rows = torch.arange(6.0).view(2, 3).t() + rank  # not contiguous
+    c10d.all_reduce(rows)
+    assert torch.equal(rows, 2 * torch.arange(6.0).view(2, 3).t() + 1)
+    outputs = [torch.empty(3, 2).t() for _ in range(2)]
+    c10d.all_gather(outputs, torch.full((2, 3), float(rank)))
+    assert [one.unique().tolist() for one in outputs] == [[0.0], [1.0]]
+    if rank == 0:
+        c10d.send(torch.arange(4.0), 1)
+    else:
+        c10d.recv(received := torch.empty(2, 2).t(), 0)
+        assert torch.equal(received, torch.arange(4.0).view(2, 2))
+    objects: list[Any] = [None, None]
+    c10d.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": 0}, {"rank": 1}]
+    pieces: list[Any] = [None]
+    c10d.scatter_object_list(pieces, ["a", "b"] if rank == 0 else None, 0)
+    assert pieces == ["ab"[rank]]
+    many = [torch.full((n,), float(rank + 1)) for n in (1, 4)]
+    with c10d._coalescing_manager(async_ops=True) as manager:
+        for one in many:
+            c10d.all_reduce(one)
+    manager.wait()
+    assert [one.unique().tolist() for one in many] == [[3.0], [3.0]]
+    future = c10d.all_reduce(torch.ones(1 << 20), async_op=True).get_future()
+    assert future.wait()[0].unique().tolist() == [2.0]
+    for wrong, expected_text in (
+        (lambda: c10d.all_reduce(torch.ones(2, device="meta")), "ccl serves CPU tensors, xccl"),
+        (lambda: c10d.all_reduce(torch.ones(2).to(torch.float8_e5m2)), "sum of torch.float8_e5m2"),
+        (lambda: c10d.all_reduce(torch.ones(2, dtype=torch.int32), c10d.ReduceOp.AVG), "avg of torch.int32"),
+        (lambda: c10d.send(torch.ones(2), 1 - rank, tag=3), "oneCCL has no tags"),
+        (lambda: c10d.recv(torch.ones(2)), "name the rank"),
+    ):
+        with pytest.raises(ValueError, match=expected_text):
+            wrong()
+    half = c10d.new_group([1], timeout=None)
+    if rank == 1:
+        c10d.all_reduce(one := torch.ones(1), group=half)
+        assert one.item() == 1
+    c10d.barrier()
+    c10d.destroy_process_group()
+    c10d.init_process_group("ccl", store=c10d.PrefixStore("again", _store()), rank=rank, world_size=2)
+    c10d.all_reduce(again := torch.ones(1))
+    assert again.item() == 2
+    c10d.destroy_process_group()
+
+
+def _store() -> Any:
+    return c10d.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, False)
+
+
+def test_torch_distributed_alone(rank_environment: dict[str, Any]) -> None:
+    run_ranks(f"{__name__}:run_plain_torch", 2, env=rank_environment)
+
+
+# --- sizes, ranks, processes
+
+
+def run_more_than_two_gibibytes() -> None:
+    size = (1 << 31) + 12345
+    tensor = torch.full((size,), 1 + dist.get_rank(), dtype=torch.uint8)
+    dist.all_reduce(tensor)
+    assert int(tensor.min()) == int(tensor.max()) == 3
+    dist.broadcast(tensor.fill_(dist.get_rank() + 5), 1)
+    assert int(tensor.min()) == int(tensor.max()) == 6
+
+
+@pytest.mark.slow
+def test_more_than_two_gibibytes(ccl_pools: Pools) -> None:
+    ccl_pools(2).run(run_more_than_two_gibibytes, timeout_s=250)
+
+
+def run_small_operations() -> float:
+    """The median of seconds that a small operation takes."""
+    took = []
+    for _ in range(50):
+        dist.barrier()
+        begin = time.perf_counter()
+        dist.all_reduce(torch.ones(4))
+        took.append(time.perf_counter() - begin)
+    return sorted(took)[25]
+
+
+def test_more_ranks_than_cores_give_way_to_each_other(ccl_pools: Pools) -> None:
+    """Ranks that spin while others have no core need milliseconds, each for a time slice of the scheduler."""
+    ranks = [(ccl_pools(4)).run(run_small_operations) for _ in range(3)]
+    assert min(min(one) for one in ranks) < 0.02
+
+
+def run_forked() -> None:
+    def child(pipe: Any) -> None:
+        try:
+            dist.all_reduce(torch.ones(2))
+        except Exception as error:
+            pipe.send(f"{type(error).__name__}: {error}")
+        else:
+            pipe.send("no error")
+
+    mine, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=child, args=(theirs,))
+    process.start()
+    assert mine.poll(20)
+    said = mine.recv()
+    process.join(20)
+    assert process.exitcode == 0
+    assert "forked child" in said, said
+    dist.all_reduce(tensor := torch.ones(1))
+    assert tensor.item() == 2
+
+
+def test_a_forked_child_is_refused(ccl_pools: Pools) -> None:
+    ccl_pools(2).run(run_forked)
+
+
+def run_progress() -> None:
+    """Rank 0 starts an operation and does other things that rank 1 needs first."""
+    tensor = torch.ones(1 << 20)
+    work = dist.all_reduce(tensor, async_op=True)
+    store = c10d.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.wait(["rank 1 is done"])  # which it is only when the operation is
+        assert work is not None
+        assert work.wait()
+    else:
+        assert work is not None
+        work.wait()
+        store.set("rank 1 is done", "")
+    assert tensor.unique().tolist() == [2.0]
+
+
+def test_asynchronous_operations_progress_without_their_caller(ccl_pools: Pools) -> None:
+    ccl_pools(2).run(run_progress)
