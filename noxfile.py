@@ -235,6 +235,30 @@ def integration(session: nox.Session) -> None:
     session.run("pytest", "tests-integration", *APART, *session.posargs)
 
 
+# What holds on every library is tested on gloo, in `integration`, and again here.
+ON_EVERY_LIBRARY = [
+    f"tests-integration/test_{name}.py"
+    for name in (
+        "deepspeed_faults",
+        "management",
+        "objects",
+        "seed_examples",
+        "short_way",
+        "subgroups",
+        "with_torch",
+        "wrong_calls",
+    )
+]
+
+
+@nox.session(name="integration-ccl", default=False)
+def integration_ccl(session: nox.Session) -> None:
+    """Tests of all packages together, on oneCCL."""
+    install_sources(session, *all_sources(*group("integration")))
+    session.env["TESTS_BACKEND"] = "ccl"
+    session.run("pytest", *(session.posargs or ON_EVERY_LIBRARY))
+
+
 @nox.session
 def launchers(session: nox.Session) -> None:
     """Tests that start ranks for real: three mpiruns, a Slurm cluster of two nodes, torchrun on two hosts."""
@@ -277,13 +301,13 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
-    """The main job: 2 processes train a classifier of digits, and 1, 2 and 4 end with the same weights."""
-    install_sources(session, "comm-orchestrator", *group("demo"))
+    """The main job: 2 processes train a classifier of digits; 1, 2 and 4 end with the same weights, on every library."""
+    install_sources(session, "comm-orchestrator[ccl]", *group("demo"))
     session.env["OMP_NUM_THREADS"] = "1"  # torchrun sets this itself, with a warning
     launcher = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     session.run(*launcher, "docs/examples/digits.py", *session.posargs)
     if not session.posargs:
-        session.run("python", "docs/examples/same_weights.py")
+        session.run("python", "docs/examples/same_weights.py", "gloo", "ccl")
 
 
 @nox.session(default=False)

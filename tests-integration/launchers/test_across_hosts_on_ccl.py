@@ -169,10 +169,10 @@ def _call(host: Host, script: str) -> None:
 
 
 def _each(both: Hosts, program: Sequence[str], environment: Mapping[str, str] | None = None) -> list[Command]:
-    """One rank on each host, as a person would start them."""
+    """A rank on each of the two, as a person would start them."""
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": both[0].name, "MASTER_PORT": "29500", **(environment or {})}
     return [
-        host.command([sys.executable, *program], {**common, "RANK": str(rank), "LOCAL_RANK": "0"})
+        host.command([sys.executable, *program], {**common, "RANK": str(rank)})
         for rank, host in enumerate(both)
     ]
 
@@ -216,20 +216,30 @@ def test_the_network_is_the_one_that_leads_to_the_others(decoyed: Hosts, folder:
         assert max(found["sent"][name] for name in ("docker0", "decoy0", "decoy1")) < 1 << 16
 
 
-def test_an_interface_that_somebody_named_for_gloo_is_that_of_oneccl(decoyed: Hosts, folder: Path) -> None:
-    """The decoy: so they cannot meet there, and would if the name were not heeded."""
-    program = ["-c", NAMED]
-    for found in reports(run(_each(decoyed, program, {"GLOO_SOCKET_IFNAME": "eth0"}), 60)):
-        assert found["interface"] == "eth0"
-
-
 NAMED = """
 import json, os
+import psutil, torch
 import comm_orchestrator as dist
 dist.init_distributed("ccl", verbose=False, timeout=10)
-print(json.dumps({"rank": dist.get_rank(), "interface": os.environ["FI_TCP_IFACE"]}), flush=True)
+t = torch.ones(2)
+dist.all_reduce(t)
+own = psutil.Process().net_connections("tcp")
+listens = sorted({one.laddr.ip for one in own if one.status == psutil.CONN_LISTEN and one.laddr.port != 29500})
+print(json.dumps({"rank": dist.get_rank(), "t": t.tolist(), "listens": listens}), flush=True)
 dist.destroy_process_group()
 """
+
+
+@pytest.mark.parametrize(
+    ("name", "address"), [({}, "127.0.0.1"), ({"GLOO_SOCKET_IFNAME": "decoy0"}, "203.0.113.7")], ids=["none", "decoy0"]
+)
+def test_on_one_host_it_is_the_loopback_interface_or_the_named_one(
+    decoyed: Hosts, name: dict[str, str], address: str
+) -> None:
+    here = decoyed[0]
+    for found in reports(run(_each((here, here), ["-c", NAMED], name), 60)):
+        assert found["t"] == [2.0, 2.0]
+        assert found["listens"] == [address]
 
 
 @pytest.mark.xfail(strict=False, reason="without FI_TCP_IFACE libfabric takes a decoy, and waits without end")

@@ -110,9 +110,7 @@ def test_oneccl_takes_the_same() -> None:
         ({"GLOO_SOCKET_IFNAME": "eth1,eth0"}, "eth1"),
     ],
 )
-def test_oneccl_takes_the_same_between_hosts(
-    monkeypatch: pytest.MonkeyPatch, given_: dict[str, str], ccl: str
-) -> None:
+def test_oneccl_takes_the_same_between_hosts(monkeypatch: pytest.MonkeyPatch, given_: dict[str, str], ccl: str) -> None:
     monkeypatch.setattr(interfaces, "local_address_to", lambda host: "10.0.0.5")
     found = interfaces.variables(given_, "10.0.0.9", FOUND, ccl=True)
     assert (found["CCL_KVS_IFACE"], found["FI_TCP_IFACE"]) == (ccl, ccl)

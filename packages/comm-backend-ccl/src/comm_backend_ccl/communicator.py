@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -10,6 +11,7 @@ import torch
 from torch.distributed import Store
 
 from comm_backend_ccl import native
+from comm_backend_ccl.leftovers import sweep
 from comm_backend_ccl.native import Operation
 from comm_backend_ccl.peers import Peers, Process, this_process
 from comm_backend_ccl.tables import DTYPES, OPS
@@ -49,6 +51,8 @@ class Communicator:
         end = time.monotonic() + self.timeout_s
         self.peers = Peers(self._introduce(end), rank)
         try:
+            if os.environ.get("CCL_ATL_SHM") == "1":
+                sweep()
             native.initialize(self.peers.local.index(rank), len(self.peers.local))
             self._group: int | None = native.create(size, rank, lambda key: self._get(key, end), self._put)
         except BaseException:
@@ -95,6 +99,8 @@ class Communicator:
         group, self._group = self._group, None
         if group is not None:
             native.destroy(group)
+            if self.peers.gone() and os.environ.get("CCL_ATL_SHM") == "1":
+                sweep()
             self.peers.close()
 
     # --- failures

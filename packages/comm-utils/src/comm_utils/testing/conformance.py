@@ -14,6 +14,7 @@ from comm_utils.testing.ranks import run_ranks, run_ranks_outcomes
 __all__ = ["BackendConformance"]
 
 _RANKS = "comm_utils.testing.conformance_ranks"
+_CALLS = "comm_utils.testing.conformance_calls"
 
 
 def _operations() -> dict[str, Any]:
@@ -41,10 +42,10 @@ class BackendConformance:
     world_sizes: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
     differences: ClassVar[dict[str, str]] = {}
 
-    def _run(self, target: str, world_size: int) -> None:
+    def _run(self, target: str, world_size: int, module: str = _RANKS) -> None:
         if world_size not in self.world_sizes:
             pytest.skip(f"{self.backend} is tested with {self.world_sizes} ranks")
-        run_ranks(f"{_RANKS}:{target}", world_size, self.provider, self.backend, self.device, timeout_s=120)
+        run_ranks(f"{module}:{target}", world_size, self.provider, self.backend, self.device, timeout_s=120)
 
     @pytest.mark.parametrize("operation", sorted(_operations()))
     def test_parameters_are_those_of_the_contract(self, operation: str) -> None:
@@ -75,11 +76,11 @@ class BackendConformance:
 
     @pytest.mark.parametrize("world_size", [1, 2, 3])
     def test_prepared_calls(self, world_size: int) -> None:
-        self._run("prepared", world_size)
+        self._run("prepared", world_size, _CALLS)
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_course_of_a_call(self, world_size: int) -> None:
-        self._run("during", world_size)
+        self._run("during", world_size, _CALLS)
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_asynchronous_handles(self, world_size: int) -> None:

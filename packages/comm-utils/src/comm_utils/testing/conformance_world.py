@@ -1,0 +1,100 @@
+"""What the ranks of the conformance suite stand on: a world of one backend, tensors, references. Needs torch."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import reduce
+
+import torch
+from torch.distributed import TCPStore
+
+from comm_utils.backend import Backend, Capabilities, Setup
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["TOLERANCES", "World", "bring_up", "close", "reference", "same", "sample"]
+
+TOLERANCES: dict[torch.dtype, float] = {
+    torch.bfloat16: 2e-2,
+    torch.float16: 2e-3,
+    torch.float32: 1e-5,
+    torch.float64: 1e-12,
+}
+_STEPS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def bring_up(provider: str, backend: str, device: str, timeout_s: float = 60.0) -> Backend:
+    """Initialise ``backend`` among the ranks that the runner started."""
+    module, _, attribute = provider.partition(":")
+    source = getattr(importlib.import_module(module), attribute)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    port = int(os.environ["MASTER_PORT"])
+    store = TCPStore(os.environ["MASTER_ADDR"], port, world_size, rank == 0, timedelta(seconds=30))
+    place = torch.device(device, int(os.environ["LOCAL_RANK"])) if device != "cpu" else None
+    up: Backend = source.initialize(Setup(backend, rank, world_size, store, timedelta(seconds=timeout_s), place))
+    return up
+
+
+def sample(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0) -> torch.Tensor:
+    """Values of rank ``rank`` that every rank can compute; small enough that no sum or product overflows."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    if dtype.is_floating_point:
+        return (torch.rand(shape, generator=generator, dtype=torch.float64) + 0.5).to(dtype)
+    if dtype.is_complex:
+        return torch.randn(shape, generator=generator, dtype=torch.complex128).to(dtype)
+    high = 2 if dtype == torch.bool else 4
+    return torch.randint(0, high, shape, generator=generator).to(dtype)
+
+
+def reference(op: ReduceOp, parts: list[torch.Tensor]) -> torch.Tensor:
+    """The reduction of ``parts``: floats in float64, integers as they are."""
+    first = parts[0]
+    if first.dtype.is_floating_point:
+        parts = [part.double() for part in parts]
+    elif first.dtype in _UNSIGNED:  # torch computes little with these
+        return reference(op, [part.long() for part in parts]).to(first.dtype)
+    if op is ReduceOp.AVG:
+        return reduce(torch.add, parts) / len(parts)
+    return reduce(_STEPS[op], parts).to(torch.float64 if first.dtype.is_floating_point else first.dtype)
+
+
+def same(got: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """``got`` is ``expected`` bit by bit."""
+    assert torch.equal(got.cpu(), expected), f"{what}: got {got}, expected {expected}"
+
+
+def close(got: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """``got`` is what :func:`reference` gave, floats to the tolerance of their dtype."""
+    if not got.dtype.is_floating_point:
+        same(got, expected, what)
+        return
+    tolerance = TOLERANCES[got.dtype]
+    torch.testing.assert_close(
+        got.double().cpu(), expected, rtol=tolerance, atol=tolerance, msg=lambda m: f"{what}: {m}"
+    )
+
+
+class World:
+    def __init__(self, backend: Backend, device: str) -> None:
+        self.backend = backend
+        self.rank, self.size = backend.get_rank(None), backend.get_world_size(None)
+        self.capabilities: Capabilities = backend.capabilities(None, device)
+        self.device = device
+
+    def mine(self, dtype: torch.dtype, n: int) -> torch.Tensor:
+        return sample(dtype, (n,), self.rank).to(self.device)
+
+    def everyones(self, dtype: torch.dtype, n: int) -> list[torch.Tensor]:
+        return [sample(dtype, (n,), rank) for rank in range(self.size)]

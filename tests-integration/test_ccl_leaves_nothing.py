@@ -1,0 +1,245 @@
+"""However ranks on oneCCL end: nothing of theirs is left, the others end as well and know why, and nobody crashes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from comm_backend_ccl import provider
+from comm_utils.testing import RankPool
+
+_CCL = provider.availability()["ccl"]
+pytestmark = pytest.mark.skipif(not _CCL.usable, reason=_CCL.reason)
+
+TRANSPORTS = {"tcp": {}, "shm": {"CCL_ATL_SHM": "1"}}
+_MARK = "CCL_LEFTOVERS_TEST_MARK"
+_CRASHES = ("terminate called", "Segmentation fault", "Fatal Python error", "core dumped", "double free", "corrupt")
+_LEFT_OUT = ("COMM_", "CCL_", "FI_", "GLOO_", "NCCL_", "TORCHELASTIC_", "RANK", "LOCAL_", "GROUP_", "DEEPSPEED_")
+
+START = """
+import json, os, signal, sys, threading, time
+import psutil, torch
+import comm_orchestrator as dist
+
+def dies_soon(number):
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), number)).start()
+
+def goes_on():
+    while True:
+        dist.all_reduce(t)
+
+def goes_on_asynchronously():
+    while True:
+        works = [dist.all_reduce(one, async_op=True) for one in several]
+        for work in works:
+            work.wait()
+
+dist.init_distributed("ccl", verbose=False, timeout=30)
+rank = dist.get_rank()
+t = torch.ones(1 << 18)
+several = [torch.ones(1 << 16) for _ in range(8)]
+dist.all_reduce(t)
+own = psutil.Process().net_connections("tcp")
+listens = [[one.laddr.ip, one.laddr.port] for one in own if one.status == psutil.CONN_LISTEN]
+print(json.dumps({"listens": listens, "memory": os.listdir("/dev/shm")}), flush=True)
+"""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What became of a rank."""
+
+    pid: int
+    status: int
+    out: str
+    err: str
+    ended_s: float
+
+    @property
+    def said(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out.splitlines()[0])
+        return found
+
+    @property
+    def last_line(self) -> str:
+        """Of stderr: what ended it."""
+        lines = [line.removeprefix("[rank0]: ").removeprefix("[rank1]: ") for line in self.err.splitlines()]
+        return lines[-1] if lines else ""
+
+
+@pytest.fixture
+def program(tmp_path: Path, free_port: int) -> Iterator[Any]:
+    """Runs a program on so many ranks, each a process, and looks that nothing but ``spared`` files is left."""
+    mark = uuid.uuid4().hex
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+
+    def run(ending: str, ranks: int, environment: dict[str, str], spared: Sequence[int] = ()) -> list[Rank]:
+        script = tmp_path / "program.py"
+        script.write_text(START + ending)
+        environ = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
+        environ |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+        environ |= {"OMP_NUM_THREADS": "1", _MARK: mark, "TMPDIR": str(folder), **environment}
+        files = [(tmp_path / f"out{rank}", tmp_path / f"err{rank}") for rank in range(ranks)]
+        processes = []
+        for rank, (out, err) in enumerate(files):
+            with out.open("w") as stdout, err.open("w") as stderr:
+                command = [sys.executable, "-W", "error", str(script)]
+                started = subprocess.Popen(command, env={**environ, "RANK": str(rank)}, stdout=stdout, stderr=stderr)
+                processes.append(started)
+        ended_s: dict[int, float] = {}
+        begin = time.monotonic()
+        while len(ended_s) < ranks and time.monotonic() < begin + 60:
+            for rank, process in enumerate(processes):
+                if rank not in ended_s and process.poll() is not None:
+                    ended_s[rank] = time.monotonic() - begin
+            time.sleep(0.02)
+        for process in processes:
+            process.kill()
+            process.wait()
+        found = [
+            Rank(process.pid, process.returncode, out.read_text(), err.read_text(), ended_s.get(rank, 1e9))
+            for rank, (process, (out, err)) in enumerate(zip(processes, files, strict=True))
+        ]
+        assert len(ended_s) == ranks, found
+        _check(found, mark, folder, {found[rank].pid for rank in spared})
+        return found
+
+    yield run
+    for pid in _marked(mark):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _marked(mark: str) -> list[int]:
+    return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(_MARK) == mark]
+
+
+def _memory(pids: set[int]) -> list[str]:
+    """Files in shared memory that carry the names of these processes."""
+    return [name for name in os.listdir("/dev/shm") if any(str(pid) in name.replace("_", ":").split(":") for pid in pids)]
+
+
+def _check(found: list[Rank], mark: str, folder: Path, spared: set[int]) -> None:
+    assert _marked(mark) == []
+    assert list(folder.iterdir()) == []
+    assert _memory({one.pid for one in found} - spared) == []
+    for one in found:
+        assert one.status not in (-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS), one
+        assert not any(text in one.err for text in _CRASHES), one.err
+        for address, port in one.said["listens"]:
+            with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+                assert probe.connect_ex((address, port)) != 0, f"somebody listens at {address}:{port}"
+
+
+# How a program ends, and the exit status of each of its two ranks.
+ENDINGS: dict[str, tuple[str, list[int]]] = {
+    "destroys": ("dist.destroy_process_group()", [0, 0]),
+    "just ends": ("", [0, 0]),
+    "just ends, one long before the other": ("time.sleep(rank * 1.5)", [0, 0]),
+    "exits": ("sys.exit(3)", [3, 3]),
+    "leaves at once": ("os._exit(4)", [4, 4]),
+    "raises": ("raise ValueError('mine')", [1, 1]),
+    "holds work that is done": ("work = dist.all_reduce(t, async_op=True); work.wait()", [0, 0]),
+    "dropped work": ("[dist.all_reduce(one, async_op=True) for one in several]", [0, 0]),
+    "work that never ends": ("work = dist.all_reduce(t, async_op=True) if rank == 0 else None", [0, 0]),
+    "a group of its own": ("group = dist.new_group([0, 1]); dist.all_reduce(t, group=group)", [0, 0]),
+    "a thread that waits": (
+        "if rank == 0: threading.Thread(target=lambda: dist.all_reduce(t), daemon=True).start(); time.sleep(0.2)",
+        [0, 0],
+    ),
+    "SIGTERM to all": ("dies_soon(signal.SIGTERM); goes_on()", [-15, -15]),
+    "SIGKILL of all": ("dies_soon(signal.SIGKILL); goes_on_asynchronously()", [-9, -9]),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_an_end_without_a_loss(program: Any, ending: str, transport: str) -> None:
+    text, statuses = ENDINGS[ending]
+    # Who is killed cannot clean up; the next test is about that.
+    spared = [rank for rank, status in enumerate(statuses) if status < 0]
+    found = program(text, 2, TRANSPORTS[transport], spared)
+    assert [one.status for one in found] == statuses, found
+    for one in found:
+        assert one.err == "" or (ending == "raises" and one.last_line == "ValueError: mine"), one.err
+        assert transport == "tcp" or f"{one.pid}:0:0" in one.said["memory"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_the_next_run_removes_what_killed_ranks_left(program: Any, number: signal.Signals) -> None:
+    shm = TRANSPORTS["shm"]
+    killed = program(f"dies_soon({number:d}); goes_on()", 2, shm, [0, 1])
+    assert [one.status for one in killed] == [-number] * 2
+    program("", 2, shm)
+    assert _memory({one.pid for one in killed}) == []
+
+
+# What rank 1 does, whereupon it is lost to those that wait for it, and its exit status.
+LOSSES: dict[str, tuple[str, int]] = {
+    "SIGKILL in the middle": ("dies_soon(signal.SIGKILL); goes_on()", -9),
+    "SIGKILL among several operations": ("dies_soon(signal.SIGKILL); goes_on_asynchronously()", -9),
+    "SIGTERM in the middle": ("dies_soon(signal.SIGTERM); goes_on()", -15),
+    "SIGKILL while the others wait": ("time.sleep(0.3); os.kill(os.getpid(), signal.SIGKILL)", -9),
+    "SIGINT while the others wait": ("dies_soon(signal.SIGINT); time.sleep(60)", -2),
+    "an exception": ("raise ValueError('mine')", 1),
+    "a normal end": ("", 0),
+}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_others_end_by_themselves_and_name_who_was_lost(program: Any, loss: str, transport: str) -> None:
+    text, status = LOSSES[loss]
+    others = "goes_on_asynchronously()" if "several" in loss else "goes_on()"
+    found = program(f"if rank == 1:\n    {text}\nelse:\n    {others}\n", 3, TRANSPORTS[transport], [0, 1, 2])
+    lost = found.pop(1)
+    assert lost.status == status, lost
+    for one in found:
+        assert one.status == 1, one
+        assert "PeerLostError: " in one.last_line, one.err
+        assert f"rank 1 (pid {lost.pid} on {socket.gethostname()})" in one.last_line, one.last_line
+        assert one.ended_s < lost.ended_s + 5
+    # Those that end by themselves leave nothing, also of one that was killed.
+    assert _memory({one.pid for one in found}) == []
+
+
+def test_an_interrupted_rank_ends(program: Any) -> None:
+    """Ctrl-C at a terminal: all of them get the signal, one waits for another that does not come."""
+    ending = "dies_soon(signal.SIGINT)\nif rank == 0: goes_on()\ntime.sleep(60)"
+    found = program(ending, 2, {})
+    assert [one.status for one in found] == [-2, -2]
+    assert {one.last_line for one in found} == {"KeyboardInterrupt"}
+
+
+MAKING = """
+import os, signal, sys
+import comm_orchestrator as dist
+from comm_backend_ccl.communicator import Communicator
+
+put, said = Communicator._put, []
+
+def put_and_die(self, key, value):
+    put(self, key, value)
+    said.append(key)
+    if len(said) == int(sys.argv[1]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+if os.environ["RANK"] == "1":
+    Communicator._put = put_and_die
+dist.init_distributed("ccl", verbose=False, timeout=5)
+"""
