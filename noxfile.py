@@ -40,6 +40,8 @@ DIST = ROOT / "dist"
 # The package with a native library.
 NATIVE = "comm-backend-ccl"
 COVERAGE_PERCENT = 90
+# Benchmarks that run as sessions, and what each measures.
+BENCHMARKS = {"dispatch": "comm-orchestrator", "transports": "comm-orchestrator[ccl]"}
 # What only root on Debian can run in full; the rest is skipped with its reason.
 LAUNCHER_TESTS = "tests-integration/launchers"
 # What needs DeepSpeed and Accelerate.
@@ -210,6 +212,10 @@ def add_install_session(package: Package, extra: str = "") -> None:
         wheels = "".join(f"{name} @ {find_wheel(other).as_uri()}\n" for name, other in PACKAGES.items())
         install(session, requirement, constraints=write_constraints(session, CONSTRAINTS.read_text() + wheels))
         check_environment(session, package, [requirement])
+        if extra == "ccl":
+            launcher = ("python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+            session.env["OMP_NUM_THREADS"] = "1"  # torchrun sets this itself, with a warning
+            session.run(*launcher, "tools/reduce_once.py", extra)
         for script in package.scripts if package.extras and not extra else ():
             shown = session.run(script, "--help", silent=True, success_codes=range(256))
             if not re.search(rf"pip install .*{package.name}\[\w+\]", str(shown)):
@@ -311,10 +317,12 @@ def demo(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
-def bench(session: nox.Session) -> None:
-    """Measures what a call costs above torch.distributed; options after -- go to the benchmark."""
-    install_sources(session, "comm-orchestrator", *group("bench"))
-    session.run("python", "benchmarks/dispatch.py", *session.posargs)
+@nox.parametrize("program", [nox.param(name, id=name) for name in BENCHMARKS])
+def bench(session: nox.Session, program: str) -> None:
+    """Measures what a call costs above torch.distributed, and what moving data costs; options after -- go to both."""
+    install_sources(session, BENCHMARKS[program], *group("bench"))
+    # After Ctrl-C, time to end the ranks and to remove their shared memory.
+    session.run("python", f"benchmarks/{program}.py", *session.posargs, interrupt_timeout=10)
 
 
 @nox.session(default=False)

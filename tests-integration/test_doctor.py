@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import os
 import resource
 import socket
@@ -69,6 +70,13 @@ def test_alone_and_well(run: Run) -> None:
     assert [(one["backend"], one["rank"], one["error"]) for one in found] == [(name, 0, "") for name in USABLE]
     assert all(one["all_reduce_s"] > 0 for one in found)
     assert document["backends"]["gloo"]["usable"] is True
+
+
+@pytest.mark.skipif("ccl" not in USABLE, reason="oneCCL cannot run here")
+def test_versions_and_places_of_oneccl_are_shown(run: Run) -> None:
+    (line,) = [line for line in run().stdout.splitlines() if "oneCCL from" in line]
+    assert re.search(r"ccl: oneCCL Gold-2021\.17\.2 .*, oneCCL from /.*libcomm_oneccl\.so, libfabric 2\.\d+, ", line)
+    assert re.search(r"libfabric from /.*libfabric\.so\.1, fabric provider tcp, shared memory of oneCCL off", line)
 
 
 def test_the_report_for_people_is_readable_in_a_pipe(run: Run) -> None:

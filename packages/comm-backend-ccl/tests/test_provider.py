@@ -76,3 +76,30 @@ import comm_backend_ccl
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 1
     assert "backend 'ccl' of torch.distributed was registered by builtins" in done.stderr
+
+
+def test_intels_bindings_are_offered_where_they_are(tmp_path: Path) -> None:
+    """Intel's package cannot be had from PyPI: what registers the name as it does stands in for it."""
+    (tmp_path / "oneccl_bindings_for_pytorch.py").write_text(
+        """
+import torch.distributed as c10d
+c10d.Backend.register_backend("ccl", lambda *_: None, devices=["xpu", "cpu"])
+"""
+    )
+    program = """
+import os
+import torch.distributed as c10d
+import comm_backend_ccl
+from comm_backend_ccl import provider
+from comm_utils import Setup
+print(provider.availability()["oneccl_bindings_for_pytorch"].reason)
+up = provider.initialize(Setup("oneccl_bindings_for_pytorch", 0, 1, c10d.HashStore()))
+print(type(up).__name__, up.get_backend())
+print(c10d.Backend._plugins["CCL"].creator_fn.__module__)
+os._exit(0)  # whatever stands in has no group to end
+"""
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert "discontinued by Intel" in done.stdout, done.stderr
+    assert "oneccl_bindings_for_pytorch" in done.stdout.splitlines()[-1], done.stdout + done.stderr

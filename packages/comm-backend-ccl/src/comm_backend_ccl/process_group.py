@@ -20,7 +20,7 @@ from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 
-__all__ = ["NAME", "CclProcessGroup", "register"]
+__all__ = ["NAME", "CclProcessGroup", "register", "unregister"]
 
 NAME = "ccl"
 _Tensors = list[torch.Tensor]
@@ -291,6 +291,18 @@ def register() -> None:
         )
     if known is None:
         c10d.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+
+
+def unregister() -> None:
+    """Give the name ``"ccl"`` back, for another library that registers it."""
+    backend: Any = c10d.Backend
+    if backend._plugins.get(NAME.upper()) is None or backend._plugins[NAME.upper()].creator_fn is not _create:
+        return
+    del backend._plugins[NAME.upper()]
+    delattr(backend, NAME.upper())
+    backend.backend_list.remove(NAME)
+    for table in (backend.backend_capability, backend.backend_type_map):
+        table.pop(NAME, None)
 
 
 def _create(options: Any, _: Any = None) -> CclProcessGroup:

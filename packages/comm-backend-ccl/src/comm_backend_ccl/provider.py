@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from comm_backend_ccl import native
+from comm_backend_ccl import bindings, native
 from comm_backend_ccl.backend import CclBackend
 from comm_backend_ccl.process_group import NAME, register
-from comm_utils.backend import ENTRY_POINT_GROUP, Availability, BackendProvider, Setup
+from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.plugins import entry_points
 
@@ -20,14 +20,19 @@ _REMEDY = "install it with: pip install comm-backend-torch"
 
 def availability() -> Mapping[str, Availability]:
     """See ``BackendProvider.availability``."""
+    theirs = bindings.availability()
+    return {NAME: _own()} | ({} if theirs is None else {bindings.BINDINGS: theirs})
+
+
+def _own() -> Availability:
     obstacle = native.obstacle()
     if obstacle is not None:
-        return {NAME: Availability(False, *obstacle)}
+        return Availability(False, *obstacle)
     if not any(entry.name == "torch" for entry in entry_points(ENTRY_POINT_GROUP)):
-        return {NAME: Availability(False, _NO_GROUPS, _REMEDY)}
+        return Availability(False, _NO_GROUPS, _REMEDY)
     facts = native.facts()
     version = facts["oneCCL"].split()[0].removeprefix("Gold-")
-    return {NAME: Availability(True, f"oneCCL {version} over libfabric's {facts['fabric provider']}", details=facts)}
+    return Availability(True, f"oneCCL {version} over libfabric's {facts['fabric provider']}", details=facts)
 
 
 def _groups() -> BackendProvider:
@@ -37,8 +42,10 @@ def _groups() -> BackendProvider:
     raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {_NO_GROUPS}; {_REMEDY}")
 
 
-def initialize(setup: Setup) -> CclBackend:
+def initialize(setup: Setup) -> Backend:
     """See ``BackendProvider.initialize``."""
+    if setup.backend == bindings.BINDINGS:
+        return _groups().initialize(bindings.activate(setup))
     obstacle = native.obstacle()
     if obstacle is not None:
         raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {obstacle[0]}; {obstacle[1]}")
