@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -24,6 +25,7 @@
 #include <iterator>
 #include <memory>
 #include <sstream>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -166,6 +168,7 @@ private:
 
 void serve(char **arguments) {
     const int rank = std::atoi(std::getenv("RANK"));
+    std::signal(SIGPIPE, SIG_IGN);  // whoever started this may be gone; the end is the same
     const unsigned limit_s = static_cast<unsigned>(std::atoi(arguments[4]));
     alarm(limit_s);
     // Its own descriptor for the protocol: oneCCL writes to stdout, too.

@@ -13,9 +13,9 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -296,6 +296,47 @@ ccl::event start(Group &group, int operation, const void *input, void *output, s
     }
 }
 
+void begin(Request &request, void *group, int operation, const void *input, void *output, size_t count,
+           const size_t *input_counts, const size_t *output_counts, int dtype, int op, int peer) {
+    std::lock_guard<std::mutex> alone(library);
+    if (stopped) {
+        throw std::runtime_error("the process is ending");
+    }
+    Group &on = *static_cast<Group *>(group);
+    request.on = on.communicator;
+    request.event = start(on, operation, input, output, count, input_counts, output_counts,
+                          static_cast<ccl::datatype>(dtype), static_cast<ccl::reduction>(op), peer);
+    request.test_alone();
+}
+
+int wait_for(Request &request, double seconds) {
+    int state = request.test();
+    if (state != pending || seconds <= 0) {
+        return state;
+    }
+    waiting.fetch_add(1, std::memory_order_relaxed);
+    const auto begin = Clock::now();
+    const auto end = begin + std::chrono::duration<double>(seconds);
+    const auto patience = begin + std::chrono::milliseconds(20);
+    for (unsigned tries = 1; state == pending; ++tries) {
+        state = request.test();
+        if (more_ranks_than_cores) {
+            sched_yield();
+        }
+        if (tries % 64 == 0) {
+            const auto now = Clock::now();
+            if (now >= end) {
+                break;
+            }
+            if (now >= patience) {
+                sched_yield();
+            }
+        }
+    }
+    waiting.fetch_sub(1, std::memory_order_relaxed);
+    return state;
+}
+
 }  // namespace
 
 // Once in a process, before anything else. Strings may be empty for "as oneCCL likes it".
@@ -380,17 +421,7 @@ EXPORTED void *comm_oneccl_start(void *group, int operation, const void *input, 
     }
     try {
         auto request = std::make_shared<Request>();
-        {
-            std::lock_guard<std::mutex> alone(library);
-            if (stopped) {
-                throw std::runtime_error("the process is ending");
-            }
-            request->on = static_cast<Group *>(group)->communicator;
-            request->event = start(*static_cast<Group *>(group), operation, input, output, count, input_counts,
-                                   output_counts, static_cast<ccl::datatype>(dtype), static_cast<ccl::reduction>(op),
-                                   peer);
-            request->test_alone();
-        }
+        begin(*request, group, operation, input, output, count, input_counts, output_counts, dtype, op, peer);
         if (watched && request->state.load(std::memory_order_relaxed) == pending) {
             caretaker.watch(request);
         }
@@ -404,33 +435,38 @@ EXPORTED void *comm_oneccl_start(void *group, int operation, const void *input, 
 // 0: still under way after so many seconds; 1: complete; -1: failed, and `message` says how.
 EXPORTED int comm_oneccl_wait(void *handle, double seconds, char *message, int capacity) {
     Request &request = **static_cast<Handle *>(handle);
-    int state = request.test();
-    if (state == pending && seconds > 0) {
-        waiting.fetch_add(1, std::memory_order_relaxed);
-        const auto begin = Clock::now();
-        const auto end = begin + std::chrono::duration<double>(seconds);
-        const auto patience = begin + std::chrono::milliseconds(20);
-        for (unsigned tries = 1; state == pending; ++tries) {
-            state = request.test();
-            if (more_ranks_than_cores) {
-                sched_yield();
-            }
-            if (tries % 64 == 0) {
-                const auto now = Clock::now();
-                if (now >= end) {
-                    break;
-                }
-                if (now >= patience) {
-                    sched_yield();
-                }
-            }
-        }
-        waiting.fetch_sub(1, std::memory_order_relaxed);
-    }
+    const int state = wait_for(request, seconds);
     if (state == failed) {
         return report(message, capacity, request.error.c_str());
     }
     return state == complete ? 1 : 0;
+}
+
+// What does not change between calls of one kind.
+struct Plan {
+    void *group;
+    int operation, dtype, op, peer;
+    double seconds;
+};
+
+// Starts an operation and waits for it: 1 if it was complete within the plan's seconds, else a handle, as of
+// comm_oneccl_start, of what is under way or failed.
+EXPORTED uintptr_t comm_oneccl_run(const Plan *plan, const void *input, void *output, size_t count) {
+    auto request = std::make_shared<Request>();
+    try {
+        if (forked) {
+            throw std::runtime_error("oneCCL cannot be used in a forked child");
+        }
+        begin(*request, plan->group, plan->operation, input, output, count, nullptr, nullptr, plan->dtype, plan->op,
+              plan->peer);
+        if (wait_for(*request, plan->seconds) == complete) {
+            return 1;
+        }
+    } catch (const std::exception &problem) {
+        request->error = problem.what();
+        request->state.store(failed, std::memory_order_release);
+    }
+    return reinterpret_cast<uintptr_t>(new Handle(std::move(request)));
 }
 
 EXPORTED void comm_oneccl_release(void *handle) {

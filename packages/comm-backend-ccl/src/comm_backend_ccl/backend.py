@@ -15,6 +15,7 @@ from torch.distributed import GroupMember, ProcessGroup, Store
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.layout import flat, joined, spread
 from comm_backend_ccl.process_group import CclProcessGroup
+from comm_backend_ccl.short_ways import short_way
 from comm_backend_ccl.tables import CAPABILITIES
 from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Backend, Capabilities, Work
@@ -65,7 +66,7 @@ class CclBackend:
         if self._end is not None:  # which is of one call, and what is prepared is for many
             return self.during(self._call).prepare(operation, group, op, position)
         this = self if self._call else self.during(operation)
-        start = this._starter(operation, ours, op, position)
+        start = short_way(ours, operation, op, position)
         name = this._call
 
         def call(*tensors: Any) -> None:
@@ -77,35 +78,16 @@ class CclBackend:
                     raise type(error)(f"{name}: {error}") from None
                 this.prepare(operation, group, op, position)(*tensors)
                 return
-            try:
-                work = start(*tensors)
+            work = start(*tensors)
+            if work is not None:
                 work.name = name
-                work.wait()
-            except BaseException:
-                this.prepared.clear()
-                raise
+                try:
+                    work.wait()
+                except BaseException:
+                    this.prepared.clear()
+                    raise
 
         return call
-
-    def _starter(self, operation: str, ours: Communicator, op: object, position: int | None) -> Callable[..., CclWork]:
-        if operation == "all_reduce":
-            reduction = parse_reduce_op(op)
-            return lambda tensor: ours.all_reduce(tensor, reduction)
-        if operation == "reduce_scatter_tensor":
-            reduction = parse_reduce_op(op)
-            return lambda output, input: ours.reduce_scatter(output, input, reduction)
-        if operation in ("broadcast", "send", "recv"):
-            assert position is not None
-            method = {"broadcast": ours.broadcast, "send": ours.send, "recv": ours.receive}[operation]
-            return lambda tensor: method(tensor, position)
-        if operation == "all_gather":
-            return lambda outputs, tensor: _all_gather(ours, outputs, tensor, False)
-        rest: dict[str, Callable[..., CclWork]] = {
-            "all_gather_into_tensor": ours.all_gather,
-            "all_to_all_single": ours.all_to_all,
-            "barrier": ours.barrier,
-        }
-        return rest[operation]
 
     # --- who is where
 

@@ -47,6 +47,8 @@ class Communicator:
         self._how_to_go_on = _WORLD_GOES_ON if ranks is None else _GROUP_GOES_ON
         #: What failed first, or None.
         self.broken: str | None = None
+        #: Whether it has neither failed nor ended.
+        self.usable = False
         self._store = store
         end = time.monotonic() + self.timeout_s
         self.peers = Peers(self._introduce(end), rank)
@@ -58,6 +60,7 @@ class Communicator:
         except BaseException:
             self.peers.close()
             raise
+        self.usable = True
 
     # --- how it comes to be, and ends
 
@@ -90,12 +93,21 @@ class Communicator:
         return None
 
     @property
-    def usable(self) -> bool:
-        """Whether the group has neither ended nor failed."""
-        return self._group is not None and self.broken is None
+    def group(self) -> int:
+        """What the library knows the group by.
+
+        Raises:
+            BrokenGroupError, NotInitializedError: it has failed or ended.
+        """
+        if self.broken is not None:
+            self.check()
+        if self._group is None:
+            raise NotInitializedError("this process group no longer exists; make a new one with new_group()")
+        return self._group
 
     def close(self) -> None:
         """Free what the group holds. Operations that are under way lose their meaning."""
+        self.usable = False
         group, self._group = self._group, None
         if group is not None:
             native.destroy(group)
@@ -109,12 +121,9 @@ class Communicator:
         ranks = str(self.ranks) if len(self.ranks) <= 16 else f"[{self.ranks[0]} ... {self.ranks[-1]}]"
         return f"the group of ranks {ranks}"
 
-    def _usable(self) -> int:
-        if self.broken is not None:
-            self.check()
-        if self._group is None:
-            raise NotInitializedError("this process group no longer exists; make a new one with new_group()")
-        return self._group
+    def _break(self, what: str) -> None:
+        self.broken = self.broken or what
+        self.usable = False
 
     def check(self) -> None:
         """Raise ``BrokenGroupError`` where something failed before."""
@@ -126,7 +135,7 @@ class Communicator:
 
     def _lost(self, call: str, gone: set[int]) -> Exception:
         who = ", ".join(f"rank {self.ranks[one]} ({self.peers.processes[one]})" for one in sorted(gone))
-        self.broken = self.broken or f"{call}: lost {who}"
+        self._break(f"{call}: lost {who}")
         return PeerLostError(
             f"{call} on {self} lost a peer, as seen by rank {self.ranks[self.rank]}: {who} ended; its own output says "
             f"why. The group cannot be used any more: {self._how_to_go_on}"
@@ -139,7 +148,7 @@ class Communicator:
 
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> Exception:
         """The error to raise after waiting in vain; the group is broken from then on."""
-        self.broken = self.broken or f"{call}: timed out after {limit_s:g} s"
+        self._break(f"{call}: timed out after {limit_s:g} s")
         source = "this call" if of_call else "init_distributed() and new_group()"
         return CommTimeoutError(
             f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: a rank of the "
@@ -149,7 +158,7 @@ class Communicator:
 
     def failed(self, call: str, error: BaseException) -> Exception:
         """The error to raise where oneCCL itself reported one."""
-        self.broken = self.broken or f"{call}: {error}"
+        self._break(f"{call}: {error}")
         return PeerLostError(
             f"{call} on {self} failed, as seen by rank {self.ranks[self.rank]}: {error}. The group cannot be used any "
             f"more: {self._how_to_go_on}"
@@ -174,7 +183,7 @@ class Communicator:
         peer: int,
         watched: bool,
     ) -> CclWork:
-        group = self._usable()
+        group = self.group
         if count == 0:
             return CclWork(self, None, (), operation)
         handle = native.start(group, operation, source.data_ptr(), target.data_ptr(), count, dtype, op, peer, watched)
@@ -218,7 +227,7 @@ class Communicator:
             part = input.nbytes // self.size
             return self._start(Operation.ALL_TO_ALL, input, output, part, _BYTE, 0, 0, watched)
         handle = native.start(
-            self._usable(),
+            self.group,
             Operation.ALL_TO_ALL_V,
             input.data_ptr(),
             output.data_ptr(),

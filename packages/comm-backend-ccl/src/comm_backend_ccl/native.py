@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import os
 import platform
 import sys
@@ -16,7 +17,21 @@ from typing import Any
 from comm_backend_ccl.libraries import folder
 from comm_utils.errors import BackendUnavailableError
 
-__all__ = ["Operation", "Pending", "create", "destroy", "facts", "initialize", "obstacle", "release", "start", "wait"]
+__all__ = [
+    "COMPLETE",
+    "Operation",
+    "Pending",
+    "create",
+    "destroy",
+    "facts",
+    "initialize",
+    "is_complete",
+    "obstacle",
+    "plan",
+    "release",
+    "start",
+    "wait",
+]
 
 _CAPACITY = 1024
 _GET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
@@ -24,6 +39,7 @@ _SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c
 
 #: A handle of an operation that is under way.
 Pending = int
+COMPLETE = 1
 
 
 class Operation(IntEnum):
@@ -38,6 +54,17 @@ class Operation(IntEnum):
     ALL_TO_ALL_V = 6
     SEND = 7
     RECEIVE = 8
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = (
+        ("group", ctypes.c_void_p),
+        ("operation", ctypes.c_int),
+        ("dtype", ctypes.c_int),
+        ("op", ctypes.c_int),
+        ("peer", ctypes.c_int),
+        ("seconds", ctypes.c_double),
+    )
 
 
 class _Loaded:
@@ -109,6 +136,7 @@ def _typed(library: Any) -> Any:
                 *text,
             ),
         ),
+        "run": (ctypes.c_void_p, (ctypes.POINTER(_Plan), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)),
         "wait": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_double, *text)),
         "release": (None, (ctypes.c_void_p,)),
         "stop": (None, ()),
@@ -247,6 +275,17 @@ def start(
     return handle  # type: ignore[no-any-return]
 
 
+def plan(
+    group: int, operation: Operation, dtype: int, op: int, peer: int, seconds: float
+) -> Callable[[int, int, int], Pending]:
+    """A function of source, target and count that starts ``operation`` and waits for it up to ``seconds``.
+
+    It returns ``COMPLETE``, or a handle as :func:`start` does, of what is under way or failed.
+    """
+    settled = _Plan(group, operation, dtype, op, peer, seconds)
+    return functools.partial(_Loaded.library.comm_oneccl_run, ctypes.byref(settled))
+
+
 def wait(handle: Pending, seconds: float) -> bool:
     """Whether the operation was complete within ``seconds``; 0 asks and does not wait.
 
@@ -257,6 +296,11 @@ def wait(handle: Pending, seconds: float) -> bool:
     if state < 0:
         raise RuntimeError(f"oneCCL: {_message.text()}")
     return bool(state)
+
+
+def is_complete(handle: Pending) -> bool:
+    """Whether there is nothing left to wait for, be it for a failure."""
+    return bool(_Loaded.library.comm_oneccl_wait(handle, 0.0, _message.buffer, _CAPACITY))
 
 
 def release(handle: Pending) -> None:

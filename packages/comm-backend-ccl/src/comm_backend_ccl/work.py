@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -14,12 +15,13 @@ from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 if TYPE_CHECKING:
     from comm_backend_ccl.communicator import Communicator
 
-__all__ = ["CclWork"]
+__all__ = ["LOOK_AROUND_S", "CclWork"]
 
 # How often a waiting rank looks whether its peers live, and lets Python handle signals.
-_LOOK_AROUND_S = 0.05
+LOOK_AROUND_S = 0.05
 # What a rank sent before it ended may still be on its way.
 _GRACE_S = 0.3
+_finishing = threading.RLock()
 
 
 class CclWork:
@@ -34,13 +36,14 @@ class CclWork:
         limit_s: how long that was.
     """
 
-    __slots__ = ("_communicator", "_failure", "_handle", "end", "finish", "kept", "limit_s", "name", "outcome")
+    __slots__ = ("_communicator", "_done", "_failure", "_handle", "end", "finish", "kept", "limit_s", "name", "outcome")
 
     def __init__(
         self, communicator: Communicator, handle: Pending | None, kept: tuple[Any, ...], operation: Operation
     ) -> None:
         self._communicator = communicator
         self._handle = handle
+        self._done = handle is None
         self._failure: BaseException | None = None
         self.kept = kept
         self.name = operation.name.lower()
@@ -55,11 +58,11 @@ class CclWork:
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         handle = self._handle
-        if handle is None or self._failure is not None:
+        if self._done or handle is None or self._failure is not None:
             return self._settled()
-        limit_s = _LOOK_AROUND_S if timeout is None else _seconds(timeout)
+        limit_s = LOOK_AROUND_S if timeout is None else _seconds(timeout)
         try:
-            done = native.wait(handle, min(limit_s, _LOOK_AROUND_S))
+            done = native.wait(handle, min(limit_s, LOOK_AROUND_S))
         except RuntimeError as error:
             raise self._fail(self._communicator.failed(self.name, error)) from error
         if not done:
@@ -69,9 +72,9 @@ class CclWork:
     def _wait_on(self, handle: Pending, limit_s: float | None) -> None:
         begin = time.monotonic()
         communicator = self._communicator
-        own_end = None if limit_s is None else begin + limit_s - min(limit_s, _LOOK_AROUND_S)
+        own_end = None if limit_s is None else begin + limit_s - min(limit_s, LOOK_AROUND_S)
         of_call = self.end is not None
-        end = begin - _LOOK_AROUND_S + communicator.timeout_s if self.end is None else self.end
+        end = begin - LOOK_AROUND_S + communicator.timeout_s if self.end is None else self.end
         while True:
             now = time.monotonic()
             if own_end is not None and now >= own_end:
@@ -84,7 +87,7 @@ class CclWork:
                 raise self._fail(communicator.timed_out(self.name, after_s, of_call))
             sooner = min(end, own_end) if own_end is not None else end
             try:
-                if native.wait(handle, max(0.0, min(_LOOK_AROUND_S, sooner - now))):
+                if native.wait(handle, max(0.0, min(LOOK_AROUND_S, sooner - now))):
                     return
                 if communicator.peers.gone() and not native.wait(handle, _GRACE_S):
                     failure = communicator.lost(self.name)
@@ -100,25 +103,27 @@ class CclWork:
         return failure
 
     def _arrived(self) -> bool:
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            native.release(handle)
-            self.kept = ()
-            finish, self.finish = self.finish, None
-            if finish is not None:
-                finish()
+        self._done = True
+        self.kept = ()
+        if self.finish is not None:
+            self._run_finish()
         return True
 
     def _settled(self) -> bool:
         if self._failure is not None:
             raise self._failure
-        finish, self.finish = self.finish, None
-        if finish is not None:
-            finish()
+        if self.finish is not None:
+            self._run_finish()
         return True
 
+    def _run_finish(self) -> None:
+        with _finishing:  # another thread may wait for the same
+            if self.finish is not None:
+                self.finish()
+                self.finish = None
+
     def is_completed(self) -> bool:
-        if self._handle is None or self._failure is not None:
+        if self._done or self._handle is None or self._failure is not None:
             return True
         try:
             return native.wait(self._handle, 0.0)
@@ -135,12 +140,13 @@ class CclWork:
         return self.outcome
 
     def __del__(self) -> None:
+        # Not before: another thread may be waiting with it.
         handle = getattr(self, "_handle", None)
-        if handle is not None:
-            if not native.wait(handle, 0.0):
-                # oneCCL goes on reading and writing there.
-                _abandoned.append(self.kept)
-            native.release(handle)
+        if handle is None:
+            return
+        if not self._done and not native.is_complete(handle):
+            _abandoned.append(self.kept)  # oneCCL goes on reading and writing there
+        native.release(handle)
 
 
 #: Memory of operations whose handle was dropped before their end.
