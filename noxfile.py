@@ -60,7 +60,9 @@ COMPATIBILITY = {
 # What meets torch itself; the rest is our own logic, the same on all of them. Other paths can be given after --.
 COMPATIBILITY_TESTS = [
     "packages/comm-backend-torch/tests",
+    "packages/comm-backend-ccl/tests",
     "packages/comm-orchestrator/tests/test_selector.py",
+    "tests-integration/test_ccl.py",
     "tests-integration/test_seed_examples.py",
     "tests-integration/test_short_way.py",
     "tests-integration/test_signatures.py",
@@ -307,7 +309,7 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
-    """The main job: 2 processes train a classifier of digits; 1, 2 and 4 end with the same weights, on every library."""
+    """The main job: 2 processes train on digits; 1, 2 and 4 end with the same weights, on every library."""
     install_sources(session, "comm-orchestrator[ccl]", *group("demo"))
     session.env["OMP_NUM_THREADS"] = "1"  # torchrun sets this itself, with a warning
     launcher = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

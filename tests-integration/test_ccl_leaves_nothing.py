@@ -174,13 +174,8 @@ ENDINGS: dict[str, tuple[str, list[int]]] = {
 }
 
 
-_SPINS = pytest.mark.xfail(strict=False, reason="operations that the other's end cuts off: oneCCL spins, or aborts")
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize(
-    "ending", [pytest.param(name, marks=[_SPINS] if name == "dropped work" else []) for name in ENDINGS]
-)
+@pytest.mark.parametrize("ending", ENDINGS)
 def test_an_end_without_a_loss(program: Any, ending: str, transport: str) -> None:
     text, statuses = ENDINGS[ending]
     # Who is killed, or leaves without Python's end, cannot clean up; the next test is about that.
@@ -214,13 +209,14 @@ LOSSES: dict[str, tuple[str, int]] = {
 }
 
 
-_UNNAMED = pytest.mark.xfail(strict=False, reason="an error of oneCCL's own does not name the rank, __del__ says more")
+_CRASHES_AT_TIMES = pytest.mark.xfail(strict=False, reason="at times SIGSEGV of a survivor, in one run of three")
+_KNOWN = {("SIGTERM in the middle", "shm"): _CRASHES_AT_TIMES}
 
 
 @pytest.mark.parametrize(
     ("loss", "transport"),
     [
-        pytest.param(loss, transport, marks=[_UNNAMED] if "several" in loss and transport == "shm" else [])
+        pytest.param(loss, transport, marks=_KNOWN.get((loss, transport), ()))
         for loss in LOSSES
         for transport in TRANSPORTS
     ],
@@ -265,7 +261,6 @@ except dist.CommError as error:
 """
 
 
-@pytest.mark.xfail(strict=False, reason="oneCCL tries to reconnect, without end, inside the start of an operation")
 def test_operations_that_are_started_after_a_loss_do_not_hold_up_their_rank(program: Any) -> None:
     survivor, _ = program(SEVERAL_UNDER_WAY, 2, {}, limit_s=15)
     assert survivor.status == 0
@@ -295,10 +290,7 @@ def die_after(position: int) -> None:
     dist.init_distributed("ccl", verbose=False, timeout=5)
 
 
-_HANDSHAKE = pytest.mark.xfail(strict=False, reason="oneCCL waits for the other's connection without end")
-
-
-@pytest.mark.parametrize("position", [1, 4, 7, *(pytest.param(n, marks=_HANDSHAKE) for n in (8, 10))])
+@pytest.mark.parametrize("position", [1, 4, 7, 8, 10])
 def test_a_rank_that_is_killed_while_the_group_is_made(rank_environment: dict[str, Any], position: int) -> None:
     survivor, lost = run_ranks_outcomes(die_after, 2, position, timeout_s=15, env=rank_environment)
     assert lost.exit_code == -9

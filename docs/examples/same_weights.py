@@ -38,7 +38,7 @@ with tempfile.TemporaryDirectory() as folder:
             weights = torch.cat([tensor.flatten() for tensor in torch.load(file, weights_only=True).values()])
             reference = weights if reference is None else reference
             difference = (weights - reference).abs().max().item()
-            print(f"{ranks} ranks on {backend}: {accuracy:.1f} % right, largest difference of a weight {difference:.1e}")
+            print(f"{ranks} ranks on {backend}: {accuracy:.1f} % right, weights differ by at most {difference:.1e}")
             if accuracy <= 95:
                 sys.exit("the accuracy is not above 95 %")
             torch.testing.assert_close(weights, reference, rtol=1e-3, atol=1e-4)

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -33,11 +34,23 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-std::mutex library;
+std::timed_mutex library;
 std::atomic<int> waiting{0};
 std::atomic<bool> forked{false};
 bool more_ranks_than_cores = false;
 bool stopped = false;  // guarded by `library`
+std::atomic<bool> unfinished{false};  // something was left under way, or failed
+
+// Holds the library, for as long as it can be had: oneCCL makes a group without an end where a rank does not come.
+struct Alone {
+    Alone() {
+        if (!library.try_lock() && !library.try_lock_for(std::chrono::seconds(5))) {
+            throw std::runtime_error("oneCCL is held up by a group that could not be made; start the process anew");
+        }
+    }
+    ~Alone() { library.unlock(); }
+    Alone(const Alone &) = delete;
+};
 
 // Returns how many bytes the value has, 0 where there is none yet, -1 to give up.
 using Get = int (*)(void *context, const char *key, char *value, int capacity);
@@ -131,8 +144,18 @@ struct Request {
         if (now != pending) {
             return now;
         }
-        std::lock_guard<std::mutex> alone(library);
+        if (!library.try_lock() && !library.try_lock_for(std::chrono::milliseconds(50))) {
+            return pending;
+        }
+        std::lock_guard<std::timed_mutex> alone(library, std::adopt_lock);
         return test_alone();
+    }
+
+    // The end of an event that is not complete throws, where it must not.
+    void leak() {
+        new ccl::event(std::move(event));
+        new Communicator(std::move(on));
+        unfinished = true;
     }
 
     int test_alone() {
@@ -151,6 +174,7 @@ struct Request {
         } catch (const std::exception &problem) {
             error = problem.what();
             now = failed;
+            leak();
         }
         state.store(now, std::memory_order_release);
         return now;
@@ -165,6 +189,7 @@ public:
     void watch(const Handle &request) {
         std::lock_guard<std::mutex> alone(mutex_);
         if (stop_) {
+            unfinished = true;
             new Handle(request);  // the process is ending
             return;
         }
@@ -184,7 +209,10 @@ public:
         if (thread_.joinable()) {
             thread_.join();
         }
-        new std::vector<Handle>(std::move(mine_));  // events that are under way cannot be ended
+        if (!mine_.empty()) {
+            unfinished = true;
+            new std::vector<Handle>(std::move(mine_));  // events that are under way cannot be ended
+        }
     }
 
     // The thread does not exist in a forked child, and must not be joined there.
@@ -298,7 +326,7 @@ ccl::event start(Group &group, int operation, const void *input, void *output, s
 
 void begin(Request &request, void *group, int operation, const void *input, void *output, size_t count,
            const size_t *input_counts, const size_t *output_counts, int dtype, int op, int peer) {
-    std::lock_guard<std::mutex> alone(library);
+    Alone alone;
     if (stopped) {
         throw std::runtime_error("the process is ending");
     }
@@ -340,9 +368,9 @@ int wait_for(Request &request, double seconds) {
 }  // namespace
 
 // Once in a process, before anything else. Strings may be empty for "as oneCCL likes it".
-EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider, int local_rank, int local_size,
-                                    char *message, int capacity) {
-    std::lock_guard<std::mutex> alone(library);
+EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider, const char *interface,
+                                    int local_rank, int local_size, char *message, int capacity) try {
+    Alone alone;
     static bool initialized = false;
     more_ranks_than_cores = local_size > static_cast<int>(std::thread::hardware_concurrency());
     if (initialized) {
@@ -356,10 +384,13 @@ EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider,
         setting("CCL_WORKER_OFFLOAD", "0");
         setting("CCL_ATL_TRANSPORT", "ofi");
         setting("CCL_PROCESS_LAUNCHER", "none");
+        // Each retry connects anew where a rank is gone; what was not sent is tried again at the next test.
+        setting("CCL_ATL_OFI_MAX_RETRY_COUNT", "16");
         setting("CCL_LOCAL_RANK", std::to_string(local_rank));
         setting("CCL_LOCAL_SIZE", std::to_string(local_size));
         setting("CCL_OFI_LIBRARY_PATH", libfabric);
         setting("FI_PROVIDER", provider);
+        setting("FI_TCP_IFACE", interface);
         ccl::init();
         pthread_atfork(nullptr, nullptr, in_forked_child);
     } catch (const std::exception &problem) {
@@ -367,6 +398,8 @@ EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider,
     }
     initialized = true;
     return 0;
+} catch (const std::exception &problem) {
+    return report(message, capacity, problem.what());
 }
 
 EXPORTED int comm_oneccl_version(char *text, int capacity) {
@@ -381,8 +414,8 @@ EXPORTED void *comm_oneccl_create(int size, int rank, Get get, Set set, void *co
         report(message, capacity, "oneCCL cannot be used in a forked child");
         return nullptr;
     }
-    std::lock_guard<std::mutex> alone(library);
     try {
+        Alone alone;
         auto store = std::make_shared<StoreOfGroup>(get, set, context);
         auto made = std::make_shared<ccl::communicator>(ccl::create_communicator(size, rank, store));
         store->close();
@@ -399,7 +432,10 @@ EXPORTED void comm_oneccl_destroy(void *group) {
     if (forked) {
         return;
     }
-    std::lock_guard<std::mutex> alone(library);
+    if (!library.try_lock() && !library.try_lock_for(std::chrono::seconds(5))) {
+        return;  // and it stays, as does what holds the library up
+    }
+    std::lock_guard<std::timed_mutex> alone(library, std::adopt_lock);
     delete static_cast<Group *>(group);
     std::vector<std::weak_ptr<ccl::communicator>> left;
     for (const auto &one : communicators) {
@@ -481,14 +517,22 @@ EXPORTED void comm_oneccl_release(void *handle) {
 }
 
 // Before the process ends: static objects of oneCCL must not outlive its communicators. Nothing can be started
-// afterwards, and what is under way stays so.
+// afterwards. Where something is under way that cannot be ended, the process leaves without taking oneCCL down.
 EXPORTED void comm_oneccl_stop() {
     if (forked) {
         return;
     }
-    caretaker.stop();
-    std::lock_guard<std::mutex> alone(library);
-    stopped = true;
+    const bool free = library.try_lock_for(std::chrono::seconds(2));
+    if (free) {
+        stopped = true;
+        library.unlock();
+        caretaker.stop();
+    }
+    if (!free || unfinished) {
+        on_exit([](int status, void *) { _exit(status); }, nullptr);
+        return;
+    }
+    std::lock_guard<std::timed_mutex> alone(library);
     for (const auto &one : communicators) {
         if (const Communicator alive = one.lock()) {
             const ccl::communicator ended = std::move(*alive);

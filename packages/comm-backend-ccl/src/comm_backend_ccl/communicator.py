@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,11 +12,12 @@ import torch
 from torch.distributed import Store
 
 from comm_backend_ccl import native
+from comm_backend_ccl.interface import interface_between
 from comm_backend_ccl.leftovers import sweep
 from comm_backend_ccl.native import Operation
 from comm_backend_ccl.peers import Peers, Process, this_process
 from comm_backend_ccl.tables import DTYPES, OPS
-from comm_backend_ccl.work import CclWork
+from comm_backend_ccl.work import LOOK_AROUND_S, CclWork
 from comm_utils.errors import BrokenGroupError, CommTimeoutError, NotInitializedError, PeerLostError
 from comm_utils.reduce_op import ReduceOp
 
@@ -23,6 +25,10 @@ __all__ = ["Communicator"]
 
 _BYTE = DTYPES[torch.uint8]
 _NO_TIMEOUT_S = 10.0**9
+# A connection may end before the process does.
+_NOTICE_S = 0.3
+# How long a group may still take to be made after one of its processes has ended.
+_GRACE_S = 2.0
 
 
 class Communicator:
@@ -50,13 +56,15 @@ class Communicator:
         #: Whether it has neither failed nor ended.
         self.usable = False
         self._store = store
+        self._lost_at: float | None = None
         end = time.monotonic() + self.timeout_s
         self.peers = Peers(self._introduce(end), rank)
         try:
             if os.environ.get("CCL_ATL_SHM") == "1":
                 sweep()
-            native.initialize(self.peers.local.index(rank), len(self.peers.local))
-            self._group: int | None = native.create(size, rank, lambda key: self._get(key, end), self._put)
+            interface = interface_between(len({process.machine for process in self.peers.processes}))
+            native.initialize(self.peers.local.index(rank), len(self.peers.local), interface)
+            self._group: int | None = self._make(end)
         except BaseException:
             self.peers.close()
             raise
@@ -81,16 +89,51 @@ class Communicator:
         self._store.set(key, value)  # type: ignore[arg-type]  # torch takes bytes as well
 
     def _get(self, key: str, end: float) -> bytes | None:
-        if self._store.check([key]):
-            return self._store.get(key)
-        gone = self.peers.gone()
-        if gone:
-            raise self._lost("the making of the group", gone)
-        if time.monotonic() > end:
+        self._give_up(end)
+        return self._store.get(key) if self._store.check([key]) else None
+
+    def _give_up(self, end: float) -> None:
+        """Raise where the group cannot be made any more."""
+        now = time.monotonic()
+        if self.peers.gone() and self._lost_at is None:
+            self._lost_at = now
+        if self._lost_at is not None and now > self._lost_at + _GRACE_S:
+            raise self._lost("the making of the group", self.peers.gone())
+        if now > end:
             raise CommTimeoutError(
-                f"rank {self.ranks[self.rank]}: the making of {self} was not finished within {self.timeout_s:g} s"
+                f"rank {self.ranks[self.rank]}: the making of {self} was not finished within {self.timeout_s:g} s; "
+                "check that its ranks run and that the interface FI_TCP_IFACE leads from each to the others"
             )
-        return None
+
+    def _make(self, end: float) -> int:
+        """The group; in a thread, as oneCCL waits for ranks that do not come without an end."""
+        made: list[int] = []
+        failed: list[BaseException] = []
+        given_up: list[bool] = []
+
+        def create() -> None:
+            try:
+                made.append(native.create(self.size, self.rank, lambda key: self._get(key, end), self._put))
+                if given_up:
+                    native.destroy(made[0])
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=create, name="comm-ccl-group", daemon=True)
+        thread.start()
+        while True:
+            thread.join(LOOK_AROUND_S)
+            if not thread.is_alive():
+                break
+            try:
+                # What the store tells has its own end, a moment earlier.
+                self._give_up(end + 2 * LOOK_AROUND_S)
+            except BaseException:
+                given_up.append(True)
+                raise
+        if failed:
+            raise failed[0]
+        return made[0]
 
     @property
     def group(self) -> int:
@@ -158,6 +201,11 @@ class Communicator:
 
     def failed(self, call: str, error: BaseException) -> Exception:
         """The error to raise where oneCCL itself reported one."""
+        end = time.monotonic() + _NOTICE_S
+        while not self.peers.gone() and time.monotonic() < end:
+            time.sleep(0.01)
+        if self.peers.gone():
+            return self._lost(call, self.peers.gone())
         self._break(f"{call}: {error}")
         return PeerLostError(
             f"{call} on {self} failed, as seen by rank {self.ranks[self.rank]}: {error}. The group cannot be used any "

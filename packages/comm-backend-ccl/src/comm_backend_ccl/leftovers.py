@@ -13,12 +13,16 @@ __all__ = ["sweep"]
 _NAME = re.compile(r"(\d+):\d+:\d+")
 
 
-def sweep(folder: Path = Path("/dev/shm")) -> None:
-    """Remove this user's files of libfabric's whose process has ended."""
+def sweep(folder: Path = Path("/dev/shm"), ending: bool = False) -> None:
+    """Remove this user's files of libfabric's whose process has ended.
+
+    Args:
+        ending: so has this process, as good as.
+    """
     with suppress(OSError):
         for path in list(folder.iterdir()):
             named = _NAME.fullmatch(path.name)
-            if named is None or _lives(int(named[1])):
+            if named is None or (_lives(int(named[1])) and not (ending and int(named[1]) == os.getpid())):
                 continue
             with suppress(OSError):
                 if path.stat().st_uid == os.getuid():

@@ -14,6 +14,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from comm_backend_ccl.leftovers import sweep
 from comm_backend_ccl.libraries import folder
 from comm_utils.errors import BackendUnavailableError
 
@@ -89,7 +90,7 @@ def obstacle() -> tuple[str, str] | None:
         _library()
         # oneCCL itself would look for it only when the first group is made.
         ctypes.CDLL(str(_libfabric(where)))
-    except OSError as error:
+    except (AttributeError, OSError) as error:
         return f"oneCCL cannot be loaded ({error})", "reinstall comm-backend-ccl, or use dist_backend='gloo'"
     return None
 
@@ -115,7 +116,10 @@ def _typed(library: Any) -> Any:
     sizes = ctypes.POINTER(ctypes.c_size_t)
     text = (ctypes.c_char_p, ctypes.c_int)
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "initialize": (ctypes.c_int, (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, *text)),
+        "initialize": (
+            ctypes.c_int,
+            (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, *text),
+        ),
         "version": (ctypes.c_int, text),
         "create": (ctypes.c_void_p, (ctypes.c_int, ctypes.c_int, _GET, _SET, ctypes.c_void_p, *text)),
         "destroy": (None, (ctypes.c_void_p,)),
@@ -178,8 +182,11 @@ def facts() -> dict[str, str]:
     }
 
 
-def initialize(local_rank: int, local_size: int) -> None:
+def initialize(local_rank: int, local_size: int, interface: str) -> None:
     """Prepare oneCCL for groups whose ranks on this host are so many.
+
+    Args:
+        interface: for TCP; "" leaves it to libfabric.
 
     Raises:
         BackendUnavailableError: oneCCL refused, and why.
@@ -189,11 +196,17 @@ def initialize(local_rank: int, local_size: int) -> None:
     assert where is not None
     libfabric = str(_libfabric(where)).encode()
     text = _message.buffer
-    if library.comm_oneccl_initialize(libfabric, b"tcp", local_rank, local_size, text, _CAPACITY):
+    if library.comm_oneccl_initialize(libfabric, b"tcp", interface.encode(), local_rank, local_size, text, _CAPACITY):
         raise BackendUnavailableError(f"oneCCL could not be initialised: {_message.text()}")
     if not _Loaded.initialized:
         _Loaded.initialized = True
-        atexit.register(library.comm_oneccl_stop)
+        atexit.register(_stop)
+
+
+def _stop() -> None:
+    _Loaded.library.comm_oneccl_stop()
+    if os.environ.get("CCL_ATL_SHM") == "1":
+        sweep(ending=True)
 
 
 def create(size: int, rank: int, get: Callable[[str], bytes | None], put: Callable[[str, bytes], None]) -> int:

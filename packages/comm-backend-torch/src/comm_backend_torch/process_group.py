@@ -13,7 +13,7 @@ from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.failures import classify, in_short
 from comm_utils.backend import Availability, Setup
-from comm_utils.errors import BackendUnavailableError, CommTimeoutError
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError
 
 __all__ = ["availability", "check_available", "device_libraries", "initialize", "timeout_of", "world_timeout"]
 
@@ -90,7 +90,7 @@ def initialize(setup: Setup) -> None:
             device_id=setup.device,
         )
     except RuntimeError as error:
-        if classify(error) is None:
+        if isinstance(error, CommError) or classify(error) is None:
             raise
         raise CommTimeoutError(
             f"rank {setup.rank} of {setup.world_size}: not every rank joined the {setup.backend} world group in time "

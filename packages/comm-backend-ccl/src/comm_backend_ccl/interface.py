@@ -1,0 +1,40 @@
+"""The network interface for oneCCL where nobody has named one, as in programs that call ``torch.distributed`` alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from contextlib import suppress
+
+__all__ = ["interface_between"]
+
+_SIOCGIFADDR = 0x8915
+
+
+def interface_between(hosts: int) -> str:
+    """The interface that leads to ``MASTER_ADDR``, the loopback where there is one host; "" where that cannot be told.
+
+    libfabric would take the fastest, which need not lead to the other hosts.
+    """
+    if "FI_TCP_IFACE" in os.environ:
+        return ""
+    if hosts == 1:
+        return "lo"
+    with suppress(OSError):
+        family, _, _, _, address = socket.getaddrinfo(os.environ.get("MASTER_ADDR", ""), 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            own = probe.getsockname()[0]
+            found = next((name for _, name in socket.if_nameindex() if _address_of(name) == own), "")
+            return "" if found == "lo" else found
+    return ""
+
+
+def _address_of(name: str) -> str:
+    """The IPv4 address of an interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):
+        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    return ""
