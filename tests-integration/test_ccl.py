@@ -176,6 +176,22 @@ def test_torch_distributed_alone(rank_environment: dict[str, Any]) -> None:
 # --- sizes, ranks, processes
 
 
+def run_large() -> None:
+    """Above 1 MiB another algorithm of oneCCL's is at work."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.uint8):
+        for count in ((1 << 20) + 1, (1 << 21) + 7):
+            steps = torch.arange(count) % 11
+            tensor = (steps + rank).to(dtype)
+            dist.all_reduce(tensor)
+            assert torch.equal(tensor, (size * steps + sum(range(size))).to(dtype)), (dtype, count)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_large_tensors(ccl_pools: Pools, world_size: int) -> None:
+    ccl_pools(world_size).run(run_large, timeout_s=60)
+
+
 def run_more_than_two_gibibytes() -> None:
     size = (1 << 31) + 12345
     tensor = torch.full((size,), 1 + dist.get_rank(), dtype=torch.uint8)

@@ -182,6 +182,9 @@ void serve(char **arguments) {
     setenv("CCL_LOCAL_RANK", std::to_string(rank).c_str(), 0);
     setenv("CCL_LOCAL_SIZE", std::to_string(ranks).c_str(), 0);
     setenv("FI_PROVIDER", "tcp", 0);
+    setenv("FI_TCP_IFACE", "lo", 0);
+    setenv("CCL_ATL_OFI_MAX_RETRY_COUNT", "16", 0);
+    setenv("CCL_ALLREDUCE", "nreduce:1048577-max", 0);
     ccl::init();
     Rank one(rank, arguments[1], std::atoi(arguments[2]), std::strtoull(arguments[3], nullptr, 10));
     std::fprintf(answers, "{\"oneCCL\": \"%s\"}\n", ccl::get_library_version().full);
