@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import pytest
@@ -74,7 +75,64 @@ def run_beside_gloo() -> None:
 
 
 def test_a_group_of_ccl_beside_a_world_of_gloo(rank_environment: dict[str, Any]) -> None:
-    run_ranks(f"{__name__}:run_beside_gloo", 2, env=rank_environment)
+    run_ranks(run_beside_gloo, 2, env=rank_environment)
+
+
+def run_several_beside_gloo() -> None:
+    dist.init_distributed("gloo", verbose=False)
+    rank = dist.get_rank()
+    for ranks in ([0, 1], [0, 2], [1, 2]):
+        group = dist.new_group(ranks, backend="ccl")
+        if rank in ranks:
+            dist.all_reduce(tensor := torch.ones(2), "sum", group)
+            assert tensor.tolist() == [2.0, 2.0], ranks
+    dist.destroy_process_group()
+
+
+def test_different_groups_of_ccl_beside_a_world_of_gloo(rank_environment: dict[str, Any]) -> None:
+    run_ranks(run_several_beside_gloo, 3, env=rank_environment)
+
+
+def run_adopted() -> None:
+    import comm_backend_ccl
+
+    assert comm_backend_ccl
+    c10d.init_process_group("ccl", timeout=timedelta(seconds=17))
+    dist.init_distributed(verbose=False)
+    group = dist.new_group([0, 1])
+    assert c10d.distributed_c10d._world.pg_map[group][0] == "ccl"
+    assert group.timeout == timedelta(seconds=17)
+    dist.all_reduce(tensor := torch.ones(2), "sum", group)
+    assert tensor.tolist() == [2.0, 2.0]
+    dist.destroy_process_group()
+
+
+def test_a_world_of_ccl_is_adopted_with_its_timeout(rank_environment: dict[str, Any]) -> None:
+    run_ranks(run_adopted, 2, env=rank_environment)
+
+
+def run_without_the_one_that_left() -> float | None:
+    """Rank 1 has ended; a message between the others does not need it."""
+    dist.init_distributed("ccl", verbose=False, timeout=30)
+    rank = dist.get_rank()
+    dist.barrier()
+    if rank == 1:
+        return None
+    store = c10d.distributed_c10d._get_default_store()
+    if rank == 2:
+        time.sleep(2.0)
+        dist.send(torch.ones(2), 0)
+        store.wait(["received"])
+        return None
+    begin = time.monotonic()
+    assert dist.recv(torch.empty(2), 2) == 2
+    store.set("received", "")
+    return time.monotonic() - begin
+
+
+def test_a_message_does_not_need_the_other_ranks(rank_environment: dict[str, Any]) -> None:
+    waited_s, *_ = run_ranks(run_without_the_one_that_left, 3, env=rank_environment)
+    assert waited_s > 1.0
 
 
 # --- torch.distributed alone
@@ -153,6 +211,27 @@ def run_plain_torch() -> None:
     ):
         with pytest.raises(ValueError, match=expected_text):
             wrong()
+    for unfit in (
+        lambda: c10d.all_gather_into_tensor(torch.empty(1), torch.ones(1 << 20)),
+        lambda: c10d.all_gather([torch.empty(3)] * 2, torch.ones(4)),
+        lambda: c10d.reduce_scatter_tensor(torch.empty(2), torch.ones(6)),
+        lambda: c10d.reduce_scatter_tensor(torch.empty(2), torch.ones(4, dtype=torch.float64)),
+        lambda: c10d.all_to_all_single(torch.empty(4), torch.ones(4), [1, 1], [2, 2]),
+        lambda: c10d.all_to_all([torch.empty(2)] * 2, [torch.ones(2), torch.ones(2, device="meta")]),
+    ):
+        with pytest.raises((ValueError, RuntimeError)):
+            unfit()
+    c10d.barrier()
+    weight = torch.nn.Parameter(torch.full((2, 3), float(rank)).t())
+    c10d.broadcast(weight, 1)
+    c10d.all_reduce(weight, c10d.ReduceOp.AVG)
+    assert weight.detach().unique().tolist() == [1.0]
+    chained = (
+        c10d.all_reduce(torch.ones(1 << 18), async_op=True)
+        .get_future()
+        .then(lambda _: c10d.all_reduce(torch.ones(3), async_op=True).get_future().wait()[0])
+    )
+    assert chained.wait().tolist() == [2.0] * 3
     half = c10d.new_group([1], timeout=None)
     if rank == 1:
         c10d.all_reduce(one := torch.ones(1), group=half)
@@ -170,7 +249,7 @@ def _store() -> Any:
 
 
 def test_torch_distributed_alone(rank_environment: dict[str, Any]) -> None:
-    run_ranks(f"{__name__}:run_plain_torch", 2, env=rank_environment)
+    run_ranks(run_plain_torch, 2, env=rank_environment)
 
 
 # --- sizes, ranks, processes
@@ -231,7 +310,9 @@ def run_forked() -> None:
             pipe.send(f"{type(error).__name__}: {error}")
         else:
             pipe.send("no error")
+        assert pending.is_completed()  # to it; and its end must not touch what belongs to the parent
 
+    pending = dist.irecv(torch.empty(1), 1 - dist.get_rank())
     mine, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("fork").Process(target=child, args=(theirs,))
     process.start()
@@ -240,6 +321,8 @@ def run_forked() -> None:
     process.join(20)
     assert process.exitcode == 0
     assert "forked child" in said, said
+    dist.send(torch.ones(1), 1 - dist.get_rank())
+    pending.wait()
     dist.all_reduce(tensor := torch.ones(1))
     assert tensor.item() == 2
 

@@ -1,6 +1,6 @@
 """One signature per operation: contract, backends, collectives, torch and DeepSpeed cannot drift apart.
 
-What the contract ``comm_utils.backend.Backend`` says is compared with the torch backend and with what users call; that
+What the contract ``comm_utils.backend.Backend`` says is compared with both backends and with what users call; that
 with ``torch.distributed`` and ``deepspeed.comm``. tools/compatibility.py has the table of intended differences.
 """
 
@@ -17,6 +17,7 @@ import torch
 
 import comm_collectives
 import comm_orchestrator as dist
+from comm_backend_ccl import CclBackend
 from comm_backend_torch import TorchBackend
 from comm_collectives import object_codec, objects
 from comm_orchestrator import facade
@@ -66,9 +67,10 @@ def test_users_call_what_the_contract_says() -> None:
         assert parameters(FACADE[name]) == parameters(CONTRACT[name]) + added(name), name
 
 
+@pytest.mark.parametrize("backend", [CclBackend, TorchBackend])
 @pytest.mark.parametrize("name", CONTRACT)
-def test_the_torch_backend_has_the_parameters_of_the_contract(name: str) -> None:
-    assert parameters(getattr(TorchBackend, name)) == parameters(CONTRACT[name])
+def test_backends_have_the_parameters_of_the_contract(backend: type, name: str) -> None:
+    assert parameters(getattr(backend, name)) == parameters(CONTRACT[name])
 
 
 @canonical_torch

@@ -15,6 +15,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -23,6 +24,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
@@ -37,7 +39,7 @@ using Clock = std::chrono::steady_clock;
 std::timed_mutex library;
 std::atomic<int> waiting{0};
 std::atomic<bool> forked{false};
-bool more_ranks_than_cores = false;
+std::atomic<bool> more_ranks_than_cores{false};
 bool stopped = false;  // guarded by `library`
 std::atomic<bool> unfinished{false};  // something was left under way, or failed
 
@@ -87,6 +89,7 @@ public:
         for (long nap_ns = 100000;; nap_ns = std::min(nap_ns * 2, 5000000L)) {
             const int size = get_(context_, key.c_str(), value.data(), static_cast<int>(value.size()));
             if (size < 0) {
+                closed_ = true;  // what ends then sets keys
                 throw std::runtime_error("the other ranks did not come");
             }
             if (size > 0 || optional) {
@@ -103,6 +106,7 @@ public:
         }
         Released while_talking;
         if (set_(context_, key.c_str(), value.data(), static_cast<int>(value.size())) < 0) {
+            closed_ = true;
             throw std::runtime_error("the store could not be written");
         }
     }
@@ -137,6 +141,12 @@ struct Request {
     ccl::event event;
     std::atomic<int> state{pending};
     std::string error;
+
+    ~Request() {
+        if (on && state.load(std::memory_order_acquire) == pending) {
+            leak();
+        }
+    }
 
     // Whoever calls this makes progress with everything that is under way in this process.
     int test() {
@@ -282,11 +292,38 @@ struct Group {
 
 std::vector<std::weak_ptr<ccl::communicator>> communicators;  // guarded by `library`
 
+std::vector<std::pair<std::string, std::string>> settings;  // guarded by `library`
+
 void setting(const char *name, const std::string &value) {
     if (!value.empty()) {
-        setenv(name, value.c_str(), 0);  // the user's own choice stays
+        settings.emplace_back(name, value);
     }
 }
+
+// oneCCL and libfabric read their settings from the environment, which programs started from here would inherit. What
+// the user has set stays.
+struct InEnvironment {
+    InEnvironment() {
+        for (auto &one : settings) {
+            if (getenv(one.first.c_str()) == nullptr) {
+                setenv(one.first.c_str(), one.second.c_str(), 1);
+                ours_.push_back(&one);
+            }
+        }
+    }
+    ~InEnvironment() {
+        for (auto *one : ours_) {
+            // oneCCL adds to some, such as a second provider, and that once only.
+            if (const char *now = getenv(one->first.c_str())) {
+                one->second = now;
+            }
+            unsetenv(one->first.c_str());
+        }
+    }
+
+private:
+    std::vector<std::pair<std::string, std::string> *> ours_;
+};
 
 enum Operation { all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, all_to_all_v, send, receive };
 
@@ -331,6 +368,9 @@ void begin(Request &request, void *group, int operation, const void *input, void
         throw std::runtime_error("the process is ending");
     }
     Group &on = *static_cast<Group *>(group);
+    if (!on.communicator) {
+        throw std::runtime_error("the group was destroyed");
+    }
     request.on = on.communicator;
     request.event = start(on, operation, input, output, count, input_counts, output_counts,
                           static_cast<ccl::datatype>(dtype), static_cast<ccl::reduction>(op), peer);
@@ -372,7 +412,10 @@ EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider,
                                     int local_rank, int local_size, char *message, int capacity) try {
     Alone alone;
     static bool initialized = false;
-    more_ranks_than_cores = local_size > static_cast<int>(std::thread::hardware_concurrency());
+    cpu_set_t cores;
+    if (sched_getaffinity(0, sizeof(cores), &cores) == 0 && local_size > CPU_COUNT(&cores)) {
+        more_ranks_than_cores = true;  // and stays so, for smaller groups of the same ranks
+    }
     if (initialized) {
         return 0;
     }
@@ -393,6 +436,7 @@ EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider,
         setting("CCL_OFI_LIBRARY_PATH", libfabric);
         setting("FI_PROVIDER", provider);
         setting("FI_TCP_IFACE", interface);
+        const InEnvironment while_read;
         ccl::init();
         pthread_atfork(nullptr, nullptr, in_forked_child);
     } catch (const std::exception &problem) {
@@ -418,6 +462,7 @@ EXPORTED void *comm_oneccl_create(int size, int rank, Get get, Set set, void *co
     }
     try {
         Alone alone;
+        const InEnvironment while_read;
         auto store = std::make_shared<StoreOfGroup>(get, set, context);
         auto made = std::make_shared<ccl::communicator>(ccl::create_communicator(size, rank, store));
         store->close();
@@ -438,7 +483,8 @@ EXPORTED void comm_oneccl_destroy(void *group) {
         return;  // and it stays, as does what holds the library up
     }
     std::lock_guard<std::timed_mutex> alone(library, std::adopt_lock);
-    delete static_cast<Group *>(group);
+    // The few bytes of the group stay, for threads that are about to use it.
+    static_cast<Group *>(group)->communicator.reset();
     std::vector<std::weak_ptr<ccl::communicator>> left;
     for (const auto &one : communicators) {
         if (!one.expired()) {
@@ -472,6 +518,9 @@ EXPORTED void *comm_oneccl_start(void *group, int operation, const void *input, 
 
 // 0: still under way after so many seconds; 1: complete; -1: failed, and `message` says how.
 EXPORTED int comm_oneccl_wait(void *handle, double seconds, char *message, int capacity) {
+    if (forked) {
+        return report(message, capacity, "oneCCL cannot be used in a forked child");
+    }
     Request &request = **static_cast<Handle *>(handle);
     const int state = wait_for(request, seconds);
     if (state == failed) {
@@ -512,10 +561,14 @@ EXPORTED void comm_oneccl_release(void *handle) {
     if (forked) {
         return;
     }
-    if ((*request)->state.load(std::memory_order_acquire) == pending) {
-        caretaker.watch(*request);  // oneCCL goes on with it
+    try {
+        if ((*request)->state.load(std::memory_order_acquire) == pending) {
+            caretaker.watch(*request);  // oneCCL goes on with it
+        }
+        delete request;
+    } catch (const std::exception &) {
+        unfinished = true;  // and the handle stays
     }
-    delete request;
 }
 
 // Before the process ends: static objects of oneCCL must not outlive its communicators. Nothing can be started
@@ -531,7 +584,12 @@ EXPORTED void comm_oneccl_stop() {
         caretaker.stop();
     }
     if (!free || unfinished) {
-        on_exit([](int status, void *) { _exit(status); }, nullptr);
+        on_exit(
+            [](int status, void *) {
+                fflush(nullptr);
+                _exit(status);
+            },
+            nullptr);
         return;
     }
     std::lock_guard<std::timed_mutex> alone(library);

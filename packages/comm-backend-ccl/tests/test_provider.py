@@ -95,7 +95,7 @@ from comm_utils import Setup
 print(provider.availability()["oneccl_bindings_for_pytorch"].reason)
 up = provider.initialize(Setup("oneccl_bindings_for_pytorch", 0, 1, c10d.HashStore()))
 print(type(up).__name__, up.get_backend())
-print(c10d.Backend._plugins["CCL"].creator_fn.__module__)
+print(c10d.Backend._plugins["CCL"].creator_fn.__module__, flush=True)
 os._exit(0)  # whatever stands in has no group to end
 """
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}

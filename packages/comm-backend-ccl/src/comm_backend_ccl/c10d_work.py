@@ -13,6 +13,7 @@ import torch
 from torch.distributed import Work
 
 from comm_backend_ccl.work import CclWork
+from comm_utils.log import logger
 
 __all__ = ["C10dWork"]
 
@@ -73,7 +74,8 @@ class C10dWork(Work):
         """Completed by a thread of ours when the operation is."""
         if self._future is None:
             self._future = torch.futures.Future()
-            if self.is_completed():
+            # In a callback of another future, nobody else would complete this one.
+            if self.is_completed() or _completing.is_this_thread():
                 self._complete()
             else:
                 _completing.add(self)
@@ -106,9 +108,16 @@ class _Completing:
                 atexit.register(self.stop)
         self._queue.put(work)
 
+    def is_this_thread(self) -> bool:
+        """Whether the caller is the thread that completes futures."""
+        return threading.current_thread() is self._thread
+
     def _run(self) -> None:
         while (work := self._queue.get()) is not None:
-            work._complete()
+            try:
+                work._complete()
+            except Exception:
+                logger.exception("a callback of a collective's future failed")
 
     def stop(self) -> None:
         self._queue.put(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 import torch
@@ -49,7 +49,7 @@ class Communicator:
     ) -> None:
         self.rank, self.size = rank, size
         self.ranks = list(range(size)) if ranks is None else list(ranks)
-        self.timeout_s = timeout.total_seconds() or _NO_TIMEOUT_S
+        self.set_timeout(timeout)
         self._how_to_go_on = _WORLD_GOES_ON if ranks is None else _GROUP_GOES_ON
         #: What failed first, or None.
         self.broken: str | None = None
@@ -69,6 +69,10 @@ class Communicator:
             self.peers.close()
             raise
         self.usable = True
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """How long an operation may take; 0 is no limit."""
+        self.timeout_s = timeout.total_seconds() or _NO_TIMEOUT_S
 
     # --- how it comes to be, and ends
 
@@ -171,12 +175,16 @@ class Communicator:
     def check(self) -> None:
         """Raise ``BrokenGroupError`` where something failed before."""
         if self.broken is not None:
-            raise BrokenGroupError(
-                f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
-                f"{self._how_to_go_on}"
-            )
+            raise self.broken_error()
 
-    def _lost(self, call: str, gone: set[int]) -> Exception:
+    def broken_error(self) -> BrokenGroupError:
+        """What to raise after an earlier failure."""
+        return BrokenGroupError(
+            f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
+            f"{self._how_to_go_on}"
+        )
+
+    def _lost(self, call: str, gone: Collection[int]) -> Exception:
         who = ", ".join(f"rank {self.ranks[one]} ({self.peers.processes[one]})" for one in sorted(gone))
         self._break(f"{call}: lost {who}")
         return PeerLostError(
@@ -184,10 +192,14 @@ class Communicator:
             f"why. The group cannot be used any more: {self._how_to_go_on}"
         )
 
-    def lost(self, call: str) -> Exception | None:
-        """The error to raise where a rank on this host has ended, else None; the group is broken from then on."""
+    def gone(self, peer: int | None) -> Collection[int]:
+        """The ranks on this host that have ended, of all or of ``peer`` alone."""
         gone = self.peers.gone()
-        return self._lost(call, gone) if gone else None
+        return gone if peer is None else gone & {peer}
+
+    def lost(self, call: str, peer: int | None) -> Exception:
+        """The error to raise where a rank that an operation needs has ended; the group is broken from then on."""
+        return self._lost(call, self.gone(peer))
 
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> Exception:
         """The error to raise after waiting in vain; the group is broken from then on."""
@@ -199,13 +211,13 @@ class Communicator:
             f"of {source} sets the limit. The group cannot be used any more: {self._how_to_go_on}"
         )
 
-    def failed(self, call: str, error: BaseException) -> Exception:
+    def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
         """The error to raise where oneCCL itself reported one."""
         end = time.monotonic() + _NOTICE_S
-        while not self.peers.gone() and time.monotonic() < end:
+        while not self.gone(peer) and time.monotonic() < end:
             time.sleep(0.01)
-        if self.peers.gone():
-            return self._lost(call, self.peers.gone())
+        if self.gone(peer):
+            return self.lost(call, peer)
         self._break(f"{call}: {error}")
         return PeerLostError(
             f"{call} on {self} failed, as seen by rank {self.ranks[self.rank]}: {error}. The group cannot be used any "
@@ -234,8 +246,16 @@ class Communicator:
         group = self.group
         if count == 0:
             return CclWork(self, None, (), operation)
-        handle = native.start(group, operation, source.data_ptr(), target.data_ptr(), count, dtype, op, peer, watched)
-        return CclWork(self, handle, (source, target), operation)
+        try:
+            handle = native.start(
+                group, operation, source.data_ptr(), target.data_ptr(), count, dtype, op, peer, watched
+            )
+        except RuntimeError as error:
+            raise self.failed(operation.name.lower(), error) from error
+        work = CclWork(self, handle, (source, target), operation)
+        if operation in (Operation.SEND, Operation.RECEIVE):
+            work.peer = peer
+        return work
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp, watched: bool = False) -> CclWork:
         """Reduce ``tensor`` in place."""
@@ -274,17 +294,21 @@ class Communicator:
         if not output_bytes and not input_bytes:
             part = input.nbytes // self.size
             return self._start(Operation.ALL_TO_ALL, input, output, part, _BYTE, 0, 0, watched)
-        handle = native.start(
-            self.group,
-            Operation.ALL_TO_ALL_V,
-            input.data_ptr(),
-            output.data_ptr(),
-            0,
-            _BYTE,
-            watched=watched,
-            source_counts=input_bytes,
-            target_counts=output_bytes,
-        )
+        group = self.group
+        try:
+            handle = native.start(
+                group,
+                Operation.ALL_TO_ALL_V,
+                input.data_ptr(),
+                output.data_ptr(),
+                0,
+                _BYTE,
+                watched=watched,
+                source_counts=input_bytes,
+                target_counts=output_bytes,
+            )
+        except RuntimeError as error:
+            raise self.failed("all_to_all", error) from error
         return CclWork(self, handle, (input, output), Operation.ALL_TO_ALL_V)
 
     def all_to_all_rows(

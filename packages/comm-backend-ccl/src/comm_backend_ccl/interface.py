@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import struct
@@ -34,6 +33,8 @@ def interface_between(hosts: int) -> str:
 
 def _address_of(name: str) -> str:
     """The IPv4 address of an interface."""
+    import fcntl  # which other systems lack, and this package says so itself
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):
         answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])

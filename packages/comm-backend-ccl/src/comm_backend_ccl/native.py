@@ -312,8 +312,8 @@ def wait(handle: Pending, seconds: float) -> bool:
 
 
 def is_complete(handle: Pending) -> bool:
-    """Whether there is nothing left to wait for, be it for a failure."""
-    return bool(_Loaded.library.comm_oneccl_wait(handle, 0.0, _message.buffer, _CAPACITY))
+    """Whether the operation has come to a good end."""
+    return bool(_Loaded.library.comm_oneccl_wait(handle, 0.0, _message.buffer, _CAPACITY) == 1)
 
 
 def release(handle: Pending) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import socket
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -57,6 +58,7 @@ class Peers:
         self._watched: dict[int, int] = {}
         self._poll = select.poll()
         self._gone: set[int] = set()
+        self._lock = threading.Lock()
         for index in self.local:
             if index == rank:
                 continue
@@ -72,14 +74,16 @@ class Peers:
 
     def gone(self) -> set[int]:
         """Positions in the group of ranks whose process has ended, as far as this host can see."""
-        for descriptor, _ in self._poll.poll(0):
-            self._gone.add(self._watched[descriptor])
-            self._poll.unregister(descriptor)
+        with self._lock:  # a poll object serves one thread at a time
+            for descriptor, _ in self._poll.poll(0):
+                self._gone.add(self._watched[descriptor])
+                self._poll.unregister(descriptor)
         return self._gone
 
     def close(self) -> None:
-        for descriptor in self._watched:
-            with suppress(KeyError):
-                self._poll.unregister(descriptor)
-            os.close(descriptor)
-        self._watched.clear()
+        with self._lock:
+            for descriptor in self._watched:
+                with suppress(KeyError):
+                    self._poll.unregister(descriptor)
+                os.close(descriptor)
+            self._watched.clear()

@@ -84,7 +84,7 @@ class CclProcessGroup(ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
         if self.communicator is not None:
-            self.communicator.timeout_s = timeout.total_seconds()
+            self.communicator.set_timeout(timeout)
 
     setTimeout = set_timeout
 
@@ -125,6 +125,8 @@ class CclProcessGroup(ProcessGroup):
         return self._started(_then(work, finish), "all_reduce", [tensor], options)
 
     def allreduce_coalesced(self, tensors: _Tensors, options: Any = None) -> C10dWork:
+        for tensor in tensors:
+            _one(tensor, "allreduce_coalesced")
         communicator, op = self._open(), _op(options, *tensors)
         if len({tensor.dtype for tensor in tensors}) != 1:
             raise ArgumentTypeError("allreduce_coalesced: the tensors have different dtypes; expected one")
@@ -149,12 +151,14 @@ class CclProcessGroup(ProcessGroup):
     def allgather(self, outputs: Any, inputs: Any, options: Any = None, *_: Any) -> C10dWork:
         targets = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
         source = _one(inputs, "allgather")
+        _fit("allgather", targets, source, self.size())
         communicator = self._open()
         together = source.new_empty(source.numel() * communicator.size)
         work = communicator.all_gather(together, source.contiguous(), True)
         return self._started(_then(work, lambda: _spread_any(together, targets)), "all_gather", targets, options)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
+        _fit("all_gather_into_tensor", [output], input, 1, self.size())
         memory, finish = _for_writing(output)
         work = self._open().all_gather(memory, input.contiguous(), True)
         return self._started(_then(work, finish), "all_gather_into_tensor", [output], options)
@@ -177,11 +181,13 @@ class CclProcessGroup(ProcessGroup):
     def reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None, *_: Any) -> C10dWork:
         output = _one(outputs, "reduce_scatter")
         sources = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
+        _fit("reduce_scatter", sources, output, self.size())
         return self._reduce_scatter(output, joined([one.contiguous() for one in sources]), "reduce_scatter", options)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, options: Any = None, *_: Any
     ) -> C10dWork:
+        _fit("reduce_scatter_tensor", [input], output, 1, self.size())
         return self._reduce_scatter(output, input.contiguous(), "reduce_scatter_tensor", options)
 
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
@@ -199,6 +205,8 @@ class CclProcessGroup(ProcessGroup):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, options: Any = None, *_: Any) -> C10dWork:
+        for given in (outputs, inputs):
+            _fit("all_to_all", given, None, self.size())
         source = joined([one.contiguous() for one in inputs])
         target = source.new_empty(sum(one.numel() for one in outputs), dtype=outputs[0].dtype)
         work = self._open().all_to_all(
@@ -215,6 +223,10 @@ class CclProcessGroup(ProcessGroup):
         options: Any = None,
         *_: Any,
     ) -> C10dWork:
+        for tensor, rows in ((output, output_split_sizes), (input, input_split_sizes)):
+            _check_splits(_one(tensor, "all_to_all_single"), rows, self.size())
+        if output.dtype is not input.dtype:
+            raise ArgumentTypeError(f"all_to_all_single: got an output of {output.dtype} and an input of {input.dtype}")
         memory, finish = _for_writing(output)
         source = input.contiguous()
         work = self._open().all_to_all_rows(memory, source, output_split_sizes, input_split_sizes, True)
@@ -228,6 +240,7 @@ class CclProcessGroup(ProcessGroup):
             work = communicator.gather(None, source.contiguous(), options.rootRank, True)
             return self._started(work, "gather", [], options)
         targets: _Tensors = outputs[0]
+        _fit("gather", targets, source, self.size())
         together = source.new_empty(source.numel() * communicator.size)
         work = communicator.gather(together, source.contiguous(), options.rootRank, True)
         return self._started(_then(work, lambda: _spread_any(together, targets)), "gather", targets, options)
@@ -235,6 +248,8 @@ class CclProcessGroup(ProcessGroup):
     def scatter(self, outputs: Any, inputs: Any, options: Any = None, *_: Any) -> C10dWork:
         communicator, output = self._open(), _one(outputs, "scatter")
         mine = communicator.rank == options.rootRank
+        if mine:
+            _fit("scatter", inputs[0], output, self.size())
         source = joined([one.contiguous() for one in inputs[0]]) if mine else None
         memory, finish = _for_writing(output)
         work = communicator.scatter(memory, source, options.rootRank, True)
@@ -326,6 +341,36 @@ def _one(tensors: Any, call: str) -> torch.Tensor:
     if tensor.layout is not torch.strided:
         raise ArgumentTypeError(f"{call}: got a tensor of layout {tensor.layout}; expected a dense one")
     return tensor
+
+
+def _fit(call: str, tensors: Any, like: torch.Tensor | None, count: int, parts: int = 1) -> None:
+    """Check that there are ``count`` tensors, each of the dtype and ``parts`` times the size of ``like``."""
+    if len(tensors) != count:
+        raise ArgumentError(f"{call}: got {len(tensors)} tensors; expected {count}")
+    for tensor in tensors:
+        _one(tensor, call)
+    if like is None:
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            raise ArgumentTypeError(f"{call}: the tensors have different dtypes; expected one")
+        return
+    _one(like, call)
+    for tensor in tensors:
+        if tensor.dtype is not like.dtype:
+            raise ArgumentTypeError(f"{call}: got tensors of {tensor.dtype} and {like.dtype}; expected one dtype")
+        if tensor.numel() != parts * like.numel():
+            raise ArgumentError(
+                f"{call}: got a tensor of {tensor.numel()} elements beside one of {like.numel()}; expected "
+                f"{parts * like.numel()}"
+            )
+
+
+def _check_splits(tensor: torch.Tensor, rows: Sequence[int], size: int) -> None:
+    have = tensor.shape[0] if tensor.dim() else 1
+    if not rows:
+        if have % size:
+            raise ArgumentError(f"all_to_all_single: got {have} rows, which do not divide by {size} ranks")
+    elif len(rows) != size or sum(rows) != have or min(rows) < 0:
+        raise ArgumentError(f"all_to_all_single: got split sizes {list(rows)} for {have} rows and {size} ranks")
 
 
 def _op(options: Any, *tensors: torch.Tensor) -> ReduceOp:

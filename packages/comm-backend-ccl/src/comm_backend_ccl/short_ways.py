@@ -51,7 +51,10 @@ def short_way(ours: Communicator, operation: str, op: object, position: int | No
     group, size = ours.group, ours.size
 
     def later(handle: native.Pending, kind: Operation, *tensors: torch.Tensor) -> CclWork:
-        return CclWork(ours, handle, tensors, kind)
+        work = CclWork(ours, handle, tensors, kind)
+        if operation in ("recv", "send"):
+            work.peer = position
+        return work
 
     if operation == "barrier":
         return lambda: ours.barrier()

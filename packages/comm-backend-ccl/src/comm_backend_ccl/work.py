@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from comm_backend_ccl import native
 from comm_backend_ccl.native import Operation, Pending
@@ -34,23 +37,41 @@ class CclWork:
         outcome: what ``result()`` gives.
         end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
         limit_s: how long that was.
+        peer: the only other rank that it needs; None needs all.
     """
 
-    __slots__ = ("_communicator", "_done", "_failure", "_handle", "end", "finish", "kept", "limit_s", "name", "outcome")
+    __slots__ = (
+        "_begin",
+        "_communicator",
+        "_done",
+        "_failure",
+        "_handle",
+        "_missed_at",
+        "end",
+        "finish",
+        "kept",
+        "limit_s",
+        "name",
+        "outcome",
+        "peer",
+    )
 
     def __init__(
         self, communicator: Communicator, handle: Pending | None, kept: tuple[Any, ...], operation: Operation
     ) -> None:
         self._communicator = communicator
         self._handle = handle
+        self._begin = time.monotonic()
         self._done = handle is None
         self._failure: BaseException | None = None
+        self._missed_at: float | None = None
         self.kept = kept
         self.name = operation.name.lower()
         self.finish: Callable[[], None] | None = None
         self.outcome: Any = None
         self.end: float | None = None
         self.limit_s = 0.0
+        self.peer: int | None = None
 
     def limit(self, seconds: float) -> None:
         """Give the operation so much time from now on, instead of the group's."""
@@ -61,20 +82,20 @@ class CclWork:
         if self._done or handle is None or self._failure is not None:
             return self._settled()
         limit_s = LOOK_AROUND_S if timeout is None else _seconds(timeout)
-        try:
-            done = native.wait(handle, min(limit_s, LOOK_AROUND_S))
-        except RuntimeError as error:
-            raise self._fail(self._communicator.failed(self.name, error)) from error
-        if not done:
+        if not self._within(handle, min(limit_s, LOOK_AROUND_S)):
             self._wait_on(handle, None if timeout is None else limit_s)
-        return self._arrived()
+        self._done = True
+        self.kept = ()
+        return self._settled()
+
+    def _within(self, handle: Pending, seconds: float) -> bool:
+        try:
+            return native.wait(handle, seconds)
+        except RuntimeError as error:
+            raise self._fail(self._communicator.failed(self.name, error, self.peer)) from error
 
     def _wait_on(self, handle: Pending, limit_s: float | None) -> None:
-        begin = time.monotonic()
-        communicator = self._communicator
-        own_end = None if limit_s is None else begin + limit_s - min(limit_s, LOOK_AROUND_S)
-        of_call = self.end is not None
-        end = begin - LOOK_AROUND_S + communicator.timeout_s if self.end is None else self.end
+        own_end = None if limit_s is None else time.monotonic() + limit_s - min(limit_s, LOOK_AROUND_S)
         while True:
             now = time.monotonic()
             if own_end is not None and now >= own_end:
@@ -82,54 +103,57 @@ class CclWork:
                     f"the operation did not finish within {limit_s:g} s; it is still under way and may be waited for "
                     "again"
                 )
-            if now >= end:
-                after_s = self.limit_s if of_call else communicator.timeout_s
-                raise self._fail(communicator.timed_out(self.name, after_s, of_call))
-            sooner = min(end, own_end) if own_end is not None else end
-            try:
-                if native.wait(handle, max(0.0, min(LOOK_AROUND_S, sooner - now))):
+            failure = self._hopeless(now)
+            if failure is not None:
+                if self._within(handle, 0.0):
                     return
-                if communicator.peers.gone() and not native.wait(handle, _GRACE_S):
-                    failure = communicator.lost(self.name)
-                    assert failure is not None
-                    raise self._fail(failure)
-            except RuntimeError as error:
-                if self._failure is not None:
-                    raise
-                raise self._fail(communicator.failed(self.name, error)) from error
+                raise self._fail(failure())
+            sooner = min(self._latest(), now + LOOK_AROUND_S)
+            if self._within(handle, max(0.0, (sooner if own_end is None else min(sooner, own_end)) - now)):
+                return
 
-    def _fail(self, failure: Exception) -> Exception:
+    def _latest(self) -> float:
+        return self._begin + self._communicator.timeout_s if self.end is None else self.end
+
+    def _hopeless(self, now: float) -> Callable[[], BaseException] | None:
+        """What makes the failure where there is nothing left to wait for."""
+        communicator = self._communicator
+        if communicator.broken is not None:
+            return communicator.broken_error
+        if now >= self._latest():
+            limit_s = communicator.timeout_s if self.end is None else self.limit_s
+            return lambda: communicator.timed_out(self.name, limit_s, self.end is not None)
+        if communicator.gone(self.peer):
+            self._missed_at = now if self._missed_at is None else self._missed_at
+            if now >= self._missed_at + _GRACE_S:
+                return lambda: communicator.lost(self.name, self.peer)
+        return None
+
+    def _fail(self, failure: BaseException) -> BaseException:
         self._failure = failure
         return failure
-
-    def _arrived(self) -> bool:
-        self._done = True
-        self.kept = ()
-        if self.finish is not None:
-            self._run_finish()
-        return True
 
     def _settled(self) -> bool:
         if self._failure is not None:
             raise self._failure
         if self.finish is not None:
-            self._run_finish()
+            with _finishing, torch.inference_mode():  # another thread may wait for the same
+                if self.finish is not None:
+                    self.finish()
+                    self.finish = None
         return True
 
-    def _run_finish(self) -> None:
-        with _finishing:  # another thread may wait for the same
-            if self.finish is not None:
-                self.finish()
-                self.finish = None
-
     def is_completed(self) -> bool:
-        if self._done or self._handle is None or self._failure is not None:
+        handle = self._handle
+        if self._done or handle is None or self._failure is not None:
             return True
-        try:
-            return native.wait(self._handle, 0.0)
-        except RuntimeError as error:
-            self._fail(self._communicator.failed(self.name, error))
-            return True
+        with suppress(Exception):
+            if self._within(handle, 0.0):
+                return True
+            failure = self._hopeless(time.monotonic())
+            if failure is not None:
+                self._fail(failure())
+        return self._failure is not None
 
     def exception(self) -> BaseException | None:
         self.is_completed()
@@ -144,13 +168,25 @@ class CclWork:
         handle = getattr(self, "_handle", None)
         if handle is None:
             return
-        if not self._done and not native.is_complete(handle):
-            _abandoned.append(self.kept)  # oneCCL goes on reading and writing there
-        native.release(handle)
+        if self._done or native.is_complete(handle):
+            native.release(handle)
+        else:
+            _abandon(handle, self.kept)
 
 
-#: Memory of operations whose handle was dropped before their end.
-_abandoned: list[Any] = []
+#: Operations whose handle was dropped before their end, with the memory in which oneCCL goes on reading and writing.
+_abandoned: list[tuple[Pending, Any]] = []
+
+
+def _abandon(handle: Pending, kept: Any) -> None:
+    still: list[tuple[Pending, Any]] = [(handle, kept)]
+    earlier, _abandoned[:] = list(_abandoned), []
+    for one in earlier:
+        if native.is_complete(one[0]):
+            native.release(one[0])
+        else:
+            still.append(one)
+    _abandoned.extend(still)
 
 
 def _seconds(timeout: float | timedelta) -> float:

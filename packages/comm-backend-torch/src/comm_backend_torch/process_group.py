@@ -110,4 +110,5 @@ def timeout_of(group: Any) -> timedelta | None:
         timeout = getattr(options, "_timeout", None)
         if isinstance(timeout, timedelta):
             return timeout
-    return None
+    timeout = getattr(group, "timeout", None)  # of a process group written in Python
+    return timeout if isinstance(timeout, timedelta) else None
