@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, TypeAlias
@@ -13,6 +12,7 @@ import pytest
 
 import comm_orchestrator as dist
 from comm_utils.testing import RankPool
+from comm_utils.testing.environment import PortReservation
 
 Pools: TypeAlias = Callable[[int], RankPool]
 
@@ -68,9 +68,8 @@ def rank_environment() -> dict[str, Any]:
 
 
 @pytest.fixture
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody used a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port() -> Iterator[int]:
+    """A TCP port that nobody else takes."""
+    reservation = PortReservation()
+    yield reservation.port
+    reservation.close()
