@@ -57,7 +57,13 @@ def all_reduce(
     try:
         call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
         # A number may equal an enumerator of torch's, and is no op all the same.
-        if not (call and tensor.is_contiguous()) or timeout is not None or tensor.is_neg() or isinstance(op, _NUMBERS):
+        if (
+            not (call and tensor.is_contiguous())
+            or timeout is not None
+            or tensor.is_neg()
+            or tensor.is_nested
+            or isinstance(op, _NUMBERS)
+        ):
             call = None
     except (AttributeError, RuntimeError, TypeError):
         call = None  # not a strided tensor, not an op, not initialised: the full check says so
