@@ -18,13 +18,22 @@ from comm_backend_ccl.native import Operation
 from comm_backend_ccl.peers import Peers, Process, this_process
 from comm_backend_ccl.tables import DTYPES, OPS
 from comm_backend_ccl.work import LOOK_AROUND_S, CclWork
-from comm_utils.errors import BrokenGroupError, CommTimeoutError, NotInitializedError, PeerLostError
+from comm_utils.errors import (
+    BackendUnavailableError,
+    BrokenGroupError,
+    CollectiveMismatchError,
+    CommTimeoutError,
+    NotInitializedError,
+    PeerLostError,
+)
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["Communicator"]
 
 _BYTE = DTYPES[torch.uint8]
 _NO_TIMEOUT_S = 10.0**9
+# Words of native/oneccl.cpp about what has nothing to do with other ranks.
+_OF_THIS_PROCESS = ("forked child", "process is ending", "held up by a group", "group was destroyed")
 # A connection may end before the process does.
 _NOTICE_S = 0.3
 # How long a group may still take to be made after one of its processes has ended.
@@ -212,16 +221,25 @@ class Communicator:
         )
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
-        """The error to raise where oneCCL itself reported one."""
+        """The error to raise where oneCCL, or what is around it, reported one."""
+        if any(reason in str(error) for reason in _OF_THIS_PROCESS):
+            return BackendUnavailableError(f"{call} on {self}: {error}")
         end = time.monotonic() + _NOTICE_S
         while not self.gone(peer) and time.monotonic() < end:
             time.sleep(0.01)
         if self.gone(peer):
             return self.lost(call, peer)
         self._break(f"{call}: {error}")
-        return PeerLostError(
-            f"{call} on {self} failed, as seen by rank {self.ranks[self.rank]}: {error}. The group cannot be used any "
-            f"more: {self._how_to_go_on}"
+        # With all of them alive on this host, only their calls can differ.
+        here = len(self.peers.local) == self.size
+        kind, cause = (
+            (CollectiveMismatchError, "the ranks called with different sizes, or different operations")
+            if here
+            else (PeerLostError, "a rank on another host ended, or the ranks called with different sizes or operations")
+        )
+        return kind(
+            f"{call} on {self} failed, as seen by rank {self.ranks[self.rank]}: {cause} [{error}]. The group cannot be "
+            f"used any more: {self._how_to_go_on}"
         )
 
     # --- operations

@@ -91,7 +91,9 @@ def obstacle() -> tuple[str, str] | None:
         # oneCCL itself would look for it only when the first group is made.
         ctypes.CDLL(str(_libfabric(where)))
     except (AttributeError, OSError) as error:
-        return f"oneCCL cannot be loaded ({error})", "reinstall comm-backend-ccl, or use dist_backend='gloo'"
+        named = "CCL_OFI_LIBRARY_PATH" in os.environ
+        remedy = "unset CCL_OFI_LIBRARY_PATH" if named else "reinstall comm-backend-ccl"
+        return f"oneCCL cannot be loaded ({error})", f"{remedy}, or {_GLOO}"
     return None
 
 
@@ -284,7 +286,7 @@ def start(
         group, operation, source, target, count, sent, received, dtype, op, peer, watched, text, _CAPACITY
     )
     if handle is None:
-        raise RuntimeError(f"oneCCL: {_message.text()}")
+        raise RuntimeError(_message.text())
     return handle  # type: ignore[no-any-return]
 
 
@@ -307,7 +309,7 @@ def wait(handle: Pending, seconds: float) -> bool:
     """
     state = _Loaded.library.comm_oneccl_wait(handle, seconds, _message.buffer, _CAPACITY)
     if state < 0:
-        raise RuntimeError(f"oneCCL: {_message.text()}")
+        raise RuntimeError(_message.text())
     return bool(state)
 
 
