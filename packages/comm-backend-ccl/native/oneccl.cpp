@@ -431,7 +431,7 @@ EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider,
         setting("CCL_ATL_OFI_MAX_RETRY_COUNT", "16");
         setting("CCL_LOCAL_RANK", std::to_string(local_rank));
         setting("CCL_LOCAL_SIZE", std::to_string(local_size));
-        // A third faster than oneCCL's own choice for large tensors: benchmarks/transports.py.
+        // Faster than oneCCL's own choice: CCL_ALLREDUCE=ring benchmarks/transports.py.
         setting("CCL_ALLREDUCE", "nreduce:1048577-max");
         setting("CCL_OFI_LIBRARY_PATH", libfabric);
         setting("FI_PROVIDER", provider);

@@ -3,10 +3,10 @@
 Importing it makes ``"ccl"`` a backend of ``torch.distributed``.
 """
 
-from comm_backend_ccl import process_group, provider
+from comm_backend_ccl import provider, registration
 from comm_backend_ccl.backend import CclBackend
 from comm_backend_ccl.process_group import CclProcessGroup
 
 __all__ = ["CclBackend", "CclProcessGroup", "provider"]
 
-process_group.register()
+registration.register()

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import torch.distributed as c10d
 
-from comm_backend_ccl.process_group import NAME, CclProcessGroup, unregister
+from comm_backend_ccl.process_group import NAME, CclProcessGroup
+from comm_backend_ccl.registration import unregister
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError
 

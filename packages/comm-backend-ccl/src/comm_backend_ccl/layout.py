@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["flat", "joined", "spread"]
+__all__ = ["flat", "for_writing", "joined", "spread", "spread_any"]
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -26,4 +26,27 @@ def spread(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
     begin = 0
     for target in targets:
         flat(target).copy_(source[begin : begin + target.numel()])
+        begin += target.numel()
+
+
+def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor, Callable[[], None] | None]:
+    """Contiguous memory for an output, and how to bring it to where it belongs."""
+    if tensor.is_contiguous():
+        return tensor, None
+    memory = tensor.contiguous() if read else torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def finish() -> None:
+        tensor.copy_(memory)
+
+    return memory, finish
+
+
+def spread_any(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+    """:func:`spread` over tensors that need not be dense, element by element."""
+    if all(target.is_contiguous() for target in targets):
+        spread(source, targets)
+        return
+    begin = 0
+    for target in targets:
+        target.copy_(source[begin : begin + target.numel()].view(target.shape))
         begin += target.numel()

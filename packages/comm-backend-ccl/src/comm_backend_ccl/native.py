@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from comm_backend_ccl.leftovers import sweep
-from comm_backend_ccl.libraries import folder
+from comm_backend_ccl.libraries import LIBFABRIC, ONECCL, folder
 from comm_utils.errors import BackendUnavailableError
 
 __all__ = [
@@ -101,7 +101,7 @@ _GLOO = "use dist_backend='gloo'"
 
 
 def _libfabric(where: Path) -> Path:
-    return Path(os.environ.get("CCL_OFI_LIBRARY_PATH") or where / "libfabric.so.1")
+    return Path(os.environ.get("CCL_OFI_LIBRARY_PATH") or where / LIBFABRIC)
 
 
 def _library() -> Any:
@@ -110,7 +110,7 @@ def _library() -> Any:
             where = folder()
             if where is None:
                 raise BackendUnavailableError("this installation of comm-backend-ccl was built without oneCCL")
-            _Loaded.library = _typed(ctypes.CDLL(str(where / "libcomm_oneccl.so")))
+            _Loaded.library = _typed(ctypes.CDLL(str(where / ONECCL)))
         return _Loaded.library
 
 
@@ -176,7 +176,7 @@ def facts() -> dict[str, str]:
     version = ctypes.CDLL(str(libfabric)).fi_version()
     return {
         "oneCCL": buffer.value.decode().split(" (")[0],
-        "oneCCL from": str(where / "libcomm_oneccl.so"),
+        "oneCCL from": str(where / ONECCL),
         "libfabric": f"{version >> 16}.{version & 0xFFFF}",
         "libfabric from": str(libfabric),
         "fabric provider": os.environ.get("FI_PROVIDER", "tcp"),

@@ -7,7 +7,8 @@ from typing import cast
 
 from comm_backend_ccl import bindings, native
 from comm_backend_ccl.backend import CclBackend
-from comm_backend_ccl.process_group import NAME, register
+from comm_backend_ccl.process_group import NAME
+from comm_backend_ccl.registration import register
 from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.plugins import entry_points

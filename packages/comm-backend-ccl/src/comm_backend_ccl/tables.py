@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from comm_utils.backend import Capabilities
+from comm_utils.backend import OPERATIONS, Capabilities
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["CAPABILITIES", "DTYPES", "OPS"]
@@ -35,21 +35,6 @@ _LEFT_OUT = (torch.uint16, torch.uint32, torch.uint64)
 CAPABILITIES = Capabilities(
     reductions=frozenset((op, dtype) for op in OPS for dtype in DTYPES if dtype not in _LEFT_OUT),
     dtypes=frozenset((*DTYPES, torch.bool)),
-    operations=frozenset(
-        (
-            "all_gather",
-            "all_gather_into_tensor",
-            "all_reduce",
-            "all_to_all_single",
-            "barrier",
-            "broadcast",
-            "gather",
-            "recv",
-            "reduce",
-            "reduce_scatter_tensor",
-            "scatter",
-            "send",
-        )
-    ),
+    operations=OPERATIONS,
     preserving_reduce=True,
 )

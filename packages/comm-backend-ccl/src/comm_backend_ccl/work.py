@@ -77,6 +77,20 @@ class CclWork:
         """Give the operation so much time from now on, instead of the group's."""
         self.end, self.limit_s = time.monotonic() + seconds, seconds
 
+    def then(self, step: Callable[[], None] | None) -> CclWork:
+        """Do ``step`` as well when the data has arrived."""
+        first = self.finish
+        if step is not None and first is not None:
+
+            def both() -> None:
+                first()
+                step()
+
+            self.finish = both
+        elif step is not None:
+            self.finish = step
+        return self
+
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         handle = self._handle
         if self._done or handle is None or self._failure is not None:

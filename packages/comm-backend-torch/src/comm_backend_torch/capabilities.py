@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from comm_utils.backend import Capabilities
+from comm_utils.backend import OPERATIONS, Capabilities
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["capabilities_of"]
@@ -16,22 +16,6 @@ _BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 _WIDE_FLOATS = (torch.float32, torch.float64)
 _FLOATS = (*_WIDE_FLOATS, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
-_OPERATIONS = frozenset(
-    (
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_reduce",
-        "all_to_all_single",
-        "barrier",
-        "broadcast",
-        "gather",
-        "recv",
-        "reduce",
-        "reduce_scatter_tensor",
-        "scatter",
-        "send",
-    )
-)
 
 
 def _pairs(ops: Iterable[ReduceOp], dtypes: Iterable[torch.dtype]) -> frozenset[tuple[ReduceOp, torch.dtype]]:
@@ -45,7 +29,7 @@ def _pairs(ops: Iterable[ReduceOp], dtypes: Iterable[torch.dtype]) -> frozenset[
 _GLOO = Capabilities(
     reductions=_pairs(_ARITHMETIC, (*_FLOATS, *_INTEGERS)) | _pairs(_BITWISE, _INTEGERS),
     dtypes=frozenset((*_FLOATS, *_INTEGERS, torch.bool)),
-    operations=_OPERATIONS - {"reduce_scatter_tensor"},
+    operations=OPERATIONS - {"reduce_scatter_tensor"},
     any_source=True,
     tags=True,
 )
@@ -54,7 +38,7 @@ _GLOO = Capabilities(
 _NCCL = Capabilities(
     reductions=_pairs(_ARITHMETIC, (*_FLOATS, *_INTEGERS)) | _pairs((ReduceOp.AVG,), _WIDE_FLOATS),
     dtypes=frozenset((*_FLOATS, *_INTEGERS, torch.bool)),
-    operations=_OPERATIONS,
+    operations=OPERATIONS,
     preserving_reduce=True,
 )
 
@@ -62,7 +46,7 @@ _NCCL = Capabilities(
 _FAKE = Capabilities(
     reductions=_pairs((*_ARITHMETIC, ReduceOp.AVG), _FLOATS) | _pairs((*_ARITHMETIC, *_BITWISE), _INTEGERS),
     dtypes=_GLOO.dtypes,
-    operations=_OPERATIONS,
+    operations=OPERATIONS,
     any_source=True,
     tags=True,
     preserving_reduce=True,
@@ -72,7 +56,7 @@ _FAKE = Capabilities(
 _UNKNOWN = Capabilities(
     reductions=_pairs(_ARITHMETIC, (*_WIDE_FLOATS, torch.int32, torch.int64)),
     dtypes=frozenset((*_WIDE_FLOATS, torch.int32, torch.int64, torch.uint8)),
-    operations=_OPERATIONS,
+    operations=OPERATIONS,
 )
 
 _TABLE = {"gloo": _GLOO, "nccl": _NCCL, "xccl": _NCCL, "fake": _FAKE}

@@ -22,9 +22,36 @@ if TYPE_CHECKING:
 
     from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["ENTRY_POINT_GROUP", "Availability", "Backend", "BackendProvider", "Capabilities", "Setup", "Work"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "OPERATIONS",
+    "Availability",
+    "Backend",
+    "BackendProvider",
+    "Capabilities",
+    "Setup",
+    "Work",
+]
 
 ENTRY_POINT_GROUP = "comm_utils.backends"
+
+#: Names of the collectives and messages that a backend may do natively.
+OPERATIONS = frozenset(
+    (
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "gather",
+        "recv",
+        "reduce",
+        "reduce_scatter_tensor",
+        "scatter",
+        "send",
+    )
+)
 
 
 @runtime_checkable

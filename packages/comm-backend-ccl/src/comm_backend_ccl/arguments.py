@@ -1,0 +1,80 @@
+"""What a call through ``torch.distributed`` may give; each function names the call and raises before anything is sent.
+
+Calls through this project's own API never get here: ``comm_collectives`` has checked them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from comm_backend_ccl import deriving
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
+
+__all__ = ["check_splits", "fit", "no_tag", "one", "op_of"]
+
+
+def one(tensors: Any, call: str) -> torch.Tensor:
+    """The tensor that is meant, on the CPU and dense."""
+    if isinstance(tensors, torch.Tensor):
+        tensor = tensors
+    elif len(tensors) == 1:
+        tensor = tensors[0]
+    else:
+        raise ArgumentError(f"{call}: got {len(tensors)} tensors; expected one")
+    if tensor.device.type != "cpu":
+        raise ArgumentError(
+            f"{call}: got a tensor on {tensor.device}; ccl serves CPU tensors, xccl or the discontinued "
+            "oneccl_bindings_for_pytorch those on XPUs"
+        )
+    if tensor.layout is not torch.strided:
+        raise ArgumentTypeError(f"{call}: got a tensor of layout {tensor.layout}; expected a dense one")
+    return tensor
+
+
+def fit(call: str, tensors: Any, like: torch.Tensor | None, count: int, parts: int = 1) -> None:
+    """Check that there are ``count`` tensors, each of the dtype and ``parts`` times the size of ``like``."""
+    if len(tensors) != count:
+        raise ArgumentError(f"{call}: got {len(tensors)} tensors; expected {count}")
+    for tensor in tensors:
+        one(tensor, call)
+    if like is None:
+        if len({tensor.dtype for tensor in tensors}) > 1:
+            raise ArgumentTypeError(f"{call}: the tensors have different dtypes; expected one")
+        return
+    one(like, call)
+    for tensor in tensors:
+        if tensor.dtype is not like.dtype:
+            raise ArgumentTypeError(f"{call}: got tensors of {tensor.dtype} and {like.dtype}; expected one dtype")
+        if tensor.numel() != parts * like.numel():
+            raise ArgumentError(
+                f"{call}: got a tensor of {tensor.numel()} elements beside one of {like.numel()}; expected "
+                f"{parts * like.numel()}"
+            )
+
+
+def check_splits(tensor: torch.Tensor, rows: Sequence[int], size: int) -> None:
+    """Check that ``rows``, empty for equal parts, share out the first dimension among ``size`` ranks."""
+    have = tensor.shape[0] if tensor.dim() else 1
+    if not rows:
+        if have % size:
+            raise ArgumentError(f"all_to_all_single: got {have} rows, which do not divide by {size} ranks")
+    elif len(rows) != size or sum(rows) != have or min(rows) < 0:
+        raise ArgumentError(f"all_to_all_single: got split sizes {list(rows)} for {have} rows and {size} ranks")
+
+
+def op_of(options: Any, *tensors: torch.Tensor) -> ReduceOp:
+    """The reduction that c10d's options name, which every dtype can do."""
+    op = parse_reduce_op("sum" if options is None else getattr(options, "reduceOp", options))
+    for tensor in tensors:
+        deriving.check(op, tensor.dtype)
+    return op
+
+
+def no_tag(call: str, tag: int) -> None:
+    """Refuse a tag other than 0."""
+    if tag != 0:
+        raise ArgumentError(f"{call}: tag: got {tag}; oneCCL has no tags, expected 0")
