@@ -327,6 +327,16 @@ def bench(session: nox.Session, program: str) -> None:
     session.run("python", f"benchmarks/{program}.py", *session.posargs, interrupt_timeout=10)
 
 
+@nox.session(name="bench-peers", default=False)
+def bench_peers(session: nox.Session) -> None:
+    """Compares all collectives with three MPIs, oneCCL, DeepSpeed's operator and gloo (compiles that operator)."""
+    install_sources(session, "comm-orchestrator[ccl]", *group("bench-peers"))
+    uv = {"UV": nox.virtualenv.UV} if session.venv_backend == "uv" else {}
+    session.run("python", "tools/install_launchers.py", env=uv)
+    # After Ctrl-C, time to end the ranks and to remove their shared memory.
+    session.run("python", "benchmarks/peers", *session.posargs, interrupt_timeout=30)
+
+
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
     """Runs all tests, ranks counted, and asks for 90 % of every package."""

@@ -26,7 +26,6 @@ import platform
 import select
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -39,15 +38,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Any
 
+from measuring import KIB, MIB, PERIOD, Meeting, cores, fill, free_memory_bytes, free_port, machine, named
+
 HERE = Path(__file__).resolve().parent
 CCL = HERE.parent / "packages" / "comm-backend-ccl"
-KIB, MIB = 2**10, 2**20
 SIZES_BYTES = (64, KIB, 16 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 RANKS = 2
 # From here on, a call takes milliseconds.
 LARGE_BYTES = 16 * MIB
-# Elements after which the data repeats: a prime, so that no two parts of a power of two are alike.
-PERIOD = 1048573
 # How long a rank may take to answer before it ends itself.
 LIMIT_S = 120
 # Of memory that a process needs for each byte of the largest tensor: its own, and what the libraries take beside it.
@@ -105,8 +103,7 @@ class Rank:
             raise SystemExit(f"got backend {dist.get_backend()}, expected {backend}")
         self.dist: Any = dist
         self.torch: Any = torch
-        self.meeting = mmap.mmap(meeting_fd, mmap.PAGESIZE)
-        self.met, self.mine, self.others = 0, 64 * rank, 64 * (1 - rank)
+        self.meet = Meeting(meeting_fd, rank, RANKS)
         # Multiples of 2^-20, whose sums are exact in float32.
         of_rank = [
             torch.randint(-(2**20), 2**20, (PERIOD,), generator=torch.Generator().manual_seed(one)).double() / 2**20
@@ -117,7 +114,7 @@ class Rank:
         self.inputs = [(of_rank[0] * scale).float() for scale in (1, 2)]
         self.sums = [(total * scale).float() for scale in (1, 2)]
         self.tensor = self.torch.empty(largest_bytes // 4)
-        self.fill(self.tensor.split(PERIOD), self.inputs[0])
+        fill(self.tensor.split(PERIOD), self.inputs[0])
 
     def run(self, size_bytes: int, warm_up: int, timed: int) -> list[int]:
         """Make the calls; the number of wrong parts of the last result, and the nanoseconds of each timed call."""
@@ -126,7 +123,7 @@ class Rank:
         parts = tensor.split(PERIOD)
         times_ns = []
         for call in range(warm_up + timed):
-            self.fill(parts, self.inputs[call % 2])
+            fill(parts, self.inputs[call % 2])
             self.meet()
             start = now_ns()
             all_reduce(tensor)
@@ -135,19 +132,6 @@ class Rank:
         sums = self.sums[(warm_up + timed - 1) % 2]
         wrong = sum(not self.torch.equal(part, sums[: part.numel()]) for part in parts)
         return [wrong, *times_ns[warm_up:]]
-
-    @staticmethod
-    def fill(parts: Sequence[Any], values: Any) -> None:
-        for part in parts:
-            part.copy_(values[: part.numel()])
-
-    def meet(self) -> None:
-        """Return when the other rank is here too; it may be at the next meeting already."""
-        meeting, others = self.meeting, self.others
-        met = self.met = (self.met + 1) % 256
-        meeting[self.mine] = met
-        while (meeting[others] - met) % 256 > 1:
-            pass
 
 
 def serve(backend: str, meeting_fd: int, largest_bytes: int) -> None:
@@ -199,7 +183,7 @@ class Peer:
 
     def start(self, command: Sequence[str], environ: dict[str, str], meeting_fd: int) -> None:
         # Ranks are on cores, and in sessions, of their own: Ctrl-C is for the process that measures.
-        for rank, core in enumerate(cores()):
+        for rank, core in enumerate(cores(RANKS)):
             complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
             self.complaints.append(complaints)
             process = subprocess.Popen(
@@ -260,25 +244,13 @@ class Peer:
         return self.idle_cpu_s / self.idle_s if self.idle_s else 0.0
 
 
-def cores() -> list[int]:
-    found = sorted(os.sched_getaffinity(0))
-    if len(found) < RANKS:
-        raise SystemExit(f"got {len(found)} core, expected one for each of {RANKS} ranks")
-    return found[:RANKS]
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def environment(shm: str, libfabric: Path | None) -> dict[str, str]:
     """The user's own settings of the libraries stay, but for what is compared here."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     environ |= {"WORLD_SIZE": str(RANKS), "LOCAL_WORLD_SIZE": str(RANKS)}
     if shm:
-        environ["CCL_ATL_SHM"] = shm
+        # What is measured is oneCCL, also between ranks of one host.
+        environ |= {"CCL_SHARED_MEMORY": "0", "CCL_ATL_SHM": shm}
     if libfabric:
         environ.setdefault("CCL_OFI_LIBRARY_PATH", str(libfabric))
     return environ
@@ -415,19 +387,11 @@ def measure(
 
 def affordable(sizes_bytes: Sequence[int], note: Callable[[str], None]) -> list[int]:
     """Those sizes for which there is memory."""
-    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    free_bytes = int(lines["MemAvailable"].split()[0]) * KIB
+    free_bytes = free_memory_bytes()
     most_bytes = free_bytes // (RANKS * len(PEERS) * MEMORY_FACTOR)
     if too_large := [size for size in sizes_bytes if size > most_bytes]:
         note(f"{', '.join(map(named, too_large))}: left out, as {free_bytes // MIB} MiB of memory are free")
     return [size for size in sizes_bytes if size <= most_bytes]
-
-
-def named(size_bytes: int) -> str:
-    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
-        if size_bytes >= unit:
-            return f"{size_bytes / unit:g} {name}"
-    return f"{size_bytes} B"
 
 
 Medians = dict[int, dict[str, dict[str, float]]]
@@ -478,12 +442,6 @@ def report(verdict: dict[str, Any]) -> str:
     if not verdict["complete"]:
         judged += " at the sizes measured"
     return f"  {verdict['target']:55} {verdict['got']:6.2f} at {named(verdict['at_bytes']):8} {judged}"
-
-
-def machine() -> dict[str, Any]:
-    info = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
-    return {"cpu": models[0] if models else platform.processor(), "cores": os.cpu_count(), "kernel": platform.release()}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""oneCCL behind our API and behind ``torch.distributed``: what is special about it."""
+"""The backend ccl behind our API and behind ``torch.distributed``, in shared memory and on oneCCL."""
 
 from __future__ import annotations
 
@@ -26,9 +26,15 @@ def start() -> None:
     dist.init_distributed("ccl", verbose=False)
 
 
+@pytest.fixture(scope="module", params=["1", "0"], ids=["shared_memory", "oneccl"])
+def ccl_environment(request: pytest.FixtureRequest, rank_environment: dict[str, Any]) -> dict[str, Any]:
+    """``env`` for ranks on either engine."""
+    return {**rank_environment, "CCL_SHARED_MEMORY": request.param}
+
+
 @pytest.fixture(scope="module")
-def ccl_pools(rank_environment: dict[str, Any]) -> Any:
-    with RankPool(4, env=rank_environment, setup=start) as four, RankPool(2, env=rank_environment, setup=start) as two:
+def ccl_pools(ccl_environment: dict[str, Any]) -> Any:
+    with RankPool(4, env=ccl_environment, setup=start) as four, RankPool(2, env=ccl_environment, setup=start) as two:
         yield {2: two, 4: four}.__getitem__
 
 
@@ -74,8 +80,8 @@ def run_beside_gloo() -> None:
     dist.destroy_process_group()
 
 
-def test_a_group_of_ccl_beside_a_world_of_gloo(rank_environment: dict[str, Any]) -> None:
-    run_ranks(run_beside_gloo, 2, env=rank_environment)
+def test_a_group_of_ccl_beside_a_world_of_gloo(ccl_environment: dict[str, Any]) -> None:
+    run_ranks(run_beside_gloo, 2, env=ccl_environment)
 
 
 def run_several_beside_gloo() -> None:
@@ -89,8 +95,8 @@ def run_several_beside_gloo() -> None:
     dist.destroy_process_group()
 
 
-def test_different_groups_of_ccl_beside_a_world_of_gloo(rank_environment: dict[str, Any]) -> None:
-    run_ranks(run_several_beside_gloo, 3, env=rank_environment)
+def test_different_groups_of_ccl_beside_a_world_of_gloo(ccl_environment: dict[str, Any]) -> None:
+    run_ranks(run_several_beside_gloo, 3, env=ccl_environment)
 
 
 def run_adopted() -> None:
@@ -107,8 +113,8 @@ def run_adopted() -> None:
     dist.destroy_process_group()
 
 
-def test_a_world_of_ccl_is_adopted_with_its_timeout(rank_environment: dict[str, Any]) -> None:
-    run_ranks(run_adopted, 2, env=rank_environment)
+def test_a_world_of_ccl_is_adopted_with_its_timeout(ccl_environment: dict[str, Any]) -> None:
+    run_ranks(run_adopted, 2, env=ccl_environment)
 
 
 def run_without_the_one_that_left() -> float | None:
@@ -130,8 +136,8 @@ def run_without_the_one_that_left() -> float | None:
     return time.monotonic() - begin
 
 
-def test_a_message_does_not_need_the_other_ranks(rank_environment: dict[str, Any]) -> None:
-    waited_s, *_ = run_ranks(run_without_the_one_that_left, 3, env=rank_environment)
+def test_a_message_does_not_need_the_other_ranks(ccl_environment: dict[str, Any]) -> None:
+    waited_s, *_ = run_ranks(run_without_the_one_that_left, 3, env=ccl_environment)
     assert waited_s > 1.0
 
 
@@ -142,8 +148,10 @@ def run_plain_torch() -> None:
     import comm_backend_ccl
 
     assert comm_backend_ccl
-    c10d.init_process_group("ccl")
-    rank = c10d.get_rank()
+    rank = int(os.environ["RANK"])
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = c10d.TCPStore(*address, 2, rank == 0)
+    c10d.init_process_group("ccl", store=c10d.PrefixStore("first", store), rank=rank, world_size=2)
     ops = {
         c10d.ReduceOp.SUM: [3, 5],
         c10d.ReduceOp.PRODUCT: [2, 6],
@@ -238,18 +246,14 @@ def run_plain_torch() -> None:
         assert one.item() == 1
     c10d.barrier()
     c10d.destroy_process_group()
-    c10d.init_process_group("ccl", store=c10d.PrefixStore("again", _store()), rank=rank, world_size=2)
+    c10d.init_process_group("ccl", store=c10d.PrefixStore("again", store), rank=rank, world_size=2)
     c10d.all_reduce(again := torch.ones(1))
     assert again.item() == 2
     c10d.destroy_process_group()
 
 
-def _store() -> Any:
-    return c10d.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), 2, False)
-
-
-def test_torch_distributed_alone(rank_environment: dict[str, Any]) -> None:
-    run_ranks(run_plain_torch, 2, env=rank_environment)
+def test_torch_distributed_alone(ccl_environment: dict[str, Any]) -> None:
+    run_ranks(run_plain_torch, 2, env=ccl_environment)
 
 
 # --- sizes, ranks, processes

@@ -26,7 +26,11 @@ from comm_utils.testing import run_ranks_outcomes
 _CCL = provider.availability()["ccl"]
 pytestmark = pytest.mark.skipif(not _CCL.usable, reason=_CCL.reason)
 
-TRANSPORTS = {"tcp": {}, "shm": {"CCL_ATL_SHM": "1"}}
+TRANSPORTS = {
+    "shared memory": {},
+    "tcp": {"CCL_SHARED_MEMORY": "0"},
+    "shm": {"CCL_SHARED_MEMORY": "0", "CCL_ATL_SHM": "1"},
+}
 _MARK = "CCL_LEFTOVERS_TEST_MARK"
 _CRASHES = ("terminate called", "Segmentation fault", "Fatal Python error", "core dumped", "double free", "corrupt")
 _LEFT_OUT = ("COMM_", "CCL_", "FI_", "GLOO_", "NCCL_", "TORCHELASTIC_", "RANK", "LOCAL_", "GROUP_", "DEEPSPEED_")
@@ -185,7 +189,7 @@ def test_an_end_without_a_loss(program: Any, ending: str, transport: str) -> Non
     for one in found:
         # Where all are killed, one may still see that the other was.
         assert one.err == "" or one.status < 0 or (ending == "raises" and one.error == "ValueError: mine"), one.err
-        assert transport == "tcp" or f"{one.pid}:0:0" in one.said["memory"]
+        assert transport != "shm" or f"{one.pid}:0:0" in one.said["memory"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
@@ -272,27 +276,52 @@ def test_operations_that_are_started_after_a_loss_do_not_hold_up_their_rank(prog
 # --- while a group is made
 
 
-def die_after(position: int) -> None:
-    """Rank 1 ends when it has written so many keys of the first group."""
+def die_on_oneccl(position: int) -> None:
+    """Rank 1 ends when it has written so many of oneCCL's keys."""
     import comm_orchestrator as dist
-    from comm_backend_ccl.communicator import Communicator
+    from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 
-    put, said = Communicator._put, []
+    put, said = OneCclCommunicator._put, []
 
-    def put_and_die(self: Communicator, key: str, value: bytes) -> None:
+    def put_and_die(self: OneCclCommunicator, key: str, value: bytes) -> None:
         put(self, key, value)
         said.append(key)
         if len(said) == position:
             os.kill(os.getpid(), signal.SIGKILL)
 
     if os.environ["RANK"] == "1":
-        Communicator._put = put_and_die  # type: ignore[method-assign]
+        OneCclCommunicator._put = put_and_die  # type: ignore[method-assign]
     dist.init_distributed("ccl", verbose=False, timeout=5)
 
 
-@pytest.mark.parametrize("position", [1, 4, 7, 8, 10])
-def test_a_rank_that_is_killed_while_the_group_is_made(rank_environment: dict[str, Any], position: int) -> None:
-    survivor, lost = run_ranks_outcomes(die_after, 2, position, timeout_s=15, env=rank_environment)
+def die_in_shared_memory(position: int) -> None:
+    """Rank 1 ends before, or after, it has joined."""
+    import comm_orchestrator as dist
+    from comm_backend_ccl import shared_memory
+
+    join = shared_memory.join
+
+    def join_and_die(*args: Any) -> int:
+        for _ in range(position):
+            join(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return 0
+
+    if os.environ["RANK"] == "1":
+        shared_memory.join = join_and_die
+    dist.init_distributed("ccl", verbose=False, timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("target", "position"),
+    [*((die_on_oneccl, position) for position in (1, 3, 6, 7, 9)), *((die_in_shared_memory, n) for n in (0, 1))],
+)
+def test_a_rank_that_is_killed_while_the_group_is_made(
+    rank_environment: dict[str, Any], target: Any, position: int
+) -> None:
+    engine = {"CCL_SHARED_MEMORY": "0" if target is die_on_oneccl else "1"}
+    env = {**rank_environment, **engine}
+    survivor, lost = run_ranks_outcomes(target, 2, position, timeout_s=15, env=env)
     assert lost.exit_code == -9
     assert survivor.exit_code == 1, survivor
     assert "rank 1 (pid " in survivor.message, survivor

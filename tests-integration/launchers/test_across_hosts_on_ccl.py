@@ -235,7 +235,8 @@ def test_on_one_host_it_is_the_loopback_interface_or_the_named_one(
     decoyed: Hosts, name: dict[str, str], address: str
 ) -> None:
     here = decoyed[0]
-    for found in reports(run(_each((here, here), ["-c", NAMED], name), 60)):
+    on_oneccl = {"CCL_SHARED_MEMORY": "0", **name}
+    for found in reports(run(_each((here, here), ["-c", NAMED], on_oneccl), 60)):
         assert found["t"] == [2.0, 2.0]
         assert found["listens"] == [address]
 

@@ -1,11 +1,19 @@
 import pytest
 
-from comm_backend_ccl import CclBackend, native
+from comm_backend_ccl import CclBackend, native, shared_memory
 from comm_utils.testing.conformance import BackendConformance
 
 
-@pytest.mark.skipif(native.obstacle() is not None, reason=str(native.obstacle()))
-class TestCcl(BackendConformance):
+@pytest.mark.skipif(shared_memory.obstacle() is not None, reason=str(shared_memory.obstacle()))
+class TestInSharedMemory(BackendConformance):
     provider = "comm_backend_ccl:provider"
     backend_class = CclBackend
     backend = "ccl"
+
+
+@pytest.mark.skipif(native.obstacle() is not None, reason=str(native.obstacle()))
+class TestOnOneccl(BackendConformance):
+    provider = "comm_backend_ccl:provider"
+    backend_class = CclBackend
+    backend = "ccl"
+    env = {"CCL_SHARED_MEMORY": "0"}  # noqa: RUF012  # a ClassVar of the base

@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from comm_backend_ccl import libraries, native, provider
+from comm_backend_ccl import libraries, native, provider, shared_memory
 from comm_utils import BackendUnavailableError, Setup
 from comm_utils.backend import ENTRY_POINT_GROUP
 
@@ -23,7 +24,9 @@ def test_it_registers_itself() -> None:
 def test_what_is_found_is_told() -> None:
     found = provider.availability()["ccl"]
     assert found.usable
-    assert found.reason == "oneCCL 2021.17.2 over libfabric's tcp"
+    assert found.reason == "shared memory within a host, oneCCL 2021.17.2 over libfabric's tcp"
+    assert found.within_host == ""
+    assert found.details["shared memory"].startswith("between up to 64 ranks")
     assert found.details["oneCCL"].startswith("Gold-2021.17.2 ")
     assert found.details["oneCCL from"] == str(libraries.folder() / libraries.ONECCL)  # type: ignore[operator]
     assert found.details["libfabric"] == "2.5"
@@ -44,6 +47,10 @@ def test_what_keeps_it_from_running_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, change: object, reason: str
 ) -> None:
     change(monkeypatch, tmp_path)  # type: ignore[operator]
+    found = provider.availability()["ccl"]
+    assert found.usable == (shared_memory.obstacle() is None)
+    assert re.search(reason, found.within_host)
+    monkeypatch.setenv("CCL_SHARED_MEMORY", "0")
     found = provider.availability()["ccl"]
     assert not found.usable
     assert found.remedy

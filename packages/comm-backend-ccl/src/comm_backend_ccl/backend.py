@@ -15,8 +15,9 @@ from torch.distributed import GroupMember, ProcessGroup, Store
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.layout import flat, joined, spread
 from comm_backend_ccl.process_group import CclProcessGroup
-from comm_backend_ccl.short_ways import short_way
-from comm_backend_ccl.tables import CAPABILITIES
+from comm_backend_ccl.shared_communicator import SharedCommunicator
+from comm_backend_ccl.shared_tensors import empty_shared
+from comm_backend_ccl.short_ways import short_way, shortest_way
 from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import BrokenGroupError, NotInitializedError
@@ -67,6 +68,7 @@ class CclBackend:
             return self.during(self._call).prepare(operation, group, op, position)
         this = self if self._call else self.during(operation)
         start = short_way(ours, operation, op, position)
+        shortest = this.shortest_all_reduce(group, op) if operation == "all_reduce" else None
         name = this._call
 
         def call(*tensors: Any) -> None:
@@ -87,7 +89,22 @@ class CclBackend:
                     this.prepared.clear()
                     raise
 
-        return call
+        if shortest is None:
+            return call
+
+        def call_shortest(tensor: torch.Tensor) -> None:
+            if not shortest(tensor):
+                call(tensor)
+
+        return call_shortest
+
+    def shortest_all_reduce(
+        self, group: ProcessGroup | None = None, op: object = "sum"
+    ) -> Callable[[Any], bool] | None:
+        ours = self._ours(group)
+        if ours is None:
+            return self._groups.shortest_all_reduce(group, op)
+        return shortest_way(ours, op, self._call or "all_reduce", self.prepared.clear)
 
     # --- who is where
 
@@ -130,9 +147,13 @@ class CclBackend:
         return self._groups.device_types(group)
 
     def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
-        if self._ours(group) is None:
-            return self._groups.capabilities(group, device_type)
-        return CAPABILITIES
+        ours = self._ours(group)
+        return self._groups.capabilities(group, device_type) if ours is None else ours.capabilities
+
+    def empty_shared(self, shape: Sequence[int], dtype: torch.dtype, group: ProcessGroup | None = None) -> torch.Tensor:
+        if isinstance(self._ours(group), SharedCommunicator):
+            return empty_shared(shape, dtype)
+        return self._groups.empty_shared(shape, dtype, group)
 
     def check_group(self, group: ProcessGroup | None = None) -> None:
         self._groups.check_group(group)

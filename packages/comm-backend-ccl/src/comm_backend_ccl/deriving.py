@@ -1,4 +1,4 @@
-"""Reductions that oneCCL lacks, for callers that come through ``torch.distributed``.
+"""Reductions that an engine lacks, for callers that come through ``torch.distributed``.
 
 Calls through this project's own API never get here: ``comm_collectives.reduction`` builds the same over any backend.
 """
@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from comm_backend_ccl.communicator import Communicator
-from comm_backend_ccl.tables import DTYPES, OPS
+from comm_backend_ccl.tables import DTYPES, ONECCL_OPS
 from comm_backend_ccl.work import CclWork
 from comm_utils.errors import ArgumentTypeError
 from comm_utils.reduce_op import ReduceOp
@@ -39,11 +39,11 @@ _ON_BOOLS = {
 def check(op: ReduceOp, dtype: torch.dtype) -> None:
     """Raise ``ArgumentTypeError`` where ``op`` cannot be done with ``dtype``."""
     integers = not dtype.is_floating_point and not dtype.is_complex
-    if op in _BITS and integers and (dtype in DTYPES or dtype is torch.bool):
+    if op in _BITS and integers and dtype in DTYPES:
         return
     if op is ReduceOp.AVG and dtype.is_floating_point and dtype in DTYPES:
         return
-    if op in OPS and (dtype in DTYPES or dtype is torch.bool):
+    if op in ONECCL_OPS and dtype in DTYPES:
         return
     raise ArgumentTypeError(f"{op.name.lower()} of {dtype} cannot be reduced on ccl")
 
@@ -54,6 +54,8 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp) -> CclWork:
     """Reduce ``tensor``, contiguous, in place."""
+    if (op, tensor.dtype) in communicator.capabilities.reductions:
+        return communicator.all_reduce(tensor, op, True)
     if tensor.dtype is torch.bool:
         return all_reduce(communicator, _bytes(tensor), _ON_BOOLS[op])
     if op in _BITS:
@@ -71,6 +73,8 @@ def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp) -
 
 def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: ReduceOp) -> CclWork:
     """Reduce into ``tensor``, contiguous, of ``root``."""
+    if (op, tensor.dtype) in communicator.capabilities.reductions:
+        return communicator.reduce(tensor, root, op, True)
     mine = communicator.rank == root
     if tensor.dtype is torch.bool:
         return reduce(communicator, _bytes(tensor), root, _ON_BOOLS[op])
@@ -91,6 +95,8 @@ def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: Redu
 
 def reduce_scatter(communicator: Communicator, output: torch.Tensor, input: torch.Tensor, op: ReduceOp) -> CclWork:
     """Overwrite ``output`` with this rank's part of the reduced ``input``, both contiguous."""
+    if (op, output.dtype) in communicator.capabilities.reductions:
+        return communicator.reduce_scatter(output, input, op, True)
     if output.dtype is torch.bool:
         return reduce_scatter(communicator, _bytes(output), _bytes(input), _ON_BOOLS[op])
     if op in _BITS:

@@ -10,17 +10,16 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 from comm_backend_ccl.leftovers import sweep
 from comm_backend_ccl.libraries import LIBFABRIC, ONECCL, folder
+from comm_backend_ccl.tables import Operation
 from comm_utils.errors import BackendUnavailableError
 
 __all__ = [
     "COMPLETE",
-    "Operation",
     "Pending",
     "create",
     "destroy",
@@ -41,20 +40,6 @@ _SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c
 #: A handle of an operation that is under way.
 Pending = int
 COMPLETE = 1
-
-
-class Operation(IntEnum):
-    """The codes of ``native/oneccl.cpp``."""
-
-    ALL_REDUCE = 0
-    REDUCE = 1
-    BROADCAST = 2
-    ALL_GATHER = 3
-    REDUCE_SCATTER = 4
-    ALL_TO_ALL = 5
-    ALL_TO_ALL_V = 6
-    SEND = 7
-    RECEIVE = 8
 
 
 class _Plan(ctypes.Structure):

@@ -14,7 +14,9 @@ from comm_backend_ccl.arguments import check_splits, fit, no_tag, one, op_of
 from comm_backend_ccl.c10d_work import C10dWork
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.layout import for_writing, joined, spread_any
-from comm_backend_ccl.tables import CAPABILITIES
+from comm_backend_ccl.making import make_communicator
+from comm_backend_ccl.shared_communicator import SharedCommunicator
+from comm_backend_ccl.shared_tensors import empty_shared
 from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -31,16 +33,19 @@ class CclProcessGroup(ProcessGroup):
     Tensors live on the CPU. An output that is not contiguous is written when the handle is waited for.
     """
 
-    capabilities: Capabilities = CAPABILITIES
-
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] | None = None
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
-        self.communicator: Communicator | None = Communicator(store, rank, size, timeout, ranks)
+        self.communicator: Communicator | None = make_communicator(store, rank, size, timeout, ranks)
         self._store, self._timeout = store, timeout
         self._name = self._description = ""
         self._coalesced: list[CclWork] | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What it does natively."""
+        return self._open().capabilities
 
     # --- what torch asks a group
 
@@ -90,6 +95,18 @@ class CclProcessGroup(ProcessGroup):
     @property
     def timeout(self) -> timedelta:
         return self._timeout
+
+    # FSDP2 allocates so after set_allocate_memory_from_process_group_for_comm(True), and asks the group of the device.
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        return device.type == "cpu" and isinstance(self.communicator, SharedCommunicator)
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A tensor of ``size`` elements whose memory the other ranks can reach."""
+        return empty_shared((size,), dtype)
 
     def shutdown(self) -> None:
         communicator, self.communicator = self.communicator, None
@@ -209,7 +226,7 @@ class CclProcessGroup(ProcessGroup):
         source = joined([one.contiguous() for one in inputs])
         target = source.new_empty(sum(one.numel() for one in outputs), dtype=outputs[0].dtype)
         work = self._open().all_to_all(
-            target, source, [one.nbytes for one in outputs], [one.nbytes for one in inputs], True
+            target, source, [one.numel() for one in outputs], [one.numel() for one in inputs], True
         )
         return self._started(work.then(lambda: spread_any(target, outputs)), "all_to_all", outputs, options)
 

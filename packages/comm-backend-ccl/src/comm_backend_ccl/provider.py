@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from comm_backend_ccl import bindings, native
+from comm_backend_ccl import bindings, native, shared_memory
 from comm_backend_ccl.backend import CclBackend
 from comm_backend_ccl.process_group import NAME
 from comm_backend_ccl.registration import register
@@ -26,14 +26,35 @@ def availability() -> Mapping[str, Availability]:
 
 
 def _own() -> Availability:
-    obstacle = native.obstacle()
+    obstacle = _obstacle()
     if obstacle is not None:
         return Availability(False, *obstacle)
     if not any(entry.name == "torch" for entry in entry_points(ENTRY_POINT_GROUP)):
         return Availability(False, _NO_GROUPS, _REMEDY)
-    facts = native.facts()
-    version = facts["oneCCL"].split()[0].removeprefix("Gold-")
-    return Availability(True, f"oneCCL {version} over libfabric's {facts['fabric provider']}", details=facts)
+    details: dict[str, str] = {}
+    parts = []
+    without_memory, without_oneccl = shared_memory.obstacle(), native.obstacle()
+    if without_memory is None:
+        details |= shared_memory.facts()
+        parts.append("shared memory within a host")
+    else:
+        details["shared memory"] = without_memory[0]
+    if without_oneccl is None:
+        facts = native.facts()
+        details |= facts
+        version = facts["oneCCL"].split()[0].removeprefix("Gold-")
+        parts.append(f"oneCCL {version} over libfabric's {facts['fabric provider']}")
+    else:
+        details["oneCCL"] = without_oneccl[0]
+    return Availability(
+        True, ", ".join(parts), details=details, within_host=without_oneccl[0] if without_oneccl else ""
+    )
+
+
+def _obstacle() -> tuple[str, str] | None:
+    """Why neither engine can be used."""
+    obstacle = native.obstacle()
+    return obstacle if obstacle is not None and shared_memory.obstacle() is not None else None
 
 
 def _groups() -> BackendProvider:
@@ -47,7 +68,7 @@ def initialize(setup: Setup) -> Backend:
     """See ``BackendProvider.initialize``."""
     if setup.backend == bindings.BINDINGS:
         return _groups().initialize(bindings.activate(setup))
-    obstacle = native.obstacle()
+    obstacle = _obstacle()
     if obstacle is not None:
         raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {obstacle[0]}; {obstacle[1]}")
     register()

@@ -1,4 +1,4 @@
-"""The shortest way from tensors to oneCCL: one call into the library for an operation that is over at once."""
+"""The shortest ways from tensors to an engine, all but the tensors settled."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import Any
 
 import torch
 
-from comm_backend_ccl import native
+from comm_backend_ccl import native, shared_memory
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.layout import spread
-from comm_backend_ccl.native import Operation
-from comm_backend_ccl.tables import DTYPES, OPS
+from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
+from comm_backend_ccl.shared_communicator import SharedCommunicator
+from comm_backend_ccl.tables import ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import LOOK_AROUND_S, CclWork
 from comm_utils.reduce_op import parse_reduce_op
 
-__all__ = ["short_way"]
+__all__ = ["short_way", "shortest_way"]
 
 _Run = Callable[[int, int, int], native.Pending]
+_Start = Callable[..., "CclWork | None"]
 
 _OF_BYTES = {
     "all_gather": Operation.ALL_GATHER,
@@ -30,6 +32,59 @@ _OF_BYTES = {
 _OF_ELEMENTS = {"all_reduce": Operation.ALL_REDUCE, "reduce_scatter_tensor": Operation.REDUCE_SCATTER}
 
 
+def short_way(ours: Communicator, operation: str, op: object, position: int | None) -> _Start:
+    """A function of tensors, as ``Backend.prepare`` describes them, that does ``operation``.
+
+    It returns None where that is done, else a handle to wait for.
+    """
+    if operation == "barrier":
+        return lambda: ours.barrier()
+    if isinstance(ours, OneCclCommunicator):
+        return _on_oneccl(ours, operation, op, position)
+    return _on_any(ours, operation, op, position)
+
+
+def shortest_way(ours: Communicator, op: object, name: str, forget: Callable[[], None]) -> Callable[[Any], bool] | None:
+    """See ``Backend.shortest_all_reduce``.
+
+    Args:
+        name: the call, for messages.
+        forget: called after a failure.
+    """
+    if not isinstance(ours, SharedCommunicator):
+        return None
+
+    def later(handle: int, tensor: torch.Tensor) -> bool:
+        try:
+            return CclWork(ours, handle, (tensor,), name).wait()
+        except BaseException:
+            forget()
+            raise
+
+    return shared_memory.shortcut(ours.number, parse_reduce_op(op), later)
+
+
+def _on_any(ours: Communicator, operation: str, op: object, position: int | None) -> _Start:
+    reduce_op = parse_reduce_op("sum" if op is None else op)
+
+    def all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor) -> CclWork:
+        together = tensor.new_empty(tensor.numel() * ours.size)
+        return ours.all_gather(together, tensor).then(lambda: spread(together, outputs))
+
+    root = position or 0
+    ways: dict[str, _Start] = {
+        "all_gather": all_gather,
+        "all_gather_into_tensor": ours.all_gather,
+        "all_reduce": lambda tensor: ours.all_reduce(tensor, reduce_op),
+        "all_to_all_single": ours.all_to_all,
+        "broadcast": lambda tensor: ours.broadcast(tensor, root),
+        "recv": lambda tensor: ours.receive(tensor, root),
+        "reduce_scatter_tensor": lambda output, input: ours.reduce_scatter(output, input, reduce_op),
+        "send": lambda tensor: ours.send(tensor, root),
+    }
+    return ways[operation]
+
+
 class _ByDtype(dict[torch.dtype, _Run]):
     """``runs[dtype]`` reduces elements of it."""
 
@@ -39,28 +94,22 @@ class _ByDtype(dict[torch.dtype, _Run]):
 
     def __missing__(self, dtype: torch.dtype) -> _Run:
         group, operation, op = self._settled
-        run = self[dtype] = native.plan(group, operation, DTYPES[dtype], op, 0, LOOK_AROUND_S)
+        run = self[dtype] = native.plan(group, operation, ONECCL_DTYPES[dtype], op, 0, LOOK_AROUND_S)
         return run
 
 
-def short_way(ours: Communicator, operation: str, op: object, position: int | None) -> Callable[..., CclWork | None]:
-    """A function of tensors, as ``Backend.prepare`` describes them, that does ``operation``.
-
-    It returns None where that is done, else a handle to wait for.
-    """
+def _on_oneccl(ours: OneCclCommunicator, operation: str, op: object, position: int | None) -> _Start:
     group, size = ours.group, ours.size
 
     def later(handle: native.Pending, kind: Operation, *tensors: torch.Tensor) -> CclWork:
-        work = CclWork(ours, handle, tensors, kind)
+        work = CclWork(ours, handle, tensors, kind.name.lower())
         if operation in ("recv", "send"):
             work.peer = position
         return work
 
-    if operation == "barrier":
-        return lambda: ours.barrier()
     if operation in _OF_ELEMENTS:
         kind = _OF_ELEMENTS[operation]
-        runs = _ByDtype(group, kind, OPS[parse_reduce_op(op)])
+        runs = _ByDtype(group, kind, ONECCL_OPS[parse_reduce_op(op)])
 
         def all_reduce(tensor: torch.Tensor) -> CclWork | None:
             address, count = tensor.data_ptr(), tensor.numel()
@@ -78,7 +127,7 @@ def short_way(ours: Communicator, operation: str, op: object, position: int | No
         return all_reduce if operation == "all_reduce" else reduce_scatter
 
     kind = _OF_BYTES[operation]
-    run = native.plan(group, kind, DTYPES[torch.uint8], 0, position or 0, LOOK_AROUND_S)
+    run = native.plan(group, kind, ONECCL_DTYPES[torch.uint8], 0, position or 0, LOOK_AROUND_S)
 
     def on_one(tensor: torch.Tensor) -> CclWork | None:
         address, count = tensor.data_ptr(), tensor.nbytes

@@ -1,16 +1,36 @@
-"""oneCCL's codes for dtypes and reductions."""
+"""What both engines call operations, dtypes and reductions, and what each of them can do."""
 
 from __future__ import annotations
+
+from enum import IntEnum
 
 import torch
 
 from comm_utils.backend import OPERATIONS, Capabilities
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["CAPABILITIES", "DTYPES", "OPS"]
+__all__ = ["DTYPES", "IN_SHARED_MEMORY", "ONECCL_DTYPES", "ONECCL_OPS", "ON_ONECCL", "OPS", "Operation"]
+
+
+class Operation(IntEnum):
+    """The codes of ``native/``; oneCCL has the first nine."""
+
+    ALL_REDUCE = 0
+    REDUCE = 1
+    BROADCAST = 2
+    ALL_GATHER = 3
+    REDUCE_SCATTER = 4
+    ALL_TO_ALL = 5
+    ALL_TO_ALL_V = 6
+    SEND = 7
+    RECEIVE = 8
+    GATHER = 9
+    SCATTER = 10
+    BARRIER = 11
+
 
 #: ``ccl::datatype``
-DTYPES: dict[torch.dtype, int] = {
+ONECCL_DTYPES: dict[torch.dtype, int] = {
     torch.int8: 0,
     torch.uint8: 1,
     torch.int16: 2,
@@ -26,15 +46,32 @@ DTYPES: dict[torch.dtype, int] = {
 }
 
 #: ``ccl::reduction``
-OPS: dict[ReduceOp, int] = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MIN: 2, ReduceOp.MAX: 3}
+ONECCL_OPS: dict[ReduceOp, int] = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MIN: 2, ReduceOp.MAX: 3}
 
+#: Codes of ``native/shared_memory/kernels.hpp``.
+DTYPES: dict[torch.dtype, int] = {**ONECCL_DTYPES, torch.bool: 12}
+OPS: dict[ReduceOp, int] = {**ONECCL_OPS, ReduceOp.AVG: 4, ReduceOp.BAND: 5, ReduceOp.BOR: 6, ReduceOp.BXOR: 7}
+
+_BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 # With these torch cannot compute, which parts of a collective may need.
 _LEFT_OUT = (torch.uint16, torch.uint32, torch.uint64)
 
 #: Averages of 16-bit floats are to be rounded once, and oneCCL has no bit operations: both are built above.
-CAPABILITIES = Capabilities(
-    reductions=frozenset((op, dtype) for op in OPS for dtype in DTYPES if dtype not in _LEFT_OUT),
-    dtypes=frozenset((*DTYPES, torch.bool)),
+ON_ONECCL = Capabilities(
+    reductions=frozenset((op, dtype) for op in ONECCL_OPS for dtype in ONECCL_DTYPES if dtype not in _LEFT_OUT),
+    dtypes=frozenset((*ONECCL_DTYPES, torch.bool)),
+    operations=OPERATIONS,
+    preserving_reduce=True,
+)
+
+IN_SHARED_MEMORY = Capabilities(
+    reductions=frozenset(
+        (op, dtype)
+        for op in OPS
+        for dtype in DTYPES
+        if op not in (_BITS if dtype.is_floating_point else (ReduceOp.AVG,))
+    ),
+    dtypes=frozenset(DTYPES),
     operations=OPERATIONS,
     preserving_reduce=True,
 )

@@ -1,4 +1,4 @@
-"""Handles of operations on oneCCL."""
+"""Handles of operations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from comm_backend_ccl import native
-from comm_backend_ccl.native import Operation, Pending
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ class CclWork:
 
     Attributes:
         name: the operation, for messages.
-        kept: tensors whose memory oneCCL uses until the end.
+        kept: tensors whose memory the engine uses until the end.
         finish: what is left to do when the data has arrived, once.
         outcome: what ``result()`` gives.
         end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
@@ -56,9 +54,7 @@ class CclWork:
         "peer",
     )
 
-    def __init__(
-        self, communicator: Communicator, handle: Pending | None, kept: tuple[Any, ...], operation: Operation
-    ) -> None:
+    def __init__(self, communicator: Communicator, handle: int | None, kept: tuple[Any, ...], name: str) -> None:
         self._communicator = communicator
         self._handle = handle
         self._begin = time.monotonic()
@@ -66,7 +62,7 @@ class CclWork:
         self._failure: BaseException | None = None
         self._missed_at: float | None = None
         self.kept = kept
-        self.name = operation.name.lower()
+        self.name = name
         self.finish: Callable[[], None] | None = None
         self.outcome: Any = None
         self.end: float | None = None
@@ -102,13 +98,13 @@ class CclWork:
         self.kept = ()
         return self._settled()
 
-    def _within(self, handle: Pending, seconds: float) -> bool:
+    def _within(self, handle: int, seconds: float) -> bool:
         try:
-            return native.wait(handle, seconds)
+            return self._communicator.within(handle, seconds)
         except RuntimeError as error:
             raise self._fail(self._communicator.failed(self.name, error, self.peer)) from error
 
-    def _wait_on(self, handle: Pending, limit_s: float | None) -> None:
+    def _wait_on(self, handle: int, limit_s: float | None) -> None:
         own_end = None if limit_s is None else time.monotonic() + limit_s - min(limit_s, LOOK_AROUND_S)
         while True:
             now = time.monotonic()
@@ -182,22 +178,23 @@ class CclWork:
         handle = getattr(self, "_handle", None)
         if handle is None:
             return
-        if self._done or native.is_complete(handle):
-            native.release(handle)
+        communicator = self._communicator
+        if self._done or communicator.is_complete(handle):
+            communicator.release(handle)
         else:
-            _abandon(handle, self.kept)
+            _abandon(communicator, handle, self.kept)
 
 
-#: Operations whose handle was dropped before their end, with the memory in which oneCCL goes on reading and writing.
-_abandoned: list[tuple[Pending, Any]] = []
+#: Operations whose handle was dropped before their end, with the memory in which they go on reading and writing.
+_abandoned: list[tuple[Communicator, int, Any]] = []
 
 
-def _abandon(handle: Pending, kept: Any) -> None:
-    still: list[tuple[Pending, Any]] = [(handle, kept)]
+def _abandon(communicator: Communicator, handle: int, kept: Any) -> None:
+    still: list[tuple[Communicator, int, Any]] = [(communicator, handle, kept)]
     earlier, _abandoned[:] = list(_abandoned), []
     for one in earlier:
-        if native.is_complete(one[0]):
-            native.release(one[0])
+        if one[0].is_complete(one[1]):
+            one[0].release(one[1])
         else:
             still.append(one)
     _abandoned.extend(still)

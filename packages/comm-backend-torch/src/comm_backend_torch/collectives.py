@@ -47,6 +47,11 @@ class Collectives(World):
         work = self._start("all_reduce", group, pg.allreduce, [tensor], options)
         return self._finish("all_reduce", work, tensor, group, async_op)
 
+    def shortest_all_reduce(
+        self, group: ProcessGroup | None = None, op: object = "sum"
+    ) -> Callable[[Any], bool] | None:
+        return None
+
     def prepare(
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> Callable[..., None]:

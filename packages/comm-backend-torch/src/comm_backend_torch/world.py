@@ -122,6 +122,10 @@ class World:
     def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
         return self._state(group).capabilities[device_type]
 
+    def empty_shared(self, shape: Sequence[int], dtype: torch.dtype, group: ProcessGroup | None = None) -> torch.Tensor:
+        self._state(group)
+        return torch.empty(tuple(shape), dtype=dtype)
+
     def check_group(self, group: ProcessGroup | None = None) -> None:
         state = self._state(group)
         if state.pg not in internals._world.pg_map:  # destroyed through torch.distributed

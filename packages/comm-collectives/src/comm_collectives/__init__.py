@@ -21,6 +21,7 @@ from comm_collectives.groups import (
 )
 from comm_collectives.instrumentation import bare_backend, instrument, labelled
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from comm_collectives.shared_tensors import empty_shared
 from comm_collectives.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "batch_isend_irecv",
     "broadcast",
     "destroy_process_group",
+    "empty_shared",
     "gather",
     "get_all_ranks_from_group",
     "get_backend",

@@ -96,6 +96,7 @@ def _all_reduce_checked(
         like = (op, tensor.dtype, tensor.device, group)
         key = like if name == "all_reduce" else (name, *like)  # they are recorded apart
         prepared.remember(backend, key, lambda: backend.prepare("all_reduce", group, op))
+        prepared.remember_shortest(backend, name, op, group)
         if tensor.is_contiguous():
             return backend.all_reduce(tensor, op, group, async_op)
     return reduction.all_reduce(backend, tensor, reduce_op, group, async_op, name)
@@ -120,6 +121,7 @@ def inference_all_reduce(
             or timeout is not None
             or not (call and tensor.is_contiguous())
             or tensor.is_neg()
+            or tensor.is_nested
             or isinstance(op, _NUMBERS)
         ):
             call = None

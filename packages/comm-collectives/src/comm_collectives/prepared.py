@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from comm_utils.active import slot
 from comm_utils.backend import Backend
 
-__all__ = ["barrier", "between", "into_list", "on", "remember", "remember_moving"]
+__all__ = ["barrier", "between", "into_list", "on", "remember", "remember_moving", "remember_shortest"]
 
 _Tensor = torch.Tensor
 
@@ -30,6 +30,18 @@ def remember(backend: Backend, key: tuple[Any, ...], make: Callable[[], Any]) ->
     """
     if key not in backend.prepared:
         backend.prepared[key] = make()
+
+
+def remember_shortest(backend: Backend, name: str, op: object, group: ProcessGroup | None) -> None:
+    """Let the facade's ``name`` with ``op`` take the backend's shortest way, if it has one.
+
+    It looks for ``(name, group, op)`` before anything else, so ``op`` is a string: equal to no other kind of object.
+    """
+    key = (name, group, op)
+    if type(op) is str and key not in backend.prepared:
+        shortest = backend.shortest_all_reduce(group, op)
+        if shortest is not None:
+            backend.prepared[key] = shortest
 
 
 def remember_moving(

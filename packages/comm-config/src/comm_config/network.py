@@ -149,6 +149,13 @@ class CclConfig(LibraryConfig):
     atl_transport: Annotated[Literal["mpi", "ofi"], BeforeValidator(lower_case)] | None = Field(
         default=None, description="CCL_ATL_TRANSPORT: MPI, or OFI (libfabric)."
     )
+    shared_memory: bool | None = Field(
+        default=None,
+        description="CCL_SHARED_MEMORY, of comm-backend-ccl: ranks of one host share memory; off, they use oneCCL.",
+    )
+    kernels: Annotated[Literal["avx512", "avx2", "portable"], BeforeValidator(lower_case)] | None = Field(
+        default=None, description="CCL_KERNELS, of comm-backend-ccl: instructions for reductions in shared memory."
+    )
     atl_shm: bool | None = Field(
         default=None, description="CCL_ATL_SHM: libfabric's shared memory between ranks of one host."
     )

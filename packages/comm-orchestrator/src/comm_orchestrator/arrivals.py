@@ -35,6 +35,7 @@ class Arrival:
         device_type, device_count, visible_devices: what it computes on, how many of them it sees, and the value of the
             variable that chose them.
         obstacles: backend -> why this rank cannot use it.
+        within_host: backend -> why this rank can use it within its host only.
         problem: class and text of an error that keeps this rank from going on.
     """
 
@@ -53,6 +54,7 @@ class Arrival:
     device_count: int = 0
     visible_devices: str | None = None
     obstacles: Mapping[str, str | None] = field(default_factory=dict)
+    within_host: Mapping[str, str] = field(default_factory=dict)
     problem: Sequence[str] | None = None
 
     def __str__(self) -> str:

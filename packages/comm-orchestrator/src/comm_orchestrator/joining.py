@@ -165,6 +165,7 @@ def _arrival(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -> A
         device_count=count,
         visible_devices=visible,
         obstacles=selector.obstacles(kind) if settings.process_group.backend is None else {},
+        within_host=selector.within_host(kind) if settings.process_group.backend is None else {},
     )
 
 
@@ -181,7 +182,9 @@ def _judge(arrivals: Sequence[Arrival], choice: selector.Choice | None) -> dict[
     """What all ranks go by, from the records of all of them."""
     if choice is None:
         try:
-            choice = selector.agree(arrivals[0].device_type, [one.obstacles for one in arrivals])
+            hosts = len({one.host_id for one in arrivals})
+            answers = [{**one.obstacles, **(one.within_host if hosts > 1 else {})} for one in arrivals]
+            choice = selector.agree(arrivals[0].device_type, answers)
         except BackendUnavailableError as error:
             return Finding(type(error).__name__, str(error))
     finding = check_devices(arrivals, _device_kinds(choice.backend))

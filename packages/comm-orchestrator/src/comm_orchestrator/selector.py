@@ -12,7 +12,17 @@ from comm_utils.errors import BackendUnavailableError
 from comm_utils.log import logger
 from comm_utils.plugins import entry_points
 
-__all__ = ["Choice", "activate", "adopt", "agree", "available_backends", "choose", "obstacles", "warn_of_fall_back"]
+__all__ = [
+    "Choice",
+    "activate",
+    "adopt",
+    "agree",
+    "available_backends",
+    "choose",
+    "obstacles",
+    "warn_of_fall_back",
+    "within_host",
+]
 
 # What a kind of device prefers, best first. "cpu:gloo,cuda:nccl" serves CPU tensors beside the accelerator's.
 _PREFERRED = {
@@ -108,6 +118,16 @@ def obstacles(device_type: str) -> dict[str, str | None]:
     """What keeps this rank from each backend that ``device_type`` could have, best first; None where nothing does."""
     available = available_backends()
     return {backend: _problem(backend, available) for backend in _PREFERRED[device_type]}
+
+
+def within_host(device_type: str) -> dict[str, str]:
+    """Backends for ``device_type`` that this rank can use with ranks of its own host alone, and why."""
+    available = available_backends()
+    return {name: available[name].within_host for name in _PREFERRED[device_type] if _is_within_host(available, name)}
+
+
+def _is_within_host(available: Mapping[str, Availability], name: str) -> bool:
+    return name in available and available[name].usable and bool(available[name].within_host)
 
 
 def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choice:

@@ -107,12 +107,14 @@ class Availability:
 
     Attributes:
         details: versions and places of the libraries that it uses, by name.
+        within_host: why only ranks of one host can use it; empty where hosts do not matter.
     """
 
     usable: bool
     reason: str
     remedy: str = ""
     details: Mapping[str, str] = field(default_factory=dict)
+    within_host: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,15 @@ class Backend(Protocol):
         It has the group's timeout, whatever :meth:`during` was told: it is called many times.
         """
 
+    def shortest_all_reduce(
+        self, group: ProcessGroup | None = None, op: object = "sum"
+    ) -> Callable[[Any], bool] | None:
+        """A function that looks at a tensor itself and, where it can, reduces it at once; None where there is none.
+
+        It returns False, having done nothing, where the tensor has to be checked in full. It is kept in
+        :attr:`prepared`, and made in the course of a call, see :meth:`during`.
+        """
+
     # --- who is where
 
     def is_initialized(self) -> bool:
@@ -197,6 +208,9 @@ class Backend(Protocol):
 
     def check_group(self, group: ProcessGroup | None = None) -> None:
         """Raise ``BrokenGroupError`` if ``group`` failed, ``NotInitializedError`` if it no longer exists."""
+
+    def empty_shared(self, shape: Sequence[int], dtype: torch.dtype, group: ProcessGroup | None = None) -> torch.Tensor:
+        """A new tensor on the CPU, where the ranks of ``group`` can reach it if the library has such memory."""
 
     # --- groups
 

@@ -27,7 +27,7 @@ from comm_orchestrator.facade.comms_log import (
     log_summary,
     reset_log,
 )
-from comm_orchestrator.facade.compatible import compatible
+from comm_orchestrator.facade.compatible import compatible, shortened
 from comm_orchestrator.facade.deepspeed_names import (
     enable_symm_mem_for_group,
     get_local_rank_from_launcher,
@@ -117,6 +117,7 @@ __all__ = [
     "broadcast_object_list",
     "configure",
     "destroy_process_group",
+    "empty_shared",
     "enable_symm_mem_for_group",
     "gather",
     "gather_object",
@@ -185,7 +186,7 @@ all_gather = compatible(comm_collectives.all_gather)
 all_gather_coalesced = compatible(comm_collectives.all_gather_coalesced)
 all_gather_into_tensor = compatible(comm_collectives.all_gather_into_tensor)
 all_gather_single = all_gather_into_tensor
-all_reduce = compatible(comm_collectives.all_reduce)
+all_reduce = shortened(compatible(comm_collectives.all_reduce))
 all_reduce_coalesced = compatible(comm_collectives.all_reduce_coalesced)
 all_to_all = compatible(comm_collectives.all_to_all)
 all_to_all_single = compatible(comm_collectives.all_to_all_single)
@@ -194,7 +195,7 @@ barrier = compatible(comm_collectives.barrier)
 broadcast = compatible(comm_collectives.broadcast)
 configure = compatible(comms_log.configure, labels=False)
 gather = compatible(comm_collectives.gather)
-inference_all_reduce = compatible(comm_collectives.inference_all_reduce)
+inference_all_reduce = shortened(compatible(comm_collectives.inference_all_reduce))
 irecv = compatible(comm_collectives.irecv)
 isend = compatible(comm_collectives.isend)
 monitored_barrier = compatible(comm_collectives.monitored_barrier)
@@ -227,6 +228,7 @@ get_backend = comm_collectives.get_backend
 get_global_rank = comm_collectives.get_global_rank
 get_group_rank = comm_collectives.get_group_rank
 get_process_group_ranks = comm_collectives.get_process_group_ranks
+empty_shared = comm_collectives.empty_shared
 get_rank = comm_collectives.get_rank
 get_world_group = comm_collectives.get_world_group
 get_world_size = comm_collectives.get_world_size

@@ -13,9 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 from torch.compiler import is_dynamo_compiling
 
 import comm_collectives
+from comm_utils.active import slot
 from comm_utils.errors import ArgumentTypeError
 
-__all__ = ["ALIASES", "LABELS", "compatible"]
+__all__ = ["ALIASES", "LABELS", "compatible", "shortened"]
+
+_MISSING = object()
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +61,31 @@ def compatible(function: Callable[P, T], labels: bool = True) -> Callable[P, T]:
         if (kwargs and not special.isdisjoint(kwargs)) or len(args) > positional:
             return _adapted(function, aliases, accepted, positional, args, kwargs)
         return function(*args, **kwargs)
+
+    return call
+
+
+def shortened(full: Callable[P, T]) -> Callable[P, T]:
+    """``full``, a compatible function of a tensor, an op and a group, by the shortest way that the backend has.
+
+    What is looked up here was remembered by ``full`` when it had checked a like call.
+    """
+    name = full.__name__
+    anything: Any = full
+
+    @functools.wraps(full)
+    def call(tensor: Any = _MISSING, op: Any = "sum", group: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if not (args or kwargs or is_dynamo_compiling()):
+            try:
+                shortest = slot.backend.prepared.get((name, group, op))
+            except (RuntimeError, TypeError):  # not initialised, or no op: the full check says so
+                shortest = None
+            if shortest is not None and shortest(tensor):
+                return None
+        if tensor is _MISSING:
+            given = {"group": group} if group is not None else {}
+            return anything(*args, **(given if op == "sum" else {"op": op, **given}), **kwargs)
+        return anything(tensor, op, group, *args, **kwargs)
 
     return call
 

@@ -32,6 +32,7 @@ class BackendConformance:
         backend: the name that ``Setup.backend`` gets.
         device: the kind of device on which tensors live.
         world_sizes: numbers of ranks to test with.
+        env: environment of the ranks, beside this process's.
         differences: operations whose parameters differ from the contract's on purpose, with the reason.
     """
 
@@ -40,12 +41,15 @@ class BackendConformance:
     backend: ClassVar[str]
     device: ClassVar[str] = "cpu"
     world_sizes: ClassVar[tuple[int, ...]] = (1, 2, 3, 4)
+    env: ClassVar[dict[str, Any]] = {}
     differences: ClassVar[dict[str, str]] = {}
 
     def _run(self, target: str, world_size: int, module: str = _RANKS) -> None:
         if world_size not in self.world_sizes:
             pytest.skip(f"{self.backend} is tested with {self.world_sizes} ranks")
-        run_ranks(f"{module}:{target}", world_size, self.provider, self.backend, self.device, timeout_s=120)
+        run_ranks(
+            f"{module}:{target}", world_size, self.provider, self.backend, self.device, timeout_s=120, env=self.env
+        )
 
     @pytest.mark.parametrize("operation", sorted(_operations()))
     def test_parameters_are_those_of_the_contract(self, operation: str) -> None:
@@ -99,6 +103,6 @@ class BackendConformance:
         if world_size not in self.world_sizes:
             pytest.skip(f"{self.backend} is tested with {self.world_sizes} ranks")
         args = (self.provider, self.backend, self.device)
-        outcomes = run_ranks_outcomes(f"{_RANKS}:lost_peer", world_size, *args, timeout_s=60)
+        outcomes = run_ranks_outcomes(f"{_RANKS}:lost_peer", world_size, *args, timeout_s=60, env=self.env)
         for outcome in outcomes:
             assert outcome.exit_code == 0, outcome

@@ -1,0 +1,83 @@
+"""What the benchmarks of this folder have in common; nothing here needs torch to be imported."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+__all__ = ["KIB", "MIB", "PERIOD", "Meeting", "cores", "fill", "free_memory_bytes", "free_port", "machine", "named"]
+
+KIB, MIB = 2**10, 2**20
+# Elements after which the data repeats: a prime, so that no two parts of a power of two are alike.
+PERIOD = 1048573
+
+
+class Meeting:
+    """Where the ranks of a peer wait for one another, outside of what is measured.
+
+    ``fd``: a page of zeros that all of them have; each writes to a line of its own. ``crowded``: there are more ranks
+    than cores, so that one that only spins keeps off the one that it waits for.
+    """
+
+    def __init__(self, fd: int, rank: int, ranks: int, crowded: bool = False) -> None:
+        self.memory = mmap.mmap(fd, mmap.PAGESIZE)
+        self.met, self.mine = 0, 64 * rank
+        self.others = [64 * other for other in range(ranks) if other != rank]
+        self.crowded = crowded
+
+    def __call__(self) -> None:
+        """Return when the other ranks are here too; they may be at the next meeting already."""
+        memory = self.memory
+        met = self.met = (self.met + 1) % 256
+        memory[self.mine] = met
+        for other in self.others:
+            while (memory[other] - met) % 256 > 1:
+                if self.crowded:
+                    os.sched_yield()
+
+
+def fill(parts: Sequence[Any], values: Any) -> None:
+    """Write ``values`` to the beginning of each tensor of ``parts``."""
+    for part in parts:
+        part.copy_(values[: part.numel()])
+
+
+def cores(number: int) -> list[int]:
+    """The first ``number`` cores that this process may use.
+
+    Raises:
+        SystemExit: there are fewer.
+    """
+    found = sorted(os.sched_getaffinity(0))
+    if len(found) < number:
+        raise SystemExit(f"got {len(found)} core, expected {number}")
+    return found[:number]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def free_memory_bytes() -> int:
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(lines["MemAvailable"].split()[0]) * KIB
+
+
+def named(size_bytes: int) -> str:
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if size_bytes >= unit:
+            return f"{size_bytes / unit:g} {name}"
+    return f"{size_bytes} B"
+
+
+def machine() -> dict[str, Any]:
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    return {"cpu": models[0] if models else platform.processor(), "cores": os.cpu_count(), "kernel": platform.release()}

@@ -1,0 +1,1 @@
+"""Every real peer on one node beside this project's public API."""

@@ -1,0 +1,176 @@
+"""Tables for a terminal and for a page of Markdown, and the plot."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measuring import MIB, named
+
+from peers.results import Results, Verdict
+from peers.tasks import TRAINING, Task
+
+__all__ = ["Table", "draw", "rewrite", "tables", "targets_table"]
+
+BEGIN, END = "<!-- begin: nox -s bench-peers -- --write -->", "<!-- end -->"
+# A colour and a mark for each, so that a row looks alike in every plot.
+STYLES = {
+    "ours": ("#c0392b", "o"),
+    "ours, inference": ("#e67e22", "o"),
+    "ours, shared": ("#8e44ad", "D"),
+    "oneCCL": ("#2980b9", "s"),
+    "Open MPI": ("#27ae60", "^"),
+    "MPICH": ("#16a085", "v"),
+    "Intel MPI": ("#2c3e50", "P"),
+    "DeepSpeed": ("#7f8c8d", "X"),
+    "gloo": ("#bdc3c7", "*"),
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    head: list[str]
+    lines: list[list[str]]
+
+    def text(self) -> str:
+        widths = [max(map(len, column)) for column in zip(self.head, *self.lines, strict=True)]
+        lines = [
+            "  ".join((line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])))
+            for line in (self.head, *self.lines)
+        ]
+        return "\n".join((self.title, *(f"  {line}" for line in lines)))
+
+    def markdown(self) -> str:
+        rule = ["---"] + ["---:"] * (len(self.head) - 1)
+        lines = "\n".join(f"| {' | '.join(line)} |" for line in (self.head, rule, *self.lines))
+        return f"{self.title}:\n\n{lines}"
+
+
+def figure(value_us: float | None) -> str:
+    if value_us is None:
+        return ""
+    return f"{value_us:,.0f}" if value_us >= 1000 else f"{value_us:.1f}" if value_us >= 10 else f"{value_us:.2f}"
+
+
+def cell(results: Results, task: Task, name: str) -> str:
+    median_us = results.median_us(task, name)
+    if median_us is None:
+        return "-"
+    return f"{figure(median_us)} ({figure(results.min_us(task, name))})"
+
+
+def collective(results: Results, title: str, tasks: Sequence[Task], label: str) -> Table:
+    """A line for each task, a column for each peer; last how many times our time the fastest peer takes."""
+    names = results.rows(tasks)
+    peers = [name for name in names if not name.startswith("ours") and "," not in name]
+    lines = []
+    for task in tasks:
+        ours_us, fastest = results.median_us(task, "ours"), results.fastest(task, peers)
+        ratio = f"{fastest[0] / ours_us:.2f} {fastest[1]}" if ours_us and fastest else "-"
+        first = task.operation if label == "operation" else task.dtype if label == "type" else ""
+        first = " ".join(filter(None, (first, named(task.size_bytes))))
+        lines.append([first, *(cell(results, task, name) for name in names), ratio])
+    return Table(title, [label, *names, "fastest peer / ours"], lines)
+
+
+def training(results: Results) -> Table | None:
+    lines = []
+    for operation in (one for one in TRAINING if not one.endswith("_alone")):
+        task, alone = Task(2, operation, 0), Task(2, f"{operation}_alone", 0)
+        for name in results.rows([task]):
+            both_us, alone_us = results.median_us(task, name), results.median_us(alone, name)
+            share = f"{100 * (1 - alone_us / both_us):.0f} %" if both_us and alone_us else "-"
+            lines.append([operation, name, cell(results, task, name), cell(results, alone, name), share])
+    head = ["", "on", "in all", "without communication", "share of communication"]
+    return Table("Training and inference, float32, 2 ranks", head, lines) if lines else None
+
+
+def tables(results: Results) -> list[Table]:
+    found: list[Table] = []
+    sums = [task for task in results.times_us if task.operation == "all_reduce"]
+    for title, label, tasks in (
+        ("all_reduce, float32, 2 ranks", "size", [one for one in sums if one.ranks == 2 and one.dtype == "float32"]),
+        ("all_reduce, 16-bit types, 2 ranks", "type", [one for one in sums if one.dtype != "float32"]),
+        ("all_reduce, float32, 4 ranks on 2 cores", "size", [one for one in sums if one.ranks == 4]),
+    ):
+        if tasks:
+            found.append(collective(results, title, tasks, label))
+    others = [one for one in results.times_us if one.operation not in ("all_reduce", *TRAINING)]
+    if others:
+        found.insert(1, collective(results, "Other collectives, float32, 2 ranks", others, "operation"))
+    if (last := training(results)) is not None:
+        found.append(last)
+    return found
+
+
+def targets_table(verdicts: Sequence[Verdict]) -> Table:
+    lines = []
+    for one in verdicts:
+        text = one.target.text if one.target.must else f"*to reach for:* {one.target.text}"
+        if one.task is None or one.got_us is None or one.bound_us is None:
+            lines.append([text, "not measured", "", "", ""])
+            continue
+        where = named(one.task.size_bytes) + (f", {one.beside}" if one.beside else "")
+        met = "met" if one.met else "**missed**"
+        if one.measured < len(one.target.tasks):
+            met += " where measured"
+        lines.append([text, where, figure(one.got_us), figure(one.bound_us), met])
+    return Table("Targets, each where it is hardest", ["target", "at, beside", "µs", "at most µs", ""], lines)
+
+
+def rewrite(page: Path, generated: str) -> None:
+    """Replace what is between the marks of a page.
+
+    Raises:
+        SystemExit: the page has no such marks.
+    """
+    text = page.read_text()
+    pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
+    if not pattern.search(text):
+        raise SystemExit(f"got no lines {BEGIN!r} and {END!r} in {page}, expected both")
+    page.write_text(pattern.sub(lambda found: f"{found[1]}\n{generated.strip()}\n\n{found[2]}", text))
+
+
+def draw(results: Results, path: Path) -> None:
+    """Time against size of all_reduce, and the other collectives beside one another, as SVG."""
+    matplotlib: Any = importlib.import_module("matplotlib")
+    matplotlib.use("svg")
+    # Text stays text, and the same numbers give the same file.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "peers", "font.size": 9})
+    plot: Any = importlib.import_module("matplotlib.pyplot")
+    canvas, (left, right) = plot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+
+    tasks = [task for task in results.times_us if task == Task(2, "all_reduce", task.size_bytes)]
+    tasks.sort(key=lambda task: task.size_bytes)
+    for name, (colour, mark) in STYLES.items():
+        points = [(task.size_bytes, us) for task in tasks if (us := results.median_us(task, name)) is not None]
+        if points:
+            width = 2 if name.startswith("ours") else 1
+            left.loglog(
+                *zip(*points, strict=True), color=colour, marker=mark, markersize=4, linewidth=width, label=name
+            )
+    left.set_xscale("log", base=2)
+    left.set_xticks([task.size_bytes for task in tasks], [named(task.size_bytes) for task in tasks], rotation=45)
+    left.minorticks_off()
+    left.set(title="all_reduce, float32, 2 ranks", xlabel="size of the tensor", ylabel="median time of a call, µs")
+    left.grid(alpha=0.3)
+    left.legend()
+
+    largest = [one for one in results.times_us if one.operation not in ("all_reduce", *TRAINING)]
+    largest = [one for one in largest if one.size_bytes == 64 * MIB]
+    names = [name for name in STYLES if name in results.rows(largest)]
+    for number, name in enumerate(names):
+        heights = [(results.median_us(task, name) or 0.0) / 1000 for task in largest]
+        at = [place + (number - (len(names) - 1) / 2) * 0.8 / len(names) for place in range(len(largest))]
+        right.bar(at, heights, 0.8 / len(names), color=STYLES[name][0], label=name)
+    right.set_xticks(range(len(largest)), [task.operation.replace("_tensor", "\n_tensor") for task in largest])
+    right.set(title="64 MiB, float32, 2 ranks", ylabel="median time of a call, ms")
+    right.set_axisbelow(True)
+    right.grid(axis="y", alpha=0.3)
+    canvas.savefig(path, metadata={"Date": None})
+    plot.close(canvas)

@@ -1,0 +1,201 @@
+// A rank's side of a group: its flags, its operations in the order they were started, and how it waits.
+
+#pragma once
+
+#include "kernels.hpp"
+#include "layout.hpp"
+#include "memory.hpp"
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace shm {
+
+enum Operation : uint8_t {
+    all_reduce,
+    reduce,
+    broadcast,
+    all_gather,
+    reduce_scatter,
+    all_to_all,
+    all_to_all_v,
+    send,
+    receive,
+    gather,
+    scatter,
+    barrier,
+    operations,
+};
+
+enum State { pending = 0, complete = 1, failed = 2 };
+
+// What is asked of an operation. Counts are of elements: of the whole tensor for all_reduce, reduce, broadcast and
+// messages, of one rank's part for the others.
+struct Request {
+    uint8_t operation = 0;
+    uint8_t dtype = 0, op = 0;
+    int root = -1;  // or the peer of a message
+    const void *input = nullptr;
+    void *output = nullptr;
+    size_t count = 0;
+    std::vector<size_t> input_counts, output_counts;  // of all_to_all_v, one for each rank
+
+    size_t bytes() const { return count * item_bytes(dtype); }
+};
+
+class Group;
+
+// An operation under way: steps, each of which can be done once others have come so far.
+class Task {
+public:
+    explicit Task(Request request) : request(std::move(request)) {}
+    virtual ~Task() = default;
+
+    // Does as much as can be done now. Returns whether that was all.
+    virtual bool advance(Group &group) = 0;
+
+    int now() const { return state.load(std::memory_order_acquire); }
+
+    const Request request;
+    std::atomic<int> state{pending};
+    // Steps that all ranks must have done before it goes on; 0 is anything else.
+    uint32_t awaits = 0;
+};
+
+using Handle = std::shared_ptr<Task>;
+
+class Group {
+public:
+    // The segment, of Layout(size).end bytes and zeroed at first, stays the caller's where `owned` is false.
+    // `crowded`: more ranks than cores, so that spinning keeps others from coming.
+    Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned);
+    ~Group();
+    Group(const Group &) = delete;
+
+    int size() const { return layout_.size; }
+    int rank() const { return rank_; }
+    const Layout &layout() const { return layout_; }
+
+    // Throws std::invalid_argument for what cannot be done, Problem where memory lacks.
+    // `watched`: it has to come to an end even if nobody waits for it.
+    Handle start(Request request, bool watched);
+    // Starts an operation and waits a moment: nullptr if it was complete within `spins` looks.
+    Handle run(Request &&request, int spins);
+    // Waits up to `seconds`, and returns the state.
+    int wait(Task &task, double seconds);
+    // Operations under way are forgotten, and their memory is not touched any more.
+    void close();
+    bool closed() const { return closed_.load(std::memory_order_acquire); }
+    bool broken() const { return header_->failure.load(std::memory_order_acquire) != 0; }
+    // What went wrong, for people.
+    std::string failure();
+
+    static void relax();
+    int spins() const { return crowded_ ? 20 : 2000; }
+
+    // --- for operations, whose caller holds the lock
+
+    // Gives the operation that begins here its number and fingerprint; others see the record with its first word.
+    Record &begin(const Request &request, Call &call);
+    Record &record_of(int rank, uint64_t number) {
+        return at<Record>(layout_.records_at)[static_cast<size_t>(rank) * records + number % records];
+    }
+    uint64_t *sizes_of(int rank, uint64_t number) {
+        return at<uint64_t>(layout_.sizes) +
+               (number % records * layout_.size + static_cast<size_t>(rank)) * layout_.size;
+    }
+    char *slot(int rank, uint32_t step) {
+        return at<char>(layout_.rings) + static_cast<size_t>(rank) * layout_.ring_bytes() +
+               step % slots * layout_.slot_bytes;
+    }
+    uint32_t done() const { return done_; }
+    // Says that one step more is done.
+    void post(uint32_t fingerprint);
+    // Whether a slot may be written at step `step`: what it held was read by all.
+    bool free_at(uint32_t step) {
+        const uint32_t needed = step - slots + 3;
+        return static_cast<int32_t>(slowest_ - needed) >= 0 || look_for_slowest(needed);
+    }
+    // Whether rank `other` has done `steps` steps, in the operation `call`. Reports calls that differ.
+    bool has_come(int other, uint32_t steps, const Call &call, uint32_t begun);
+    bool all_have_come(uint32_t steps, const Call &call, uint32_t begun);
+    void fail(Failure kind, int other, uint64_t number);
+    char *mapped(int rank, const Place &place) { return mapped_.find(pids_[rank], place); }
+
+    Channel &channel(int from, int to) {
+        return at<Channel>(layout_.channels)[static_cast<size_t>(from) * layout_.size + to];
+    }
+    char *message_slot(int from, int to, uint32_t index) {
+        return at<char>(layout_.messages) +
+               (static_cast<size_t>(from) * layout_.size + to) * layout_.channel_bytes() +
+               index % message_slots * layout_.message_bytes;
+    }
+    void reserve_channel(int to);
+    void ring(int other);
+
+private:
+    template <class T>
+    T *at(size_t offset) {
+        return reinterpret_cast<T *>(segment_ + offset);
+    }
+    std::atomic<uint64_t> &word(int rank) { return posts_[rank].word; }
+    bool look_for_slowest(uint32_t needed);
+    void check(const Request &request) const;
+    bool advance_all();
+    bool advance(const Handle &task);
+    void finish(Task &task, State state);
+    void fail_all();
+    void sleep(Task &task, double seconds);
+    void wake_sleepers();
+    void wake_here();
+    bool enough_for(int other, uint64_t awaited);
+    void hand_to_worker();
+    void work();
+
+    char *segment_;
+    Layout layout_;
+    Header *header_;
+    Post *posts_;
+    Bell *bells_;
+    const int descriptor_, rank_;
+    const std::vector<int> pids_;
+    const bool crowded_, owned_;
+    std::atomic<bool> closed_{false};
+
+    // Guarded by `lock_`.
+    std::mutex lock_;
+    uint64_t number_ = 0;
+    uint32_t fingerprint_ = 0;
+    uint32_t done_ = 0;     // steps
+    uint32_t slowest_ = 0;  // steps that everybody has done, as far as seen
+    std::deque<Handle> collectives_;
+    struct Messages {
+        std::deque<Handle> sending, receiving;
+        bool reserved = false;
+    };
+    std::vector<Messages> messages_;
+    int under_way_ = 0;  // messages
+    Mapped mapped_;
+
+    std::mutex bed_;
+    int sleepers_ = 0;  // threads of this rank; guarded by `bed_`
+
+    std::mutex desk_;
+    std::condition_variable work_;
+    std::thread worker_;
+    std::atomic<int> attended_{0};  // threads that wait, and make progress
+    bool stop_ = false, has_work_ = false;  // guarded by `desk_`
+};
+
+// Makes what does the request.
+Handle make_task(Group &group, Request &&request);
+
+}  // namespace shm

@@ -1,0 +1,344 @@
+// Compiled once for every instruction set, as KERNELS.
+
+#include "kernels.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#ifdef __AVX2__
+#include <immintrin.h>
+#endif
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+namespace shm {
+namespace {
+
+// Elements that are reduced at a time: what is between two steps stays in the first-level cache.
+constexpr size_t block = 512;
+constexpr int deepest = 7;  // of a tree over 64 ranks
+
+// --- 16-bit floats to and from float32; VCVTNEPS2BF16 would flush denormals
+
+float to_float(uint16_t half) {
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
+    const uint32_t rest = half & 0x7fffu;
+    // A denormal's value is its integer times 2^-24; others only need their exponent moved.
+    const float small = static_cast<float>(rest) * 0x1p-24f;
+    const uint32_t normal = (rest << 13) + 0x38000000u;
+    const uint32_t extreme = (rest << 13) | 0x7f800000u;
+    const uint32_t bits = rest < 0x400u ? std::bit_cast<uint32_t>(small) : rest >= 0x7c00u ? extreme : normal;
+    return std::bit_cast<float>(bits | sign);
+}
+
+uint16_t to_half(float value) {
+    const uint32_t bits = std::bit_cast<uint32_t>(value);
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t rest = bits & 0x7fffffffu;
+    // Adding 0.5 makes the hardware round a denormal's integer, to even.
+    const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(rest) + 0.5f) - 0x3f000000u;
+    const uint32_t normal = (rest + 0xc8000fffu + ((rest >> 13) & 1u)) >> 13;
+    const uint32_t extreme = rest > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    const uint32_t half = rest < 0x38800000u ? small : rest >= 0x477ff000u ? extreme : normal;
+    return static_cast<uint16_t>(half | sign);
+}
+
+struct Half {
+    static void widen(float *output, const uint16_t *input, size_t count) {
+        size_t i = 0;
+#if defined(__AVX512F__)
+        for (; i + 16 <= count; i += 16) {
+            _mm512_storeu_ps(output + i, _mm512_cvtph_ps(_mm256_loadu_si256(
+                                             reinterpret_cast<const __m256i *>(input + i))));
+        }
+#elif defined(__F16C__)
+        for (; i + 8 <= count; i += 8) {
+            _mm256_storeu_ps(output + i,
+                             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(input + i))));
+        }
+#endif
+        for (; i < count; ++i) {
+            output[i] = to_float(input[i]);
+        }
+    }
+    static void narrow(uint16_t *output, const float *input, size_t count) {
+        size_t i = 0;
+#if defined(__AVX512F__)
+        for (; i + 16 <= count; i += 16) {
+            _mm256_storeu_si256(reinterpret_cast<__m256i *>(output + i),
+                                _mm512_cvtps_ph(_mm512_loadu_ps(input + i), _MM_FROUND_TO_NEAREST_INT));
+        }
+#elif defined(__F16C__)
+        for (; i + 8 <= count; i += 8) {
+            _mm_storeu_si128(reinterpret_cast<__m128i *>(output + i),
+                             _mm256_cvtps_ph(_mm256_loadu_ps(input + i), _MM_FROUND_TO_NEAREST_INT));
+        }
+#endif
+        for (; i < count; ++i) {
+            output[i] = to_half(input[i]);
+        }
+    }
+};
+
+struct Brain {
+    static void widen(float *output, const uint16_t *input, size_t count) {
+        for (size_t i = 0; i < count; ++i) {
+            output[i] = std::bit_cast<float>(static_cast<uint32_t>(input[i]) << 16);
+        }
+    }
+    static void narrow(uint16_t *output, const float *input, size_t count) {
+        for (size_t i = 0; i < count; ++i) {
+            const uint32_t bits = std::bit_cast<uint32_t>(input[i]);
+            const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+            output[i] = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+        }
+    }
+};
+
+// --- what is done with two elements; integers wrap around
+
+template <class T>
+using Wrapping = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
+
+struct Sum {
+    template <class T>
+    static T of(T a, T b) {
+        return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+    }
+};
+struct Product {
+    template <class T>
+    static T of(T a, T b) {
+        // Of 16-bit integers it would overflow the int that they are promoted to.
+        using Wide = std::conditional_t<std::is_integral_v<T> && sizeof(T) < 4, uint32_t, Wrapping<T>>;
+        return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
+    }
+};
+// NaN on either side gives NaN.
+struct Minimum {
+    template <class T>
+    static T of(T a, T b) {
+        return a < b || a != a ? a : b;
+    }
+};
+struct Maximum {
+    template <class T>
+    static T of(T a, T b) {
+        return a > b || a != a ? a : b;
+    }
+};
+struct And {
+    template <class T>
+    static T of(T a, T b) {
+        return a & b;
+    }
+};
+struct Or {
+    template <class T>
+    static T of(T a, T b) {
+        return a | b;
+    }
+};
+struct Xor {
+    template <class T>
+    static T of(T a, T b) {
+        return a ^ b;
+    }
+};
+
+template <class F, class T>
+void combine(T *output, const T *a, const T *b, size_t count) {
+    // An output that is an input is so element by element.
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; ++i) {
+        output[i] = F::of(a[i], b[i]);
+    }
+}
+
+int left_part(int count) { return static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1))); }
+
+// One block of a tree over inputs of T, reduced as A; Convert is void where they are the same.
+template <class F, class A, class T, class Convert>
+struct Tree {
+    const void *const *inputs;
+    size_t offset, length;
+    alignas(64) A between[deepest][2][block];
+
+    // The reduction of `count` inputs from `first`: an input itself, or `output`.
+    const A *of(int first, int count, A *output, int depth) {
+        if (count == 1) {
+            const T *input = static_cast<const T *>(inputs[first]) + offset;
+            if constexpr (std::is_void_v<Convert>) {
+                return input;
+            } else {
+                Convert::widen(output, input, length);
+                return output;
+            }
+        }
+        const int left = left_part(count);
+        const A *a = of(first, left, between[depth][0], depth + 1);
+        const A *b = of(first + left, count - left, between[depth][1], depth + 1);
+        combine<F>(output, a, b, length);
+        return output;
+    }
+};
+
+template <class F, class A, class T, class Convert>
+void reduce_blocks(void *const *outputs, int output_count, const void *const *inputs, int input_count, size_t count,
+                   bool mean) {
+    Tree<F, A, T, Convert> tree;
+    tree.inputs = inputs;
+    A result[block];
+    const A divisor = static_cast<A>(input_count);
+    for (size_t offset = 0; offset < count; offset += block) {
+        const size_t length = count - offset < block ? count - offset : block;
+        tree.offset = offset;
+        tree.length = length;
+        T *output = static_cast<T *>(outputs[0]) + offset;
+        A *target = result;
+        if constexpr (std::is_void_v<Convert>) {
+            target = output;
+        }
+        const A *found = tree.of(0, input_count, target, 0);
+        if constexpr (std::is_floating_point_v<A>) {
+            if (mean) {
+#pragma GCC ivdep
+                for (size_t i = 0; i < length; ++i) {
+                    target[i] = found[i] / divisor;
+                }
+                found = target;
+            }
+        }
+        if constexpr (!std::is_void_v<Convert>) {
+            Convert::narrow(output, found, length);
+        } else if (found != output) {
+            std::memmove(output, found, length * sizeof(T));
+        }
+        for (int other = 1; other < output_count; ++other) {
+            std::memcpy(static_cast<T *>(outputs[other]) + offset, output, length * sizeof(T));
+        }
+    }
+}
+
+template <class A, class T, class Convert>
+void reduce_floats(int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
+                   size_t count) {
+    switch (op) {
+    case sum:
+    case average:
+        return reduce_blocks<Sum, A, T, Convert>(outputs, output_count, inputs, input_count, count, op == average);
+    case product:
+        return reduce_blocks<Product, A, T, Convert>(outputs, output_count, inputs, input_count, count, false);
+    case minimum:
+        return reduce_blocks<Minimum, A, T, Convert>(outputs, output_count, inputs, input_count, count, false);
+    case maximum:
+        return reduce_blocks<Maximum, A, T, Convert>(outputs, output_count, inputs, input_count, count, false);
+    }
+}
+
+template <class T>
+void reduce_integers(int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
+                     size_t count) {
+    using None = void;
+    switch (op) {
+    case sum:
+        return reduce_blocks<Sum, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+    case product:
+        return reduce_blocks<Product, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+    case minimum:
+        return reduce_blocks<Minimum, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+    case maximum:
+        return reduce_blocks<Maximum, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+    case bit_and:
+        return reduce_blocks<And, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+    case bit_or:
+        return reduce_blocks<Or, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+    case bit_xor:
+        return reduce_blocks<Xor, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+    }
+}
+
+// What an operation comes to on the bytes 0 and 1.
+int on_booleans(int op) {
+    switch (op) {
+    case sum:
+    case maximum:
+    case bit_or:
+        return bit_or;
+    case bit_xor:
+        return bit_xor;
+    default:
+        return bit_and;
+    }
+}
+
+void reduce(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
+            size_t count) {
+#define WITH outputs, output_count, inputs, input_count, count
+    switch (dtype) {
+    case int8:
+        return reduce_integers<int8_t>(op, WITH);
+    case uint8:
+        return reduce_integers<uint8_t>(op, WITH);
+    case int16:
+        return reduce_integers<int16_t>(op, WITH);
+    case uint16:
+        return reduce_integers<uint16_t>(op, WITH);
+    case int32:
+        return reduce_integers<int32_t>(op, WITH);
+    case uint32:
+        return reduce_integers<uint32_t>(op, WITH);
+    case int64:
+        return reduce_integers<int64_t>(op, WITH);
+    case uint64:
+        return reduce_integers<uint64_t>(op, WITH);
+    case boolean:
+        return reduce_integers<uint8_t>(on_booleans(op), WITH);
+    case float16:
+        return reduce_floats<float, uint16_t, Half>(op, WITH);
+    case bfloat16:
+        return reduce_floats<float, uint16_t, Brain>(op, WITH);
+    case float32:
+        return reduce_floats<float, float, void>(op, WITH);
+    case float64:
+        return reduce_floats<double, double, void>(op, WITH);
+    }
+#undef WITH
+}
+
+void copy(void *output, const void *input, size_t bytes) { std::memcpy(output, input, bytes); }
+
+void stream(void *output, const void *input, size_t bytes) {
+#ifdef __AVX2__
+    auto *to = static_cast<char *>(output);
+    const auto *from = static_cast<const char *>(input);
+    const size_t head = -reinterpret_cast<uintptr_t>(to) & 63;
+    if (bytes < 4096) {
+        std::memcpy(to, from, bytes);
+        return;
+    }
+    std::memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+        const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
+        const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + 32));
+        _mm256_stream_si256(reinterpret_cast<__m256i *>(to), low);
+        _mm256_stream_si256(reinterpret_cast<__m256i *>(to + 32), high);
+    }
+    std::memcpy(to, from, bytes);
+    _mm_sfence();
+#else
+    std::memcpy(output, input, bytes);
+#endif
+}
+
+}  // namespace
+
+extern const Kernels KERNELS;
+const Kernels KERNELS{TEXT(KERNELS), reduce, copy, stream};
+
+}  // namespace shm

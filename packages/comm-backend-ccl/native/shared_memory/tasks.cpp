@@ -1,0 +1,215 @@
+#include "tasks.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+namespace shm {
+
+namespace {
+
+constexpr bool needs_root(int operation) { return operation == broadcast || operation == scatter; }
+constexpr bool only_root_needs(int operation) { return operation == reduce || operation == gather; }
+
+bool waits(const Group &group, const Request &request) {
+    if (needs_root(request.operation)) {
+        return group.rank() != request.root;
+    }
+    return !only_root_needs(request.operation) || group.rank() == request.root;
+}
+
+}  // namespace
+
+size_t small_bytes(const Group &group) {
+    // Each rank reads the parts of all others.
+    const size_t shared_out = (size_t{64} << 10) / static_cast<size_t>(std::max(1, group.size() - 1));
+    return std::min(group.layout().slot_bytes, std::max(size_t{4096}, std::min(size_t{32} << 10, shared_out)));
+}
+
+size_t input_bytes(const Group &group, const Request &request) {
+    switch (request.operation) {
+    case reduce_scatter:
+    case all_to_all:
+    case scatter:
+        return request.bytes() * static_cast<size_t>(group.size());
+    case barrier:
+        return 0;
+    default:
+        return request.bytes();
+    }
+}
+
+void show(Group &group, const Request &request, uint32_t step) {
+    const int operation = request.operation;
+    if (operation == barrier || (needs_root(operation) && group.rank() != request.root) ||
+        (only_root_needs(operation) && group.rank() == request.root)) {
+        return;
+    }
+    std::memcpy(group.slot(group.rank(), step), request.input, input_bytes(group, request));
+}
+
+void take(Group &group, const Request &request, uint32_t step) {
+    const int size = group.size(), me = group.rank();
+    const size_t bytes = request.bytes();
+    auto *output = static_cast<char *>(request.output);
+    const void *inputs[max_ranks];
+    switch (request.operation) {
+    case all_reduce:
+    case reduce: {
+        void *outputs[] = {output};
+        for (int one = 0; one < size; ++one) {
+            inputs[one] = one == me ? request.input : group.slot(one, step);
+        }
+        kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count);
+        break;
+    }
+    case reduce_scatter: {
+        void *outputs[] = {output};
+        for (int one = 0; one < size; ++one) {
+            inputs[one] = group.slot(one, step) + static_cast<size_t>(me) * bytes;
+        }
+        kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count);
+        break;
+    }
+    case broadcast:
+        std::memcpy(output, group.slot(request.root, step), bytes);
+        break;
+    case scatter:
+        std::memcpy(output, group.slot(request.root, step) + static_cast<size_t>(me) * bytes, bytes);
+        break;
+    case all_gather:
+    case gather:
+        // Its own first: it may lie where another's goes.
+        std::memmove(output + static_cast<size_t>(me) * bytes, request.input, bytes);
+        for (int one = 0; one < size; ++one) {
+            if (one != me) {
+                std::memcpy(output + static_cast<size_t>(one) * bytes, group.slot(one, step), bytes);
+            }
+        }
+        break;
+    case all_to_all:
+        for (int one = 0; one < size; ++one) {
+            std::memcpy(output + static_cast<size_t>(one) * bytes,
+                        group.slot(one, step) + static_cast<size_t>(me) * bytes, bytes);
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+// --- Stepwise
+
+bool Stepwise::advance(Group &group) {
+    if (!begun_) {
+        begun_ = true;
+        base_ = group.done();
+        Record &record = group.begin(request, call_);
+        prepare(group, record);
+    }
+    while (next_ < steps_) {
+        awaits = 0;
+        const uint32_t step = base_ + next_;
+        if (next_ < posts_ && !group.free_at(step)) {
+            awaits = step - slots + 3;
+            return false;
+        }
+        if (!ready(group, next_)) {
+            return false;
+        }
+        act(group, next_);
+        if (next_ < posts_) {
+            group.post(call_.fingerprint);
+        }
+        ++next_;
+    }
+    return true;
+}
+
+bool Stepwise::all_at(Group &group, uint32_t steps) {
+    awaits = base_ + steps;
+    return group.all_have_come(base_ + steps, call_, base_);
+}
+
+bool Stepwise::one_at(Group &group, int rank, uint32_t steps) {
+    awaits = 0;
+    return group.has_come(rank, base_ + steps, call_, base_);
+}
+
+// --- Exchange
+
+Exchange::Exchange(Group &group, Request request) : Stepwise(std::move(request)) {
+    posts_ = 1;
+    const bool is_root = group.rank() == this->request.root;
+    const bool root_takes = this->request.operation == scatter && is_root;
+    steps_ = waits(group, this->request) || root_takes ? 2 : 1;
+}
+
+Exchange::Exchange(Group &group, Request request, const Call &call, uint32_t base) : Exchange(group, std::move(request)) {
+    begun_ = true;
+    call_ = call;
+    base_ = base;
+    next_ = 1;
+}
+
+bool Exchange::ready(Group &group, uint32_t step) {
+    if (step == 0) {
+        return true;
+    }
+    if (needs_root(request.operation)) {
+        return group.rank() == request.root || one_at(group, request.root, 1);
+    }
+    return all_at(group, 1);
+}
+
+void Exchange::act(Group &group, uint32_t step) {
+    if (step == 0) {
+        show(group, request, base_);
+    } else {
+        take(group, request, base_);
+    }
+}
+
+Handle make_task(Group &group, Request &&request) {
+    if (request.operation == send || request.operation == receive) {
+        return make_message(group, std::move(request));
+    }
+    if (request.operation != all_to_all_v && input_bytes(group, request) <= small_bytes(group)) {
+        return std::make_shared<Exchange>(group, std::move(request));
+    }
+    return make_staged(group, std::move(request));
+}
+
+// --- the short way
+
+Handle Group::run(Request &&request, int looks) {
+    check(request);
+    if (request.operation != send && request.operation != receive && request.operation != all_to_all_v &&
+        input_bytes(*this, request) <= small_bytes(*this) && lock_.try_lock()) {
+        const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
+        if (collectives_.empty() && under_way_ == 0 && !closed() && free_at(done_) && !broken()) {
+            const uint32_t base = done_;
+            Call call;
+            begin(request, call);
+            show(*this, request, base);
+            post(call.fingerprint);
+            if (needs_root(request.operation) || only_root_needs(request.operation)) {
+                looks = 0;
+            }
+            for (int look = 0; look < looks; ++look) {
+                if (all_have_come(base + 1, call, base)) {
+                    take(*this, request, base);
+                    return nullptr;
+                }
+                relax();
+            }
+            auto task = std::make_shared<Exchange>(*this, std::move(request), call, base);
+            collectives_.push_back(task);
+            advance_all();
+            return task->now() == complete ? nullptr : task;
+        }
+    }
+    Handle task = start(std::move(request), false);
+    return task->now() == complete ? nullptr : task;
+}
+
+}  // namespace shm

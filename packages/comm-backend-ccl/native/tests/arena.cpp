@@ -1,0 +1,210 @@
+// Tensors that ranks can map, which operations read and write without a copy in between.
+
+#include "ranks.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <unistd.h>
+
+using namespace tests;
+using namespace shm;
+
+namespace {
+
+struct Allocated {
+    explicit Allocated(size_t bytes) : begin(static_cast<char *>(Arena::instance().allocate(bytes))) {}
+    ~Allocated() { Arena::instance().free(begin); }
+    Allocated(const Allocated &) = delete;
+    char *const begin;
+};
+
+// The tensors of a rank in the arena, or (where `private_` ) outside; the results have to be the same.
+void compare(const Job &job, Group &group, size_t offset, bool in_place, bool outside) {
+    const auto me = static_cast<size_t>(group.rank());
+    const Bytes &input = job.inputs[me], &expected = job.expected_of(group.rank());
+    const size_t skipped = offset * job.item(), room = skipped + std::max(input.size(), expected.size());
+    const Allocated from(room), to(room);
+    Bytes private_from(room);
+    char *begin = (outside ? private_from.data() : from.begin) + skipped;
+    std::memcpy(begin, input.data(), input.size());
+    Request request;
+    request.operation = static_cast<uint8_t>(job.operation);
+    request.dtype = static_cast<uint8_t>(job.dtype);
+    request.op = static_cast<uint8_t>(job.op);
+    request.root = job.root;
+    request.count = job.count;
+    request.input = begin;
+    request.output = in_place ? begin : to.begin + skipped;
+    const Handle task = group.start(request, false);
+    CHECK(group.wait(*task, options.patience) == complete, described(job) << ": " << group.failure());
+    const char *found = static_cast<const char *>(request.output);
+    const size_t count = expected.size() / job.item(), at = difference(job.dtype, found, expected.data(), count);
+    CHECK(at == count, "rank " << me << " of " << group.size() << ": " << at << " is " << shown(job.dtype, found, at)
+                               << ", not " << shown(job.dtype, expected.data(), at) << "; " << described(job)
+                               << (in_place ? ", in place" : "") << (outside ? ", one rank outside" : ""));
+    CHECK(in_place || std::memcmp(begin, input.data(), input.size()) == 0, "the input changed: " << described(job));
+}
+
+std::vector<Job> jobs_for(int size, Random &random) {
+    std::vector<Job> jobs;
+    size_t turn = 0;
+    for (const int operation : {all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, gather}) {
+        for (const size_t count : {size_t{10}, size_t{20001}, size_t{300007} / static_cast<size_t>(size)}) {
+            Job job;
+            job.operation = operation;
+            job.root = operation == broadcast || operation == gather ? size - 1 : -1;
+            choose_kind(job, ++turn);
+            job.count = count;
+            jobs.push_back(prepared(std::move(job), size, random));
+        }
+    }
+    return jobs;
+}
+
+}  // namespace
+
+TEST(tensors_in_shared_memory) {
+    for (const int size : {1, 2, 3, 4}) {
+        Random random{options.seed};
+        World world(size);
+        const std::vector<Job> jobs = jobs_for(size, random);
+        world.run([&](Group &group) {
+            for (const Job &job : jobs) {
+                for (const bool outside : {false, true}) {
+                    const bool in_place = job.operation == all_reduce || job.operation == broadcast;
+                    // Broadcasts and the others that are direct go by what all ranks, or the root, have.
+                    compare(job, group, static_cast<size_t>(group.rank()), in_place,
+                            outside && group.rank() == (job.root < 0 ? 0 : job.root));
+                }
+            }
+        });
+    }
+}
+
+// An all_reduce out of place leaves its input, and writes its output, wherever they are.
+TEST(tensors_in_shared_memory_out_of_place) {
+    Random random{options.seed};
+    for (const int size : {1, 2, 3}) {
+        World world(size);
+        Job job;
+        job.operation = all_reduce;
+        job.count = 50000;
+        const Job whole = prepared(std::move(job), size, random);
+        world.run([&](Group &group) {
+            // Also where only one rank has two tensors.
+            for (const bool all : {true, false}) {
+                compare(whole, group, 1, !all && group.rank() > 0, false);
+            }
+        });
+    }
+}
+
+TEST(gathers_in_shared_memory_in_place) {
+    Random random{options.seed};
+    for (const int size : {2, 3}) {
+        World world(size);
+        Job job;
+        job.operation = all_gather;
+        job.count = 50000;
+        const Job whole = prepared(std::move(job), size, random);
+        world.run([&](Group &group) {
+            const auto me = static_cast<size_t>(group.rank());
+            const Bytes &input = whole.inputs[me];
+            const Allocated all(input.size() * static_cast<size_t>(size));
+            Request request;
+            request.operation = all_gather;
+            request.dtype = float32;
+            request.count = whole.count;
+            request.input = all.begin + me * input.size();
+            request.output = all.begin;
+            std::memcpy(all.begin + me * input.size(), input.data(), input.size());
+            const Handle task = group.start(request, false);
+            CHECK(group.wait(*task, options.patience) == complete, group.failure());
+            CHECK(std::memcmp(all.begin, whole.expected[0].data(), whole.expected[0].size()) == 0, "rank " << me);
+        });
+    }
+}
+
+// More than the caches hold, which is copied past them.
+TEST(large_tensors_in_shared_memory) {
+    Random random{options.seed};
+    World world(2);
+    for (const int operation : {broadcast, all_gather}) {
+        Job job;
+        job.operation = operation;
+        job.dtype = float64;
+        job.root = operation == broadcast ? 1 : -1;
+        job.count = (size_t{4} << 20) + 3;
+        const Job whole = prepared(std::move(job), 2, random);
+        world.run([&](Group &group) { compare(whole, group, 1, operation == broadcast, false); });
+    }
+    Arena::instance().trim();
+}
+
+TEST(arena_keeps_and_gives_back) {
+    Arena &arena = Arena::instance();
+    arena.trim();
+    CHECK(arena.bytes() == 0, arena.bytes());
+    char *first = static_cast<char *>(arena.allocate(100000));
+    CHECK(arena.bytes() >= 100000 && reinterpret_cast<uintptr_t>(first) % 4096 == 0, arena.bytes());
+    CHECK(arena.find(first + 5, 99995).offset == 5 && arena.find(first, 100000).inode != 0, "not found");
+    CHECK(arena.find(first, 200000).inode == 0 && arena.find(first - 1, 1).inode == 0, "found beside it");
+    CHECK(arena.find(nullptr, 0).inode == 0 && arena.find(&arena, 1).inode == 0, "found elsewhere");
+    arena.free(first);
+    CHECK(arena.allocate(99000) == first, "freed memory is not used again");
+    arena.trim();
+    CHECK(arena.bytes() > 0, "memory in use was given back");
+    arena.free(first);
+    arena.trim();
+    CHECK(arena.bytes() == 0, arena.bytes());
+    void *none = arena.allocate(0);
+    CHECK(none != nullptr, "no address");
+    arena.free(none);
+    arena.trim();
+}
+
+TEST(arena_used_by_many_threads) {
+    on_ranks(4, [](int rank) {
+        Random random{options.seed + static_cast<uint64_t>(rank)};
+        for (int turn = 0; turn < 100; ++turn) {
+            const size_t bytes = 1 + random.below(50000);
+            const Allocated one(bytes);
+            std::memset(one.begin, rank, bytes);
+            std::this_thread::yield();
+            CHECK(std::all_of(one.begin, one.begin + bytes, [&](char byte) { return byte == rank; }), "shared");
+            CHECK(Arena::instance().find(one.begin, bytes).inode != 0, "not found");
+            Arena::instance().trim();
+        }
+    });
+    Arena::instance().trim();
+    CHECK(Arena::instance().bytes() == 0, Arena::instance().bytes());
+}
+
+// As between processes: the descriptor of one, opened through /proc, mapped and reserved by each.
+TEST(mappings_of_their_own) {
+    Random random{options.seed};
+    const int descriptor = create_memory(Layout(3).end);
+    std::vector<Job> jobs;
+    for (const int operation : {all_reduce, all_to_all, gather, send}) {
+        for (const size_t count : {10, 30000}) {
+            Job job;
+            job.operation = operation, job.count = count;
+            job.root = operation == gather || operation == send ? 1 : -1, job.from = operation == send ? 2 : -1;
+            jobs.push_back(prepared(std::move(job), 3, random));
+        }
+    }
+    on_ranks(3, [&](int rank) {
+        const int mine = open_memory(getpid(), descriptor);
+        Group group(map_memory(mine, Layout(3).end), mine, 3, rank, std::vector<int>(3, getpid()), true, true);
+        do_all(jobs, group);
+    });
+    close_memory(descriptor);
+    bool thrown = false;
+    try {
+        open_memory(getpid(), descriptor + 1000);
+    } catch (const Inaccessible &) {
+        thrown = true;
+    }
+    CHECK(thrown, "opened what is not there");
+}

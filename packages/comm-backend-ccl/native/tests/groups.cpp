@@ -1,0 +1,173 @@
+// Every operation in groups of 1 to 64 ranks, with sizes on both sides of every limit.
+
+#include "ranks.hpp"
+#include "tasks.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+using namespace tests;
+using namespace shm;
+
+namespace {
+
+constexpr int collectives[] = {all_reduce, shm::reduce, broadcast,    all_gather, reduce_scatter,
+                               all_to_all, all_to_all_v, gather, scatter,    barrier};
+
+bool is_cut(int operation) {
+    return operation == reduce_scatter || operation == all_to_all || operation == all_to_all_v || operation == scatter;
+}
+
+// Bytes of one rank's part.
+std::vector<size_t> sizes_for(Group &group, int operation) {
+    const size_t pieces = is_cut(operation) ? static_cast<size_t>(group.size()) : 1;
+    const size_t small = small_bytes(group) / pieces, slot = group.layout().slot_bytes / pieces;
+    std::vector<size_t> sizes{1, 3 * 8, 13 * 8, 1000, small - 8, small, small + 8, slot - 8, slot, slot + 8};
+    sizes.insert(sizes.end(), {(size_t{16} << 10) + 8, 2 * slot + 1000, 9 * slot + 24});
+    // What all ranks together get of a gather or an exchange grows with the square of the ranks.
+    const size_t most = (size_t{24} << 20) / static_cast<size_t>(group.size()) /
+                        (operation == all_gather || is_cut(operation) ? static_cast<size_t>(group.size()) : 1);
+    std::erase_if(sizes, [&](size_t bytes) { return bytes > most; });
+    return sizes;
+}
+
+void vary_counts(Job &job, size_t size, Random &random) {
+    job.counts.assign(size, std::vector<size_t>(size));
+    for (auto &row : job.counts) {
+        for (size_t &count : row) {
+            count = random.below(4) == 0 ? 0 : random.below(2 * job.count) + 1;
+        }
+    }
+    job.count = 0;
+}
+
+void every_operation(int size) {
+    Random random{options.seed + static_cast<uint64_t>(size)};
+    World world(size);
+    size_t turn = 0;
+    for (const int operation : collectives) {
+        for (const size_t bytes : sizes_for(world[0], operation)) {
+            std::vector<Job> jobs;
+            // All roots with little, one or two with much.
+            const int step = size <= 8 && bytes <= 1000 ? 1 : std::max(1, size / 2);
+            for (int root = static_cast<int>(turn) % step; root < size; root += is_rooted(operation) ? step : size) {
+                Job job;
+                job.operation = operation;
+                job.root = is_rooted(operation) ? root : -1;
+                choose_kind(job, ++turn);
+                job.count = operation == barrier ? 0 : std::max<size_t>(1, bytes / job.item());
+                if (operation == all_to_all_v) {
+                    vary_counts(job, static_cast<size_t>(size), random);
+                }
+                jobs.push_back(prepared(std::move(job), size, random));
+            }
+            world.run([&](Group &group) { do_all(jobs, group); });
+        }
+    }
+}
+
+// Every dtype with everything it can be reduced with, in small operations and in chunks.
+void every_kind(int size) {
+    Random random{options.seed};
+    World world(size);
+    std::vector<Job> jobs;
+    for (int dtype = 0; dtype < dtypes; ++dtype) {
+        for (int op = 0; op < ops; ++op) {
+            for (const int operation : {all_reduce, shm::reduce, reduce_scatter}) {
+                for (const size_t count : {size_t{37}, size_t{33000} / static_cast<size_t>(size)}) {
+                    if (reduces(dtype, op)) {
+                        Job job;
+                        job.operation = operation, job.dtype = dtype, job.op = op, job.count = count;
+                        job.root = operation == shm::reduce ? op % size : -1;
+                        jobs.push_back(prepared(std::move(job), size, random));
+                    }
+                }
+            }
+        }
+    }
+    world.run([&](Group &group) { do_all(jobs, group); });
+}
+
+}  // namespace
+
+TEST(operations_of_1) { every_operation(1); }
+TEST(operations_of_2) { every_operation(2); }
+TEST(operations_of_3) { every_operation(3); }
+TEST(operations_of_4) { every_operation(4); }
+TEST(operations_of_8) { every_operation(8); }
+TEST(operations_of_64) { every_operation(64); }
+TEST(kinds_of_3) { every_kind(3); }
+TEST(kinds_of_5) { every_kind(5); }
+
+// Cancellation and rounding differ with every other order of summation.
+TEST(sums_do_not_depend_on_splits) {
+    for (const int size : {2, 3, 4, 7}) {
+        World world(size);
+        for (const size_t count : {size_t{50}, size_t{9000}, size_t{150000}}) {
+            for (const int dtype : {float32, bfloat16, float16}) {
+                std::vector<Bytes> inputs;
+                std::vector<const void *> pointers;
+                Random random{options.seed + count};
+                const size_t item = item_bytes(dtype);
+                for (int rank = 0; rank < size; ++rank) {
+                    inputs.emplace_back(count * item);
+                    fill(inputs.back().data(), dtype, count, random, true);
+                }
+                for (const Bytes &input : inputs) {
+                    pointers.push_back(input.data());
+                }
+                Bytes expected(count * item);
+                tests::reduce(dtype, sum, expected.data(), pointers, count);
+                const size_t cuts[] = {0, 1 + random.below(count - 1), count};
+                world.run([&](Group &group) {
+                    for (const size_t offset : {0, 1, 5}) {
+                        const size_t skipped = offset * static_cast<size_t>(group.rank() + 1) * item;
+                        for (const bool split : {false, true}) {
+                            Bytes tensor(skipped + count * item);
+                            char *begin = tensor.data() + skipped;
+                            std::memcpy(begin, inputs[static_cast<size_t>(group.rank())].data(), count * item);
+                            for (int part = 0; part < (split ? 2 : 1); ++part) {
+                                const size_t from = cuts[part], until = split ? cuts[part + 1] : count;
+                                Request request;
+                                request.operation = all_reduce;
+                                request.dtype = static_cast<uint8_t>(dtype);
+                                request.input = request.output = begin + from * item;
+                                request.count = until - from;
+                                const Handle task = group.start(request, false);
+                                CHECK(group.wait(*task, options.patience) == complete, group.failure());
+                            }
+                            const size_t at = difference(dtype, begin, expected.data(), count);
+                            CHECK(at == count, "rank " << group.rank() << " of " << size << ", dtype " << dtype << ", "
+                                                       << count << " elements cut at " << cuts[1] << ", offset "
+                                                       << offset << (split ? ", split: " : ": ") << at << " is "
+                                                       << shown(dtype, begin, at) << ", not "
+                                                       << shown(dtype, expected.data(), at));
+                        }
+                    }
+                });
+            }
+        }
+    }
+}
+
+// Nothing to do is something to do together, also where a tensor without elements has no address.
+TEST(operations_on_nothing) {
+    Random random{options.seed};
+    for (const int size : {1, 2, 5}) {
+        World world(size);
+        std::vector<Job> jobs;
+        for (const int operation : collectives) {
+            Job job;
+            job.operation = operation;
+            job.root = is_rooted(operation) ? size - 1 : -1;
+            job.counts.assign(static_cast<size_t>(size), std::vector<size_t>(static_cast<size_t>(size)));
+            jobs.push_back(prepared(std::move(job), size, random));
+        }
+        if (size > 1) {
+            Job job;
+            job.operation = send, job.from = 0, job.root = 1;
+            jobs.push_back(prepared(std::move(job), size, random));
+        }
+        world.run([&](Group &group) { do_all(jobs, group); });
+    }
+}

@@ -1,0 +1,190 @@
+"""A group of ranks on oneCCL: made through the group's store, ended with the group."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+from torch.distributed import Store
+
+from comm_backend_ccl import native
+from comm_backend_ccl.communicator import Begun, Communicator
+from comm_backend_ccl.interface import interface_between
+from comm_backend_ccl.leftovers import sweep
+from comm_backend_ccl.peers import Peers
+from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operation
+from comm_backend_ccl.work import LOOK_AROUND_S
+from comm_utils.errors import CommTimeoutError, NotInitializedError
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["OneCclCommunicator"]
+
+_BYTE = ONECCL_DTYPES[torch.uint8]
+_REDUCING = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER)
+# How long a group may still take to be made after one of its processes has ended.
+_GRACE_S = 2.0
+
+
+class OneCclCommunicator(Communicator):
+    """Every rank of the group constructs one with the same store; the constructor returns when all have come.
+
+    Raises:
+        CommTimeoutError: not every rank came in time.
+        BackendUnavailableError: oneCCL refused.
+    """
+
+    engine = "oneCCL"
+    capabilities = ON_ONECCL
+
+    def __init__(
+        self,
+        store: Store,
+        peers: Peers,
+        rank: int,
+        timeout: timedelta,
+        ranks: Sequence[int] | None,
+        end: float,
+    ) -> None:
+        super().__init__(peers, rank, timeout, ranks)
+        self._store = store
+        self._lost_at: float | None = None
+        if os.environ.get("CCL_ATL_SHM") == "1":
+            sweep()
+        interface = interface_between(len({process.machine for process in peers.processes}))
+        native.initialize(peers.local.index(rank), len(peers.local), interface)
+        self._group: int | None = self._make(end)
+
+    # --- how it comes to be, and ends
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._store.set(key, value)  # type: ignore[arg-type]  # torch takes bytes as well
+
+    def _get(self, key: str, end: float) -> bytes | None:
+        self._give_up(end)
+        return self._store.get(key) if self._store.check([key]) else None
+
+    def _give_up(self, end: float) -> None:
+        """Raise where the group cannot be made any more."""
+        now = time.monotonic()
+        if self.peers.gone() and self._lost_at is None:
+            self._lost_at = now
+        if self._lost_at is not None and now > self._lost_at + _GRACE_S:
+            raise self._lost("the making of the group", self.peers.gone())
+        if now > end:
+            raise CommTimeoutError(
+                f"rank {self.ranks[self.rank]}: the making of {self} was not finished within {self.timeout_s:g} s; "
+                "check that its ranks run and that the interface FI_TCP_IFACE leads from each to the others"
+            )
+
+    def _make(self, end: float) -> int:
+        """The group; in a thread, as oneCCL waits for ranks that do not come without an end."""
+        made: list[int] = []
+        failed: list[BaseException] = []
+        given_up: list[bool] = []
+
+        def create() -> None:
+            try:
+                made.append(native.create(self.size, self.rank, lambda key: self._get(key, end), self._put))
+                if given_up:
+                    native.destroy(made[0])
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=create, name="comm-ccl-group", daemon=True)
+        thread.start()
+        while True:
+            thread.join(LOOK_AROUND_S)
+            if not thread.is_alive():
+                break
+            try:
+                # What the store tells has its own end, a moment earlier.
+                self._give_up(end + 2 * LOOK_AROUND_S)
+            except BaseException:
+                given_up.append(True)
+                raise
+        if failed:
+            raise failed[0]
+        return made[0]
+
+    @property
+    def group(self) -> int:
+        """What the library knows the group by.
+
+        Raises:
+            BrokenGroupError, NotInitializedError: it has failed or ended.
+        """
+        self.check()
+        if self._group is None:
+            raise NotInitializedError("this process group no longer exists; make a new one with new_group()")
+        return self._group
+
+    def _end(self) -> None:
+        group, self._group = self._group, None
+        if group is not None:
+            native.destroy(group)
+            if self.peers.gone() and os.environ.get("CCL_ATL_SHM") == "1":
+                sweep()
+
+    # --- operations
+
+    def _begin(
+        self,
+        operation: Operation,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        count: int,
+        op: ReduceOp,
+        root: int,
+        watched: bool,
+        source_counts: Sequence[int],
+        target_counts: Sequence[int],
+    ) -> Begun:
+        if operation is Operation.BARRIER:
+            # oneCCL's own waits inside the call, without end where a rank is missing.
+            token = torch.zeros(1, dtype=torch.int32)
+            return self._begin(Operation.ALL_REDUCE, token, token, 1, op, 0, watched, (), ())
+        item = source.element_size()
+        if operation in (Operation.GATHER, Operation.SCATTER):
+            # Which oneCCL does not have.
+            part = [count if peer == root else 0 for peer in range(self.size)]
+            whole = [count if self.rank == root else 0] * self.size
+            source_counts, target_counts = (part, whole) if operation is Operation.GATHER else (whole, part)
+            operation = Operation.ALL_TO_ALL_V
+        if operation is Operation.ALL_TO_ALL_V:
+            handle = native.start(
+                self.group,
+                operation,
+                source.data_ptr(),
+                target.data_ptr(),
+                0,
+                _BYTE,
+                watched=watched,
+                source_counts=[item * one for one in source_counts],
+                target_counts=[item * one for one in target_counts],
+            )
+            return handle, (source, target)
+        if operation is Operation.REDUCE and root != self.rank:
+            target = torch.empty_like(target)  # oneCCL uses the output of every rank
+        reducing = operation in _REDUCING
+        handle = native.start(
+            self.group,
+            operation,
+            source.data_ptr(),
+            target.data_ptr(),
+            count if reducing else count * item,
+            ONECCL_DTYPES[source.dtype] if reducing else _BYTE,
+            ONECCL_OPS[op] if reducing else 0,
+            max(root, 0),
+            watched,
+        )
+        return handle, (source, target)
+
+    def within(self, handle: int, seconds: float) -> bool:
+        return native.wait(handle, seconds)
+
+    def release(self, handle: int) -> None:
+        native.release(handle)

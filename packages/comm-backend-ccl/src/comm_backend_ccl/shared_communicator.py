@@ -1,0 +1,95 @@
+"""A group of ranks on one host, in shared memory."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+
+from comm_backend_ccl import shared_memory
+from comm_backend_ccl.communicator import Begun, Communicator
+from comm_backend_ccl.peers import Peers
+from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, Operation
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["SharedCommunicator"]
+
+
+class SharedCommunicator(Communicator):
+    """Every rank of the group constructs one after the first rank has created ``descriptor``.
+
+    Raises:
+        MemoryError: there is not enough shared memory.
+        PermissionError: the first rank's memory cannot be opened from here.
+    """
+
+    engine = "shared memory"
+    capabilities = IN_SHARED_MEMORY
+
+    def __init__(
+        self,
+        peers: Peers,
+        rank: int,
+        timeout: timedelta,
+        ranks: Sequence[int] | None,
+        descriptor: int,
+        local_size: int,
+    ) -> None:
+        super().__init__(peers, rank, timeout, ranks)
+        pids = [process.pid for process in peers.processes]
+        crowded = max(self.size, local_size) > len(os.sched_getaffinity(0))
+        self.number = shared_memory.join(pids[0], descriptor, rank, pids, crowded)
+        weakref.finalize(self, shared_memory.free, self.number).atexit = False
+
+    def _end(self) -> None:
+        shared_memory.close(self.number)
+
+    def _break(self, what: str) -> None:
+        super()._break(what)
+        shared_memory.close(self.number)  # the memory of its tensors is the user's again
+
+    def _begin(
+        self,
+        operation: Operation,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        count: int,
+        op: ReduceOp,
+        root: int,
+        watched: bool,
+        source_counts: Sequence[int],
+        target_counts: Sequence[int],
+    ) -> Begun:
+        dtype = source.dtype
+        if dtype not in DTYPES:
+            item = source.element_size()
+            dtype, count = torch.uint8, count * item
+            source_counts = [item * one for one in source_counts]
+            target_counts = [item * one for one in target_counts]
+        uneven = operation is Operation.ALL_TO_ALL_V
+        handle = shared_memory.start(
+            self.number,
+            operation,
+            source.data_ptr(),
+            target.data_ptr(),
+            count,
+            dtype,
+            op,
+            root,
+            watched,
+            source_counts if uneven else None,
+            target_counts if uneven else None,
+        )
+        return (handle, (source, target)) if handle else (None, ())
+
+    def within(self, handle: int, seconds: float) -> bool:
+        state = shared_memory.wait(handle, seconds)
+        if state < 0:
+            raise RuntimeError(shared_memory.failure(handle))
+        return state == 1
+
+    def release(self, handle: int) -> None:
+        shared_memory.release(handle)

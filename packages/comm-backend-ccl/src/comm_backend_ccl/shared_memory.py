@@ -1,0 +1,185 @@
+"""The engine in shared memory: the one module that calls into ``_shared_memory``.
+
+Groups, operations and memory are integers; none may be used after it was freed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from comm_backend_ccl.tables import DTYPES, OPS, Operation
+from comm_utils.reduce_op import ReduceOp
+
+_native: Any = None
+try:
+    _native = importlib.import_module("comm_backend_ccl._shared_memory")
+    _native.meet(torch.Tensor)
+except ImportError as error:
+    _missing = str(error)
+
+__all__ = [
+    "MOST_RANKS",
+    "SWITCH",
+    "allocate",
+    "close",
+    "close_descriptor",
+    "create",
+    "facts",
+    "failure",
+    "free",
+    "give_back",
+    "join",
+    "obstacle",
+    "release",
+    "shortcut",
+    "start",
+    "trim",
+    "wait",
+]
+
+#: The variable that turns it off.
+SWITCH = "CCL_SHARED_MEMORY"
+MOST_RANKS = 64
+
+
+def obstacle() -> tuple[str, str] | None:
+    """Why it cannot be used in this process and what would change that; None where it can."""
+    if _native is None:
+        if sys.platform != "linux":
+            return f"collectives in shared memory need Linux, this is {sys.platform}", "use dist_backend='gloo'"
+        return (
+            f"this installation of comm-backend-ccl was built without native code ({_missing})",
+            "reinstall it without COMM_CCL_WITHOUT_NATIVE in the environment",
+        )
+    if os.environ.get(SWITCH, "").strip() == "0":
+        return f"shared memory is turned off by {SWITCH}=0", f"unset {SWITCH}"
+    return None
+
+
+def facts() -> dict[str, str]:
+    """What it runs with."""
+    found: dict[str, Any] = _native.facts()
+    return {
+        "shared memory": f"between up to {MOST_RANKS} ranks of a host, kernels for {found['kernels']}",
+        "shared memory from": str(_native.__file__),
+    }
+
+
+def create(size: int) -> int:
+    """The descriptor of new memory for a group of ``size`` ranks; others :func:`join` through it.
+
+    Raises:
+        MemoryError: there is not enough; says how much is needed.
+    """
+    return int(_native.create(size))
+
+
+def join(holder: int, descriptor: int, rank: int, pids: Sequence[int], crowded: bool) -> int:
+    """This rank's side of a group.
+
+    Args:
+        holder: the pid of the process that created the memory.
+        pids: of all ranks, in their order.
+        crowded: there are more ranks than cores, which must not spin.
+
+    Raises:
+        MemoryError: there is not enough memory.
+        PermissionError: the memory cannot be opened from here.
+    """
+    return int(_native.join(holder, descriptor, rank, list(pids), crowded))
+
+
+def start(
+    group: int,
+    operation: Operation,
+    source: int,
+    target: int,
+    count: int,
+    dtype: torch.dtype,
+    op: ReduceOp,
+    root: int,
+    watched: bool,
+    source_counts: Sequence[int] | None = None,
+    target_counts: Sequence[int] | None = None,
+) -> int:
+    """Start an operation on memory that stays where it is; 0 if it is complete, else a handle.
+
+    Raises:
+        RuntimeError: it was refused.
+        MemoryError: there is not enough shared memory.
+    """
+    code, value = DTYPES[dtype], OPS[op]
+    handle: int = _native.start(
+        group, operation, source, target, count, code, value, root, watched, source_counts, target_counts
+    )
+    return handle
+
+
+def wait(handle: int, seconds: float) -> int:
+    """0: still under way after so long; 1: complete; -1: failed."""
+    state: int = _native.wait(handle, seconds)
+    return state
+
+
+def shortcut(group: int, op: ReduceOp, later: Callable[[int, torch.Tensor], bool]) -> Callable[[Any], bool] | None:
+    """A function of one tensor that reduces it over the group, in place; None where torch is too old to be asked.
+
+    It returns False, having done nothing, where the tensor is not of a kind that it takes: a plain, contiguous,
+    small one on the CPU.
+
+    Args:
+        later: called with a handle where the operation is not complete within a moment; returns True when it is.
+    """
+    found: Callable[[Any], bool] | None = _native.shortcut(group, OPS[op], later)
+    return found
+
+
+def failure(handle: int) -> str:
+    """What went wrong in the group of an operation, for people."""
+    return str(_native.failure(handle))
+
+
+def close(group: int) -> None:
+    """Forget what is under way; the memory of its tensors is not touched any more."""
+    _native.close(group)
+
+
+def free(group: int) -> None:
+    """The last use of a group; its operations hold what they need."""
+    _native.free(group)
+
+
+def release(handle: int) -> None:
+    """The last use of a handle; the operation goes on."""
+    _native.release(handle)
+
+
+def close_descriptor(descriptor: int) -> None:
+    """Give back what :func:`create` returned, when all have joined."""
+    _native.close_descriptor(descriptor)
+
+
+def allocate(size: int) -> int:
+    """The address of ``size`` bytes that peers can map, to be given to :func:`give_back`.
+
+    Raises:
+        MemoryError: there is not enough; says how much is needed.
+    """
+    return int(_native.allocate(size))
+
+
+def give_back(address: int) -> None:
+    """Keep the memory for the next that asks for so much."""
+    _native.give_back(address)
+
+
+def trim() -> None:
+    """Return to the system what was given back."""
+    if _native is not None:
+        _native.trim()

@@ -1,0 +1,349 @@
+"""Collectives in the memory that the ranks of a host share: what is special about them."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+import comm_orchestrator as dist
+from comm_utils.testing import RankPool, run_ranks, run_ranks_outcomes
+
+Pools: TypeAlias = Callable[[int], RankPool]
+
+_FOUND = dist.available_backends()["ccl"]
+_HERE = "between" in _FOUND.details.get("shared memory", "")
+pytestmark = pytest.mark.skipif(not _HERE, reason=_FOUND.details.get("shared memory", _FOUND.reason))
+
+LARGE = 300_001
+
+
+def start() -> None:
+    dist.init_distributed("ccl", verbose=False)
+
+
+@pytest.fixture(scope="module")
+def shared(rank_environment: dict[str, Any]) -> Any:
+    with RankPool(4, env=rank_environment, setup=start) as four, RankPool(2, env=rank_environment, setup=start) as two:
+        yield {2: two, 4: four}.__getitem__
+
+
+def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Numbers whose sums depend on their order."""
+    generator = torch.Generator().manual_seed(rank)
+    return (torch.randn(count, generator=generator) * 10.0 ** torch.randint(-3, 4, (count,), generator=generator)).to(
+        dtype
+    )
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().view(torch.uint8).numpy())
+
+
+# --- tensors that live where peers can reach them
+
+
+def run_shared_tensors() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    mine = dist.empty_shared((W, 1000, 100))
+    assert type(mine) is torch.Tensor
+    assert (mine.shape, mine.dtype, mine.device.type) == ((W, 1000, 100), torch.float32, "cpu")
+    assert mine.is_contiguous()
+    private = values(rank, mine.numel()).view_as(mine)
+    for call in (
+        lambda t: dist.all_reduce(t),
+        lambda t: dist.all_reduce(t[1]),
+        lambda t: dist.broadcast(t, W - 1),
+        lambda t: dist.all_gather_into_tensor(t, t[rank].clone()),
+        lambda t: dist.all_gather_into_tensor(t, t[rank]),
+        lambda t: dist.reduce_scatter_tensor(t[rank], t.clone(), "avg"),
+        lambda t: dist.reduce(t, 1),
+    ):
+        expected = private.clone()
+        call(expected)
+        mine.copy_(private)
+        call(mine)
+        assert bits(mine) == bits(expected)
+    for call in (
+        lambda o, i: dist.all_gather_into_tensor(o, i[0]),
+        lambda o, i: dist.reduce_scatter_tensor(o[0], i),
+        lambda o, i: dist.all_to_all_single(o, i),
+    ):
+        expected, output = torch.zeros_like(private), torch.zeros_like(private)
+        call(expected, private)
+        mine.copy_(private)
+        call(output, mine)
+        assert bits(output) == bits(expected)
+        assert bits(mine) == bits(private)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_collectives_on_shared_tensors_give_the_same_bits(shared: Pools, world_size: int) -> None:
+    shared(world_size).run(run_shared_tensors)
+
+
+def run_ordinary() -> None:
+    rank = dist.get_rank()
+    layer = torch.nn.Linear(400, 400)
+    for parameter in layer.parameters():
+        parameter.data = dist.empty_shared(parameter.shape).copy_(parameter.data)
+        parameter.grad = dist.empty_shared(parameter.shape).zero_()
+    where = layer.weight.grad.data_ptr()  # type: ignore[union-attr]
+    layer(torch.full((2, 400), rank + 1.0)).sum().backward()
+    assert layer.weight.grad.data_ptr() == where  # type: ignore[union-attr]
+    dist.all_reduce(layer.weight.grad)
+    assert (layer.weight.grad == 6.0).all()
+    pair = dist.new_group([0, 1])
+    again = dist.empty_shared(LARGE, torch.bfloat16, pair)
+    again.fill_(rank + 0.5)
+    dist.all_reduce(again, "avg", pair)
+    assert (again == 1.0).all()
+    assert dist.empty_shared((0, 3)).shape == (0, 3)
+    assert dist.empty_shared((), torch.complex64).fill_(1j).item() == 1j
+    for wrong, text in (((-1,), "shape: got"), (("a",), "shape")):
+        with pytest.raises(dist.ArgumentError, match=text):
+            dist.empty_shared(wrong)  # type: ignore[arg-type]
+    with pytest.raises(dist.ArgumentTypeError, match=r"dtype: got 'float32'; expected a torch\.dtype"):
+        dist.empty_shared(3, "float32")  # type: ignore[arg-type]
+    dist.destroy_process_group(pair)
+
+
+def test_they_are_ordinary_tensors(shared: Pools) -> None:
+    shared(2).run(run_ordinary)
+
+
+def run_reused() -> list[int]:
+    import gc
+
+    from comm_backend_ccl import shared_memory
+
+    sizes = []
+    for _ in range(3):
+        held = dist.empty_shared(LARGE)
+        held.fill_(1.0)
+        dist.all_reduce(held)
+        view = held[10:]
+        del held
+        assert view[0].item() == 2.0  # which keeps the memory
+        del view
+        gc.collect()
+        sizes.append(int(shared_memory._native.facts()["tensors in shared memory"]))
+    return sizes
+
+
+def test_memory_is_used_again(shared: Pools) -> None:
+    for sizes in shared(2).run(run_reused):
+        assert len(set(sizes)) == 1
+
+
+def run_fsdp() -> list[list[float]]:
+    from torch.distributed.fsdp import fully_shard
+
+    losses = []
+    for from_group in (False, True):
+        torch.manual_seed(3)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.ReLU(), torch.nn.Linear(300, 64))
+        fully_shard(model, mesh=c10d.init_device_mesh("cpu", (2,)))
+        if from_group:
+            if not hasattr(model, "set_allocate_memory_from_process_group_for_comm"):
+                return [[], []]
+            model.set_allocate_memory_from_process_group_for_comm(True)  # type: ignore[operator]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        mine = []
+        for step in range(4):
+            torch.manual_seed(10 * step + dist.get_rank())
+            loss = model(torch.randn(8, 64)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            mine.append(loss.item())
+        losses.append(mine)
+    return losses
+
+
+def test_fsdp2_allocates_in_memory_of_the_group(shared: Pools) -> None:
+    for ordinary, allocated in shared(2).run(run_fsdp, timeout_s=100):
+        assert ordinary == allocated
+
+
+# --- the same bits, whatever
+
+
+def run_deterministic(dtype: torch.dtype) -> bytes:
+    rank = dist.get_rank()
+    mine = values(rank, LARGE, dtype)
+    whole = mine.clone()
+    dist.all_reduce(whole)
+    parts = mine.clone()
+    for part in parts.split((7, 100, 4096, LARGE - 4203)):
+        dist.all_reduce(part)
+    assert bits(parts) == bits(whole)
+    moved = torch.empty(LARGE + 3, dtype=dtype)[3:].copy_(mine)
+    works = [dist.all_reduce(part, async_op=True) for part in moved.split(50_000)]
+    for work in works:
+        work.wait()  # type: ignore[union-attr]
+    assert bits(moved) == bits(whole)
+    scattered = torch.empty(LARGE - LARGE % 4, dtype=dtype)
+    W = dist.get_world_size()
+    part = scattered.numel() // W
+    dist.reduce_scatter_tensor(scattered[:part], mine[: scattered.numel()].clone())
+    assert bits(scattered[:part]) == bits(whole[rank * part : (rank + 1) * part])
+    return bits(whole)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_a_sum_has_the_same_bits_however_it_was_made(shared: Pools, dtype: torch.dtype) -> None:
+    found = shared(4).run(run_deterministic, dtype)
+    assert len(set(found)) == 1
+
+
+def run_sum_of(parts: int) -> bytes:
+    """The sum of 4 parts, of which each rank has summed its own first."""
+    rank = dist.get_rank()
+    mine = [values(rank * parts + one, LARGE) for one in range(parts)]
+    total = sum(mine[1:], mine[0])
+    dist.all_reduce(total)
+    return bits(total)
+
+
+def test_a_sum_does_not_depend_on_the_number_of_ranks(shared: Pools) -> None:
+    """Ranks are added as a balanced tree, so two ranks that hold two parts each come to what four ranks come to."""
+    assert set(shared(4).run(run_sum_of, 1)) == set(shared(2).run(run_sum_of, 2))
+
+
+@pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512"])
+def test_every_build_of_the_kernels_gives_the_same_bits(
+    shared: Pools, rank_environment: dict[str, Any], kernels: str
+) -> None:
+    with RankPool(4, env={**rank_environment, "CCL_KERNELS": kernels}, setup=start) as other:
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            assert other.run(run_deterministic, dtype) == shared(4).run(run_deterministic, dtype)
+
+
+# --- calls that differ
+
+DIFFERENT: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
+    "op": (
+        lambda: dist.all_reduce(torch.ones(5), "max"),
+        lambda: dist.all_reduce(torch.ones(5), "sum"),
+        "all_reduce(5 x float32, max)",
+    ),
+    "size": (
+        lambda: dist.all_reduce(torch.ones(5)),
+        lambda: dist.all_reduce(torch.ones(6)),
+        "all_reduce(6 x float32, sum)",
+    ),
+    "large size": (
+        lambda: dist.all_reduce(torch.ones(LARGE)),
+        lambda: dist.all_reduce(torch.ones(LARGE + 1)),
+        f"all_reduce({LARGE + 1} x float32, sum)",
+    ),
+    "dtype": (
+        lambda: dist.all_reduce(torch.ones(5)),
+        lambda: dist.all_reduce(torch.ones(5, dtype=torch.int32)),
+        "all_reduce(5 x int32, sum)",
+    ),
+    "operation": (
+        lambda: dist.barrier(),
+        lambda: dist.all_reduce(torch.ones(5)),
+        "barrier on rank",
+    ),
+    "root": (
+        lambda: dist.reduce(torch.ones(5), 0),
+        lambda: (dist.reduce(torch.ones(5), 1), dist.barrier()),
+        "root 1",
+    ),
+    "split sizes": (
+        lambda: dist.all_to_all_single(torch.ones(5), torch.ones(5), [2, 3], [2, 3]),
+        lambda: dist.all_to_all_single(torch.ones(5), torch.ones(5), [4, 1], [4, 1]),
+        "disagree about how much",
+    ),
+}
+
+
+def run_different(case: str) -> str:
+    call = DIFFERENT[case][0 if dist.get_rank() == 0 else 1]
+    group = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(3), "sum", group)
+    try:
+        call()
+        dist.barrier()
+    except dist.CollectiveMismatchError as error:
+        dist.destroy_process_group()
+        start()
+        return str(error)
+    raise AssertionError("nothing was noticed")
+
+
+@pytest.mark.parametrize("case", DIFFERENT)
+def test_calls_that_differ_are_an_error_on_every_rank(shared: Pools, case: str) -> None:
+    for message in shared(2).run(run_different, case, timeout_s=30):
+        assert DIFFERENT[case][2] in message
+        assert "destroy_process_group()" in message
+
+
+# --- memory
+
+
+def run_without_room() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))
+    dist.init_distributed("ccl", verbose=False, timeout=20)
+
+
+def test_too_little_memory_is_told_on_every_rank(rank_environment: dict[str, Any]) -> None:
+    for outcome in run_ranks_outcomes(run_without_room, 2, env=rank_environment):
+        assert "rank 0: shared memory of " in outcome.message
+        assert "MiB cannot be created (File too large); raise the limit of file sizes (ulimit -f)" in outcome.message
+        assert "CCL_SHARED_MEMORY=0 does without shared memory" in outcome.message
+
+
+def run_too_large() -> None:
+    with pytest.raises(
+        dist.BackendUnavailableError,
+        match=r"empty_shared: .* needs 268435456 MiB of shared memory, and \d+ MiB is available",
+    ):
+        dist.empty_shared(2**46)
+    dist.barrier()
+
+
+def test_a_tensor_that_does_not_fit_is_told(shared: Pools) -> None:
+    shared(2).run(run_too_large)
+
+
+def run_names() -> None:
+    before = set(Path("/dev/shm").iterdir())
+    kept = dist.empty_shared(LARGE)
+    group = dist.new_group([0, 1])
+    dist.all_reduce(kept, "sum", group)
+    assert set(Path("/dev/shm").iterdir()) == before
+    own = list(Path("/proc/self/fd").iterdir())
+    ours = [path for path in own if path.is_symlink() and os.readlink(path).startswith("/memfd:comm")]
+    assert len(ours) >= 3  # of two groups, and a tensor
+    for path in ours:
+        assert path.stat().st_mode & 0o777 == 0o600
+    dist.destroy_process_group(group)
+
+
+def test_memory_has_no_name_that_could_stay(shared: Pools) -> None:
+    shared(2).run(run_names)
+
+
+def run_without_oneccl() -> str:
+    dist.init_distributed(verbose=False)
+    tensor = torch.ones(LARGE)
+    dist.all_reduce(tensor)
+    assert (tensor == 2).all()
+    name = dist.get_backend()
+    dist.destroy_process_group()
+    return name
+
+
+def test_it_works_where_oneccl_does_not(rank_environment: dict[str, Any]) -> None:
+    env = {**rank_environment, "CCL_OFI_LIBRARY_PATH": "/nowhere/libfabric.so"}
+    assert run_ranks(run_without_oneccl, 2, env=env) == ["ccl", "ccl"]
