@@ -293,6 +293,15 @@ def docs(session: nox.Session) -> None:
     session.run("pytest", "docs/tests", *session.posargs)
 
 
+@nox.session(default=False, venv_backend="none")
+def model(session: nox.Session) -> None:
+    """Checks a model of shared memory's flags in all interleavings, and that planted faults are found (needs spin)."""
+    for program, package in (("spin", "spin"), (os.environ.get("CC", "cc"), "gcc")):
+        if shutil.which(program) is None:
+            session.skip(f"{program} is missing; on Debian, it is in the package {package}")
+    session.run(sys.executable, f"packages/{NATIVE}/native/model/check.py", *session.posargs, external=True)
+
+
 @nox.session(default=False)
 def wheels(session: nox.Session) -> None:
     """Builds each package's sdist, and its wheel from that sdist, into dist/, and checks their metadata."""
@@ -335,6 +344,33 @@ def bench_peers(session: nox.Session) -> None:
     session.run("python", "tools/install_launchers.py", env=uv)
     # After Ctrl-C, time to end the ranks and to remove their shared memory.
     session.run("python", "benchmarks/peers", *session.posargs, interrupt_timeout=30)
+
+
+# How the tests of the native engine are built, and how long the one that does many operations goes on.
+NATIVE_BUILDS = {"plain": ("", 1_000_000), "address": ("address,undefined", 20_000), "thread": ("thread", 5_000)}
+
+
+@nox.session(default=False)
+def native(session: nox.Session) -> None:
+    """Tests of the engine in shared memory without Python, also with sanitizers; names of tests go after --."""
+    # What the machine has does as well.
+    missing = [name for name in ("cmake", "ninja") if not shutil.which(name)]
+    if missing:
+        install(session, *missing)
+    source = PACKAGES[NATIVE].folder / "native" / "tests"
+    for name, (sanitize, operations) in NATIVE_BUILDS.items():
+        build = Path(session.create_tmp()) / name
+        option = f"-DSANITIZE={sanitize}"
+        session.run("cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), option, external=True)
+        session.run("cmake", "--build", str(build), external=True)
+        # GCC's ThreadSanitizer finds no room for itself where addresses are more random than it knows.
+        randomness = Path("/proc/sys/vm/mmap_rnd_bits")
+        too_random = name == "thread" and randomness.exists() and int(randomness.read_text()) > 28
+        still = ["setarch", "--addr-no-randomize"] if too_random else []
+        # Everything takes several times as long with sanitizers, above all where 64 ranks share few cores.
+        limits = ["--limit=300", f"--patience={60 if sanitize else 20}"]
+        tests = [str(build / "native_tests"), f"--operations={operations}", *limits, *session.posargs]
+        session.run(*still, *tests, external=True)
 
 
 @nox.session(default=False)

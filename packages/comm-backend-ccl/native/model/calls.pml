@@ -3,14 +3,14 @@
  *
  * Each rank does OPERATIONS operations of its own choice, and then one in which all wait for all. A fingerprint, which
  * is a chained hash, is here the calls so far themselves. Sleeping and waking are of waking.pml: one flag, which a post
- * raises where what the rank awaits has come, and which may be raised for no reason (`Looks`, which is spinning).
+ * raises where what the rank awaits has come, and which with LOOKS may be raised for no reason, as by spinning.
  */
 
 #ifndef RANKS
 #define RANKS 2
 #endif
 #ifndef OPERATIONS
-#define OPERATIONS 3
+#define OPERATIONS 2
 #endif
 #ifndef SLOTS
 #define SLOTS 4
@@ -77,7 +77,8 @@ inline has_come(other, least) {
     atomic { agrees = 0; fingerprint = 0; steps = 0 }
 }
 
-/* Takes the data of `other`: in a call that is its own, after calls that are its own. */
+/* Takes the data of `other`: in a call that is its own, after calls that are its own. Operations on more than a slot
+ * read the record here as well. */
 inline take(other) {
     d_step {
         i = 1;
@@ -85,7 +86,9 @@ inline take(other) {
         :: i <= number -> assert(called[me].call[i] == called[other].call[i]); i++
         :: else -> break
         od;
-        i = 0
+        i = 0;
+        assert(other == me || records[other].at[number % RECORDS].number == number);
+        assert(other == me || records[other].at[number % RECORDS].fingerprint == mine)
     }
 }
 
@@ -101,8 +104,10 @@ proctype Rank(byte me) {
             :: number > OPERATIONS -> call = all
             :: number <= OPERATIONS -> call = all
             :: number <= OPERATIONS -> call = from_0
+#ifndef FEW
             :: number <= OPERATIONS -> call = from_1
             :: number <= OPERATIONS -> call = from_0_long
+#endif
             fi;
             called[me].call[number] = call;
             i = 0;
@@ -219,7 +224,9 @@ init {
         :: else -> break
         od;
         rank = 0;
+#ifdef LOOKS
         run Looks()
+#endif
     };
     timeout ->
     assert(ended == RANKS && differ == failure && learnt == (differ -> RANKS : 0))

@@ -141,6 +141,7 @@ Record &Group::begin(const Request &request, Call &call) {
 
 void Group::post(uint32_t fingerprint) {
     ++done_;
+    posted_[done_ % records] = fingerprint;
     // An exchange is a full fence: whoever falls asleep sees this word, or is seen in `sleeping`.
     posts_[rank_].word.exchange(static_cast<uint64_t>(fingerprint) << 32 | done_, std::memory_order_seq_cst);
     if (header_->sleeping.load(std::memory_order_seq_cst) & ~(uint64_t{1} << rank_)) {
@@ -177,9 +178,15 @@ bool Group::enough_for(int other, uint64_t awaited) {
 bool Group::look_for_slowest(uint32_t needed) {
     uint32_t slowest = done_;
     for (int other = 0; other < size(); ++other) {
-        const uint32_t steps = static_cast<uint32_t>(word(other).load(std::memory_order_acquire));
-        if (other != rank_ && static_cast<int32_t>(steps - slowest) < 0) {
-            slowest = steps;
+        const uint64_t seen = word(other).load(std::memory_order_acquire);
+        const uint32_t steps = static_cast<uint32_t>(seen);
+        if (other == rank_ || static_cast<int32_t>(steps - slowest) >= 0) {
+            continue;
+        }
+        slowest = steps;
+        // A rank that others never have to wait for learns here that it called something else.
+        if (steps != 0 && done_ - steps < records && static_cast<uint32_t>(seen >> 32) != posted_[steps % records]) {
+            fail(different_calls, other, number_);
         }
     }
     slowest_ = slowest;
@@ -278,6 +285,8 @@ void Group::sleep(Task &task, double seconds) {
         ++sleepers_;
         bells_[rank_].awaited.store(awaited != 0 ? needs_all | awaited : 0, std::memory_order_seq_cst);
         header_->sleeping.fetch_or(uint64_t{1} << rank_, std::memory_order_seq_cst);
+        // Before the words of others are looked at again, in the order of the language as well.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
     }
     bool go_on;
     {

@@ -176,6 +176,7 @@ private:
     uint32_t fingerprint_ = 0;
     uint32_t done_ = 0;     // steps
     uint32_t slowest_ = 0;  // steps that everybody has done, as far as seen
+    std::array<uint32_t, records> posted_{};  // this rank's fingerprint at each of the last steps
     std::deque<Handle> collectives_;
     struct Messages {
         std::deque<Handle> sending, receiving;

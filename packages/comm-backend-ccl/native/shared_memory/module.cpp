@@ -25,7 +25,8 @@ constexpr int looks_with_gil = 400;
 
 struct Unlocked {
     PyThreadState *state = PyEval_SaveThread();
-    ~Unlocked() { PyEval_RestoreThread(state); }
+    // Of a thread that outlives the interpreter, this is where it ends: by unwinding its stack.
+    ~Unlocked() noexcept(false) { PyEval_RestoreThread(state); }
 };
 
 template <class F>

@@ -17,8 +17,8 @@ size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit 
 class Staged final : public Stepwise {
 public:
     Staged(Group &group, Request request) : Stepwise(std::move(request)) {
-        steps_ = 2;  // until all is known
-        posts_ = 1;
+        // Until plan() knows all. Step 1 may show the first chunk, which needs a free slot.
+        steps_ = posts_ = 2;
         item_ = item_bytes(this->request.dtype);
         size_ = group.size();
         me_ = group.rank();

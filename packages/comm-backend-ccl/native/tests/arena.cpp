@@ -19,7 +19,7 @@ struct Allocated {
     char *const begin;
 };
 
-// The tensors of a rank in the arena, or (where `private_` ) outside; the results have to be the same.
+// The tensors of a rank in the arena, or where `outside`, elsewhere; the results have to be the same.
 void compare(const Job &job, Group &group, size_t offset, bool in_place, bool outside) {
     const auto me = static_cast<size_t>(group.rank());
     const Bytes &input = job.inputs[me], &expected = job.expected_of(group.rank());
@@ -27,7 +27,7 @@ void compare(const Job &job, Group &group, size_t offset, bool in_place, bool ou
     const Allocated from(room), to(room);
     Bytes private_from(room);
     char *begin = (outside ? private_from.data() : from.begin) + skipped;
-    std::memcpy(begin, input.data(), input.size());
+    std::copy(input.begin(), input.end(), begin);
     Request request;
     request.operation = static_cast<uint8_t>(job.operation);
     request.dtype = static_cast<uint8_t>(job.dtype);
@@ -43,7 +43,7 @@ void compare(const Job &job, Group &group, size_t offset, bool in_place, bool ou
     CHECK(at == count, "rank " << me << " of " << group.size() << ": " << at << " is " << shown(job.dtype, found, at)
                                << ", not " << shown(job.dtype, expected.data(), at) << "; " << described(job)
                                << (in_place ? ", in place" : "") << (outside ? ", one rank outside" : ""));
-    CHECK(in_place || std::memcmp(begin, input.data(), input.size()) == 0, "the input changed: " << described(job));
+    CHECK(in_place || std::equal(input.begin(), input.end(), begin), "the input changed: " << described(job));
 }
 
 std::vector<Job> jobs_for(int size, Random &random) {

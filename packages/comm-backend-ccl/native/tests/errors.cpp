@@ -42,7 +42,7 @@ std::vector<Wrong> wrongs(size_t count) {
          "gather(", "scatter("},
         {"no one waits", job_of(broadcast, count, float32, sum, 0), job_of(shm::reduce, count, float32, sum, 0),
          "broadcast(", "reduce("},
-        {"small or large", job_of(all_reduce, 3), job_of(all_reduce, 400000), "all_reduce(3 x ", "all_reduce(400000 x "},
+        {"small or large", job_of(all_reduce, 3), job_of(all_reduce, 40000), "all_reduce(3 x ", "all_reduce(40000 x "},
     };
 }
 
