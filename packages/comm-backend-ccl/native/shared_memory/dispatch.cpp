@@ -21,11 +21,14 @@ bool reduces(int dtype, int op) {
 
 const Kernels *kernels_named(const char *name) {
 #ifdef __x86_64__
-    if (std::strcmp(name, "avx512") == 0 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    const bool common =
+        __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    if (std::strcmp(name, "avx512") == 0 && common && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
         return &avx512;
     }
-    if (std::strcmp(name, "avx2") == 0 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+    if (std::strcmp(name, "avx2") == 0 && common && __builtin_cpu_supports("avx2")) {
         return &avx2;
     }
 #endif

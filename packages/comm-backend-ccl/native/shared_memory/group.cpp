@@ -90,29 +90,20 @@ Group::~Group() {
 }
 
 void Group::close() {
+    std::thread worker;
     {
         const std::lock_guard<std::mutex> alone(desk_);
         stop_ = true;
+        worker.swap(worker_);  // of several threads that close, one joins it
         work_.notify_all();
     }
     closed_.store(true, std::memory_order_release);
     wake_here();
-    if (worker_.joinable()) {
-        worker_.join();
+    if (worker.joinable()) {
+        worker.join();
     }
     const std::lock_guard<std::mutex> alone(lock_);
-    for (const Handle &task : collectives_) {
-        finish(*task, failed);
-    }
-    collectives_.clear();
-    for (Messages &peer : messages_) {
-        for (auto *queue : {&peer.sending, &peer.receiving}) {
-            for (const Handle &task : *queue) {
-                finish(*task, failed);
-            }
-            queue->clear();
-        }
-    }
+    fail_all();
 }
 
 void Group::relax() {
@@ -221,11 +212,20 @@ bool Group::all_have_come(uint32_t steps, const Call &call, uint32_t begun) {
 }
 
 void Group::fail(Failure kind, int other, uint64_t number) {
+    // Ranks that only gave may have gone on after the first call that differed.
+    while (kind == different_calls && number > 1) {
+        const Call &mine = record_of(rank_, number - 1).call, &theirs = record_of(other, number - 1).call;
+        if (mine.number != number - 1 || theirs.number != number - 1 || mine.fingerprint == theirs.fingerprint) {
+            break;
+        }
+        --number;
+    }
     uint64_t none = 0;
-    header_->failed_number.store(number, std::memory_order_relaxed);
-    header_->failure.compare_exchange_strong(
-        none, failed_mark | static_cast<uint64_t>(rank_) << 40 | static_cast<uint64_t>(other) << 32 | kind,
-        std::memory_order_seq_cst);
+    header_->failure.compare_exchange_strong(none,
+                                             failed_mark | static_cast<uint64_t>(kind) << 60 |
+                                                 static_cast<uint64_t>(rank_) << 54 |
+                                                 static_cast<uint64_t>(other) << 48 | number,
+                                             std::memory_order_seq_cst);
     for (int one = 0; one < size(); ++one) {
         bells_[one].rings.fetch_add(1, std::memory_order_seq_cst);
         futex_wake(bells_[one].rings);
@@ -237,13 +237,14 @@ std::string Group::failure() {
     if (failure == 0) {
         return closed() ? "the group was destroyed" : "";
     }
-    const uint64_t number = header_->failed_number.load(std::memory_order_relaxed);
-    const int finder = static_cast<int>(failure >> 40 & 0xff), other = static_cast<int>(failure >> 32 & 0xff);
-    if (static_cast<uint32_t>(failure) == different_sizes) {
+    const uint64_t number = failure & ((uint64_t{1} << 48) - 1);
+    const int finder = static_cast<int>(failure >> 54 & 63), other = static_cast<int>(failure >> 48 & 63);
+    const auto kind = static_cast<Failure>(failure >> 60 & 7);
+    if (kind == different_sizes) {
         return "rank " + std::to_string(finder) + " and rank " + std::to_string(other) +
                " disagree about how much the one sends to the other";
     }
-    if (static_cast<uint32_t>(failure) == unreachable) {
+    if (kind == unreachable) {
         return "rank " + std::to_string(finder) + " cannot map the shared memory of rank " + std::to_string(other) +
                "; too many open files or mappings (ulimit -n, vm.max_map_count)";
     }
@@ -321,6 +322,11 @@ void Group::check(const Request &request) const {
     }
     if ((request.operation == send || request.operation == receive) && request.root == rank_) {
         throw std::invalid_argument("a message to this rank itself");
+    }
+    const size_t ranks = static_cast<size_t>(size());
+    if (request.operation == all_to_all_v &&
+        (request.input_counts.size() != ranks || request.output_counts.size() != ranks)) {
+        throw std::invalid_argument("all_to_all_v needs a size for each rank");
     }
 }
 
@@ -401,7 +407,7 @@ Handle Group::start(Request request, bool watched) {
     }
     advance_all();
     if (watched && task->now() == pending) {
-        hand_to_worker();
+        hand_to_worker(true);
     }
     return task;
 }
@@ -441,8 +447,8 @@ int Group::wait(Task &task, double seconds) {
     }
     if (attended_.fetch_sub(1, std::memory_order_seq_cst) == 1) {
         const std::lock_guard<std::mutex> alone(lock_);
-        if (worker_.joinable() && (!collectives_.empty() || under_way_ > 0)) {
-            hand_to_worker();
+        if (!collectives_.empty() || under_way_ > 0) {
+            hand_to_worker(false);
         }
     }
     return state;
@@ -458,9 +464,9 @@ void Group::reserve_channel(int to) {
 
 // --- the thread that looks after what nobody waits for
 
-void Group::hand_to_worker() {
+void Group::hand_to_worker(bool make) {
     const std::lock_guard<std::mutex> alone(desk_);
-    if (stop_) {
+    if (stop_ || (!make && !worker_.joinable())) {
         return;
     }
     if (!worker_.joinable()) {

@@ -157,7 +157,8 @@ private:
     void wake_sleepers();
     void wake_here();
     bool enough_for(int other, uint64_t awaited);
-    void hand_to_worker();
+    // To the one that there is, where none is to be made.
+    void hand_to_worker(bool make);
     void work();
 
     char *segment_;
@@ -191,7 +192,7 @@ private:
 
     std::mutex desk_;
     std::condition_variable work_;
-    std::thread worker_;
+    std::thread worker_;  // guarded by `desk_`
     std::atomic<int> attended_{0};  // threads that wait, and make progress
     bool stop_ = false, has_work_ = false;  // guarded by `desk_`
 };

@@ -65,8 +65,8 @@ struct Announcement {
 
 struct alignas(line) Header {
     alignas(line) std::atomic<uint64_t> sleeping{0};  // a bit for each rank
-    alignas(line) std::atomic<uint64_t> failure{0};   // 0, or failed_mark | rank << 32 | the kind of failure
-    std::atomic<uint64_t> failed_number{0};           // of the operation
+    // 0, or failed_mark | kind << 60 | who found it << 54 | the other rank << 48 | the number of the operation
+    alignas(line) std::atomic<uint64_t> failure{0};
 };
 enum Failure : uint32_t { different_calls = 1, different_sizes = 2, unreachable = 3 };
 constexpr uint64_t failed_mark = uint64_t{1} << 63;

@@ -33,6 +33,11 @@ private:
 
     void prepare(Group &group, Record &record) override {
         record.input = Arena::instance().find(request.input, input_bytes(group, request));
+        // Of all_reduce, ranks write into each other's input; of all_to_all, they read what others may have overwritten.
+        const bool in_place = request.output == request.input;
+        if ((request.operation == all_reduce && !in_place) || (request.operation == all_to_all && in_place)) {
+            record.input = {};
+        }
         record.output = record.input;
         record.largest = 0;
         if (request.operation == all_to_all_v) {
@@ -438,7 +443,9 @@ private:
                 begun_ = true;
             }
             const size_t part = std::min(group.layout().message_bytes - used, request.bytes() - at_);
-            std::memcpy(slot + used, static_cast<const char *>(request.input) + at_, part);
+            if (part > 0) {
+                std::memcpy(slot + used, static_cast<const char *>(request.input) + at_, part);
+            }
             at_ += part;
             channel.sent.store(sent + 1, std::memory_order_seq_cst);
             group.ring(to);
@@ -467,7 +474,9 @@ private:
                 begun_ = true;
             }
             const size_t part = std::min(group.layout().message_bytes - used, request.bytes() - at_);
-            std::memcpy(static_cast<char *>(request.output) + at_, slot + used, part);
+            if (part > 0) {
+                std::memcpy(static_cast<char *>(request.output) + at_, slot + used, part);
+            }
             at_ += part;
             channel.received.store(received + 1, std::memory_order_seq_cst);
             group.ring(from);

@@ -44,12 +44,18 @@ void show(Group &group, const Request &request, uint32_t step) {
         (only_root_needs(operation) && group.rank() == request.root)) {
         return;
     }
-    std::memcpy(group.slot(group.rank(), step), request.input, input_bytes(group, request));
+    // A tensor without elements may have no address.
+    if (const size_t bytes = input_bytes(group, request); bytes > 0) {
+        std::memcpy(group.slot(group.rank(), step), request.input, bytes);
+    }
 }
 
 void take(Group &group, const Request &request, uint32_t step) {
     const int size = group.size(), me = group.rank();
     const size_t bytes = request.bytes();
+    if (bytes == 0) {
+        return;
+    }
     auto *output = static_cast<char *>(request.output);
     const void *inputs[max_ranks];
     switch (request.operation) {

@@ -30,17 +30,17 @@ struct Registered {
 
 }  // namespace tests
 
-#define TEST(name)                                                \
-    static void name();                                           \
+#define TEST(name)                                                 \
+    static void name();                                            \
     static const tests::Registered registered_##name{#name, name}; \
     static void name()
 
 // CHECK(condition, "what " << value)
-#define CHECK(condition, values)                                                                       \
-    do {                                                                                               \
-        if (!(condition)) {                                                                            \
-            std::ostringstream report_;                                                                  \
-            report_ << "not " #condition ": " << values;                                             \
-            tests::give_up(__FILE__, __LINE__, report_.str());                                           \
-        }                                                                                              \
+#define CHECK(condition, values)                               \
+    do {                                                       \
+        if (!(condition)) {                                    \
+            std::ostringstream report_;                        \
+            report_ << "not " #condition ": " << values;       \
+            tests::give_up(__FILE__, __LINE__, report_.str()); \
+        }                                                      \
     } while (false)
