@@ -269,9 +269,8 @@ def _differences(name: str, theirs: list[Parameter], function: Callable[..., Any
     positional = [one for one in known if not one.name.endswith("*")]
     by_name = {one.name.rstrip("*"): one for one in known}
     passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-    labelled = "accepted" in function.__code__.co_freevars and bool(
-        inspect.getclosurevars(function).nonlocals["accepted"]
-    )
+    front = inspect.unwrap(function, stop=lambda one: "accepted" in one.__code__.co_freevars)
+    labelled = "accepted" in front.__code__.co_freevars and bool(inspect.getclosurevars(front).nonlocals["accepted"])
     order = [one.name for one in positional] + (list(LABELS) if labelled else [])
     for position, parameter in enumerate(theirs):
         bare = parameter.name.rstrip("*")

@@ -31,7 +31,8 @@ def pins(text: str) -> dict[str, str]:
 
 def is_there(folder: Path, name: str, version: str) -> bool:
     record = folder / f"{name.replace('-', '_')}-{version}.dist-info" / "RECORD"
-    return record.exists() and (folder / "bin" / "mpirun").exists()
+    # pip leaves out the libraries where --target is a folder of their own.
+    return record.exists() and (folder / "bin" / "mpirun").exists() and (folder / "lib").is_dir()
 
 
 def installer() -> list[str]:
@@ -49,7 +50,7 @@ def install(name: str, version: str, folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([*installer(), "--quiet", "--no-deps", "--target", str(folder), f"{name}=={version}"], check=True)
     if not is_there(folder, name, version):
-        raise SystemExit(f"got no {folder / 'bin' / 'mpirun'} from {name}=={version}")
+        raise SystemExit(f"got no bin/mpirun and lib in {folder} from {name}=={version}; install it with uv on PATH")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

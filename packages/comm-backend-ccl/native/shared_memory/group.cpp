@@ -76,8 +76,8 @@ Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int>
       bells_(at<Bell>(layout_.bells)), descriptor_(descriptor), rank_(rank), pids_(std::move(pids)), crowded_(crowded),
       owned_(owned), messages_(static_cast<size_t>(size)) {
     if (descriptor >= 0) {
-        reserve_memory(descriptor, layout_.rings + static_cast<size_t>(rank) * layout_.ring_bytes(),
-                       layout_.ring_bytes(), "a group");
+        reserve_memory(descriptor, layout_.slots_at + static_cast<size_t>(rank) * slots * slot_bytes,
+                       slots * slot_bytes, "a group");
     }
 }
 
@@ -132,6 +132,7 @@ Record &Group::begin(const Request &request, Call &call) {
 
 void Group::post(uint32_t fingerprint) {
     ++done_;
+    ++steps_;
     posted_[done_ % records] = fingerprint;
     // An exchange is a full fence: whoever falls asleep sees this word, or is seen in `sleeping`.
     posts_[rank_].word.exchange(static_cast<uint64_t>(fingerprint) << 32 | done_, std::memory_order_seq_cst);
@@ -182,6 +183,32 @@ bool Group::look_for_slowest(uint32_t needed) {
     }
     slowest_ = slowest;
     return static_cast<int32_t>(slowest - needed) >= 0;
+}
+
+bool Group::pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed) {
+    uint64_t last = 0;
+    for (uint32_t index = first; index < first + count; ++index) {
+        last = std::max(last, shown_at_[index % pieces]);
+    }
+    if (steps_ - last >= slots) {
+        return true;  // nobody is so far behind
+    }
+    needed = done_ - static_cast<uint32_t>(steps_ - last) + 3;
+    return static_cast<int32_t>(slowest_ - needed) >= 0 || look_for_slowest(needed);
+}
+
+void Group::reserve_ring() {
+    if (ring_is_reserved_ || descriptor_ < 0) {
+        return;
+    }
+    const size_t mine = layout_.rings + static_cast<size_t>(rank_) * layout_.ring_bytes();
+    try {
+        reserve_memory(descriptor_, mine, layout_.ring_bytes(), "a group with large tensors");
+    } catch (const Problem &) {
+        fail(no_memory, rank_, number_);
+        throw;
+    }
+    ring_is_reserved_ = true;
 }
 
 bool Group::has_come(int other, uint32_t steps, const Call &call, uint32_t begun) {
@@ -243,6 +270,9 @@ std::string Group::failure() {
     if (kind == different_sizes) {
         return "rank " + std::to_string(finder) + " and rank " + std::to_string(other) +
                " disagree about how much the one sends to the other";
+    }
+    if (kind == no_memory) {
+        return "rank " + std::to_string(finder) + " has not enough shared memory; its own error says how much is needed";
     }
     if (kind == unreachable) {
         return "rank " + std::to_string(finder) + " cannot map the shared memory of rank " + std::to_string(other) +

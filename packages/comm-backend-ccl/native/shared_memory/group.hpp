@@ -113,9 +113,27 @@ public:
                (number % records * layout_.size + static_cast<size_t>(rank)) * layout_.size;
     }
     char *slot(int rank, uint32_t step) {
-        return at<char>(layout_.rings) + static_cast<size_t>(rank) * layout_.ring_bytes() +
-               step % slots * layout_.slot_bytes;
+        return at<char>(layout_.slots_at) + (static_cast<size_t>(rank) * slots + step % slots) * slot_bytes;
     }
+    char *piece(int rank, uint32_t index) {
+        return at<char>(layout_.rings) + static_cast<size_t>(rank) * layout_.ring_bytes() +
+               index % pieces * layout_.piece_bytes;
+    }
+    // The next pieces of the ring, a power of two of them, `times` times.
+    uint32_t take_pieces(uint32_t count, uint32_t times = 1) {
+        const uint32_t first = (next_piece_ + count - 1) / count * count;
+        next_piece_ = (first + count * times) % pieces;
+        return first;
+    }
+    // Whether the pieces may be written: what they held was read by all. Sets `needed` to the steps that this takes.
+    bool pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed);
+    void show_pieces(uint32_t first, uint32_t count) {
+        for (uint32_t index = first; index < first + count; ++index) {
+            shown_at_[index % pieces] = steps_;
+        }
+    }
+    // Makes sure that there is room for what is large; fails the group where there is not.
+    void reserve_ring();
     uint32_t done() const { return done_; }
     // Says that one step more is done.
     void post(uint32_t fingerprint);
@@ -177,6 +195,10 @@ private:
     uint32_t fingerprint_ = 0;
     uint32_t done_ = 0;     // steps
     uint32_t slowest_ = 0;  // steps that everybody has done, as far as seen
+    uint64_t steps_ = slots;  // the same as done_, and never wraps around
+    uint32_t next_piece_ = 0;
+    std::array<uint64_t, pieces> shown_at_{};  // the step of each piece of the ring
+    bool ring_is_reserved_ = false;
     std::array<uint32_t, records> posted_{};  // this rank's fingerprint at each of the last steps
     std::deque<Handle> collectives_;
     struct Messages {

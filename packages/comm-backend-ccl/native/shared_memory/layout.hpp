@@ -15,9 +15,15 @@ namespace shm {
 
 constexpr int max_ranks = 64;
 constexpr size_t line = 128;  // two cache lines: processors fetch them in pairs
-// Steps that a rank may be ahead of another: as many slots as a rank has, and more records than that.
+// Steps that a rank may be ahead of another, and slots for what is small; there are more records than that.
 constexpr uint32_t slots = 8;
 constexpr uint32_t records = 16;
+constexpr size_t slot_bytes = 8 << 10;
+// Pieces of the ring for what is large. All of it is more than a core's own cache holds: lines that have left the other
+// core's cache are written, and read by it, several times as fast as those that both still have.
+constexpr uint32_t pieces = 64;
+// An operation in chunks takes so many of them at a time, at most.
+constexpr uint32_t pieces_of_chunk = 4;
 constexpr uint32_t message_slots = 4;
 
 // What a rank called; written before the first word of the operation.
@@ -68,18 +74,18 @@ struct alignas(line) Header {
     // 0, or failed_mark | kind << 60 | who found it << 54 | the other rank << 48 | the number of the operation
     alignas(line) std::atomic<uint64_t> failure{0};
 };
-enum Failure : uint32_t { different_calls = 1, different_sizes = 2, unreachable = 3 };
+enum Failure : uint32_t { different_calls = 1, different_sizes = 2, unreachable = 3, no_memory = 4 };
 constexpr uint64_t failed_mark = uint64_t{1} << 63;
 
 // Offsets and sizes in bytes.
 struct Layout {
     int size;
-    size_t slot_bytes, message_bytes;
-    size_t posts, bells, records_at, sizes, rings, channels, messages, end;
+    size_t piece_bytes, message_bytes;
+    size_t posts, bells, records_at, sizes, slots_at, rings, channels, messages, end;
 
     explicit Layout(int ranks) : size(ranks) {
         const size_t n = static_cast<size_t>(ranks);
-        slot_bytes = ranks <= 8 ? 128 << 10 : ranks <= 16 ? 64 << 10 : 32 << 10;
+        piece_bytes = ranks <= 8 ? 32 << 10 : ranks <= 16 ? 16 << 10 : 8 << 10;
         message_bytes = ranks <= 8 ? 64 << 10 : 16 << 10;
         size_t at = sizeof(Header);
         const auto take = [&at](size_t bytes) {
@@ -93,14 +99,17 @@ struct Layout {
         sizes = take(records * n * n * sizeof(uint64_t));
         channels = take(n * n * sizeof(Channel));
         at = page(at);
-        rings = take(n * slots * slot_bytes);
+        slots_at = take(n * slots * slot_bytes);
+        at = page(at);
+        rings = take(n * pieces * piece_bytes);
         at = page(at);
         messages = take(n * n * message_slots * message_bytes);
         end = page(at);
     }
 
     static size_t page(size_t bytes) { return (bytes + 4095) & ~size_t{4095}; }
-    size_t ring_bytes() const { return slots * slot_bytes; }
+    size_t ring_bytes() const { return pieces * piece_bytes; }
+    size_t chunk_bytes() const { return pieces_of_chunk * piece_bytes; }
     size_t channel_bytes() const { return message_slots * message_bytes; }
 };
 

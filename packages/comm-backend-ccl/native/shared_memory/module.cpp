@@ -22,6 +22,8 @@ constexpr const char *in_child = "shared memory of a group cannot be used in a f
 
 // Looks at other ranks' flags before other Python threads may run: a few microseconds.
 constexpr int looks_with_gil = 400;
+// How long a call waits before Python looks after signals and lost ranks.
+constexpr double at_once_s = 0.05;
 
 struct Unlocked {
     PyThreadState *state = PyEval_SaveThread();
@@ -76,7 +78,7 @@ PyObject *create(PyObject *, PyObject *arguments) {
         const Layout layout(size);
         const int descriptor = create_memory(layout.end);
         try {
-            reserve_memory(descriptor, 0, layout.rings, "a group");
+            reserve_memory(descriptor, 0, layout.slots_at, "a group");
         } catch (...) {
             close_memory(descriptor);
             throw;
@@ -187,8 +189,11 @@ PyObject *start(PyObject *, PyObject *arguments) {
         Handle task;
         {
             const Unlocked unlocked;
-            task = watched ? group_of(group)->start(std::move(request), true)
-                           : group_of(group)->run(std::move(request), group_of(group)->spins());
+            Group &on = *group_of(group);
+            task = watched ? on.start(std::move(request), true) : on.run(std::move(request), on.spins());
+            if (task && !watched) {
+                on.wait(*task, at_once_s);
+            }
         }
         if (!task || task->now() == complete) {
             return PyLong_FromLong(0);
@@ -358,7 +363,7 @@ PyObject *take_shortcut(PyObject *self, PyObject *const *arguments, Py_ssize_t c
         Handle task = group.run(std::move(request), looks_with_gil);
         if (task && task->now() == pending) {
             const Unlocked unlocked;
-            group.wait(*task, 0.05);
+            group.wait(*task, at_once_s);
         }
         if (!task || task->now() == complete) {
             Py_RETURN_TRUE;

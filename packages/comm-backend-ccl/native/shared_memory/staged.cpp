@@ -4,6 +4,7 @@
 #include "tasks.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace shm {
@@ -73,10 +74,10 @@ private:
         if (direct_ && step == 2) {
             return (request.operation == broadcast && !is_root()) || all_at(group, 2);
         }
-        if (!needed(group, step)) {
+        if (!needed(group, step) || (step == 1 && chunks_ == 0 && !direct_ && !plan(group))) {
             return false;
         }
-        return step > 1 || plan(group);
+        return direct_ || step > chunks_ || group.pieces_are_free(piece_of(step - 1), pieces_, awaits);
     }
 
     // Everybody's record is there; false where something does not fit.
@@ -108,12 +109,15 @@ private:
         default:
             break;
         }
-        const size_t room = group.layout().slot_bytes / pieces / alignment * alignment;
+        const size_t room = group.layout().chunk_bytes() / pieces / alignment * alignment;
         // Few chunks leave nothing to overlap, small ones cost more to meet over.
-        chunk_ = std::min(room, std::max(rounded_up((whole + 3) / 4, alignment), size_t{16} << 10));
+        chunk_ = std::min(room, std::max(rounded_up((whole + 1) / 2, alignment), size_t{16} << 10));
         chunks_ = static_cast<uint32_t>((whole + chunk_ - 1) / chunk_);
         stages_ = request.operation == all_reduce && size_ > 2 ? 3 : request.operation == reduce ? 3 : 2;
         whole_ = whole;
+        const size_t piece = group.layout().piece_bytes;
+        pieces_ = std::bit_ceil(static_cast<uint32_t>((chunk_ * pieces + piece - 1) / piece));
+        first_ = group.take_pieces(pieces_, chunks_);
         steps_ = 1 + chunks_ + stages_ - 1;
         posts_ = steps_ - 1;
         return true;
@@ -229,7 +233,8 @@ private:
         const size_t begin = chunk_begin(chunk);
         return begin >= whole ? 0 : std::min(chunk_, whole - begin);
     }
-    char *slot(Group &group, int rank, uint32_t chunk) const { return group.slot(rank, base_ + 1 + chunk); }
+    uint32_t piece_of(uint32_t chunk) const { return (first_ + chunk % shm::pieces * pieces_) % shm::pieces; }
+    char *slot(Group &group, int rank, uint32_t chunk) const { return group.piece(rank, piece_of(chunk)); }
 
     void act(Group &group, uint32_t step) override {
         if (step == 0) {
@@ -243,6 +248,7 @@ private:
         }
         const uint32_t at = step - 1;
         if (at < chunks_) {
+            group.show_pieces(piece_of(at), pieces_);
             show_chunk(group, at);
         }
         if (stages_ == 3 && at >= 1 && at - 1 < chunks_) {
@@ -411,7 +417,7 @@ private:
 
     int size_ = 0, me_ = 0;
     size_t item_ = 1, chunk_ = 0, whole_ = 0;
-    uint32_t chunks_ = 0, stages_ = 2;
+    uint32_t chunks_ = 0, stages_ = 2, pieces_ = 0, first_ = 0;
     bool direct_ = false;
     std::array<char *, max_ranks> theirs_{};
     std::vector<size_t> input_offsets_, output_offsets_;

@@ -1,6 +1,7 @@
 #include "tasks.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 namespace shm {
@@ -21,9 +22,23 @@ bool waits(const Group &group, const Request &request) {
 
 size_t small_bytes(const Group &group) {
     // Each rank reads the parts of all others.
-    const size_t shared_out = (size_t{64} << 10) / static_cast<size_t>(std::max(1, group.size() - 1));
-    return std::min(group.layout().slot_bytes, std::max(size_t{4096}, std::min(size_t{32} << 10, shared_out)));
+    const size_t most = group.layout().chunk_bytes();
+    return std::min(most, std::max(size_t{4096}, most / static_cast<size_t>(std::max(1, group.size() - 1))));
 }
+
+uint32_t pieces_for(const Group &group, const Request &request) {
+    const size_t bytes = input_bytes(group, request), piece = group.layout().piece_bytes;
+    return bytes <= slot_bytes ? 0 : std::bit_ceil(static_cast<uint32_t>((bytes + piece - 1) / piece));
+}
+
+namespace {
+
+// Where a rank shows its part.
+char *place(Group &group, const Request &request, int rank, uint32_t step, uint32_t first) {
+    return input_bytes(group, request) <= slot_bytes ? group.slot(rank, step) : group.piece(rank, first);
+}
+
+}  // namespace
 
 size_t input_bytes(const Group &group, const Request &request) {
     switch (request.operation) {
@@ -38,7 +53,7 @@ size_t input_bytes(const Group &group, const Request &request) {
     }
 }
 
-void show(Group &group, const Request &request, uint32_t step) {
+void show(Group &group, const Request &request, uint32_t step, uint32_t first) {
     const int operation = request.operation;
     if (operation == barrier || (needs_root(operation) && group.rank() != request.root) ||
         (only_root_needs(operation) && group.rank() == request.root)) {
@@ -46,11 +61,11 @@ void show(Group &group, const Request &request, uint32_t step) {
     }
     // A tensor without elements may have no address.
     if (const size_t bytes = input_bytes(group, request); bytes > 0) {
-        std::memcpy(group.slot(group.rank(), step), request.input, bytes);
+        std::memcpy(place(group, request, group.rank(), step, first), request.input, bytes);
     }
 }
 
-void take(Group &group, const Request &request, uint32_t step) {
+void take(Group &group, const Request &request, uint32_t step, uint32_t first) {
     const int size = group.size(), me = group.rank();
     const size_t bytes = request.bytes();
     if (bytes == 0) {
@@ -58,12 +73,13 @@ void take(Group &group, const Request &request, uint32_t step) {
     }
     auto *output = static_cast<char *>(request.output);
     const void *inputs[max_ranks];
+    const auto shown = [&](int rank) { return place(group, request, rank, step, first); };
     switch (request.operation) {
     case all_reduce:
     case reduce: {
         void *outputs[] = {output};
         for (int one = 0; one < size; ++one) {
-            inputs[one] = one == me ? request.input : group.slot(one, step);
+            inputs[one] = one == me ? request.input : shown(one);
         }
         kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count);
         break;
@@ -71,16 +87,16 @@ void take(Group &group, const Request &request, uint32_t step) {
     case reduce_scatter: {
         void *outputs[] = {output};
         for (int one = 0; one < size; ++one) {
-            inputs[one] = group.slot(one, step) + static_cast<size_t>(me) * bytes;
+            inputs[one] = shown(one) + static_cast<size_t>(me) * bytes;
         }
         kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count);
         break;
     }
     case broadcast:
-        std::memcpy(output, group.slot(request.root, step), bytes);
+        std::memcpy(output, shown(request.root), bytes);
         break;
     case scatter:
-        std::memcpy(output, group.slot(request.root, step) + static_cast<size_t>(me) * bytes, bytes);
+        std::memcpy(output, shown(request.root) + static_cast<size_t>(me) * bytes, bytes);
         break;
     case all_gather:
     case gather:
@@ -88,14 +104,14 @@ void take(Group &group, const Request &request, uint32_t step) {
         std::memmove(output + static_cast<size_t>(me) * bytes, request.input, bytes);
         for (int one = 0; one < size; ++one) {
             if (one != me) {
-                std::memcpy(output + static_cast<size_t>(one) * bytes, group.slot(one, step), bytes);
+                std::memcpy(output + static_cast<size_t>(one) * bytes, shown(one), bytes);
             }
         }
         break;
     case all_to_all:
         for (int one = 0; one < size; ++one) {
             std::memcpy(output + static_cast<size_t>(one) * bytes,
-                        group.slot(one, step) + static_cast<size_t>(me) * bytes, bytes);
+                        shown(one) + static_cast<size_t>(me) * bytes, bytes);
         }
         break;
     default:
@@ -157,9 +173,16 @@ Exchange::Exchange(Group &group, Request request, const Call &call, uint32_t bas
     next_ = 1;
 }
 
+void Exchange::prepare(Group &group, Record &) {
+    pieces_ = pieces_for(group, request);
+    if (pieces_ > 0) {
+        first_ = group.take_pieces(pieces_);
+    }
+}
+
 bool Exchange::ready(Group &group, uint32_t step) {
     if (step == 0) {
-        return true;
+        return pieces_ == 0 || group.pieces_are_free(first_, pieces_, awaits);
     }
     if (needs_root(request.operation)) {
         return group.rank() == request.root || one_at(group, request.root, 1);
@@ -169,9 +192,10 @@ bool Exchange::ready(Group &group, uint32_t step) {
 
 void Exchange::act(Group &group, uint32_t step) {
     if (step == 0) {
-        show(group, request, base_);
+        group.show_pieces(first_, pieces_);
+        show(group, request, base_, first_);
     } else {
-        take(group, request, base_);
+        take(group, request, base_, first_);
     }
 }
 
@@ -179,7 +203,11 @@ Handle make_task(Group &group, Request &&request) {
     if (request.operation == send || request.operation == receive) {
         return make_message(group, std::move(request));
     }
-    if (request.operation != all_to_all_v && input_bytes(group, request) <= small_bytes(group)) {
+    const bool small = request.operation != all_to_all_v && input_bytes(group, request) <= small_bytes(group);
+    if (!small || pieces_for(group, request) > 0) {
+        group.reserve_ring();
+    }
+    if (small) {
         return std::make_shared<Exchange>(group, std::move(request));
     }
     return make_staged(group, std::move(request));
@@ -190,20 +218,20 @@ Handle make_task(Group &group, Request &&request) {
 Handle Group::run(Request &&request, int looks) {
     check(request);
     if (request.operation != send && request.operation != receive && request.operation != all_to_all_v &&
-        input_bytes(*this, request) <= small_bytes(*this) && lock_.try_lock()) {
+        input_bytes(*this, request) <= slot_bytes && lock_.try_lock()) {
         const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
         if (collectives_.empty() && under_way_ == 0 && !closed() && free_at(done_) && !broken()) {
             const uint32_t base = done_;
             Call call;
             begin(request, call);
-            show(*this, request, base);
+            show(*this, request, base, 0);
             post(call.fingerprint);
             if (needs_root(request.operation) || only_root_needs(request.operation)) {
                 looks = 0;
             }
             for (int look = 0; look < looks; ++look) {
                 if (all_have_come(base + 1, call, base)) {
-                    take(*this, request, base);
+                    take(*this, request, base, 0);
                     return nullptr;
                 }
                 relax();

@@ -6,15 +6,17 @@
 
 namespace shm {
 
-// Up to here the input of a rank goes through one slot, and nothing else has to be agreed.
+// Up to here the input of a rank is shown at once, and nothing else has to be agreed.
 size_t small_bytes(const Group &group);
+// The pieces of the ring that this takes; 0 where a slot has room for it.
+uint32_t pieces_for(const Group &group, const Request &request);
 
 // The bytes that a rank shows to the others.
 size_t input_bytes(const Group &group, const Request &request);
-// The first half of what a small operation is: shows this rank's part at step `step`.
-void show(Group &group, const Request &request, uint32_t step);
+// The first half of what a small operation is: shows this rank's part at step `step`, in pieces from `first`.
+void show(Group &group, const Request &request, uint32_t step, uint32_t first);
 // The second half, when those that it needs have shown theirs.
-void take(Group &group, const Request &request, uint32_t step);
+void take(Group &group, const Request &request, uint32_t step, uint32_t first);
 
 // Steps of which each may wait for other ranks.
 class Stepwise : public Task {
@@ -39,12 +41,15 @@ protected:
 class Exchange final : public Stepwise {
 public:
     explicit Exchange(Group &group, Request request);
-    // One whose part was shown at step `base`.
+    // One whose part was shown in a slot, at step `base`.
     Exchange(Group &group, Request request, const Call &call, uint32_t base);
 
 private:
+    void prepare(Group &group, Record &record) override;
     bool ready(Group &group, uint32_t step) override;
     void act(Group &group, uint32_t step) override;
+
+    uint32_t pieces_ = 0, first_ = 0;
 };
 
 Handle make_staged(Group &group, Request &&request);

@@ -42,6 +42,12 @@ def make_communicator(
     return _Meeting(store, rank, size, timeout, ranks).communicator()
 
 
+def _is_crowded(size: int, cores: int) -> bool:
+    """Whether ranks share cores: those of this group, each perhaps bound to some, or those of the host."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return size > cores or (local.isdigit() and int(local) > (os.cpu_count() or 1))
+
+
 class _Meeting:
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] | None) -> None:
         self._store, self._rank, self._size, self._timeout, self._ranks = store, rank, size, timeout, ranks
@@ -50,7 +56,11 @@ class _Meeting:
 
     def communicator(self) -> Communicator:
         obstacle = shared_memory.obstacle()
-        mine = {"process": this_process().encoded().decode(), "obstacle": obstacle and obstacle[0]}
+        mine = {
+            "process": this_process().encoded().decode(),
+            "obstacle": obstacle and obstacle[0],
+            "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        }
         met = [json.loads(text) for text in self._told("process", json.dumps(mine))]
         peers = Peers([Process.decoded(one["process"].encode()) for one in met], self._rank)
         try:
@@ -59,7 +69,8 @@ class _Meeting:
                 if why is None and self._size > shared_memory.MOST_RANKS:
                     why = f"shared memory serves up to {shared_memory.MOST_RANKS} ranks, the group has {self._size}"
                 if why is None:
-                    made = self._in_shared_memory(peers)
+                    cores = {core for one in met for core in one["cores"]}
+                    made = self._in_shared_memory(peers, _is_crowded(self._size, len(cores)))
                     if isinstance(made, Communicator):
                         return made
                     why = made
@@ -76,7 +87,7 @@ class _Meeting:
         if obstacle is not None:
             raise BackendUnavailableError(f"{why}, and {obstacle[0]}; {obstacle[1]}")
 
-    def _in_shared_memory(self, peers: Peers) -> SharedCommunicator | str:
+    def _in_shared_memory(self, peers: Peers, crowded: bool) -> SharedCommunicator | str:
         """The communicator, or why all ranks have to do without."""
         made: SharedCommunicator | None = None
         created = -1
@@ -91,8 +102,7 @@ class _Meeting:
                     self._store.set("memory", str(created))
             descriptor = int(self._await(["memory"], [0], peers)[0])
             if descriptor >= 0:
-                local_size = int(os.environ.get("LOCAL_WORLD_SIZE") or self._size)
-                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, descriptor, local_size)
+                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, descriptor, crowded)
         except MemoryError as error:
             problem = "memory", str(error)
         except OSError as error:

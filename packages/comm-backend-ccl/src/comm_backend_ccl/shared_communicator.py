@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
@@ -13,6 +12,7 @@ from comm_backend_ccl import shared_memory
 from comm_backend_ccl.communicator import Begun, Communicator
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, Operation
+from comm_utils.errors import BackendUnavailableError
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["SharedCommunicator"]
@@ -36,11 +36,10 @@ class SharedCommunicator(Communicator):
         timeout: timedelta,
         ranks: Sequence[int] | None,
         descriptor: int,
-        local_size: int,
+        crowded: bool,
     ) -> None:
         super().__init__(peers, rank, timeout, ranks)
         pids = [process.pid for process in peers.processes]
-        crowded = max(self.size, local_size) > len(os.sched_getaffinity(0))
         self.number = shared_memory.join(pids[0], descriptor, rank, pids, crowded)
         weakref.finalize(self, shared_memory.free, self.number).atexit = False
 
@@ -70,19 +69,23 @@ class SharedCommunicator(Communicator):
             source_counts = [item * one for one in source_counts]
             target_counts = [item * one for one in target_counts]
         uneven = operation is Operation.ALL_TO_ALL_V
-        handle = shared_memory.start(
-            self.number,
-            operation,
-            source.data_ptr(),
-            target.data_ptr(),
-            count,
-            dtype,
-            op,
-            root,
-            watched,
-            source_counts if uneven else None,
-            target_counts if uneven else None,
-        )
+        try:
+            handle = shared_memory.start(
+                self.number,
+                operation,
+                source.data_ptr(),
+                target.data_ptr(),
+                count,
+                dtype,
+                op,
+                root,
+                watched,
+                source_counts if uneven else None,
+                target_counts if uneven else None,
+            )
+        except MemoryError as error:  # the others are told, too
+            self._break(f"{operation.name.lower()}: {error}")
+            raise BackendUnavailableError(f"{operation.name.lower()} on {self}: {error}") from error
         return (handle, (source, target)) if handle else (None, ())
 
     def within(self, handle: int, seconds: float) -> bool:

@@ -151,10 +151,11 @@ class CclConfig(LibraryConfig):
     )
     shared_memory: bool | None = Field(
         default=None,
-        description="CCL_SHARED_MEMORY, of comm-backend-ccl: ranks of one host share memory; off, they use oneCCL.",
+        description="CCL_SHARED_MEMORY: ranks of one host share memory; off, they use oneCCL. Not oneCCL's own.",
     )
     kernels: Annotated[Literal["avx512", "avx2", "portable"], BeforeValidator(lower_case)] | None = Field(
-        default=None, description="CCL_KERNELS, of comm-backend-ccl: instructions for reductions in shared memory."
+        default=None,
+        description="CCL_KERNELS: instructions for reductions in shared memory. Not oneCCL's own.",
     )
     atl_shm: bool | None = Field(
         default=None, description="CCL_ATL_SHM: libfabric's shared memory between ranks of one host."
