@@ -41,7 +41,11 @@ DIST = ROOT / "dist"
 NATIVE = "comm-backend-ccl"
 COVERAGE_PERCENT = 90
 # Benchmarks that run as sessions, and what each measures.
-BENCHMARKS = {"dispatch": "comm-orchestrator", "transports": "comm-orchestrator[ccl]"}
+BENCHMARKS = {
+    "dispatch": "comm-orchestrator",
+    "entry": "comm-orchestrator[ccl]",
+    "transports": "comm-orchestrator[ccl]",
+}
 # What only root on Debian can run in full; the rest is skipped with its reason.
 LAUNCHER_TESTS = "tests-integration/launchers"
 # What needs DeepSpeed and Accelerate.
@@ -330,7 +334,7 @@ def demo(session: nox.Session) -> None:
 @nox.session(default=False)
 @nox.parametrize("program", [nox.param(name, id=name) for name in BENCHMARKS])
 def bench(session: nox.Session, program: str) -> None:
-    """Measures what a call costs above torch.distributed, and what moving data costs; options after -- go to both."""
+    """Measures what a call costs, alone and above torch.distributed, and moving data; options go to all."""
     install_sources(session, BENCHMARKS[program], *group("bench"))
     # After Ctrl-C, time to end the ranks and to remove their shared memory.
     session.run("python", f"benchmarks/{program}.py", *session.posargs, interrupt_timeout=10)

@@ -75,7 +75,8 @@ def test_alone_and_well(run: Run) -> None:
 @pytest.mark.skipif("ccl" not in USABLE, reason="oneCCL cannot run here")
 def test_versions_and_places_of_oneccl_are_shown(run: Run) -> None:
     (line,) = [line for line in run().stdout.splitlines() if "oneCCL from" in line]
-    assert re.search(r"ccl: oneCCL Gold-2021\.17\.2 .*, oneCCL from /.*libcomm_oneccl\.so, libfabric 2\.\d+, ", line)
+    assert "ccl: shared memory between up to 64 ranks of a host, kernels for " in line
+    assert re.search(r", oneCCL Gold-2021\.17\.2 .*, oneCCL from /.*libcomm_oneccl\.so, libfabric 2\.\d+, ", line)
     assert re.search(r"libfabric from /.*libfabric\.so\.1, fabric provider tcp, shared memory of oneCCL off", line)
 
 

@@ -39,11 +39,12 @@ INTERNAL = {
     "get_store",
     "get_timeout",
     "prepare",
+    "shortest_all_reduce",
 }
 #: What users can say and backends need not know: these have isend and irecv, and during() for timeouts.
 ADDED = {"send": ["async_op", "timeout*"], "recv": ["async_op", "timeout*"], "barrier": ["timeout"]}
 #: Functions of users that are about groups and ranks alone.
-WITHOUT_TIMEOUT = {"destroy_process_group", "is_initialized"}
+WITHOUT_TIMEOUT = {"destroy_process_group", "empty_shared", "is_initialized"}
 
 RELEASE = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 CANONICAL = (2, 13)

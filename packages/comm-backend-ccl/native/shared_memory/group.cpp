@@ -103,7 +103,49 @@ void Group::close() {
         worker.join();
     }
     const std::lock_guard<std::mutex> alone(lock_);
+    for (const Handle &task : collectives_) {
+        if (task->published) {
+            // Others must not go on with the tensor, which its owner takes for its own again.
+            if (!broken()) {
+                fail(gave_up, rank_, number_);
+            }
+            Arena::instance().retire(task->request.input);
+        }
+    }
     fail_all();
+}
+
+void Group::drain(double seconds) {
+    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    while (Clock::now() < end) {
+        {
+            const std::lock_guard<std::mutex> alone(lock_);
+            if (closed() || !advance_all()) {
+                return;
+            }
+        }
+        const timespec nap{0, 500000};
+        nanosleep(&nap, nullptr);
+    }
+}
+
+uint64_t Group::missing(const Task &task) {
+    const std::lock_guard<std::mutex> alone(lock_);
+    const uint64_t everyone = size() == 64 ? ~uint64_t{0} : (uint64_t{1} << size()) - 1;
+    if (collectives_.empty() || collectives_.front().get() != &task) {
+        return everyone;
+    }
+    if (task.awaits == 0) {
+        return task.awaited_rank >= 0 ? uint64_t{1} << task.awaited_rank : everyone;
+    }
+    uint64_t found = 0;
+    for (int one = 0; one < size(); ++one) {
+        const auto steps = static_cast<uint32_t>(word(one).load(std::memory_order_acquire));
+        if (one != rank_ && static_cast<int32_t>(steps - task.awaits) < 0) {
+            found |= uint64_t{1} << one;
+        }
+    }
+    return found;
 }
 
 void Group::relax() {
@@ -198,7 +240,7 @@ bool Group::pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed) {
 }
 
 void Group::reserve_ring() {
-    if (ring_is_reserved_ || descriptor_ < 0) {
+    if (ring_is_reserved()) {
         return;
     }
     const size_t mine = layout_.rings + static_cast<size_t>(rank_) * layout_.ring_bytes();
@@ -270,6 +312,9 @@ std::string Group::failure() {
     if (kind == different_sizes) {
         return "rank " + std::to_string(finder) + " and rank " + std::to_string(other) +
                " disagree about how much the one sends to the other";
+    }
+    if (kind == gave_up) {
+        return "rank " + std::to_string(finder) + " gave up; its own error says why";
     }
     if (kind == no_memory) {
         return "rank " + std::to_string(finder) + " has not enough shared memory; its own error says how much is needed";
@@ -425,7 +470,12 @@ Handle Group::start(Request request, bool watched) {
     }
     const int operation = request.operation, peer = request.root;
     if (operation == send && !messages_[peer].reserved) {
-        reserve_channel(peer);
+        try {
+            reserve_channel(peer);
+        } catch (const Problem &) {
+            fail(no_memory, rank_, number_);
+            throw;
+        }
         messages_[peer].reserved = true;
     }
     Handle task = make_task(*this, std::move(request));

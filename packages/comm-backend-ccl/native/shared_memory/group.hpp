@@ -68,6 +68,10 @@ public:
     std::atomic<int> state{pending};
     // Steps that all ranks must have done before it goes on; 0 is anything else.
     uint32_t awaits = 0;
+    // The rank that it waits for, where that is one.
+    int awaited_rank = -1;
+    // Whether others know where its tensor is, and may write to it.
+    bool published = false;
 };
 
 using Handle = std::shared_ptr<Task>;
@@ -87,10 +91,17 @@ public:
     // Throws std::invalid_argument for what cannot be done, Problem where memory lacks.
     // `watched`: it has to come to an end even if nobody waits for it.
     Handle start(Request request, bool watched);
-    // Starts an operation and waits a moment: nullptr if it was complete within `spins` looks.
-    Handle run(Request &&request, int spins);
+    // Does a small operation, looking so often for the others, where nothing is before it; false, with nothing begun,
+    // where that is not so. `left` is what is under way then.
+    bool run_at_once(Request &request, int looks, Handle &left);
+    // The same, or start(): nullptr if it is complete.
+    Handle run(Request &&request, int looks);
     // Waits up to `seconds`, and returns the state.
     int wait(Task &task, double seconds);
+    // The ranks, as bits, without which an operation cannot go on.
+    uint64_t missing(const Task &task);
+    // Lets what is under way come to an end, for a moment.
+    void drain(double seconds);
     // Operations under way are forgotten, and their memory is not touched any more.
     void close();
     bool closed() const { return closed_.load(std::memory_order_acquire); }
@@ -156,6 +167,7 @@ public:
                (static_cast<size_t>(from) * layout_.size + to) * layout_.channel_bytes() +
                index % message_slots * layout_.message_bytes;
     }
+    bool ring_is_reserved() const { return ring_is_reserved_.load(std::memory_order_relaxed) || descriptor_ < 0; }
     void reserve_channel(int to);
     void ring(int other);
 
@@ -198,7 +210,7 @@ private:
     uint64_t steps_ = slots;  // the same as done_, and never wraps around
     uint32_t next_piece_ = 0;
     std::array<uint64_t, pieces> shown_at_{};  // the step of each piece of the ring
-    bool ring_is_reserved_ = false;
+    std::atomic<bool> ring_is_reserved_{false};
     std::array<uint32_t, records> posted_{};  // this rank's fingerprint at each of the last steps
     std::deque<Handle> collectives_;
     struct Messages {

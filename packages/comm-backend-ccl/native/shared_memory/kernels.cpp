@@ -47,57 +47,106 @@ uint16_t to_half(float value) {
     return static_cast<uint16_t>(half | sign);
 }
 
+// As many floats as the instruction set computes at a time; 0 where that is left to the compiler.
+#if defined(__AVX512F__)
+constexpr size_t lanes = 16;
+#elif defined(__AVX2__)
+constexpr size_t lanes = 8;
+#else
+constexpr size_t lanes = 0;
+#endif
+#ifdef __AVX2__
+using Floats __attribute__((vector_size(lanes * 4))) = float;
+using Words __attribute__((vector_size(lanes * 4))) = uint32_t;
+
+template <class V>
+V loaded(const void *from) {
+    V value;
+    std::memcpy(&value, from, sizeof(V));
+    return value;
+}
+#endif
+
 struct Half {
-    static void widen(float *output, const uint16_t *input, size_t count) {
-        size_t i = 0;
-#if defined(__AVX512F__)
-        for (; i + 16 <= count; i += 16) {
-            _mm512_storeu_ps(output + i, _mm512_cvtph_ps(_mm256_loadu_si256(
-                                             reinterpret_cast<const __m256i *>(input + i))));
-        }
-#elif defined(__F16C__)
-        for (; i + 8 <= count; i += 8) {
-            _mm256_storeu_ps(output + i,
-                             _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(input + i))));
-        }
+#ifdef __AVX2__
+    static Floats load(const uint16_t *input) {
+#ifdef __AVX512F__
+        return reinterpret_cast<Floats>(_mm512_cvtph_ps(loaded<__m256i>(input)));
+#else
+        return reinterpret_cast<Floats>(_mm256_cvtph_ps(loaded<__m128i>(input)));
 #endif
-        for (; i < count; ++i) {
-            output[i] = to_float(input[i]);
-        }
     }
-    static void narrow(uint16_t *output, const float *input, size_t count) {
-        size_t i = 0;
-#if defined(__AVX512F__)
-        for (; i + 16 <= count; i += 16) {
-            _mm256_storeu_si256(reinterpret_cast<__m256i *>(output + i),
-                                _mm512_cvtps_ph(_mm512_loadu_ps(input + i), _MM_FROUND_TO_NEAREST_INT));
-        }
-#elif defined(__F16C__)
-        for (; i + 8 <= count; i += 8) {
-            _mm_storeu_si128(reinterpret_cast<__m128i *>(output + i),
-                             _mm256_cvtps_ph(_mm256_loadu_ps(input + i), _MM_FROUND_TO_NEAREST_INT));
-        }
+    static void store(uint16_t *output, Floats value) {
+#ifdef __AVX512F__
+        const auto halves = _mm512_cvtps_ph(reinterpret_cast<__m512>(value), _MM_FROUND_TO_NEAREST_INT);
+#else
+        const auto halves = _mm256_cvtps_ph(reinterpret_cast<__m256>(value), _MM_FROUND_TO_NEAREST_INT);
 #endif
-        for (; i < count; ++i) {
-            output[i] = to_half(input[i]);
-        }
+        std::memcpy(output, &halves, sizeof(halves));
     }
+#endif
+    static float widened(uint16_t value) { return to_float(value); }
+    static uint16_t narrowed(float value) { return to_half(value); }
 };
 
 struct Brain {
-    static void widen(float *output, const uint16_t *input, size_t count) {
-        for (size_t i = 0; i < count; ++i) {
-            output[i] = std::bit_cast<float>(static_cast<uint32_t>(input[i]) << 16);
-        }
+#ifdef __AVX2__
+    static Floats load(const uint16_t *input) {
+#ifdef __AVX512F__
+        return reinterpret_cast<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(loaded<__m256i>(input)), 16));
+#else
+        return reinterpret_cast<Floats>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(loaded<__m128i>(input)), 16));
+#endif
     }
-    static void narrow(uint16_t *output, const float *input, size_t count) {
-        for (size_t i = 0; i < count; ++i) {
-            const uint32_t bits = std::bit_cast<uint32_t>(input[i]);
-            const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-            output[i] = static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
-        }
+    static void store(uint16_t *output, Floats value) {
+        const Words bits = reinterpret_cast<Words>(value);
+        const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        const Words chosen = (bits & 0x7fffffffu) > 0x7f800000u ? Words{} + 0x7fc0u : rounded;
+#ifdef __AVX512F__
+        const __m256i halves = _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(chosen));
+#else
+        // Packs within each half of the register, and puts the halves together.
+        const __m256i wide = reinterpret_cast<__m256i>(chosen);
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(wide, wide), 0x08);
+        const __m128i halves = _mm256_castsi256_si128(packed);
+#endif
+        std::memcpy(output, &halves, sizeof(halves));
+    }
+#endif
+    static float widened(uint16_t value) { return std::bit_cast<float>(static_cast<uint32_t>(value) << 16); }
+    static uint16_t narrowed(float value) {
+        const uint32_t bits = std::bit_cast<uint32_t>(value);
+        const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
     }
 };
+
+template <class Convert>
+void widen(float *output, const uint16_t *input, size_t count) {
+    size_t i = 0;
+#ifdef __AVX2__
+    for (; i + lanes <= count; i += lanes) {
+        const Floats value = Convert::load(input + i);
+        std::memcpy(output + i, &value, sizeof(value));
+    }
+#endif
+    for (; i < count; ++i) {
+        output[i] = Convert::widened(input[i]);
+    }
+}
+
+template <class Convert>
+void narrow(uint16_t *output, const float *input, size_t count) {
+    size_t i = 0;
+#ifdef __AVX2__
+    for (; i + lanes <= count; i += lanes) {
+        Convert::store(output + i, loaded<Floats>(input + i));
+    }
+#endif
+    for (; i < count; ++i) {
+        output[i] = Convert::narrowed(input[i]);
+    }
+}
 
 // --- what is done with two elements; integers wrap around
 
@@ -109,6 +158,9 @@ struct Sum {
     static T of(T a, T b) {
         return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
     }
+#ifdef __AVX2__
+    static Floats of(Floats a, Floats b) { return a + b; }
+#endif
 };
 struct Product {
     template <class T>
@@ -117,6 +169,9 @@ struct Product {
         using Wide = std::conditional_t<std::is_integral_v<T> && sizeof(T) < 4, uint32_t, Wrapping<T>>;
         return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
     }
+#ifdef __AVX2__
+    static Floats of(Floats a, Floats b) { return a * b; }
+#endif
 };
 // NaN on either side gives NaN.
 struct Minimum {
@@ -124,12 +179,18 @@ struct Minimum {
     static T of(T a, T b) {
         return a < b || a != a ? a : b;
     }
+#ifdef __AVX2__
+    static Floats of(Floats a, Floats b) { return (a < b) | (a != a) ? a : b; }
+#endif
 };
 struct Maximum {
     template <class T>
     static T of(T a, T b) {
         return a > b || a != a ? a : b;
     }
+#ifdef __AVX2__
+    static Floats of(Floats a, Floats b) { return (a > b) | (a != a) ? a : b; }
+#endif
 };
 struct And {
     template <class T>
@@ -159,6 +220,22 @@ void combine(T *output, const T *a, const T *b, size_t count) {
     }
 }
 
+// The same of two 16-bit tensors at once, without a stop in memory.
+template <class F, class Convert>
+void combine_narrow(uint16_t *output, const uint16_t *a, const uint16_t *b, size_t count, [[maybe_unused]] float divisor) {
+    size_t i = 0;
+#ifdef __AVX2__
+    for (; i + lanes <= count; i += lanes) {
+        const Floats value = F::of(Convert::load(a + i), Convert::load(b + i));
+        Convert::store(output + i, divisor == 1.0f ? value : value / divisor);
+    }
+#endif
+    for (; i < count; ++i) {
+        const float value = F::of(Convert::widened(a[i]), Convert::widened(b[i]));
+        output[i] = Convert::narrowed(divisor == 1.0f ? value : value / divisor);
+    }
+}
+
 int left_part(int count) { return static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1))); }
 
 // One block of a tree over inputs of T, reduced as A; Convert is void where they are the same.
@@ -175,7 +252,7 @@ struct Tree {
             if constexpr (std::is_void_v<Convert>) {
                 return input;
             } else {
-                Convert::widen(output, input, length);
+                widen<Convert>(output, input, length);
                 return output;
             }
         }
@@ -186,6 +263,13 @@ struct Tree {
         return output;
     }
 };
+
+template <class T>
+void copy_to_others(void *const *outputs, int output_count, const T *output, size_t offset, size_t length) {
+    for (int other = 1; other < output_count; ++other) {
+        std::memcpy(static_cast<T *>(outputs[other]) + offset, output, length * sizeof(T));
+    }
+}
 
 template <class F, class A, class T, class Convert>
 void reduce_blocks(void *const *outputs, int output_count, const void *const *inputs, int input_count, size_t count,
@@ -200,6 +284,14 @@ void reduce_blocks(void *const *outputs, int output_count, const void *const *in
         tree.length = length;
         T *output = static_cast<T *>(outputs[0]) + offset;
         A *target = result;
+        if constexpr (!std::is_void_v<Convert>) {
+            if (input_count == 2) {
+                combine_narrow<F, Convert>(output, static_cast<const T *>(inputs[0]) + offset,
+                                           static_cast<const T *>(inputs[1]) + offset, length, mean ? divisor : 1.0f);
+                copy_to_others<T>(outputs, output_count, output, offset, length);
+                continue;
+            }
+        }
         if constexpr (std::is_void_v<Convert>) {
             target = output;
         }
@@ -214,13 +306,11 @@ void reduce_blocks(void *const *outputs, int output_count, const void *const *in
             }
         }
         if constexpr (!std::is_void_v<Convert>) {
-            Convert::narrow(output, found, length);
+            narrow<Convert>(output, found, length);
         } else if (found != output) {
             std::memmove(output, found, length * sizeof(T));
         }
-        for (int other = 1; other < output_count; ++other) {
-            std::memcpy(static_cast<T *>(outputs[other]) + offset, output, length * sizeof(T));
-        }
+        copy_to_others<T>(outputs, output_count, output, offset, length);
     }
 }
 

@@ -74,7 +74,7 @@ struct alignas(line) Header {
     // 0, or failed_mark | kind << 60 | who found it << 54 | the other rank << 48 | the number of the operation
     alignas(line) std::atomic<uint64_t> failure{0};
 };
-enum Failure : uint32_t { different_calls = 1, different_sizes = 2, unreachable = 3, no_memory = 4 };
+enum Failure : uint32_t { different_calls = 1, different_sizes = 2, unreachable = 3, no_memory = 4, gave_up = 5 };
 constexpr uint64_t failed_mark = uint64_t{1} << 63;
 
 // Offsets and sizes in bytes.

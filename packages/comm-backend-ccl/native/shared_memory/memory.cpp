@@ -5,6 +5,7 @@
 #include <cstring>
 #include <fcntl.h>
 #include <fstream>
+#include <iterator>
 #include <limits>
 #include <sstream>
 #include <sys/mman.h>
@@ -42,26 +43,43 @@ size_t number_in(const std::string &path, const std::string &key) {
 size_t available_bytes() {
     const size_t kibibytes = number_in("/proc/meminfo", "MemAvailable:");
     size_t available = kibibytes > (std::numeric_limits<size_t>::max() >> 10) ? kibibytes : kibibytes << 10;
-    // As a container sees its own limits, of either version of cgroups.
-    const std::pair<std::string, std::string> limits[] = {
-        {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"},
-        {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"}};
-    for (const auto &[limit, usage] : limits) {
-        const size_t most = number_in(limit, ""), used = number_in(usage, "");
-        if (most != std::numeric_limits<size_t>::max() && used <= most) {
-            available = std::min(available, most - used);
+    // As a container sees its own limits, of either version of cgroups. What it uses includes files that it has read,
+    // which give way.
+    struct Limits {
+        const char *limit, *usage, *statistics, *files[2];
+    };
+    constexpr Limits versions[] = {
+        {"/sys/fs/cgroup/memory.max",
+         "/sys/fs/cgroup/memory.current",
+         "/sys/fs/cgroup/memory.stat",
+         {"inactive_file", "active_file"}},
+        {"/sys/fs/cgroup/memory/memory.limit_in_bytes",
+         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+         "/sys/fs/cgroup/memory/memory.stat",
+         {"total_inactive_file", "total_active_file"}}};
+    constexpr size_t none = std::numeric_limits<size_t>::max();
+    for (const Limits &one : versions) {
+        const size_t most = number_in(one.limit, "");
+        size_t used = number_in(one.usage, "");
+        if (most == none || used > most) {
+            continue;
         }
+        for (const char *kind : one.files) {
+            const size_t files = number_in(one.statistics, kind);
+            used -= files == none ? 0 : std::min(files, used);
+        }
+        available = std::min(available, most - used);
     }
     return available;
 }
+
+}  // namespace
 
 uint64_t inode_of(int descriptor) {
     struct stat found {};
     fstat(descriptor, &found);
     return found.st_ino;
 }
-
-}  // namespace
 
 int create_memory(size_t bytes) {
     const int descriptor = memfd_create("comm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -105,12 +123,19 @@ void reserve_memory(int descriptor, size_t offset, size_t bytes, const char *wha
     }
 }
 
-int open_memory(int pid, int descriptor) {
+int open_memory(int pid, int descriptor, uint64_t inode, size_t bytes) {
     const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
     const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
     if (opened < 0) {
         throw Inaccessible("the shared memory of process " + std::to_string(pid) + " cannot be opened (" + path + ": " +
                       std::strerror(errno) + "); ranks that share memory run as one user in one pid namespace");
+    }
+    // The number may stand for another file by now.
+    struct stat found {};
+    if (fstat(opened, &found) != 0 || found.st_ino != inode || (bytes != 0 && found.st_size != static_cast<off_t>(bytes)) ||
+        (fcntl(opened, F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
+        close(opened);
+        throw Inaccessible("the shared memory of process " + std::to_string(pid) + " is not there any more");
     }
     return opened;
 }
@@ -149,12 +174,17 @@ void *Arena::allocate(size_t bytes) {
         best->second.used = true;
         return best->first;
     }
-    check_memory(bytes, "a tensor in shared memory");
+    try {
+        check_memory(bytes, "a tensor in shared memory");
+    } catch (const Problem &) {
+        give_back_unused();
+        check_memory(bytes, "a tensor in shared memory");
+    }
     const int descriptor = create_memory(bytes);
     try {
         reserve_memory(descriptor, 0, bytes, "a tensor in shared memory");
         auto *begin = static_cast<char *>(map_memory(descriptor, bytes));
-        blocks_[begin] = Block{bytes, descriptor, inode_of(descriptor), true};
+        blocks_[begin] = Block{bytes, descriptor, inode_of(descriptor), true, false};
         return begin;
     } catch (...) {
         close(descriptor);
@@ -165,7 +195,7 @@ void *Arena::allocate(size_t bytes) {
 void Arena::free(void *begin) {
     const std::lock_guard<std::mutex> alone(mutex_);
     const auto found = blocks_.find(static_cast<char *>(begin));
-    if (found != blocks_.end()) {
+    if (found != blocks_.end() && !found->second.retired) {
         found->second.used = false;
     }
 }
@@ -185,13 +215,28 @@ Place Arena::find(const void *begin, size_t bytes) {
     return Place{block.inode, static_cast<uint64_t>(from - next->first), block.descriptor};
 }
 
+void Arena::retire(const void *begin) {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    const auto next = blocks_.upper_bound(const_cast<char *>(static_cast<const char *>(begin)));
+    if (next != blocks_.begin()) {
+        std::prev(next)->second.retired = true;
+    }
+}
+
 void Arena::trim() {
     const std::lock_guard<std::mutex> alone(mutex_);
+    give_back_unused();
+}
+
+void Arena::give_back_unused() {
     for (auto one = blocks_.begin(); one != blocks_.end();) {
         if (one->second.used) {
             ++one;
             continue;
         }
+        // Peers may still have it mapped.
+        fallocate(one->second.descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0,
+                  static_cast<off_t>(one->second.bytes));
         munmap(one->first, one->second.bytes);
         close(one->second.descriptor);
         one = blocks_.erase(one);
@@ -218,13 +263,9 @@ char *Mapped::find(int pid, const Place &place) {
     auto known = windows_.find(key);
     if (known == windows_.end()) {
         try {
-            const int descriptor = open_memory(pid, place.descriptor);
+            const int descriptor = open_memory(pid, place.descriptor, place.inode, 0);
             struct stat found {};
-            // Another file may have the number by now.
-            if (fstat(descriptor, &found) != 0 || found.st_ino != place.inode) {
-                close(descriptor);
-                return nullptr;
-            }
+            fstat(descriptor, &found);
             Window window{nullptr, static_cast<size_t>(found.st_size)};
             try {
                 window.begin = map_memory(descriptor, window.bytes);

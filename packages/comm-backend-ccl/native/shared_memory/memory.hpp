@@ -29,8 +29,9 @@ int create_memory(size_t bytes);
 void check_memory(size_t bytes, const char *what);
 // Makes sure that the memory is there, so that touching it cannot fail.
 void reserve_memory(int descriptor, size_t offset, size_t bytes, const char *what);
-// The same file, opened through the process that holds it.
-int open_memory(int pid, int descriptor);
+uint64_t inode_of(int descriptor);
+// The same memory, opened through the process that holds it; of any size where `bytes` is 0.
+int open_memory(int pid, int descriptor, uint64_t inode, size_t bytes);
 void close_memory(int descriptor);
 void *map_memory(int descriptor, size_t bytes);
 void unmap_memory(void *begin, size_t bytes);
@@ -43,6 +44,8 @@ public:
     void free(void *begin);
     // Where peers find [begin, begin + bytes); none unless all of it is here.
     Place find(const void *begin, size_t bytes);
+    // Never again uses the memory around `begin` for another tensor: a peer may yet write to it.
+    void retire(const void *begin);
     // Gives what is not in use back to the system.
     void trim();
     size_t bytes();
@@ -52,8 +55,10 @@ private:
         size_t bytes;  // mapped
         int descriptor;
         uint64_t inode;
-        bool used;
+        bool used, retired;
     };
+    void give_back_unused();
+
     std::mutex mutex_;
     std::map<char *, Block> blocks_;
 };

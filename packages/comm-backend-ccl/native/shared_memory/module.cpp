@@ -10,14 +10,14 @@
 
 #include <pthread.h>
 
-#include <cstring>
+#include <algorithm>
 #include <new>
 
 namespace {
 
 using namespace shm;
 
-bool forked = false;
+bool used = false, forked = false;
 constexpr const char *in_child = "shared memory of a group cannot be used in a forked child";
 
 // Looks at other ranks' flags before other Python threads may run: a few microseconds.
@@ -33,6 +33,7 @@ struct Unlocked {
 
 template <class F>
 PyObject *guarded(F body) {
+    used = true;
     if (forked) {
         PyErr_SetString(PyExc_RuntimeError, in_child);
         return nullptr;
@@ -83,7 +84,7 @@ PyObject *create(PyObject *, PyObject *arguments) {
             close_memory(descriptor);
             throw;
         }
-        return PyLong_FromLong(descriptor);
+        return Py_BuildValue("iK", descriptor, static_cast<unsigned long long>(inode_of(descriptor)));
     });
 }
 
@@ -98,8 +99,9 @@ PyObject *close_descriptor(PyObject *, PyObject *arguments) {
 
 PyObject *join(PyObject *, PyObject *arguments) {
     int holder, descriptor, rank, crowded;
+    unsigned long long inode;
     PyObject *list;
-    if (!PyArg_ParseTuple(arguments, "iiiOp", &holder, &descriptor, &rank, &list, &crowded)) {
+    if (!PyArg_ParseTuple(arguments, "iiKiOp", &holder, &descriptor, &inode, &rank, &list, &crowded)) {
         return nullptr;
     }
     std::vector<int> pids;
@@ -113,9 +115,9 @@ PyObject *join(PyObject *, PyObject *arguments) {
     }
     return guarded([&] {
         const int size = static_cast<int>(pids.size());
-        const int own = open_memory(holder, descriptor);
-        void *segment = nullptr;
         const size_t bytes = Layout(size).end;
+        const int own = open_memory(holder, descriptor, inode, bytes);
+        void *segment = nullptr;
         try {
             segment = map_memory(own, bytes);
             return PyLong_FromVoidPtr(
@@ -219,6 +221,33 @@ PyObject *wait(PyObject *, PyObject *arguments) {
         return PyLong_FromLong(state == failed ? -1 : state);
     });
 }
+
+// missing(handle) -> the ranks, as bits, without which the operation cannot go on
+PyObject *missing(PyObject *, PyObject *argument) {
+    const Held &waited = *held(argument);
+    uint64_t found;
+    {
+        const Unlocked unlocked;
+        found = waited.group->missing(*waited.task);
+    }
+    return PyLong_FromUnsignedLongLong(found);
+}
+
+// drain(group, seconds)
+PyObject *drain(PyObject *, PyObject *arguments) {
+    unsigned long long group;
+    double seconds;
+    if (!PyArg_ParseTuple(arguments, "Kd", &group, &seconds)) {
+        return nullptr;
+    }
+    if (!forked) {
+        const Unlocked unlocked;
+        group_of(group)->drain(seconds);
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *is_forked(PyObject *, PyObject *) { return PyBool_FromLong(forked); }
 
 PyObject *release(PyObject *, PyObject *argument) {
     if (!forked) {
@@ -359,20 +388,29 @@ PyObject *take_shortcut(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     if (request.bytes() > small_bytes(group) || group.closed() || group.broken()) {
         Py_RETURN_FALSE;
     }
-    return guarded([&]() -> PyObject * {
-        Handle task = group.run(std::move(request), looks_with_gil);
-        if (task && task->now() == pending) {
+    if (pieces_for(group, request) > 0 && !group.ring_is_reserved()) {
+        Py_RETURN_FALSE;  // which the long way does
+    }
+    Handle task;
+    if (!group.run_at_once(request, std::min(looks_with_gil, group.spins()), task)) {
+        try {
             const Unlocked unlocked;
-            group.wait(*task, at_once_s);
+            task = group.start(std::move(request), false);
+        } catch (const std::exception &) {
+            Py_RETURN_FALSE;  // nothing was begun, and the long way says what is wrong
         }
-        if (!task || task->now() == complete) {
-            Py_RETURN_TRUE;
-        }
-        PyObject *handle = PyLong_FromVoidPtr(new Held{shortcut.group, std::move(task)});
-        PyObject *found = PyObject_CallFunctionObjArgs(shortcut.later, handle, arguments[0], nullptr);
-        Py_DECREF(handle);
-        return found;
-    });
+    }
+    if (task && task->now() == pending) {
+        const Unlocked unlocked;
+        group.wait(*task, at_once_s);
+    }
+    if (!task || task->now() == complete) {
+        Py_RETURN_TRUE;
+    }
+    PyObject *handle = PyLong_FromVoidPtr(new Held{shortcut.group, std::move(task)});
+    PyObject *found = PyObject_CallFunctionObjArgs(shortcut.later, handle, arguments[0], nullptr);
+    Py_DECREF(handle);
+    return found;
 }
 
 PyMethodDef shortcut_method{"all_reduce", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(take_shortcut)),
@@ -435,6 +473,9 @@ PyMethodDef methods[] = {{"create", create, METH_VARARGS, nullptr},
                          {"start", start, METH_VARARGS, nullptr},
                          {"wait", wait, METH_VARARGS, nullptr},
                          {"release", release, METH_O, nullptr},
+                         {"missing", missing, METH_O, nullptr},
+                         {"drain", drain, METH_VARARGS, nullptr},
+                         {"is_forked", is_forked, METH_NOARGS, nullptr},
                          {"allocate", allocate, METH_O, nullptr},
                          {"give_back", give_back, METH_O, nullptr},
                          {"trim", trim, METH_NOARGS, nullptr},
@@ -448,6 +489,6 @@ PyModuleDef definition{PyModuleDef_HEAD_INIT, "_shared_memory", nullptr, -1, met
 }  // namespace
 
 PyMODINIT_FUNC PyInit__shared_memory() {
-    pthread_atfork(nullptr, nullptr, [] { forked = true; });
+    pthread_atfork(nullptr, nullptr, [] { forked = forked || used; });
     return PyModule_Create(&definition);
 }

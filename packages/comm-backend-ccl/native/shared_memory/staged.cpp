@@ -33,13 +33,19 @@ private:
     size_t total() const { return request.bytes(); }
 
     void prepare(Group &group, Record &record) override {
-        record.input = Arena::instance().find(request.input, input_bytes(group, request));
+        size_t shown = input_bytes(group, request);
+        for (const size_t part : request.input_counts) {
+            shown += part * item_;
+        }
+        record.input = Arena::instance().find(request.input, shown);
         // Of all_reduce, ranks write into each other's input; of all_to_all, they read what others may have overwritten.
         const bool in_place = request.output == request.input;
-        if ((request.operation == all_reduce && !in_place) || (request.operation == all_to_all && in_place)) {
+        const bool exchanges = request.operation == all_to_all || request.operation == all_to_all_v;
+        if ((request.operation == all_reduce && !in_place) || (exchanges && in_place)) {
             record.input = {};
         }
         record.output = record.input;
+        published = record.input.inode != 0;
         record.largest = 0;
         if (request.operation == all_to_all_v) {
             uint64_t *row = group.sizes_of(me_, call_.number);
@@ -82,6 +88,14 @@ private:
 
     // Everybody's record is there; false where something does not fit.
     bool plan(Group &group) {
+        if (request.operation == all_to_all_v) {
+            for (int other = 0; other < size_; ++other) {
+                if (group.sizes_of(other, call_.number)[me_] != request.output_counts[other] * item_) {
+                    group.fail(different_sizes, other, call_.number);
+                    return false;
+                }
+            }
+        }
         if (is_direct(group)) {
             direct_ = true;
             steps_ = 3;
@@ -100,10 +114,6 @@ private:
             whole = 0;
             for (int other = 0; other < size_; ++other) {
                 whole = std::max<size_t>(whole, group.record_of(other, call_.number).largest);
-                if (group.sizes_of(other, call_.number)[me_] != request.output_counts[other] * item_) {
-                    group.fail(different_sizes, other, call_.number);
-                    return false;
-                }
             }
             break;
         default:
@@ -139,6 +149,7 @@ private:
         case all_gather:
         case reduce_scatter:
         case all_to_all:
+        case all_to_all_v:
             for (int one = 0; one < size_; ++one) {
                 if (group.record_of(one, call_.number).input.inode == 0) {
                     return false;
@@ -147,6 +158,10 @@ private:
             for (int one = 0; one < size_; ++one) {
                 if (one != me_) {
                     reach(group, one);
+                }
+                // Of all_to_all_v, what is for this rank comes after what is for those before it.
+                for (int before = 0; request.operation == all_to_all_v && before < me_; ++before) {
+                    theirs_at_[one] += group.sizes_of(one, call_.number)[before];
                 }
             }
             return true;
@@ -185,6 +200,13 @@ private:
                 const int from = (me_ + one) % size_;
                 copy(output() + static_cast<size_t>(from) * bytes, theirs_[from] + static_cast<size_t>(me_) * bytes,
                      bytes);
+            }
+            break;
+        case all_to_all_v:
+            for (int one = 0; one < size_; ++one) {
+                const int from = (me_ + one) % size_;
+                copy(output() + output_offsets_[from], theirs_[from] + theirs_at_[from],
+                     request.output_counts[from] * item_);
             }
             break;
         case reduce_scatter:
@@ -420,6 +442,7 @@ private:
     uint32_t chunks_ = 0, stages_ = 2, pieces_ = 0, first_ = 0;
     bool direct_ = false;
     std::array<char *, max_ranks> theirs_{};
+    std::array<size_t, max_ranks> theirs_at_{};
     std::vector<size_t> input_offsets_, output_offsets_;
 };
 

@@ -154,6 +154,7 @@ bool Stepwise::all_at(Group &group, uint32_t steps) {
 
 bool Stepwise::one_at(Group &group, int rank, uint32_t steps) {
     awaits = 0;
+    awaited_rank = rank;
     return group.has_come(rank, base_ + steps, call_, base_);
 }
 
@@ -215,35 +216,46 @@ Handle make_task(Group &group, Request &&request) {
 
 // --- the short way
 
+bool Group::run_at_once(Request &request, int looks, Handle &left) {
+    if (request.operation == send || request.operation == receive || request.operation == all_to_all_v ||
+        input_bytes(*this, request) > slot_bytes || !lock_.try_lock()) {
+        return false;
+    }
+    const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
+    if (!collectives_.empty() || under_way_ > 0 || closed() || !free_at(done_) || broken()) {
+        return false;
+    }
+    const uint32_t base = done_;
+    Call call;
+    begin(request, call);
+    show(*this, request, base, 0);
+    post(call.fingerprint);
+    if (needs_root(request.operation) || only_root_needs(request.operation)) {
+        looks = 0;
+    }
+    for (int look = 0; look < looks; ++look) {
+        if (all_have_come(base + 1, call, base)) {
+            take(*this, request, base, 0);
+            return true;
+        }
+        relax();
+    }
+    auto task = std::make_shared<Exchange>(*this, std::move(request), call, base);
+    collectives_.push_back(task);
+    advance_all();
+    if (task->now() != complete) {
+        left = std::move(task);
+    }
+    return true;
+}
+
 Handle Group::run(Request &&request, int looks) {
     check(request);
-    if (request.operation != send && request.operation != receive && request.operation != all_to_all_v &&
-        input_bytes(*this, request) <= slot_bytes && lock_.try_lock()) {
-        const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
-        if (collectives_.empty() && under_way_ == 0 && !closed() && free_at(done_) && !broken()) {
-            const uint32_t base = done_;
-            Call call;
-            begin(request, call);
-            show(*this, request, base, 0);
-            post(call.fingerprint);
-            if (needs_root(request.operation) || only_root_needs(request.operation)) {
-                looks = 0;
-            }
-            for (int look = 0; look < looks; ++look) {
-                if (all_have_come(base + 1, call, base)) {
-                    take(*this, request, base, 0);
-                    return nullptr;
-                }
-                relax();
-            }
-            auto task = std::make_shared<Exchange>(*this, std::move(request), call, base);
-            collectives_.push_back(task);
-            advance_all();
-            return task->now() == complete ? nullptr : task;
-        }
+    Handle task;
+    if (!run_at_once(request, looks, task)) {
+        task = start(std::move(request), false);
     }
-    Handle task = start(std::move(request), false);
-    return task->now() == complete ? nullptr : task;
+    return task && task->now() == complete ? nullptr : task;
 }
 
 }  // namespace shm

@@ -195,14 +195,14 @@ TEST(mappings_of_their_own) {
         }
     }
     on_ranks(3, [&](int rank) {
-        const int mine = open_memory(getpid(), descriptor);
+        const int mine = open_memory(getpid(), descriptor, inode_of(descriptor), 0);
         Group group(map_memory(mine, Layout(3).end), mine, 3, rank, std::vector<int>(3, getpid()), true, true);
         do_all(jobs, group);
     });
     close_memory(descriptor);
     bool thrown = false;
     try {
-        open_memory(getpid(), descriptor + 1000);
+        open_memory(getpid(), descriptor + 1000, 0, 0);
     } catch (const Inaccessible &) {
         thrown = true;
     }

@@ -150,9 +150,11 @@ class CclBackend:
         ours = self._ours(group)
         return self._groups.capabilities(group, device_type) if ours is None else ours.capabilities
 
-    def empty_shared(self, shape: Sequence[int], dtype: torch.dtype, group: ProcessGroup | None = None) -> torch.Tensor:
+    def empty_shared(
+        self, shape: Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
+    ) -> torch.Tensor:
         if isinstance(self._ours(group), SharedCommunicator):
-            return empty_shared(shape, dtype)
+            return empty_shared(shape, dtype or torch.get_default_dtype())
         return self._groups.empty_shared(shape, dtype, group)
 
     def check_group(self, group: ProcessGroup | None = None) -> None:

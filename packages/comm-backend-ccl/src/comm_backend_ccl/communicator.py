@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from datetime import timedelta
 from typing import ClassVar
 
@@ -32,6 +32,8 @@ Begun = tuple[int | None, tuple[torch.Tensor, ...]]
 _NO_TIMEOUT_S = 10.0**9
 # Words of the engines about what has nothing to do with other ranks.
 _OF_THIS_PROCESS = ("forked child", "process is ending", "held up by a group", "group was destroyed")
+_LACKING = ("not enough shared memory", "cannot map the shared memory")
+_GAVE_UP = "gave up; its own error says why"
 # A connection may end before the process does.
 _NOTICE_S = 0.3
 
@@ -46,6 +48,8 @@ class Communicator(ABC):
 
     #: What moves the data, for messages.
     engine: ClassVar[str]
+    #: Whether calls without elements reach it, to be compared with those of others.
+    moves_nothing: ClassVar[bool] = False
     #: What it reduces and moves as it is.
     capabilities: ClassVar[Capabilities]
 
@@ -154,10 +158,14 @@ class Communicator(ABC):
             f"why. The group cannot be used any more: {self._how_to_go_on}"
         )
 
-    def gone(self, peer: int | None) -> Collection[int]:
+    def gone(self, peer: int | None) -> Set[int]:
         """The ranks on this host that have ended, of all or of ``peer`` alone."""
         gone = self.peers.gone()
         return gone if peer is None else gone & {peer}
+
+    def gone_for(self, handle: int, peer: int | None) -> Set[int]:
+        """Those of them without which an operation cannot go on, as far as the engine can tell."""
+        return self.gone(peer)
 
     def lost(self, call: str, peer: int | None) -> Exception:
         """The error to raise where a rank that an operation needs has ended; the group is broken from then on."""
@@ -175,14 +183,21 @@ class Communicator(ABC):
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
         """The error to raise where the engine reported one."""
+        if self.broken is not None:
+            return self.broken_error()
         if any(reason in str(error) for reason in _OF_THIS_PROCESS):
             return BackendUnavailableError(f"{call} on {self}: {error}")
+        if any(reason in str(error) for reason in _LACKING):
+            self._break(f"{call}: {error}")
+            return BackendUnavailableError(f"{call} on {self}: {error}. {self._how_to_go_on.capitalize()}")
         end = time.monotonic() + _NOTICE_S
         while not self.gone(peer) and time.monotonic() < end:
             time.sleep(0.01)
         if self.gone(peer):
             return self.lost(call, peer)
         self._break(f"{call}: {error}")
+        if _GAVE_UP in str(error):
+            return PeerLostError(f"{call} on {self}: {error}. The group cannot be used any more: {self._how_to_go_on}")
         # With all of them alive on this host, only their calls can differ.
         here = len(self.peers.local) == self.size
         kind, cause = (
@@ -219,7 +234,7 @@ class Communicator(ABC):
         name = operation.name.lower()
         handle: int | None = None
         kept: tuple[torch.Tensor, ...] = ()
-        if count or operation in (Operation.ALL_TO_ALL_V, Operation.BARRIER):
+        if count or self.moves_nothing or operation in (Operation.ALL_TO_ALL_V, Operation.BARRIER):
             try:
                 handle, kept = self._begin(
                     operation, source, target, count, op, root, watched, source_counts, target_counts

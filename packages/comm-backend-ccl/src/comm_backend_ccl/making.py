@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from torch.distributed import Store
@@ -15,12 +16,13 @@ from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.peers import Peers, Process, this_process
 from comm_backend_ccl.shared_communicator import SharedCommunicator
-from comm_utils.errors import BackendUnavailableError, CommTimeoutError, PeerLostError
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.log import logger
 
 __all__ = ["make_communicator"]
 
 _NO_TIMEOUT_S = 10.0**6
+_LAST_MOMENT_S = 5.0
 # How often a rank looks whether those that it waits for still live.
 _LOOK_AROUND_S = 0.25
 
@@ -90,7 +92,7 @@ class _Meeting:
     def _in_shared_memory(self, peers: Peers, crowded: bool) -> SharedCommunicator | str:
         """The communicator, or why all ranks have to do without."""
         made: SharedCommunicator | None = None
-        created = -1
+        created = -1, 0
         problem: tuple[str, str] | None = None
         try:
             try:
@@ -99,14 +101,19 @@ class _Meeting:
             finally:
                 # The others are waiting for it, whatever became of it.
                 if self._rank == 0:
-                    self._store.set("memory", str(created))
-            descriptor = int(self._await(["memory"], [0], peers)[0])
+                    self._store.set("memory", json.dumps(created))
+            descriptor, inode = json.loads(self._await(["memory"], [0], peers)[0])
             if descriptor >= 0:
-                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, descriptor, crowded)
+                memory = descriptor, inode
+                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, memory, crowded)
+        except CommError:
+            raise
         except MemoryError as error:
             problem = "memory", str(error)
         except OSError as error:
             problem = "access", str(error)
+        except RuntimeError as error:
+            problem = "other", str(error)
         try:
             told = [json.loads(text) for text in self._told("joined", json.dumps(problem), peers)]
         except BaseException:
@@ -114,21 +121,30 @@ class _Meeting:
                 shared_memory.close(made.number)
             raise
         finally:
-            if created >= 0:
-                shared_memory.close_descriptor(created)
+            if created[0] >= 0:
+                shared_memory.close_descriptor(created[0])
         failures = [(rank, one) for rank, one in enumerate(told) if one is not None]
         if made is not None and not failures:
             return made
         if made is not None:
             shared_memory.close(made.number)
         rank, (kind, text) = failures[0]
-        if kind == "memory":
+        if kind != "access":
+            self._leave_together(peers)
             raise BackendUnavailableError(
                 f"rank {self._name(rank)}: {text}; {shared_memory.SWITCH}=0 does without shared memory"
             )
         if self._rank == 0:
             logger.warning("oneCCL is used instead of shared memory: rank %s: %s", self._name(rank), text)
         return str(text)
+
+    def _leave_together(self, peers: Peers) -> None:
+        """Let all ranks have read what failed before the one that serves the store may end."""
+        self._end = min(self._end, time.monotonic() + _LAST_MOMENT_S)
+        with suppress(CommError, RuntimeError):
+            self._store.set(f"left/{self._rank}", "")
+            if self._rank == 0:
+                self._await([f"left/{rank}" for rank in range(self._size)], range(self._size), peers)
 
     # --- through the store
 

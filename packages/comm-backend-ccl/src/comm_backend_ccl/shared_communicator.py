@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import weakref
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from datetime import timedelta
 
 import torch
@@ -19,7 +20,7 @@ __all__ = ["SharedCommunicator"]
 
 
 class SharedCommunicator(Communicator):
-    """Every rank of the group constructs one after the first rank has created ``descriptor``.
+    """Every rank of the group constructs one after the first rank has created ``memory``.
 
     Raises:
         MemoryError: there is not enough shared memory.
@@ -27,6 +28,7 @@ class SharedCommunicator(Communicator):
     """
 
     engine = "shared memory"
+    moves_nothing = True
     capabilities = IN_SHARED_MEMORY
 
     def __init__(
@@ -35,13 +37,14 @@ class SharedCommunicator(Communicator):
         rank: int,
         timeout: timedelta,
         ranks: Sequence[int] | None,
-        descriptor: int,
+        memory: tuple[int, int],
         crowded: bool,
     ) -> None:
         super().__init__(peers, rank, timeout, ranks)
         pids = [process.pid for process in peers.processes]
-        self.number = shared_memory.join(pids[0], descriptor, rank, pids, crowded)
+        self.number = shared_memory.join(pids[0], memory, rank, pids, crowded)
         weakref.finalize(self, shared_memory.free, self.number).atexit = False
+        _open.add(self)
 
     def _end(self) -> None:
         shared_memory.close(self.number)
@@ -68,6 +71,10 @@ class SharedCommunicator(Communicator):
             dtype, count = torch.uint8, count * item
             source_counts = [item * one for one in source_counts]
             target_counts = [item * one for one in target_counts]
+        if operation is Operation.ALL_TO_ALL:
+            # Others may have given sizes that come to the same for this rank.
+            operation, source_counts, target_counts = Operation.ALL_TO_ALL_V, [count] * self.size, [count] * self.size
+            count = 0
         uneven = operation is Operation.ALL_TO_ALL_V
         try:
             handle = shared_memory.start(
@@ -88,6 +95,14 @@ class SharedCommunicator(Communicator):
             raise BackendUnavailableError(f"{operation.name.lower()} on {self}: {error}") from error
         return (handle, (source, target)) if handle else (None, ())
 
+    def gone_for(self, handle: int, peer: int | None) -> Set[int]:
+        gone = self.gone(peer)
+        # A rank that has done its part may end before the others are through.
+        return gone & shared_memory.missing(handle) if gone and peer is None else gone
+
+    def is_complete(self, handle: int) -> bool:
+        return shared_memory.wait(handle, 0.0) != 0  # what has failed does not touch its memory any more
+
     def within(self, handle: int, seconds: float) -> bool:
         state = shared_memory.wait(handle, seconds)
         if state < 0:
@@ -96,3 +111,17 @@ class SharedCommunicator(Communicator):
 
     def release(self, handle: int) -> None:
         shared_memory.release(handle)
+
+
+_open: weakref.WeakSet[SharedCommunicator] = weakref.WeakSet()
+# For operations that nobody waits for, when a program ends.
+_LAST_MOMENT_S = 1.0
+
+
+@atexit.register
+def _close_all() -> None:
+    """Tensors go with the interpreter, so nothing may go on with them."""
+    for one in list(_open):
+        if one.usable:
+            shared_memory.drain(one.number, _LAST_MOMENT_S)
+        shared_memory.close(one.number)

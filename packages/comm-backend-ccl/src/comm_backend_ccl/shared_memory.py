@@ -30,11 +30,13 @@ __all__ = [
     "close",
     "close_descriptor",
     "create",
+    "drain",
     "facts",
     "failure",
     "free",
     "give_back",
     "join",
+    "missing",
     "obstacle",
     "release",
     "shortcut",
@@ -57,6 +59,8 @@ def obstacle() -> tuple[str, str] | None:
             f"this installation of comm-backend-ccl was built without native code ({_missing})",
             "reinstall it without COMM_CCL_WITHOUT_NATIVE in the environment",
         )
+    if _native.is_forked():
+        return "shared memory was used before this process was forked", "start processes with spawn or forkserver"
     if os.environ.get(SWITCH, "").strip() == "0":
         return f"shared memory is turned off by {SWITCH}=0", f"unset {SWITCH}"
     return None
@@ -71,20 +75,22 @@ def facts() -> dict[str, str]:
     }
 
 
-def create(size: int) -> int:
-    """The descriptor of new memory for a group of ``size`` ranks; others :func:`join` through it.
+def create(size: int) -> tuple[int, int]:
+    """New memory for a group of ``size`` ranks, through which others :func:`join`: its descriptor and inode.
 
     Raises:
         MemoryError: there is not enough; says how much is needed.
     """
-    return int(_native.create(size))
+    descriptor, inode = _native.create(size)
+    return int(descriptor), int(inode)
 
 
-def join(holder: int, descriptor: int, rank: int, pids: Sequence[int], crowded: bool) -> int:
+def join(holder: int, memory: tuple[int, int], rank: int, pids: Sequence[int], crowded: bool) -> int:
     """This rank's side of a group.
 
     Args:
         holder: the pid of the process that created the memory.
+        memory: what :func:`create` returned there.
         pids: of all ranks, in their order.
         crowded: there are more ranks than cores, which must not spin.
 
@@ -92,7 +98,7 @@ def join(holder: int, descriptor: int, rank: int, pids: Sequence[int], crowded: 
         MemoryError: there is not enough memory.
         PermissionError: the memory cannot be opened from here.
     """
-    return int(_native.join(holder, descriptor, rank, list(pids), crowded))
+    return int(_native.join(holder, *memory, rank, list(pids), crowded))
 
 
 def start(
@@ -155,13 +161,24 @@ def free(group: int) -> None:
     _native.free(group)
 
 
+def missing(handle: int) -> set[int]:
+    """The ranks without which an operation cannot go on."""
+    bits = int(_native.missing(handle))
+    return {rank for rank in range(MOST_RANKS) if bits >> rank & 1}
+
+
+def drain(group: int, seconds: float) -> None:
+    """Let what is under way come to an end, for so long."""
+    _native.drain(group, seconds)
+
+
 def release(handle: int) -> None:
     """The last use of a handle; the operation goes on."""
     _native.release(handle)
 
 
 def close_descriptor(descriptor: int) -> None:
-    """Give back what :func:`create` returned, when all have joined."""
+    """Give back the descriptor that :func:`create` returned, when all have joined."""
     _native.close_descriptor(descriptor)
 
 

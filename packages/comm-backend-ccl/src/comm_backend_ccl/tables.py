@@ -69,7 +69,7 @@ IN_SHARED_MEMORY = Capabilities(
         (op, dtype)
         for op in OPS
         for dtype in DTYPES
-        if op not in (_BITS if dtype.is_floating_point else (ReduceOp.AVG,))
+        if dtype not in _LEFT_OUT and op not in (_BITS if dtype.is_floating_point else (ReduceOp.AVG,))
     ),
     dtypes=frozenset(DTYPES),
     operations=OPERATIONS,

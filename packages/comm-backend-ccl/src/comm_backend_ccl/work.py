@@ -113,7 +113,7 @@ class CclWork:
                     f"the operation did not finish within {limit_s:g} s; it is still under way and may be waited for "
                     "again"
                 )
-            failure = self._hopeless(now)
+            failure = self._hopeless(handle, now)
             if failure is not None:
                 if self._within(handle, 0.0):
                     return
@@ -125,7 +125,7 @@ class CclWork:
     def _latest(self) -> float:
         return self._begin + self._communicator.timeout_s if self.end is None else self.end
 
-    def _hopeless(self, now: float) -> Callable[[], BaseException] | None:
+    def _hopeless(self, handle: int, now: float) -> Callable[[], BaseException] | None:
         """What makes the failure where there is nothing left to wait for."""
         communicator = self._communicator
         if communicator.broken is not None:
@@ -133,7 +133,7 @@ class CclWork:
         if now >= self._latest():
             limit_s = communicator.timeout_s if self.end is None else self.limit_s
             return lambda: communicator.timed_out(self.name, limit_s, self.end is not None)
-        if communicator.gone(self.peer):
+        if communicator.gone_for(handle, self.peer):
             self._missed_at = now if self._missed_at is None else self._missed_at
             if now >= self._missed_at + _GRACE_S:
                 return lambda: communicator.lost(self.name, self.peer)
@@ -160,7 +160,7 @@ class CclWork:
         with suppress(Exception):
             if self._within(handle, 0.0):
                 return True
-            failure = self._hopeless(time.monotonic())
+            failure = self._hopeless(handle, time.monotonic())
             if failure is not None:
                 self._fail(failure())
         return self._failure is not None

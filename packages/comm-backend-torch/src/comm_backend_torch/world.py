@@ -122,7 +122,9 @@ class World:
     def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
         return self._state(group).capabilities[device_type]
 
-    def empty_shared(self, shape: Sequence[int], dtype: torch.dtype, group: ProcessGroup | None = None) -> torch.Tensor:
+    def empty_shared(
+        self, shape: Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
+    ) -> torch.Tensor:
         self._state(group)
         return torch.empty(tuple(shape), dtype=dtype)
 

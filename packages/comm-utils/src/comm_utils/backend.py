@@ -209,7 +209,9 @@ class Backend(Protocol):
     def check_group(self, group: ProcessGroup | None = None) -> None:
         """Raise ``BrokenGroupError`` if ``group`` failed, ``NotInitializedError`` if it no longer exists."""
 
-    def empty_shared(self, shape: Sequence[int], dtype: torch.dtype, group: ProcessGroup | None = None) -> torch.Tensor:
+    def empty_shared(
+        self, shape: Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
+    ) -> torch.Tensor:
         """A new tensor on the CPU, where the ranks of ``group`` can reach it if the library has such memory."""
 
     # --- groups

@@ -12,6 +12,7 @@ __all__ = ["fold"]
 
 _STEPS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.SUM: torch.add,
+    ReduceOp.AVG: torch.add,
     ReduceOp.PRODUCT: torch.mul,
     ReduceOp.MIN: torch.minimum,
     ReduceOp.MAX: torch.maximum,
@@ -32,4 +33,6 @@ def fold(parts: torch.Tensor, op: ReduceOp, out: torch.Tensor) -> None:
     total = parts[0].float() if parts.dtype in _ROUNDED_ONCE else parts[0].clone()
     for part in parts[1:]:
         step(total, part, out=total)
+    if op is ReduceOp.AVG:
+        total /= parts.shape[0]
     out.copy_(total)
