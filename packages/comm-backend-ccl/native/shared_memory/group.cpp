@@ -89,7 +89,7 @@ Group::~Group() {
     }
 }
 
-void Group::close() {
+void Group::close(bool quietly) {
     std::thread worker;
     {
         const std::lock_guard<std::mutex> alone(desk_);
@@ -112,12 +112,12 @@ void Group::close() {
             Arena::instance().retire(task->request.input);
         }
     }
-    fail_all();
+    end_all(quietly ? pending : failed);
 }
 
 void Group::drain(double seconds) {
     const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-    while (Clock::now() < end) {
+    while (Clock::now() < end && attended_.load(std::memory_order_relaxed) == 0) {
         {
             const std::lock_guard<std::mutex> alone(lock_);
             if (closed() || !advance_all()) {
@@ -415,15 +415,15 @@ bool Group::advance(const Handle &task) {
     return true;
 }
 
-void Group::fail_all() {
+void Group::end_all(State state) {
     for (const Handle &task : collectives_) {
-        finish(*task, failed);
+        finish(*task, state);
     }
     collectives_.clear();
     for (Messages &peer : messages_) {
         for (auto *queue : {&peer.sending, &peer.receiving}) {
             for (const Handle &task : *queue) {
-                finish(*task, failed);
+                finish(*task, state);
             }
             queue->clear();
         }
@@ -450,7 +450,7 @@ bool Group::advance_all() {
         }
     }
     if (broken()) {
-        fail_all();
+        end_all(failed);
         ended = true;
     }
     if (ended && header_->sleeping.load(std::memory_order_relaxed) >> rank_ & 1) {
@@ -522,6 +522,11 @@ int Group::wait(Task &task, double seconds) {
         const double left = std::chrono::duration<double>(end - Clock::now()).count();
         if (left <= 0) {
             break;
+        }
+        if (closed()) {
+            const timespec nap{0, 10000000};
+            nanosleep(&nap, nullptr);
+            continue;
         }
         sleep(task, left);
     }

@@ -100,10 +100,11 @@ public:
     int wait(Task &task, double seconds);
     // The ranks, as bits, without which an operation cannot go on.
     uint64_t missing(const Task &task);
-    // Lets what is under way come to an end, for a moment.
+    // Lets what nobody waits for come to an end, for a moment.
     void drain(double seconds);
-    // Operations under way are forgotten, and their memory is not touched any more.
-    void close();
+    // Operations under way have failed, and their memory is not touched any more. `quietly`: who waits for them is not
+    // told, as the process is ending.
+    void close(bool quietly = false);
     bool closed() const { return closed_.load(std::memory_order_acquire); }
     bool broken() const { return header_->failure.load(std::memory_order_acquire) != 0; }
     // What went wrong, for people.
@@ -182,7 +183,7 @@ private:
     bool advance_all();
     bool advance(const Handle &task);
     void finish(Task &task, State state);
-    void fail_all();
+    void end_all(State state);
     void sleep(Task &task, double seconds);
     void wake_sleepers();
     void wake_here();

@@ -132,11 +132,17 @@ PyObject *join(PyObject *, PyObject *arguments) {
     });
 }
 
-PyObject *close_group(PyObject *, PyObject *argument) {
-    const Shared group = group_of(PyLong_AsUnsignedLongLong(argument));
+// close(group, quietly)
+PyObject *close_group(PyObject *, PyObject *arguments) {
+    unsigned long long group;
+    int quietly;
+    if (!PyArg_ParseTuple(arguments, "Kp", &group, &quietly)) {
+        return nullptr;
+    }
     if (!forked) {
+        const Shared closed = group_of(group);
         const Unlocked unlocked;
-        group->close();
+        closed->close(quietly != 0);
     }
     Py_RETURN_NONE;
 }
@@ -467,7 +473,7 @@ PyObject *meet(PyObject *, PyObject *type) {
 PyMethodDef methods[] = {{"create", create, METH_VARARGS, nullptr},
                          {"close_descriptor", close_descriptor, METH_VARARGS, nullptr},
                          {"join", join, METH_VARARGS, nullptr},
-                         {"close", close_group, METH_O, nullptr},
+                         {"close", close_group, METH_VARARGS, nullptr},
                          {"free", free_group, METH_O, nullptr},
                          {"failure", failure, METH_O, nullptr},
                          {"start", start, METH_VARARGS, nullptr},

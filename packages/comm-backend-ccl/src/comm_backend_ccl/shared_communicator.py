@@ -124,4 +124,4 @@ def _close_all() -> None:
     for one in list(_open):
         if one.usable:
             shared_memory.drain(one.number, _LAST_MOMENT_S)
-        shared_memory.close(one.number)
+        shared_memory.close(one.number, quietly=True)

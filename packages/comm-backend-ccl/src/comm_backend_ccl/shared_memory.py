@@ -151,9 +151,13 @@ def failure(handle: int) -> str:
     return str(_native.failure(handle))
 
 
-def close(group: int) -> None:
-    """Forget what is under way; the memory of its tensors is not touched any more."""
-    _native.close(group)
+def close(group: int, quietly: bool = False) -> None:
+    """Forget what is under way; the memory of its tensors is not touched any more.
+
+    Args:
+        quietly: who waits for it is not told, as the process is ending.
+    """
+    _native.close(group, quietly)
 
 
 def free(group: int) -> None:
