@@ -374,15 +374,13 @@ PyObject *take_shortcut(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     if (tensor.device_type != dlpack::cpu || elements <= 0 || !reduces(dtype, shortcut.op)) {
         Py_RETURN_FALSE;
     }
-    if (elements == 1) {
-        // Only a tensor of one element can be both contiguous and negated by a flag.
-        PyObject *negative = PyObject_CallFunctionObjArgs(is_neg, arguments[0], nullptr);
-        const bool usual = negative == Py_False;
-        Py_XDECREF(negative);
-        if (!usual) {
-            PyErr_Clear();
-            Py_RETURN_FALSE;
-        }
+    // What the memory of a tensor that is negated by a flag holds is not what it means; DLPack does not tell.
+    PyObject *negative = PyObject_CallFunctionObjArgs(is_neg, arguments[0], nullptr);
+    const bool usual = negative == Py_False;
+    Py_XDECREF(negative);
+    if (!usual) {
+        PyErr_Clear();
+        Py_RETURN_FALSE;
     }
     Request request;
     request.operation = all_reduce;
