@@ -25,7 +25,6 @@ __all__ = [
     "destroy",
     "facts",
     "initialize",
-    "is_complete",
     "obstacle",
     "plan",
     "release",
@@ -296,11 +295,6 @@ def wait(handle: Pending, seconds: float) -> bool:
     if state < 0:
         raise RuntimeError(_message.text())
     return bool(state)
-
-
-def is_complete(handle: Pending) -> bool:
-    """Whether the operation has come to a good end."""
-    return bool(_Loaded.library.comm_oneccl_wait(handle, 0.0, _message.buffer, _CAPACITY) == 1)
 
 
 def release(handle: Pending) -> None:

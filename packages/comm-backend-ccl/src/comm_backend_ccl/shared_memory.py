@@ -41,7 +41,6 @@ __all__ = [
     "release",
     "shortcut",
     "start",
-    "trim",
     "wait",
 ]
 
@@ -198,9 +197,3 @@ def allocate(size: int) -> int:
 def give_back(address: int) -> None:
     """Keep the memory for the next that asks for so much."""
     _native.give_back(address)
-
-
-def trim() -> None:
-    """Return to the system what was given back."""
-    if _native is not None:
-        _native.trim()
