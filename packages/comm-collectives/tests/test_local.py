@@ -93,6 +93,11 @@ def test_the_result_may_have_another_dtype_than_the_parts() -> None:
     assert out.tolist() == [300 % 256, 3]
 
 
-def test_averages_are_not_folded() -> None:
-    with pytest.raises(KeyError):
-        fold(torch.ones(2, 2), ReduceOp.AVG, torch.empty(2))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_averages_are_divided_before_they_are_rounded(dtype: torch.dtype) -> None:
+    # In 16 bits, the sum of these would already have lost the 1s, or be out of range.
+    most = torch.finfo(torch.float16).max
+    parts = torch.tensor([[most, 1.0], [most, 2048.0], [most, 1.0]]).to(dtype)
+    out = torch.empty(2, dtype=dtype)
+    fold(parts, ReduceOp.AVG, out)
+    assert torch.equal(out, parts.double().mean(0).to(dtype))
