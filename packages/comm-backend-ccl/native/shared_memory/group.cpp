@@ -7,6 +7,7 @@
 #include <cstring>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdexcept>
 #include <sys/syscall.h>
 #include <time.h>
@@ -21,6 +22,9 @@ namespace shm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// Of posts; a clock takes as long as a small operation.
+constexpr uint32_t timed_one_in = 32;
 
 // Not FUTEX_PRIVATE_FLAG: other processes wake.
 void futex_wait(std::atomic<uint32_t> &futex, uint32_t seen, double seconds) {
@@ -148,7 +152,11 @@ uint64_t Group::missing(const Task &task) {
     return found;
 }
 
-void Group::relax() {
+void Group::relax() const {
+    if (crowded_) {
+        sched_yield();
+        return;
+    }
 #ifdef __x86_64__
     _mm_pause();
 #endif
@@ -177,7 +185,16 @@ void Group::post(uint32_t fingerprint) {
     ++steps_;
     posted_[done_ % records] = fingerprint;
     // An exchange is a full fence: whoever falls asleep sees this word, or is seen in `sleeping`.
-    posts_[rank_].word.exchange(static_cast<uint64_t>(fingerprint) << 32 | done_, std::memory_order_seq_cst);
+    const uint64_t word = static_cast<uint64_t>(fingerprint) << 32 | done_;
+    if (done_ % timed_one_in != 0) {
+        posts_[rank_].word.exchange(word, std::memory_order_seq_cst);
+    } else {
+        // Without what is still to be written before it.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        const auto begin = Clock::now();
+        posts_[rank_].word.exchange(word, std::memory_order_seq_cst);
+        writer_.learn(Clock::now() - begin);
+    }
     if (header_->sleeping.load(std::memory_order_seq_cst) & ~(uint64_t{1} << rank_)) {
         wake_sleepers();
     }

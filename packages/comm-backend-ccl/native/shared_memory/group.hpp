@@ -5,6 +5,7 @@
 #include "kernels.hpp"
 #include "layout.hpp"
 #include "memory.hpp"
+#include "writer.hpp"
 
 #include <array>
 #include <atomic>
@@ -110,8 +111,9 @@ public:
     // What went wrong, for people.
     std::string failure();
 
-    static void relax();
-    int spins() const { return crowded_ ? 20 : 2000; }
+    // For a moment between two looks; where ranks share cores, it is another's.
+    void relax() const;
+    int spins() const { return crowded_ ? 50 : 2000; }
 
     // --- for operations, whose caller holds the lock
 
@@ -133,10 +135,13 @@ public:
     }
     // The next pieces of the ring, a power of two of them, `times` times.
     uint32_t take_pieces(uint32_t count, uint32_t times = 1) {
-        const uint32_t first = (next_piece_ + count - 1) / count * count;
+        const uint32_t first = next_pieces(count);
         next_piece_ = (first + count * times) % pieces;
         return first;
     }
+    uint32_t next_pieces(uint32_t count) const { return (next_piece_ + count - 1) / count * count % pieces; }
+    // Copies what others read.
+    Writer &writer() { return writer_; }
     // Whether the pieces may be written: what they held was read by all. Sets `needed` to the steps that this takes.
     bool pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed);
     void show_pieces(uint32_t first, uint32_t count) {
@@ -221,6 +226,7 @@ private:
     std::vector<Messages> messages_;
     int under_way_ = 0;  // messages
     Mapped mapped_;
+    Writer writer_;
 
     std::mutex bed_;
     int sleepers_ = 0;  // threads of this rank; guarded by `bed_`

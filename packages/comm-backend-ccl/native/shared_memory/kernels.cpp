@@ -2,6 +2,7 @@
 
 #include "kernels.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -65,24 +66,68 @@ V loaded(const void *from) {
     std::memcpy(&value, from, sizeof(V));
     return value;
 }
+
+template <class V>
+void kept(void *to, V value) {
+    std::memcpy(to, &value, sizeof(V));
+}
 #endif
 
+// --- copies
+
+void copy(void *output, const void *input, size_t bytes) { std::memcpy(output, input, bytes); }
+
+// Without a fence.
+void copy_around(void *output, const void *input, size_t bytes) {
+#ifdef __AVX2__
+    auto *to = static_cast<char *>(output);
+    const auto *from = static_cast<const char *>(input);
+    const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
+    std::memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+        const __m256i low = loaded<__m256i>(from), high = loaded<__m256i>(from + 32);
+        _mm256_stream_si256(reinterpret_cast<__m256i *>(to), low);
+        _mm256_stream_si256(reinterpret_cast<__m256i *>(to + 32), high);
+    }
+    std::memcpy(to, from, bytes);
+#else
+    std::memcpy(output, input, bytes);
+#endif
+}
+
+void fence() {
+#ifdef __AVX2__
+    _mm_sfence();
+#endif
+}
+
+void stream(void *output, const void *input, size_t bytes) {
+    copy_around(output, input, bytes);
+    fence();
+}
+
+// Of twice as many 16-bit elements as a register has lanes; in which order they are in two registers is left to each type.
 struct Half {
 #ifdef __AVX2__
-    static Floats load(const uint16_t *input) {
+    static void load(const uint16_t *input, Floats &a, Floats &b) {
 #ifdef __AVX512F__
-        return reinterpret_cast<Floats>(_mm512_cvtph_ps(loaded<__m256i>(input)));
+        a = reinterpret_cast<Floats>(_mm512_cvtph_ps(loaded<__m256i>(input)));
+        b = reinterpret_cast<Floats>(_mm512_cvtph_ps(loaded<__m256i>(input + lanes)));
 #else
-        return reinterpret_cast<Floats>(_mm256_cvtph_ps(loaded<__m128i>(input)));
+        a = reinterpret_cast<Floats>(_mm256_cvtph_ps(loaded<__m128i>(input)));
+        b = reinterpret_cast<Floats>(_mm256_cvtph_ps(loaded<__m128i>(input + lanes)));
 #endif
     }
-    static void store(uint16_t *output, Floats value) {
+    static void store(uint16_t *output, Floats a, Floats b) {
+        constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
 #ifdef __AVX512F__
-        const auto halves = _mm512_cvtps_ph(reinterpret_cast<__m512>(value), _MM_FROUND_TO_NEAREST_INT);
+        kept(output, _mm512_cvtps_ph(reinterpret_cast<__m512>(a), nearest));
+        kept(output + lanes, _mm512_cvtps_ph(reinterpret_cast<__m512>(b), nearest));
 #else
-        const auto halves = _mm256_cvtps_ph(reinterpret_cast<__m256>(value), _MM_FROUND_TO_NEAREST_INT);
+        kept(output, _mm256_cvtps_ph(reinterpret_cast<__m256>(a), nearest));
+        kept(output + lanes, _mm256_cvtps_ph(reinterpret_cast<__m256>(b), nearest));
 #endif
-        std::memcpy(output, &halves, sizeof(halves));
     }
 #endif
     static float widened(uint16_t value) { return to_float(value); }
@@ -91,26 +136,26 @@ struct Half {
 
 struct Brain {
 #ifdef __AVX2__
-    static Floats load(const uint16_t *input) {
-#ifdef __AVX512F__
-        return reinterpret_cast<Floats>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(loaded<__m256i>(input)), 16));
-#else
-        return reinterpret_cast<Floats>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(loaded<__m128i>(input)), 16));
-#endif
+    // Elements of even index, and of odd: neither has to be moved to another lane.
+    static void load(const uint16_t *input, Floats &even, Floats &odd) {
+        const Words pairs = loaded<Words>(input);
+        even = reinterpret_cast<Floats>(pairs << 16);
+        odd = reinterpret_cast<Floats>(pairs & 0xffff0000u);
     }
-    static void store(uint16_t *output, Floats value) {
+    static Words rounded(Floats value) {
         const Words bits = reinterpret_cast<Words>(value);
-        const Words rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-        const Words chosen = (bits & 0x7fffffffu) > 0x7f800000u ? Words{} + 0x7fc0u : rounded;
+        const Words result = bits + 0x7fffu + ((bits >> 16) & 1u);
+        return (bits & 0x7fffffffu) > 0x7f800000u ? Words{} + 0x7fc00000u : result;
+    }
+    static void store(uint16_t *output, Floats even, Floats odd) {
 #ifdef __AVX512F__
-        const __m256i halves = _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(chosen));
+        const auto pairs = _mm512_mask_blend_epi16(0xaaaaaaaau, reinterpret_cast<__m512i>(rounded(even) >> 16),
+                                                   reinterpret_cast<__m512i>(rounded(odd)));
 #else
-        // Packs within each half of the register, and puts the halves together.
-        const __m256i wide = reinterpret_cast<__m256i>(chosen);
-        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(wide, wide), 0x08);
-        const __m128i halves = _mm256_castsi256_si128(packed);
+        const auto pairs = _mm256_blend_epi16(reinterpret_cast<__m256i>(rounded(even) >> 16),
+                                              reinterpret_cast<__m256i>(rounded(odd)), 0xaa);
 #endif
-        std::memcpy(output, &halves, sizeof(halves));
+        kept(output, pairs);
     }
 #endif
     static float widened(uint16_t value) { return std::bit_cast<float>(static_cast<uint32_t>(value) << 16); }
@@ -121,13 +166,16 @@ struct Brain {
     }
 };
 
+// In the order of Convert::load, which narrow() undoes.
 template <class Convert>
 void widen(float *output, const uint16_t *input, size_t count) {
     size_t i = 0;
 #ifdef __AVX2__
-    for (; i + lanes <= count; i += lanes) {
-        const Floats value = Convert::load(input + i);
-        std::memcpy(output + i, &value, sizeof(value));
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+        Floats first, second;
+        Convert::load(input + i, first, second);
+        kept(output + i, first);
+        kept(output + i + lanes, second);
     }
 #endif
     for (; i < count; ++i) {
@@ -139,8 +187,8 @@ template <class Convert>
 void narrow(uint16_t *output, const float *input, size_t count) {
     size_t i = 0;
 #ifdef __AVX2__
-    for (; i + lanes <= count; i += lanes) {
-        Convert::store(output + i, loaded<Floats>(input + i));
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+        Convert::store(output + i, loaded<Floats>(input + i), loaded<Floats>(input + i + lanes));
     }
 #endif
     for (; i < count; ++i) {
@@ -225,9 +273,16 @@ template <class F, class Convert>
 void combine_narrow(uint16_t *output, const uint16_t *a, const uint16_t *b, size_t count, [[maybe_unused]] float divisor) {
     size_t i = 0;
 #ifdef __AVX2__
-    for (; i + lanes <= count; i += lanes) {
-        const Floats value = F::of(Convert::load(a + i), Convert::load(b + i));
-        Convert::store(output + i, divisor == 1.0f ? value : value / divisor);
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+        Floats a_first, a_second, b_first, b_second;
+        Convert::load(a + i, a_first, a_second);
+        Convert::load(b + i, b_first, b_second);
+        Floats first = F::of(a_first, b_first), second = F::of(a_second, b_second);
+        if (divisor != 1.0f) {
+            first = first / divisor;
+            second = second / divisor;
+        }
+        Convert::store(output + i, first, second);
     }
 #endif
     for (; i < count; ++i) {
@@ -265,15 +320,16 @@ struct Tree {
 };
 
 template <class T>
-void copy_to_others(void *const *outputs, int output_count, const T *output, size_t offset, size_t length) {
+void copy_to_others(void *const *outputs, int output_count, const T *output, size_t offset, size_t length,
+                    bool streams) {
     for (int other = 1; other < output_count; ++other) {
-        std::memcpy(static_cast<T *>(outputs[other]) + offset, output, length * sizeof(T));
+        (streams ? copy_around : copy)(static_cast<T *>(outputs[other]) + offset, output, length * sizeof(T));
     }
 }
 
 template <class F, class A, class T, class Convert>
 void reduce_blocks(void *const *outputs, int output_count, const void *const *inputs, int input_count, size_t count,
-                   bool mean) {
+                   bool streams, bool mean) {
     Tree<F, A, T, Convert> tree;
     tree.inputs = inputs;
     A result[block];
@@ -288,7 +344,7 @@ void reduce_blocks(void *const *outputs, int output_count, const void *const *in
             if (input_count == 2) {
                 combine_narrow<F, Convert>(output, static_cast<const T *>(inputs[0]) + offset,
                                            static_cast<const T *>(inputs[1]) + offset, length, mean ? divisor : 1.0f);
-                copy_to_others<T>(outputs, output_count, output, offset, length);
+                copy_to_others<T>(outputs, output_count, output, offset, length, streams);
                 continue;
             }
         }
@@ -310,45 +366,46 @@ void reduce_blocks(void *const *outputs, int output_count, const void *const *in
         } else if (found != output) {
             std::memmove(output, found, length * sizeof(T));
         }
-        copy_to_others<T>(outputs, output_count, output, offset, length);
+        copy_to_others<T>(outputs, output_count, output, offset, length, streams);
     }
 }
 
 template <class A, class T, class Convert>
 void reduce_floats(int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
-                   size_t count) {
+                   size_t count, bool streams) {
     switch (op) {
     case sum:
     case average:
-        return reduce_blocks<Sum, A, T, Convert>(outputs, output_count, inputs, input_count, count, op == average);
+        return reduce_blocks<Sum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams,
+                                              op == average);
     case product:
-        return reduce_blocks<Product, A, T, Convert>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<Product, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
     case minimum:
-        return reduce_blocks<Minimum, A, T, Convert>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<Minimum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
     case maximum:
-        return reduce_blocks<Maximum, A, T, Convert>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<Maximum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
     }
 }
 
 template <class T>
 void reduce_integers(int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
-                     size_t count) {
+                     size_t count, bool streams) {
     using None = void;
     switch (op) {
     case sum:
-        return reduce_blocks<Sum, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<Sum, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
     case product:
-        return reduce_blocks<Product, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<Product, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
     case minimum:
-        return reduce_blocks<Minimum, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<Minimum, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
     case maximum:
-        return reduce_blocks<Maximum, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<Maximum, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
     case bit_and:
-        return reduce_blocks<And, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<And, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
     case bit_or:
-        return reduce_blocks<Or, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<Or, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
     case bit_xor:
-        return reduce_blocks<Xor, T, T, None>(outputs, output_count, inputs, input_count, count, false);
+        return reduce_blocks<Xor, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
     }
 }
 
@@ -366,9 +423,9 @@ int on_booleans(int op) {
     }
 }
 
-void reduce(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
-            size_t count) {
-#define WITH outputs, output_count, inputs, input_count, count
+void reduce_any(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
+                size_t count, bool streams) {
+#define WITH outputs, output_count, inputs, input_count, count, streams
     switch (dtype) {
     case int8:
         return reduce_integers<int8_t>(op, WITH);
@@ -400,30 +457,12 @@ void reduce(int dtype, int op, void *const *outputs, int output_count, const voi
 #undef WITH
 }
 
-void copy(void *output, const void *input, size_t bytes) { std::memcpy(output, input, bytes); }
-
-void stream(void *output, const void *input, size_t bytes) {
-#ifdef __AVX2__
-    auto *to = static_cast<char *>(output);
-    const auto *from = static_cast<const char *>(input);
-    const size_t head = -reinterpret_cast<uintptr_t>(to) & 63;
-    if (bytes < 4096) {
-        std::memcpy(to, from, bytes);
-        return;
+void reduce(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
+            size_t count, bool streams) {
+    reduce_any(dtype, op, outputs, output_count, inputs, input_count, count, streams);
+    if (streams) {
+        fence();
     }
-    std::memcpy(to, from, head);
-    to += head, from += head, bytes -= head;
-    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
-        const __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from));
-        const __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + 32));
-        _mm256_stream_si256(reinterpret_cast<__m256i *>(to), low);
-        _mm256_stream_si256(reinterpret_cast<__m256i *>(to + 32), high);
-    }
-    std::memcpy(to, from, bytes);
-    _mm_sfence();
-#else
-    std::memcpy(output, input, bytes);
-#endif
 }
 
 }  // namespace

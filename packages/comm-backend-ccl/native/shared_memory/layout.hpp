@@ -19,11 +19,11 @@ constexpr size_t line = 128;  // two cache lines: processors fetch them in pairs
 constexpr uint32_t slots = 8;
 constexpr uint32_t records = 16;
 constexpr size_t slot_bytes = 8 << 10;
-// Pieces of the ring for what is large. All of it is more than a core's own cache holds: lines that have left the other
+// Pieces of the ring for what is larger. All of it is more than a core's own cache holds: lines that have left the other
 // core's cache are written, and read by it, several times as fast as those that both still have.
-constexpr uint32_t pieces = 64;
+constexpr uint32_t pieces = 512;
 // An operation in chunks takes so many of them at a time, at most.
-constexpr uint32_t pieces_of_chunk = 4;
+constexpr uint32_t pieces_of_chunk = 32;
 constexpr uint32_t message_slots = 4;
 
 // What a rank called; written before the first word of the operation.
@@ -85,7 +85,7 @@ struct Layout {
 
     explicit Layout(int ranks) : size(ranks) {
         const size_t n = static_cast<size_t>(ranks);
-        piece_bytes = ranks <= 8 ? 32 << 10 : ranks <= 16 ? 16 << 10 : 8 << 10;
+        piece_bytes = ranks <= 8 ? 4 << 10 : ranks <= 16 ? 2 << 10 : 1 << 10;
         message_bytes = ranks <= 8 ? 64 << 10 : 16 << 10;
         size_t at = sizeof(Header);
         const auto take = [&at](size_t bytes) {

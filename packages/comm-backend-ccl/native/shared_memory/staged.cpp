@@ -12,6 +12,8 @@ namespace shm {
 namespace {
 
 constexpr size_t alignment = 64;
+// Of an output that no cache has room for.
+constexpr size_t large_bytes = 32 << 20;
 
 size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
@@ -23,12 +25,24 @@ public:
         item_ = item_bytes(this->request.dtype);
         size_ = group.size();
         me_ = group.rank();
+        // What is reduced in place was read a moment ago.
+        is_large_ = this->request.operation != all_reduce && this->request.operation != shm::reduce &&
+                    output_bytes() >= large_bytes;
     }
 
 private:
     const char *input() const { return static_cast<const char *>(request.input); }
     char *output() const { return static_cast<char *>(request.output); }
     bool is_root() const { return me_ == request.root; }
+    size_t output_bytes() const {
+        size_t elements = request.count;
+        for (const size_t part : request.output_counts) {
+            elements += part;
+        }
+        const bool whole = request.operation == all_gather || request.operation == all_to_all ||
+                           (request.operation == gather && is_root());
+        return elements * item_ * (whole ? static_cast<size_t>(size_) : 1);
+    }
     // Bytes of this rank's tensor that is cut into chunks, and how many parts of it a slot has room for.
     size_t total() const { return request.bytes(); }
 
@@ -226,17 +240,18 @@ private:
     }
 
     template <class Where>
-    void reduce_from(const Where &where, const std::vector<void *> &outputs, size_t count) {
+    void reduce_from(const Where &where, const std::vector<void *> &outputs, size_t count, bool streams = false) {
         const void *inputs[max_ranks];
         for (int one = 0; one < size_; ++one) {
             inputs[one] = where(one);
         }
         kernels().reduce(request.dtype, request.op, outputs.data(), static_cast<int>(outputs.size()), inputs, size_,
-                         count);
+                         count, streams);
     }
 
+    // Into a tensor; what is larger than the caches is better written around them.
     void copy(void *to, const void *from, size_t bytes) const {
-        (bytes >= (size_t{32} << 20) ? kernels().stream : kernels().copy)(to, from, bytes);
+        (is_large_ ? kernels().stream : kernels().copy)(to, from, bytes);
     }
 
     // --- chunk by chunk
@@ -285,35 +300,35 @@ private:
     void show_chunk(Group &group, uint32_t chunk) {
         char *to = slot(group, me_, chunk);
         const size_t begin = chunk_begin(chunk), bytes = chunk_bytes(chunk, whole_);
-        const auto copied = kernels().copy;
+        const auto shown = [&](char *at, const char *from, size_t part) { group.writer().write(at, from, part); };
         switch (request.operation) {
         case all_reduce:
         case reduce:
             if (stages_ == 2) {
-                copied(to, input() + begin, bytes);
+                shown(to, input() + begin, bytes);
             } else {
                 const Slice mine = slice_of(bytes / item_, me_);
                 const size_t from = mine.begin * item_, until = from + mine.count * item_;
-                copied(to, input() + begin, from);
-                copied(to + until, input() + begin + until, bytes - until);
+                shown(to, input() + begin, from);
+                shown(to + until, input() + begin + until, bytes - until);
             }
             break;
         case all_gather:
-            copied(to, input() + begin, bytes);
+            shown(to, input() + begin, bytes);
             if (output() + static_cast<size_t>(me_) * whole_ != input()) {
-                copied(output() + static_cast<size_t>(me_) * whole_ + begin, input() + begin, bytes);
+                copy(output() + static_cast<size_t>(me_) * whole_ + begin, input() + begin, bytes);
             }
             break;
         case gather:
             if (is_root()) {
-                copied(output() + static_cast<size_t>(me_) * whole_ + begin, input() + begin, bytes);
+                copy(output() + static_cast<size_t>(me_) * whole_ + begin, input() + begin, bytes);
             } else {
-                copied(to, input() + begin, bytes);
+                shown(to, input() + begin, bytes);
             }
             break;
         case broadcast:
             if (is_root()) {
-                copied(to, input() + begin, bytes);
+                shown(to, input() + begin, bytes);
             }
             break;
         case scatter:
@@ -325,7 +340,7 @@ private:
         case all_to_all:
             for (int other = 0; other < size_; ++other) {
                 if (other != me_) {
-                    copied(to + static_cast<size_t>(other) * chunk_,
+                    shown(to + static_cast<size_t>(other) * chunk_,
                            input() + static_cast<size_t>(other) * whole_ + begin, bytes);
                 }
             }
@@ -334,7 +349,7 @@ private:
             for (int other = 0; other < size_; ++other) {
                 const size_t part = chunk_bytes(chunk, request.input_counts[other] * item_);
                 if (other != me_ && part > 0) {
-                    copied(to + static_cast<size_t>(other) * chunk_, input() + input_offsets_[other] + begin, part);
+                    shown(to + static_cast<size_t>(other) * chunk_, input() + input_offsets_[other] + begin, part);
                 }
             }
             break;
@@ -357,12 +372,11 @@ private:
             [&](int one) -> const void * {
                 return one == me_ ? input() + begin + offset : slot(group, one, chunk) + offset;
             },
-            outputs, mine.count);
+            outputs, mine.count, group.writer().streams() && outputs.size() > 1);
     }
 
     void take_chunk(Group &group, uint32_t chunk) {
         const size_t begin = chunk_begin(chunk), bytes = chunk_bytes(chunk, whole_);
-        const auto copied = kernels().copy;
         switch (request.operation) {
         case reduce:
             if (!is_root()) {
@@ -379,7 +393,7 @@ private:
             for (int other = 0; other < size_; ++other) {
                 if (other != me_) {
                     const Slice theirs = slice_of(bytes / item_, other);
-                    copied(output() + begin + theirs.begin * item_, slot(group, other, chunk) + theirs.begin * item_,
+                    copy(output() + begin + theirs.begin * item_, slot(group, other, chunk) + theirs.begin * item_,
                            theirs.count * item_);
                 }
             }
@@ -392,17 +406,17 @@ private:
         case all_gather:
             for (int other = 0; other < size_; ++other) {
                 if (other != me_) {
-                    copied(output() + static_cast<size_t>(other) * whole_ + begin, slot(group, other, chunk), bytes);
+                    copy(output() + static_cast<size_t>(other) * whole_ + begin, slot(group, other, chunk), bytes);
                 }
             }
             break;
         case broadcast:
             if (!is_root()) {
-                copied(output() + begin, slot(group, request.root, chunk), bytes);
+                copy(output() + begin, slot(group, request.root, chunk), bytes);
             }
             break;
         case scatter:
-            copied(output() + begin,
+            copy(output() + begin,
                    is_root() ? input() + static_cast<size_t>(me_) * whole_ + begin
                              : slot(group, request.root, chunk) + static_cast<size_t>(me_) * chunk_,
                    bytes);
@@ -417,7 +431,7 @@ private:
             break;
         case all_to_all:
             for (int other = 0; other < size_; ++other) {
-                copied(output() + static_cast<size_t>(other) * whole_ + begin,
+                copy(output() + static_cast<size_t>(other) * whole_ + begin,
                        other == me_ ? input() + static_cast<size_t>(me_) * whole_ + begin
                                     : slot(group, other, chunk) + static_cast<size_t>(me_) * chunk_,
                        bytes);
@@ -427,7 +441,7 @@ private:
             for (int other = 0; other < size_; ++other) {
                 const size_t part = chunk_bytes(chunk, request.output_counts[other] * item_);
                 if (part > 0) {
-                    copied(output() + output_offsets_[other] + begin,
+                    copy(output() + output_offsets_[other] + begin,
                            other == me_ ? input() + input_offsets_[me_] + begin
                                         : slot(group, other, chunk) + static_cast<size_t>(me_) * chunk_,
                            part);
@@ -440,87 +454,14 @@ private:
     int size_ = 0, me_ = 0;
     size_t item_ = 1, chunk_ = 0, whole_ = 0;
     uint32_t chunks_ = 0, stages_ = 2, pieces_ = 0, first_ = 0;
-    bool direct_ = false;
+    bool direct_ = false, is_large_ = false;
     std::array<char *, max_ranks> theirs_{};
     std::array<size_t, max_ranks> theirs_at_{};
     std::vector<size_t> input_offsets_, output_offsets_;
 };
 
-// --- messages
-
-class Message final : public Task {
-public:
-    using Task::Task;
-
-    bool advance(Group &group) override { return request.operation == send ? go_on_sending(group) : go_on_receiving(group); }
-
-private:
-    bool go_on_sending(Group &group) {
-        const int me = group.rank(), to = request.root;
-        Channel &channel = group.channel(me, to);
-        while (!begun_ || at_ < request.bytes()) {
-            const uint32_t sent = channel.sent.load(std::memory_order_relaxed);
-            if (sent - channel.received.load(std::memory_order_acquire) >= message_slots) {
-                return false;
-            }
-            char *slot = group.message_slot(me, to, sent);
-            size_t used = 0;
-            if (!begun_) {
-                const Announcement announcement{request.bytes(), 0};
-                std::memcpy(slot, &announcement, sizeof(announcement));
-                used = sizeof(announcement);
-                begun_ = true;
-            }
-            const size_t part = std::min(group.layout().message_bytes - used, request.bytes() - at_);
-            if (part > 0) {
-                std::memcpy(slot + used, static_cast<const char *>(request.input) + at_, part);
-            }
-            at_ += part;
-            channel.sent.store(sent + 1, std::memory_order_seq_cst);
-            group.ring(to);
-        }
-        return true;
-    }
-
-    bool go_on_receiving(Group &group) {
-        const int me = group.rank(), from = request.root;
-        Channel &channel = group.channel(from, me);
-        while (!begun_ || at_ < request.bytes()) {
-            const uint32_t received = channel.received.load(std::memory_order_relaxed);
-            if (channel.sent.load(std::memory_order_acquire) == received) {
-                return false;
-            }
-            const char *slot = group.message_slot(from, me, received);
-            size_t used = 0;
-            if (!begun_) {
-                Announcement announcement;
-                std::memcpy(&announcement, slot, sizeof(announcement));
-                if (announcement.bytes != request.bytes()) {
-                    group.fail(different_sizes, from, 0);
-                    return false;
-                }
-                used = sizeof(announcement);
-                begun_ = true;
-            }
-            const size_t part = std::min(group.layout().message_bytes - used, request.bytes() - at_);
-            if (part > 0) {
-                std::memcpy(static_cast<char *>(request.output) + at_, slot + used, part);
-            }
-            at_ += part;
-            channel.received.store(received + 1, std::memory_order_seq_cst);
-            group.ring(from);
-        }
-        return true;
-    }
-
-    bool begun_ = false;
-    size_t at_ = 0;
-};
-
 }  // namespace
 
 Handle make_staged(Group &group, Request &&request) { return std::make_shared<Staged>(group, std::move(request)); }
-
-Handle make_message(Group &, Request &&request) { return std::make_shared<Message>(std::move(request)); }
 
 }  // namespace shm

@@ -53,6 +53,13 @@ size_t input_bytes(const Group &group, const Request &request) {
     }
 }
 
+namespace {
+
+// Not worth a choice of how to copy it.
+constexpr size_t tiny_bytes = 1 << 10;
+
+}  // namespace
+
 void show(Group &group, const Request &request, uint32_t step, uint32_t first) {
     const int operation = request.operation;
     if (operation == barrier || (needs_root(operation) && group.rank() != request.root) ||
@@ -61,7 +68,12 @@ void show(Group &group, const Request &request, uint32_t step, uint32_t first) {
     }
     // A tensor without elements may have no address.
     if (const size_t bytes = input_bytes(group, request); bytes > 0) {
-        std::memcpy(place(group, request, group.rank(), step, first), request.input, bytes);
+        char *to = place(group, request, group.rank(), step, first);
+        if (bytes <= tiny_bytes) {
+            std::memcpy(to, request.input, bytes);
+        } else {
+            group.writer().write(to, request.input, bytes);
+        }
     }
 }
 
@@ -81,7 +93,7 @@ void take(Group &group, const Request &request, uint32_t step, uint32_t first) {
         for (int one = 0; one < size; ++one) {
             inputs[one] = one == me ? request.input : shown(one);
         }
-        kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count);
+        kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count, false);
         break;
     }
     case reduce_scatter: {
@@ -89,7 +101,7 @@ void take(Group &group, const Request &request, uint32_t step, uint32_t first) {
         for (int one = 0; one < size; ++one) {
             inputs[one] = shown(one) + static_cast<size_t>(me) * bytes;
         }
-        kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count);
+        kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count, false);
         break;
     }
     case broadcast:
@@ -167,10 +179,12 @@ Exchange::Exchange(Group &group, Request request) : Stepwise(std::move(request))
     steps_ = waits(group, this->request) || root_takes ? 2 : 1;
 }
 
-Exchange::Exchange(Group &group, Request request, const Call &call, uint32_t base) : Exchange(group, std::move(request)) {
+Exchange::Exchange(Group &group, Request request, const Call &call, uint32_t base, uint32_t first)
+    : Exchange(group, std::move(request)) {
     begun_ = true;
     call_ = call;
     base_ = base;
+    first_ = first;
     next_ = 1;
 }
 
@@ -216,31 +230,43 @@ Handle make_task(Group &group, Request &&request) {
 
 // --- the short way
 
+// More takes so long that other threads should run meanwhile.
+constexpr size_t at_once_bytes = 32 << 10;
+
 bool Group::run_at_once(Request &request, int looks, Handle &left) {
     if (request.operation == send || request.operation == receive || request.operation == all_to_all_v ||
-        input_bytes(*this, request) > slot_bytes || !lock_.try_lock()) {
+        input_bytes(*this, request) > std::min(at_once_bytes, small_bytes(*this)) || !lock_.try_lock()) {
         return false;
     }
     const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
     if (!collectives_.empty() || under_way_ > 0 || closed() || !free_at(done_) || broken()) {
         return false;
     }
-    const uint32_t base = done_;
+    const uint32_t pieces = pieces_for(*this, request), base = done_;
+    uint32_t first = 0, needed;
+    if (pieces > 0) {
+        first = next_pieces(pieces);
+        if (!ring_is_reserved() || !pieces_are_free(first, pieces, needed)) {
+            return false;
+        }
+        take_pieces(pieces);
+        show_pieces(first, pieces);
+    }
     Call call;
     begin(request, call);
-    show(*this, request, base, 0);
+    show(*this, request, base, first);
     post(call.fingerprint);
     if (needs_root(request.operation) || only_root_needs(request.operation)) {
         looks = 0;
     }
     for (int look = 0; look < looks; ++look) {
         if (all_have_come(base + 1, call, base)) {
-            take(*this, request, base, 0);
+            take(*this, request, base, first);
             return true;
         }
         relax();
     }
-    auto task = std::make_shared<Exchange>(*this, std::move(request), call, base);
+    auto task = std::make_shared<Exchange>(*this, std::move(request), call, base, first);
     collectives_.push_back(task);
     advance_all();
     if (task->now() != complete) {

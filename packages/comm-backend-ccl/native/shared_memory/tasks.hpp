@@ -41,8 +41,8 @@ protected:
 class Exchange final : public Stepwise {
 public:
     explicit Exchange(Group &group, Request request);
-    // One whose part was shown in a slot, at step `base`.
-    Exchange(Group &group, Request request, const Call &call, uint32_t base);
+    // One whose part was shown at step `base`, in a slot or in pieces from `first`.
+    Exchange(Group &group, Request request, const Call &call, uint32_t base, uint32_t first);
 
 private:
     void prepare(Group &group, Record &record) override;

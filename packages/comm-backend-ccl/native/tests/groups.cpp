@@ -44,6 +44,10 @@ void vary_counts(Job &job, size_t size, Random &random) {
 void every_operation(int size) {
     Random random{options.seed + static_cast<uint64_t>(size)};
     World world(size);
+    // In both ways of writing what others read.
+    for (int rank = 0; rank < size; ++rank) {
+        world[rank].writer().settle((rank + size) % 2 == 0);
+    }
     size_t turn = 0;
     for (const int operation : collectives) {
         for (const size_t bytes : sizes_for(world[0], operation)) {
@@ -148,6 +152,24 @@ TEST(sums_do_not_depend_on_splits) {
             }
         }
     }
+}
+
+// What is far shows in several of the last flags; one that took long was interrupted.
+TEST(writes_go_around_the_caches_between_far_cores) {
+    using std::chrono::nanoseconds;
+    const auto learned = [](Writer &writer, std::initializer_list<int> flags) {
+        for (const int ns : flags) {
+            writer.learn(nanoseconds(ns));
+        }
+        return writer.streams();
+    };
+    Writer writer;
+    CHECK(!writer.streams() && !learned(writer, {40, 60, 30, 70, 150, 9000, 40, 50}), "near");
+    CHECK(!learned(writer, {140, 40, 160, 30, 40, 40, 40, 40}), "twice in eight");
+    CHECK(learned(writer, {140, 30, 150, 40, 160, 30}), "far");
+    CHECK(!learned(writer, {40, 40, 40, 40, 40, 40, 40, 40}), "near again");
+    writer.settle(true);
+    CHECK(learned(writer, {40, 40, 40, 40, 40, 40, 40, 40}), "settled");
 }
 
 // Nothing to do is something to do together, also where a tensor without elements has no address.

@@ -92,7 +92,7 @@ void compare(const shm::Kernels &build, int dtype, int op, size_t input_count, b
             targets[output_count - 1] = inputs[into].data();
         }
         build.reduce(dtype, op, targets.data(), static_cast<int>(output_count), pointers.data(),
-                     static_cast<int>(input_count), count);
+                     static_cast<int>(input_count), count, turn % 2 == 0);
         for (size_t one = 0; one < output_count; ++one) {
             const size_t at = difference(dtype, targets[one], expected.data(), count);
             CHECK(at == count, build.name << ", dtype " << dtype << ", op " << op << ", " << input_count << " inputs of "
@@ -117,7 +117,7 @@ std::vector<uint16_t> through(const shm::Kernels &build, int dtype, int op, cons
     std::vector<uint16_t> result(a.size());
     void *outputs[] = {result.data()};
     const void *inputs[] = {a.data(), b == nullptr ? nullptr : b->data()};
-    build.reduce(dtype, op, outputs, 1, inputs, b == nullptr ? 1 : 2, a.size());
+    build.reduce(dtype, op, outputs, 1, inputs, b == nullptr ? 1 : 2, a.size(), false);
     return result;
 }
 

@@ -35,13 +35,16 @@ def remember(backend: Backend, key: tuple[Any, ...], make: Callable[[], Any]) ->
 def remember_shortest(backend: Backend, name: str, op: object, group: ProcessGroup | None) -> None:
     """Let the facade's ``name`` with ``op`` take the backend's shortest way, if it has one.
 
-    It looks for ``(name, group, op)`` before anything else, so ``op`` is a string: equal to no other kind of object.
+    It looks for ``(name, group, op)`` before anything else, so ``op`` is a string: equal to no other kind of object. A
+    sum over all ranks is under ``name`` alone, as a tuple takes as long to look up as a tenth of the call.
     """
     key = (name, group, op)
     if type(op) is str and key not in backend.prepared:
         shortest = backend.shortest_all_reduce(group, op)
         if shortest is not None:
             backend.prepared[key] = shortest
+            if group is None and op == "sum":
+                backend.prepared[name] = shortest
 
 
 def remember_moving(

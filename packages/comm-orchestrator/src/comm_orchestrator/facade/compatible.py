@@ -19,6 +19,7 @@ from comm_utils.errors import ArgumentTypeError
 __all__ = ["ALIASES", "LABELS", "compatible", "shortened"]
 
 _MISSING = object()
+_SUM = "sum"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -74,17 +75,17 @@ def shortened(full: Callable[P, T]) -> Callable[P, T]:
     anything: Any = full
 
     @functools.wraps(full)
-    def call(tensor: Any = _MISSING, op: Any = "sum", group: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def call(tensor: Any = _MISSING, op: Any = _SUM, group: Any = None, *args: Any, **kwargs: Any) -> Any:
         if not (args or kwargs or is_dynamo_compiling()):
             try:
-                shortest = slot.backend.prepared.get((name, group, op))
+                shortest = slot.backend.prepared.get(name if op is _SUM and group is None else (name, group, op))
             except (RuntimeError, TypeError):  # not initialised, or no op: the full check says so
                 shortest = None
             if shortest is not None and shortest(tensor):
                 return None
         if tensor is _MISSING:
             given = {"group": group} if group is not None else {}
-            return anything(*args, **(given if op == "sum" else {"op": op, **given}), **kwargs)
+            return anything(*args, **(given if op is _SUM else {"op": op, **given}), **kwargs)
         return anything(tensor, op, group, *args, **kwargs)
 
     return call

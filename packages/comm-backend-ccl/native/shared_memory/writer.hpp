@@ -1,0 +1,30 @@
+// Writes what other ranks read, in the way that is the fastest between the cores on which they are just now.
+
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+namespace shm {
+
+// Where two cores share a cache, a copy through it is the fastest. Where they do not, writing a line that the other has
+// read means asking all caches of the processor to forget it, which takes ten times as long as writing to memory, around
+// the caches. How long it takes with one line, that of a flag, tells which of the two it is; it changes when threads, or
+// virtual machines, are moved.
+class Writer {
+public:
+    void write(void *to, const void *from, size_t bytes) const;
+    // Whether writes go around the caches now.
+    bool streams() const { return streams_; }
+    // How long it took to write a flag at which another rank may have looked.
+    void learn(std::chrono::nanoseconds took);
+    // From now on, whatever it learns.
+    void settle(bool streams) { settled_ = true, streams_ = streams; }
+
+private:
+    uint8_t far_ = 0;  // a bit for each of the last samples
+    bool streams_ = false, settled_ = false;
+};
+
+}  // namespace shm
