@@ -133,11 +133,14 @@ private:
         default:
             break;
         }
-        const size_t room = group.layout().chunk_bytes() / pieces / alignment * alignment;
-        // Few chunks leave nothing to overlap, small ones cost more to meet over.
+        // Few chunks leave nothing to overlap, small ones cost more to meet over; large ones leave the caches too early.
+        const size_t most = group.layout().chunk_bytes() * (whole * pieces <= group.layout().ring_bytes() ? 4 : 1);
+        const size_t room = most / pieces / alignment * alignment;
         chunk_ = std::min(room, std::max(rounded_up((whole + 1) / 2, alignment), size_t{16} << 10));
         chunks_ = static_cast<uint32_t>((whole + chunk_ - 1) / chunk_);
-        stages_ = request.operation == all_reduce && size_ > 2 ? 3 : request.operation == reduce ? 3 : 2;
+        // Each rank reduces a part, and the others take it; of two ranks each can as well reduce all, where that is quick.
+        const bool by_all = size_ == 2 && request.dtype != float16 && request.dtype != bfloat16;
+        stages_ = (request.operation == all_reduce && !by_all) || request.operation == reduce ? 3 : 2;
         whole_ = whole;
         const size_t piece = group.layout().piece_bytes;
         pieces_ = std::bit_ceil(static_cast<uint32_t>((chunk_ * pieces + piece - 1) / piece));

@@ -23,7 +23,8 @@ std::vector<size_t> sizes_for(Group &group, int operation) {
     const size_t pieces = is_cut(operation) ? static_cast<size_t>(group.size()) : 1;
     const size_t small = small_bytes(group) / pieces, slot = group.layout().chunk_bytes() / pieces;
     std::vector<size_t> sizes{1, 3 * 8, 13 * 8, 1000, small - 8, small, small + 8, slot - 8, slot, slot + 8};
-    sizes.insert(sizes.end(), {(size_t{16} << 10) + 8, 2 * slot + 1000, 9 * slot + 24});
+    const size_t ring = group.layout().ring_bytes() / pieces;
+    sizes.insert(sizes.end(), {(size_t{16} << 10) + 8, 2 * slot + 1000, 9 * slot + 24, ring, ring + 8});
     // What all ranks together get of a gather or an exchange grows with the square of the ranks.
     const size_t most = (size_t{24} << 20) / static_cast<size_t>(group.size()) /
                         (operation == all_gather || is_cut(operation) ? static_cast<size_t>(group.size()) : 1);

@@ -132,16 +132,21 @@ def wait(handle: int, seconds: float) -> int:
     return state
 
 
-def shortcut(group: int, op: ReduceOp, later: Callable[[int, torch.Tensor], bool]) -> Callable[[Any], bool] | None:
-    """A function of one tensor that reduces it over the group, in place; None where torch is too old to be asked.
+def shortcut(
+    group: int, operation: Operation, op: ReduceOp, root: int, later: Callable[..., Any]
+) -> Callable[..., Any] | None:
+    """A function of the tensors of an operation, output first, that does it; None where torch is too old to be asked.
 
-    It returns False, having done nothing, where the tensor is not of a kind that it takes: a plain, contiguous,
-    small one on the CPU.
+    It takes plain, contiguous tensors on the CPU that fit; of others it returns False, having done nothing. It returns
+    True when the operation is complete.
 
     Args:
-        later: called with a handle where the operation is not complete within a moment; returns True when it is.
+        operation: barrier; all_reduce and broadcast, of one tensor; all_gather, reduce_scatter and all_to_all_v in
+            equal parts, of two.
+        later: called with a handle and the tensors where the operation is not complete within a moment; what it returns
+            is returned.
     """
-    found: Callable[[Any], bool] | None = _native.shortcut(group, OPS[op], later)
+    found: Callable[..., Any] | None = _native.shortcut(group, operation, OPS[op], root, later)
     return found
 
 

@@ -29,6 +29,14 @@ _OF_BYTES = {
     "recv": Operation.RECEIVE,
     "send": Operation.SEND,
 }
+_AT_ONCE = {
+    "all_gather_into_tensor": Operation.ALL_GATHER,
+    "all_reduce": Operation.ALL_REDUCE,
+    "all_to_all_single": Operation.ALL_TO_ALL_V,
+    "barrier": Operation.BARRIER,
+    "broadcast": Operation.BROADCAST,
+    "reduce_scatter_tensor": Operation.REDUCE_SCATTER,
+}
 _OF_ELEMENTS = {"all_reduce": Operation.ALL_REDUCE, "reduce_scatter_tensor": Operation.REDUCE_SCATTER}
 
 
@@ -37,11 +45,12 @@ def short_way(ours: Communicator, operation: str, op: object, position: int | No
 
     It returns None where that is done, else a handle to wait for.
     """
-    if operation == "barrier":
+    if operation == "barrier" and not isinstance(ours, SharedCommunicator):
         return lambda: ours.barrier()
     if isinstance(ours, OneCclCommunicator):
         return _on_oneccl(ours, operation, op, position)
-    return _on_any(ours, operation, op, position)
+    way = _on_any(ours, operation, op, position)
+    return _at_once(ours, operation, op, position, way) if isinstance(ours, SharedCommunicator) else way
 
 
 def shortest_way(ours: Communicator, op: object, name: str, forget: Callable[[], None]) -> Callable[[Any], bool] | None:
@@ -61,7 +70,7 @@ def shortest_way(ours: Communicator, op: object, name: str, forget: Callable[[],
             forget()
             raise
 
-    return shared_memory.shortcut(ours.number, parse_reduce_op(op), later)
+    return shared_memory.shortcut(ours.number, Operation.ALL_REDUCE, parse_reduce_op(op), -1, later)
 
 
 def _on_any(ours: Communicator, operation: str, op: object, position: int | None) -> _Start:
@@ -77,12 +86,37 @@ def _on_any(ours: Communicator, operation: str, op: object, position: int | None
         "all_gather_into_tensor": ours.all_gather,
         "all_reduce": lambda tensor: ours.all_reduce(tensor, reduce_op),
         "all_to_all_single": ours.all_to_all,
+        "barrier": ours.barrier,
         "broadcast": lambda tensor: ours.broadcast(tensor, root),
         "recv": lambda tensor: ours.receive(tensor, root),
         "reduce_scatter_tensor": lambda output, input: ours.reduce_scatter(output, input, reduce_op),
         "send": lambda tensor: ours.send(tensor, root),
     }
     return ways[operation]
+
+
+def _at_once(ours: SharedCommunicator, operation: str, op: object, position: int | None, way: _Start) -> _Start:
+    """``way``, but for plain tensors straight from here to C."""
+    if operation not in _AT_ONCE:
+        return way
+    kind = _AT_ONCE[operation]
+
+    def later(handle: int, *tensors: torch.Tensor) -> CclWork:
+        return CclWork(ours, handle, tensors, kind.name.lower())
+
+    reduce_op = parse_reduce_op("sum" if op is None else op)
+    root = (position or 0) if kind is Operation.BROADCAST else -1
+    shortcut = shared_memory.shortcut(ours.number, kind, reduce_op, root, later)
+    if shortcut is None:
+        return way
+
+    def start(*tensors: torch.Tensor) -> CclWork | None:
+        done: bool | CclWork = shortcut(*tensors)
+        if done is True:
+            return None
+        return way(*tensors) if done is False else done
+
+    return start
 
 
 class _ByDtype(dict[torch.dtype, _Run]):
