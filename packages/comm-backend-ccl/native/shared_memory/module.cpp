@@ -236,6 +236,33 @@ PyObject *facts(PyObject *, PyObject *) {
                          static_cast<Py_ssize_t>(Arena::instance().bytes()));
 }
 
+// reduce(dtype, op, output, inputs, count), of memory that stays where it is
+PyObject *reduce_here(PyObject *, PyObject *arguments) {
+    int dtype, op;
+    unsigned long long output;
+    PyObject *list;
+    Py_ssize_t count;
+    std::vector<size_t> addresses;
+    if (!PyArg_ParseTuple(arguments, "iiKOn", &dtype, &op, &output, &list, &count) || !sizes_from(list, addresses)) {
+        return nullptr;
+    }
+    if (!reduces(dtype, op) || addresses.empty() || addresses.size() > max_ranks) {
+        PyErr_SetString(PyExc_ValueError, "not a reduction that there is");
+        return nullptr;
+    }
+    {
+        const Unlocked unlocked;
+        std::vector<const void *> inputs;
+        for (const size_t address : addresses) {
+            inputs.push_back(reinterpret_cast<const void *>(address));
+        }
+        void *outputs[] = {reinterpret_cast<void *>(output)};
+        kernels().reduce(dtype, op, outputs, 1, inputs.data(), static_cast<int>(inputs.size()),
+                         static_cast<size_t>(count), false);
+    }
+    Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {{"create", create, METH_VARARGS, nullptr},
                          {"close_descriptor", close_descriptor, METH_VARARGS, nullptr},
                          {"join", join, METH_VARARGS, nullptr},
@@ -247,6 +274,7 @@ PyMethodDef methods[] = {{"create", create, METH_VARARGS, nullptr},
                          {"release", release, METH_O, nullptr},
                          {"missing", missing, METH_O, nullptr},
                          {"drain", drain, METH_VARARGS, nullptr},
+                         {"reduce", reduce_here, METH_VARARGS, nullptr},
                          {"is_forked", is_forked, METH_NOARGS, nullptr},
                          {"allocate", allocate, METH_O, nullptr},
                          {"give_back", give_back, METH_O, nullptr},

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence, Set
 from datetime import timedelta
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
@@ -24,10 +24,31 @@ from comm_utils.errors import (
 )
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["Begun", "Communicator"]
+__all__ = ["Begun", "Call", "Communicator"]
 
 #: A handle, None where all is done, and the tensors in whose memory an operation goes on.
 Begun = tuple[int | None, tuple[torch.Tensor, ...]]
+
+
+class Call(NamedTuple):
+    """What an engine is asked for; tensors are dense in memory and fit.
+
+    Attributes:
+        elements: of the whole tensor for all_reduce, reduce, broadcast and messages, else of a rank's part.
+        watched: it has to come to an end even if nobody waits for it.
+        source_counts, target_counts: elements for each rank, of all_to_all_v.
+    """
+
+    operation: Operation
+    source: torch.Tensor
+    target: torch.Tensor
+    elements: int
+    op: ReduceOp = ReduceOp.SUM
+    root: int = -1
+    watched: bool = False
+    source_counts: Sequence[int] = ()
+    target_counts: Sequence[int] = ()
+
 
 _NO_TIMEOUT_S = 10.0**9
 # Words of the engines about what has nothing to do with other ranks.
@@ -39,7 +60,7 @@ _NOTICE_S = 0.3
 
 
 class Communicator(ABC):
-    """Starts operations; tensors are dense in memory and fit, and ranks are positions in the group.
+    """Starts operations; ranks are positions in the group.
 
     Args:
         peers: the ranks' processes.
@@ -72,24 +93,8 @@ class Communicator(ABC):
     # --- what an engine does
 
     @abstractmethod
-    def _begin(
-        self,
-        operation: Operation,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        count: int,
-        op: ReduceOp,
-        root: int,
-        watched: bool,
-        source_counts: Sequence[int],
-        target_counts: Sequence[int],
-    ) -> Begun:
+    def _begin(self, call: Call) -> Begun:
         """Start an operation: a handle, or None where it is complete already, and what it uses until the end.
-
-        Args:
-            count: elements of the whole tensor for all_reduce, reduce, broadcast and messages, else of a rank's part.
-            watched: it has to come to an end even if nobody waits for it.
-            source_counts, target_counts: elements for each rank, of all_to_all_v.
 
         Raises:
             RuntimeError: it was refused, or failed.
@@ -218,53 +223,41 @@ class Communicator(ABC):
             return group_rank
         return self.ranks.index(0 if global_rank is None else global_rank)
 
-    def _start(
-        self,
-        operation: Operation,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        count: int,
-        op: ReduceOp = ReduceOp.SUM,
-        root: int = -1,
-        watched: bool = False,
-        source_counts: Sequence[int] = (),
-        target_counts: Sequence[int] = (),
-    ) -> CclWork:
+    def _start(self, call: Call) -> CclWork:
         self.check()
+        operation = call.operation
         name = operation.name.lower()
         handle: int | None = None
         kept: tuple[torch.Tensor, ...] = ()
-        if count or self.moves_nothing or operation in (Operation.ALL_TO_ALL_V, Operation.BARRIER):
+        if call.elements or self.moves_nothing or operation in (Operation.ALL_TO_ALL_V, Operation.BARRIER):
             try:
-                handle, kept = self._begin(
-                    operation, source, target, count, op, root, watched, source_counts, target_counts
-                )
+                handle, kept = self._begin(call)
             except RuntimeError as error:
                 raise self.failed(name, error) from error
         work = CclWork(self, handle, kept, name)
         if operation in (Operation.SEND, Operation.RECEIVE):
-            work.peer = root
+            work.peer = call.root
         return work
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp, watched: bool = False) -> CclWork:
         """Reduce ``tensor`` in place."""
-        return self._start(Operation.ALL_REDUCE, tensor, tensor, tensor.numel(), op, watched=watched)
+        return self._start(Call(Operation.ALL_REDUCE, tensor, tensor, tensor.numel(), op, watched=watched))
 
     def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp, watched: bool = False) -> CclWork:
         """Reduce into the tensor of ``root``; the others keep theirs."""
-        return self._start(Operation.REDUCE, tensor, tensor, tensor.numel(), op, root, watched)
+        return self._start(Call(Operation.REDUCE, tensor, tensor, tensor.numel(), op, root, watched))
 
     def broadcast(self, tensor: torch.Tensor, root: int, watched: bool = False) -> CclWork:
         """Overwrite ``tensor`` with that of ``root``."""
-        return self._start(Operation.BROADCAST, tensor, tensor, tensor.numel(), root=root, watched=watched)
+        return self._start(Call(Operation.BROADCAST, tensor, tensor, tensor.numel(), root=root, watched=watched))
 
     def all_gather(self, output: torch.Tensor, input: torch.Tensor, watched: bool = False) -> CclWork:
         """Overwrite ``output``, of W times the size, with every rank's ``input``."""
-        return self._start(Operation.ALL_GATHER, input, output, input.numel(), watched=watched)
+        return self._start(Call(Operation.ALL_GATHER, input, output, input.numel(), watched=watched))
 
     def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: ReduceOp, watched: bool = False) -> CclWork:
         """Overwrite ``output`` with this rank's part of the reduced ``input``, of W times the size."""
-        return self._start(Operation.REDUCE_SCATTER, input, output, output.numel(), op, watched=watched)
+        return self._start(Call(Operation.REDUCE_SCATTER, input, output, output.numel(), op, watched=watched))
 
     def all_to_all(
         self,
@@ -277,15 +270,17 @@ class Communicator(ABC):
         """Part r of ``input`` goes to rank r; parts are equal, or have so many elements."""
         if not output_counts and not input_counts:
             part = input.numel() // self.size
-            return self._start(Operation.ALL_TO_ALL, input, output, part, watched=watched)
+            return self._start(Call(Operation.ALL_TO_ALL, input, output, part, watched=watched))
         return self._start(
-            Operation.ALL_TO_ALL_V,
-            input,
-            output,
-            0,
-            watched=watched,
-            source_counts=input_counts,
-            target_counts=output_counts,
+            Call(
+                Operation.ALL_TO_ALL_V,
+                input,
+                output,
+                0,
+                watched=watched,
+                source_counts=input_counts,
+                target_counts=output_counts,
+            )
         )
 
     def all_to_all_rows(
@@ -312,25 +307,25 @@ class Communicator(ABC):
     def gather(self, output: torch.Tensor | None, input: torch.Tensor, root: int, watched: bool = False) -> CclWork:
         """Overwrite ``output`` of ``root``, of W times the size, with every rank's ``input``."""
         target = input.new_empty(0) if output is None else output
-        return self._start(Operation.GATHER, input, target, input.numel(), root=root, watched=watched)
+        return self._start(Call(Operation.GATHER, input, target, input.numel(), root=root, watched=watched))
 
     def scatter(self, output: torch.Tensor, input: torch.Tensor | None, root: int, watched: bool = False) -> CclWork:
         """Overwrite ``output`` with this rank's part of the ``input`` of ``root``, of W times the size."""
         source = output.new_empty(0) if input is None else input
-        return self._start(Operation.SCATTER, source, output, output.numel(), root=root, watched=watched)
+        return self._start(Call(Operation.SCATTER, source, output, output.numel(), root=root, watched=watched))
 
     def barrier(self, watched: bool = False) -> CclWork:
         """Complete when every rank has come."""
         nothing = torch.empty(0)
-        return self._start(Operation.BARRIER, nothing, nothing, 0, watched=watched)
+        return self._start(Call(Operation.BARRIER, nothing, nothing, 0, watched=watched))
 
     def send(self, tensor: torch.Tensor, peer: int, watched: bool = False) -> CclWork:
         """Send to ``peer``; complete when the memory may be used again."""
-        return self._start(Operation.SEND, tensor, tensor, tensor.numel(), root=peer, watched=watched)
+        return self._start(Call(Operation.SEND, tensor, tensor, tensor.numel(), root=peer, watched=watched))
 
     def receive(self, tensor: torch.Tensor, peer: int, watched: bool = False) -> CclWork:
         """Overwrite ``tensor`` with what ``peer`` sent."""
-        return self._start(Operation.RECEIVE, tensor, tensor, tensor.numel(), root=peer, watched=watched)
+        return self._start(Call(Operation.RECEIVE, tensor, tensor, tensor.numel(), root=peer, watched=watched))
 
 
 _WORLD_GOES_ON = "call destroy_process_group() and then init_distributed() again, on every rank"

@@ -12,14 +12,13 @@ import torch
 from torch.distributed import Store
 
 from comm_backend_ccl import native
-from comm_backend_ccl.communicator import Begun, Communicator
+from comm_backend_ccl.communicator import Begun, Call, Communicator
 from comm_backend_ccl.interface import interface_between
 from comm_backend_ccl.leftovers import sweep
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import LOOK_AROUND_S
 from comm_utils.errors import CommTimeoutError, NotInitializedError
-from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["OneCclCommunicator"]
 
@@ -131,27 +130,18 @@ class OneCclCommunicator(Communicator):
 
     # --- operations
 
-    def _begin(
-        self,
-        operation: Operation,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        count: int,
-        op: ReduceOp,
-        root: int,
-        watched: bool,
-        source_counts: Sequence[int],
-        target_counts: Sequence[int],
-    ) -> Begun:
+    def _begin(self, call: Call) -> Begun:
+        operation, source, target = call.operation, call.source, call.target
         if operation is Operation.BARRIER:
             # oneCCL's own waits inside the call, without end where a rank is missing.
             token = torch.zeros(1, dtype=torch.int32)
-            return self._begin(Operation.ALL_REDUCE, token, token, 1, op, 0, watched, (), ())
+            return self._begin(Call(Operation.ALL_REDUCE, token, token, 1, watched=call.watched))
         item = source.element_size()
+        source_counts, target_counts = call.source_counts, call.target_counts
         if operation in (Operation.GATHER, Operation.SCATTER):
             # Which oneCCL does not have.
-            part = [count if peer == root else 0 for peer in range(self.size)]
-            whole = [count if self.rank == root else 0] * self.size
+            part = [call.elements if peer == call.root else 0 for peer in range(self.size)]
+            whole = [call.elements if self.rank == call.root else 0] * self.size
             source_counts, target_counts = (part, whole) if operation is Operation.GATHER else (whole, part)
             operation = Operation.ALL_TO_ALL_V
         if operation is Operation.ALL_TO_ALL_V:
@@ -162,12 +152,12 @@ class OneCclCommunicator(Communicator):
                 target.data_ptr(),
                 0,
                 _BYTE,
-                watched=watched,
+                watched=call.watched,
                 source_counts=[item * one for one in source_counts],
                 target_counts=[item * one for one in target_counts],
             )
             return handle, (source, target)
-        if operation is Operation.REDUCE and root != self.rank:
+        if operation is Operation.REDUCE and call.root != self.rank:
             target = torch.empty_like(target)  # oneCCL uses the output of every rank
         reducing = operation in _REDUCING
         handle = native.start(
@@ -175,11 +165,11 @@ class OneCclCommunicator(Communicator):
             operation,
             source.data_ptr(),
             target.data_ptr(),
-            count if reducing else count * item,
+            call.elements if reducing else call.elements * item,
             ONECCL_DTYPES[source.dtype] if reducing else _BYTE,
-            ONECCL_OPS[op] if reducing else 0,
-            max(root, 0),
-            watched,
+            ONECCL_OPS[call.op] if reducing else 0,
+            max(call.root, 0),
+            call.watched,
         )
         return handle, (source, target)
 

@@ -10,11 +10,10 @@ from datetime import timedelta
 import torch
 
 from comm_backend_ccl import shared_memory
-from comm_backend_ccl.communicator import Begun, Communicator
+from comm_backend_ccl.communicator import Begun, Call, Communicator
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, Operation
 from comm_utils.errors import BackendUnavailableError
-from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["SharedCommunicator"]
 
@@ -53,46 +52,42 @@ class SharedCommunicator(Communicator):
         super()._break(what)
         shared_memory.close(self.number)  # the memory of its tensors is the user's again
 
-    def _begin(
-        self,
-        operation: Operation,
-        source: torch.Tensor,
-        target: torch.Tensor,
-        count: int,
-        op: ReduceOp,
-        root: int,
-        watched: bool,
-        source_counts: Sequence[int],
-        target_counts: Sequence[int],
-    ) -> Begun:
+    def _begin(self, call: Call) -> Begun:
+        source, target = call.source, call.target
         dtype = source.dtype
         if dtype not in DTYPES:
             item = source.element_size()
-            dtype, count = torch.uint8, count * item
-            source_counts = [item * one for one in source_counts]
-            target_counts = [item * one for one in target_counts]
-        if operation is Operation.ALL_TO_ALL:
+            dtype = torch.uint8
+            call = call._replace(
+                elements=call.elements * item,
+                source_counts=[item * one for one in call.source_counts],
+                target_counts=[item * one for one in call.target_counts],
+            )
+        if call.operation is Operation.ALL_TO_ALL:
             # Others may have given sizes that come to the same for this rank.
-            operation, source_counts, target_counts = Operation.ALL_TO_ALL_V, [count] * self.size, [count] * self.size
-            count = 0
-        uneven = operation is Operation.ALL_TO_ALL_V
+            counts = [call.elements] * self.size
+            call = call._replace(
+                operation=Operation.ALL_TO_ALL_V, elements=0, source_counts=counts, target_counts=counts
+            )
+        uneven = call.operation is Operation.ALL_TO_ALL_V
         try:
             handle = shared_memory.start(
                 self.number,
-                operation,
+                call.operation,
                 source.data_ptr(),
                 target.data_ptr(),
-                count,
+                call.elements,
                 dtype,
-                op,
-                root,
-                watched,
-                source_counts if uneven else None,
-                target_counts if uneven else None,
+                call.op,
+                call.root,
+                call.watched,
+                call.source_counts if uneven else None,
+                call.target_counts if uneven else None,
             )
         except MemoryError as error:  # the others are told, too
-            self._break(f"{operation.name.lower()}: {error}")
-            raise BackendUnavailableError(f"{operation.name.lower()} on {self}: {error}") from error
+            name = call.operation.name.lower()
+            self._break(f"{name}: {error}")
+            raise BackendUnavailableError(f"{name} on {self}: {error}") from error
         return (handle, (source, target)) if handle else (None, ())
 
     def gone_for(self, handle: int, peer: int | None) -> Set[int]:

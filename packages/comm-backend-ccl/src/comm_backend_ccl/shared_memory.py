@@ -35,9 +35,11 @@ __all__ = [
     "failure",
     "free",
     "give_back",
+    "has_kernels",
     "join",
     "missing",
     "obstacle",
+    "reduce",
     "release",
     "shortcut",
     "start",
@@ -72,6 +74,16 @@ def facts() -> dict[str, str]:
         "shared memory": f"between up to {MOST_RANKS} ranks of a host, kernels for {found['kernels']}",
         "shared memory from": str(_native.__file__),
     }
+
+
+def has_kernels() -> bool:
+    """Whether :func:`reduce` can be called."""
+    return _native is not None
+
+
+def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: int) -> None:
+    """Overwrite the ``count`` elements at ``output`` with the reduction of those at ``inputs``."""
+    _native.reduce(dtype, OPS[op], output, inputs, count)
 
 
 def create(size: int) -> tuple[int, int]:

@@ -1,11 +1,12 @@
-"""Reducing on this rank what other ranks have sent, in rank order."""
+"""Reducing on this rank what other ranks have sent."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from comm_utils import kernels
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["fold"]
@@ -24,15 +25,20 @@ _ROUNDED_ONCE = frozenset((torch.float16, torch.bfloat16))
 
 
 def fold(parts: torch.Tensor, op: ReduceOp, out: torch.Tensor) -> None:
-    """Reduce ``parts``, (W, n), over its first dimension into ``out``, (n,), from rank 0 upwards.
+    """Reduce ``parts``, (W, n), over its first dimension into ``out``, (n,), as ``comm_utils.kernels.reduce`` does.
 
-    The order is the same on every rank and at every size, and 16-bit floats are accumulated in float32 and rounded
-    once.
+    With a kernel or without, the order is the same on every rank and at every size.
     """
+    inputs = parts.unbind()
+    if kernels.reduce(out, inputs, op):
+        return
     step = _STEPS[op]
-    total = parts[0].float() if parts.dtype in _ROUNDED_ONCE else parts[0].clone()
-    for part in parts[1:]:
-        step(total, part, out=total)
-    if op is ReduceOp.AVG:
-        total /= parts.shape[0]
-    out.copy_(total)
+
+    def tree(some: Sequence[torch.Tensor]) -> torch.Tensor:
+        if len(some) == 1:
+            return some[0].float() if parts.dtype in _ROUNDED_ONCE else some[0]
+        left = 1 << (len(some) - 1).bit_length() - 1
+        return step(tree(some[:left]), tree(some[left:]))
+
+    total = tree(inputs)
+    out.copy_(total / len(inputs) if op is ReduceOp.AVG else total)

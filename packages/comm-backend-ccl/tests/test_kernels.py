@@ -1,0 +1,82 @@
+"""The kernels for other layers give what the documented tree gives, in torch's own arithmetic, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from comm_backend_ccl import shared_memory
+from comm_backend_ccl.tables import IN_SHARED_MEMORY
+from comm_utils import ReduceOp, kernels
+
+pytestmark = pytest.mark.skipif(not shared_memory.has_kernels(), reason="built without native code")
+
+STEPS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.AVG: torch.add,
+    ReduceOp.PRODUCT: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+    ReduceOp.BAND: torch.bitwise_and,
+    ReduceOp.BOR: torch.bitwise_or,
+    ReduceOp.BXOR: torch.bitwise_xor,
+}
+PAIRS = sorted(IN_SHARED_MEMORY.reductions, key=lambda pair: (pair[0].name, str(pair[1])))
+
+
+def tree(step: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    if len(parts) == 1:
+        return parts[0]
+    left = 2 ** ((len(parts) - 1).bit_length() - 1)
+    return step(tree(step, parts[:left]), tree(step, parts[left:]))
+
+
+def some(dtype: torch.dtype, n: int, seed: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    if dtype.is_floating_point:
+        return torch.randn(n, generator=random, dtype=torch.float64).to(dtype)
+    return torch.randint(0, 2 if dtype is torch.bool else 100, (n,), generator=random).to(dtype)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize(("op", "dtype"), PAIRS, ids=lambda value: getattr(value, "name", str(value)))
+def test_to_the_bit(op: ReduceOp, dtype: torch.dtype, count: int) -> None:
+    parts = [some(dtype, 1003, seed) for seed in range(count)]
+    wide = [part.float() if dtype in (torch.float16, torch.bfloat16) else part for part in parts]
+    expected = tree(STEPS[op], wide)
+    expected = (expected / count if op is ReduceOp.AVG else expected).to(dtype)
+    out = torch.empty(1003, dtype=dtype)
+    assert kernels.reduce(out, parts, op)
+    assert torch.equal(out, expected)
+
+
+def test_into_an_input() -> None:
+    parts = [torch.arange(5.0), torch.ones(5), torch.ones(5)]
+    assert kernels.reduce(parts[0], parts, ReduceOp.SUM)
+    assert parts[0].tolist() == [2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [],
+        [torch.ones(3)] * 65,
+        [torch.ones(3), torch.ones(4)],
+        [torch.ones(3), torch.ones(3, dtype=torch.float64)],
+        [torch.ones(3), torch.ones(6)[::2]],
+        [torch.ones(3), torch.ones(3, device="meta")],
+        [torch.ones(3), torch._neg_view(torch.ones(3))],
+        [torch.ones(3), torch.nn.Parameter(torch.ones(3))],
+    ],
+    ids=["nothing", "too many", "sizes", "dtypes", "strided", "elsewhere", "negated", "a subclass"],
+)
+def test_what_it_does_not_do_is_left_alone(inputs: list[torch.Tensor]) -> None:
+    out = torch.full((3,), 7.0)
+    assert not kernels.reduce(out, inputs, ReduceOp.SUM)
+    assert out.tolist() == [7, 7, 7]
+
+
+def test_an_average_of_integers_is_none() -> None:
+    assert not kernels.reduce(torch.ones(2, dtype=torch.int32), [torch.ones(2, dtype=torch.int32)], ReduceOp.AVG)

@@ -1,0 +1,49 @@
+"""Native kernels that installed packages offer to every layer, whichever backend is active.
+
+They are named by the entry points ``comm_utils.kernels`` and looked up once, when they are first needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from comm_utils.log import logger
+from comm_utils.plugins import entry_points
+from comm_utils.reduce_op import ReduceOp
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ENTRY_POINT_GROUP", "reduce"]
+
+ENTRY_POINT_GROUP = "comm_utils.kernels"
+
+
+def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -> bool:
+    """Overwrite ``output`` with the reduction of ``inputs``, as a balanced binary tree over them in their order.
+
+    Of four, that is ``(0 + 1) + (2 + 3)``; of n, the left half has the largest power of two that is less than n. 16-bit
+    floats are reduced, and averaged, in float32 and rounded once.
+
+    Args:
+        output: of the inputs' shape and dtype; may be one of them.
+
+    Returns:
+        False, with nothing done, where no installed kernel does this on these tensors.
+    """
+    return _kernel("reduce")(output, inputs, op)
+
+
+@functools.cache
+def _kernel(name: str) -> Callable[[torch.Tensor, Sequence[torch.Tensor], ReduceOp], bool]:
+    for entry in entry_points(ENTRY_POINT_GROUP):
+        if entry.name == name:
+            try:
+                found: Callable[[torch.Tensor, Sequence[torch.Tensor], ReduceOp], bool] = entry.load()
+            except Exception as error:
+                logger.warning("the kernel %s of %s cannot be used: %s", name, entry.value, error)
+                continue
+            return found
+    return lambda output, inputs, op: False
