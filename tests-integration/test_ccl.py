@@ -214,7 +214,7 @@ def run_plain_torch() -> None:
         (lambda: c10d.all_reduce(torch.ones(2, device="meta")), "ccl serves CPU tensors, xccl"),
         (lambda: c10d.all_reduce(torch.ones(2).to(torch.float8_e5m2)), "sum of torch.float8_e5m2"),
         (lambda: c10d.all_reduce(torch.ones(2, dtype=torch.int32), c10d.ReduceOp.AVG), "avg of torch.int32"),
-        (lambda: c10d.send(torch.ones(2), 1 - rank, tag=3), "oneCCL has no tags"),
+        (lambda: c10d.send(torch.ones(2), 1 - rank, tag=3), "ccl has no tags"),
         (lambda: c10d.recv(torch.ones(2)), "name the rank"),
     ):
         with pytest.raises(ValueError, match=expected_text):

@@ -190,6 +190,7 @@ private:
     void finish(Task &task, State state);
     void end_all(State state);
     void sleep(Task &task, double seconds);
+    void wake(int other);
     void wake_sleepers();
     void wake_here();
     bool enough_for(int other, uint64_t awaited);
@@ -237,6 +238,10 @@ private:
     std::atomic<int> attended_{0};  // threads that wait, and make progress
     bool stop_ = false, has_work_ = false;  // guarded by `desk_`
 };
+
+constexpr bool is_reduction(int operation) {
+    return operation == all_reduce || operation == reduce || operation == reduce_scatter;
+}
 
 // Makes what does the request.
 Handle make_task(Group &group, Request &&request);

@@ -43,7 +43,7 @@ struct Place {
 
 struct alignas(line) Record {
     Call call;
-    Place input, output;
+    Place input;
     uint64_t largest = 0;  // bytes that it sends to one rank, where that differs
 };
 

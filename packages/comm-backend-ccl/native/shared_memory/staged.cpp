@@ -58,7 +58,6 @@ private:
         if ((request.operation == all_reduce && !in_place) || (exchanges && in_place)) {
             record.input = {};
         }
-        record.output = record.input;
         published = record.input.inode != 0;
         record.largest = 0;
         if (request.operation == all_to_all_v) {

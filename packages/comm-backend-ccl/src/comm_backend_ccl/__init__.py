@@ -1,4 +1,4 @@
-"""Collectives on host memory through Intel oneCCL.
+"""Collectives on host memory: shared between ranks of one host, through Intel oneCCL between hosts.
 
 Importing it makes ``"ccl"`` a backend of ``torch.distributed``.
 """

@@ -77,4 +77,4 @@ def op_of(options: Any, *tensors: torch.Tensor) -> ReduceOp:
 def no_tag(call: str, tag: int) -> None:
     """Refuse a tag other than 0."""
     if tag != 0:
-        raise ArgumentError(f"{call}: tag: got {tag}; oneCCL has no tags, expected 0")
+        raise ArgumentError(f"{call}: tag: got {tag}; ccl has no tags, expected 0")

@@ -1,4 +1,4 @@
-"""oneCCL behind the contract of ``comm_utils.backend``."""
+"""Both engines behind the contract of ``comm_utils.backend``."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHORTEST = timedelta(milliseconds=1)
 
 
 class CclBackend:
-    """Operations of groups that oneCCL serves go straight to it; everything else is ``groups``'s.
+    """Operations of groups that an engine serves go straight to it; everything else is ``groups``'s.
 
     Args:
         groups: knows every process group there is, and serves those of other libraries.

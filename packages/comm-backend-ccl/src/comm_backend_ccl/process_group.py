@@ -1,4 +1,4 @@
-"""oneCCL as a process group of ``torch.distributed``, so that DDP, FSDP2, DeviceMesh and others run on it."""
+"""Both engines as a process group of ``torch.distributed``, so that DDP, FSDP2, DeviceMesh and others run on it."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ class CclProcessGroup(ProcessGroup):
         return self._started(work, "recv", [tensor]).of_rank(peer)
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> C10dWork:
-        raise ArgumentError("recv: src: oneCCL cannot receive from anyone; name the rank")
+        raise ArgumentError("recv: src: ccl cannot receive from anyone; name the rank")
 
     # --- several operations as one
 

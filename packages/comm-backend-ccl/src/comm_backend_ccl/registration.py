@@ -1,4 +1,4 @@
-"""oneCCL under its name in ``torch.distributed``."""
+"""The backend under its name in ``torch.distributed``."""
 
 from __future__ import annotations
 
