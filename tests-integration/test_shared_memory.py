@@ -13,6 +13,7 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
+from comm_utils.active import active_backend
 from comm_utils.testing import RankPool, run_ranks, run_ranks_outcomes
 
 Pools: TypeAlias = Callable[[int], RankPool]
@@ -259,6 +260,11 @@ DIFFERENT: dict[str, tuple[Callable[[], object], Callable[[], object], str]] = {
         lambda: (dist.reduce(torch.ones(5), 1), dist.barrier()),
         "root 1",
     ),
+    "dtype of a message": (
+        lambda: dist.recv(torch.ones(3, dtype=torch.int32), 1),
+        lambda: (dist.send(torch.ones(3), 0), dist.barrier()),
+        "rank 1 sends 3 x float32, and rank 0 expects 3 x int32",
+    ),
     "split sizes": (
         lambda: dist.all_to_all_single(torch.ones(5), torch.ones(5), [2, 3], [2, 3]),
         lambda: dist.all_to_all_single(torch.ones(5), torch.ones(5), [4, 1], [4, 1]),
@@ -286,6 +292,41 @@ def test_calls_that_differ_are_an_error_on_every_rank(shared: Pools, case: str) 
     for message in shared(2).run(run_different, case, timeout_s=30):
         assert DIFFERENT[case][2] in message
         assert "destroy_process_group()" in message
+
+
+def run_both_ways(default: torch.dtype) -> None:
+    rank, ones, pair = dist.get_rank(), torch.ones(2), torch.ones(1)
+    calls: list[tuple[Callable[[], Any], torch.Tensor, float]] = [
+        (dist.barrier, torch.ones(1), 1),
+        (lambda: dist.all_reduce(ones.fill_(1)), ones, 2),
+        (lambda: dist.inference_all_reduce(ones.fill_(1)), ones, 2),
+        (lambda: dist.broadcast(ones.fill_(rank), 1), ones, 1),
+        (lambda: dist.all_gather_into_tensor(ones, pair.fill_(3)), ones, 3),
+        (lambda: dist.reduce_scatter_tensor(pair, ones.fill_(2)), pair, 4),
+        (lambda: dist.all_to_all_single(ones, ones.clone().fill_(5)), ones, 5),
+    ]
+    torch.set_default_dtype(default)
+    try:
+        for turn in range(6):
+            for call, changed, value in calls:
+                if (turn + rank) % 3 == 0:
+                    active_backend().prepared.clear()  # as after a new group, or a change of the comms logger
+                call()
+                assert changed.unique().tolist() == [value], (call, turn)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.bfloat16, torch.float64])
+def test_ranks_may_take_different_ways_to_the_same_call(shared: Pools, default: torch.dtype) -> None:
+    shared(2).run(run_both_ways, default, timeout_s=60)
+
+
+def test_settings_that_mean_nothing_are_named(rank_environment: dict[str, Any]) -> None:
+    odd = {"CCL_KERNELS": "portabel", "CCL_SHARED_MEMORY": "maybe"}
+    for outcome in run_ranks_outcomes(start, 2, env=rank_environment | odd):
+        assert "CCL_KERNELS: got 'portabel', expected one of avx512, avx2, portable" in outcome.stderr
+        assert "CCL_SHARED_MEMORY: got 'maybe', expected 0 or 1; shared memory is used" in outcome.stderr
 
 
 # --- memory

@@ -78,5 +78,11 @@ def test_what_it_does_not_do_is_left_alone(inputs: list[torch.Tensor]) -> None:
     assert out.tolist() == [7, 7, 7]
 
 
+def test_an_output_that_overlaps_an_input_is_left_alone() -> None:
+    memory = torch.arange(10.0)
+    assert not kernels.reduce(memory[1:5], [memory[0:4], torch.ones(4)], ReduceOp.SUM)
+    assert memory.tolist() == list(range(10))
+
+
 def test_an_average_of_integers_is_none() -> None:
     assert not kernels.reduce(torch.ones(2, dtype=torch.int32), [torch.ones(2, dtype=torch.int32)], ReduceOp.AVG)

@@ -43,7 +43,7 @@ CHECKS = (
     Check("waking", "-DSECOND=1 -DOPERATIONS=2 -DAWAIT_OWN", holds=False),
     Check("waking", "-DSECOND=3 -DOPERATIONS=1 -DFILTER_MESSAGES", holds=False),
     Check("slots"),
-    Check("slots", "-DSLOTS=4"),
+    Check("slots", "-DSLOTS=5"),
     Check("slots", "-DRANKS=3 -DROOTS=1"),
     Check("slots", "-DWINDOW=2 -DWITHOUT_THREE_STAGES"),
     Check("slots", "-DWINDOW=1 -DWITHOUT_THREE_STAGES", holds=False),

@@ -21,6 +21,11 @@ constexpr const char *dtype_names[dtypes] = {"int8", "uint8", "int16", "uint16",
                                              "uint64", "float16", "float32", "float64", "bfloat16", "bool"};
 constexpr const char *op_names[ops] = {"sum", "product", "min", "max", "avg", "band", "bor", "bxor"};
 
+std::string sized(uint64_t bytes, uint64_t dtype) {
+    return dtype < dtypes ? std::to_string(bytes / item_bytes(static_cast<int>(dtype))) + " x " + dtype_names[dtype]
+                          : std::to_string(bytes) + " bytes";
+}
+
 std::string described(const Call &call) {
     if (call.operation >= operations || call.dtype >= dtypes || call.op >= ops) {
         return "something else";
@@ -72,8 +77,9 @@ void Group::check(const Request &request) const {
 Record &Group::begin(const Request &request, Call &call) {
     call.number = ++number_;
     call.operation = request.operation;
-    call.dtype = request.dtype;
-    call.op = request.op;
+    // Of a barrier, these are what a caller happened to have.
+    call.dtype = request.operation == barrier ? 0 : request.dtype;
+    call.op = request.operation == barrier ? 0 : request.op;
     call.root = request.root;
     call.count = request.count;
     fingerprint_ = mixed(fingerprint_, call.operation | call.dtype << 8 | call.op << 16 |
@@ -141,8 +147,11 @@ std::string Group::failure() {
     const int finder = static_cast<int>(failure >> 54 & 63), other = static_cast<int>(failure >> 48 & 63);
     const auto kind = static_cast<Failure>(failure >> 60 & 7);
     if (kind == different_sizes) {
+        const Difference &found = at<Difference>(layout_.differences)[finder];
         return "rank " + std::to_string(finder) + " and rank " + std::to_string(other) +
-               " disagree about how much the one sends to the other";
+               " disagree about how much the one sends to the other: rank " + std::to_string(other) + " sends " +
+               sized(found.sent_bytes, found.sent_dtype) + ", and rank " + std::to_string(finder) + " expects " +
+               sized(found.expected_bytes, found.expected_dtype);
     }
     if (kind == gave_up) {
         return "rank " + std::to_string(finder) + " gave up; its own error says why";

@@ -12,9 +12,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Of posts; a clock takes as long as a small operation.
-constexpr uint32_t timed_one_in = 32;
-
 }  // namespace
 
 Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned)
@@ -102,15 +99,7 @@ void Group::post(uint32_t fingerprint) {
     posted_[done_ % records] = fingerprint;
     // An exchange is a full fence: whoever falls asleep sees this word, or is seen in `sleeping`.
     const uint64_t word = static_cast<uint64_t>(fingerprint) << 32 | done_;
-    if (done_ % timed_one_in != 0) {
-        posts_[rank_].word.exchange(word, std::memory_order_seq_cst);
-    } else {
-        // Without what is still to be written before it.
-        std::atomic_thread_fence(std::memory_order_seq_cst);
-        const auto begin = Clock::now();
-        posts_[rank_].word.exchange(word, std::memory_order_seq_cst);
-        writer_.learn(Clock::now() - begin);
-    }
+    writer_.flag([&] { posts_[rank_].word.exchange(word, std::memory_order_seq_cst); });
     if (header_->sleeping.load(std::memory_order_seq_cst) & ~(uint64_t{1} << rank_)) {
         wake_sleepers();
     }

@@ -80,7 +80,7 @@ using Handle = std::shared_ptr<Task>;
 class Group {
 public:
     // The segment, of Layout(size).end bytes and zeroed at first, stays the caller's where `owned` is false.
-    // `crowded`: more ranks than cores, so that spinning keeps others from coming.
+    // `crowded`: more ranks than cores, so that who looks in vain gives its core to another process.
     Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned);
     ~Group();
     Group(const Group &) = delete;
@@ -113,6 +113,7 @@ public:
 
     // For a moment between two looks; where ranks share cores, it is another's.
     void relax() const;
+    bool crowded() const { return crowded_; }
     int spins() const { return crowded_ ? 50 : 2000; }
 
     // --- for operations, whose caller holds the lock
@@ -163,6 +164,11 @@ public:
     bool has_come(int other, uint32_t steps, const Call &call, uint32_t begun);
     bool all_have_come(uint32_t steps, const Call &call, uint32_t begun);
     void fail(Failure kind, int other, uint64_t number);
+    // `other` sends something else than this rank expects of it.
+    void fail_over(const Difference &difference, int other, uint64_t number) {
+        at<Difference>(layout_.differences)[rank_] = difference;
+        fail(different_sizes, other, number);
+    }
     char *mapped(int rank, const Place &place) { return mapped_.find(pids_[rank], place); }
 
     Channel &channel(int from, int to) {

@@ -22,8 +22,9 @@ constexpr size_t slot_bytes = 8 << 10;
 // Pieces of the ring for what is larger. All of it is more than a core's own cache holds: lines that have left the other
 // core's cache are written, and read by it, several times as fast as those that both still have.
 constexpr uint32_t pieces = 512;
-// An operation in chunks takes so many of them at a time, at most.
-constexpr uint32_t pieces_of_chunk = 32;
+// An operation in chunks takes so many of them at a time, or some times as many where all of it fits into the ring.
+constexpr uint32_t pieces_of_chunk = 32, larger_chunk = 4;
+static_assert(pieces / (larger_chunk * pieces_of_chunk) >= 3, "a chunk is free again three steps after it was shown");
 constexpr uint32_t message_slots = 4;
 
 // What a rank called; written before the first word of the operation.
@@ -66,7 +67,12 @@ struct Channel {
 // At the head of a message.
 struct Announcement {
     uint64_t bytes;
-    uint64_t number;
+    uint64_t dtype;
+};
+// What a rank found another to send, and expected of it; written before it says so.
+struct alignas(line) Difference {
+    uint64_t sent_bytes, expected_bytes;
+    uint64_t sent_dtype, expected_dtype;
 };
 
 struct alignas(line) Header {
@@ -81,7 +87,7 @@ constexpr uint64_t failed_mark = uint64_t{1} << 63;
 struct Layout {
     int size;
     size_t piece_bytes, message_bytes;
-    size_t posts, bells, records_at, sizes, slots_at, rings, channels, messages, end;
+    size_t posts, bells, differences, records_at, sizes, slots_at, rings, channels, messages, end;
 
     explicit Layout(int ranks) : size(ranks) {
         const size_t n = static_cast<size_t>(ranks);
@@ -95,6 +101,7 @@ struct Layout {
         };
         posts = take(n * sizeof(Post));
         bells = take(n * sizeof(Bell));
+        differences = take(n * sizeof(Difference));
         records_at = take(n * records * sizeof(Record));
         sizes = take(records * n * n * sizeof(uint64_t));
         channels = take(n * n * sizeof(Channel));

@@ -27,7 +27,7 @@ private:
             char *slot = group.message_slot(me, to, sent);
             size_t used = 0;
             if (!begun_) {
-                const Announcement announcement{request.bytes(), 0};
+                const Announcement announcement{request.bytes(), request.dtype};
                 std::memcpy(slot, &announcement, sizeof(announcement));
                 used = sizeof(announcement);
                 begun_ = true;
@@ -37,7 +37,7 @@ private:
                 group.writer().write(slot + used, static_cast<const char *>(request.input) + at_, part);
             }
             at_ += part;
-            channel.sent.store(sent + 1, std::memory_order_seq_cst);
+            group.writer().flag([&] { channel.sent.store(sent + 1, std::memory_order_seq_cst); });
             group.ring(to);
         }
         return true;
@@ -56,8 +56,8 @@ private:
             if (!begun_) {
                 Announcement announcement;
                 std::memcpy(&announcement, slot, sizeof(announcement));
-                if (announcement.bytes != request.bytes()) {
-                    group.fail(different_sizes, from, 0);
+                if (announcement.bytes != request.bytes() || announcement.dtype != request.dtype) {
+                    group.fail_over({announcement.bytes, request.bytes(), announcement.dtype, request.dtype}, from, 0);
                     return false;
                 }
                 used = sizeof(announcement);

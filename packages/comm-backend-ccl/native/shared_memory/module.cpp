@@ -242,23 +242,27 @@ PyObject *reduce_here(PyObject *, PyObject *arguments) {
     unsigned long long output;
     PyObject *list;
     Py_ssize_t count;
-    std::vector<size_t> addresses;
-    if (!PyArg_ParseTuple(arguments, "iiKOn", &dtype, &op, &output, &list, &count) || !sizes_from(list, addresses)) {
+    if (!PyArg_ParseTuple(arguments, "iiKOn", &dtype, &op, &output, &list, &count)) {
         return nullptr;
     }
-    if (!reduces(dtype, op) || addresses.empty() || addresses.size() > max_ranks) {
+    const Py_ssize_t inputs = PySequence_Size(list);
+    if (!reduces(dtype, op) || inputs < 1 || inputs > max_ranks) {
         PyErr_SetString(PyExc_ValueError, "not a reduction that there is");
+        return nullptr;
+    }
+    const void *addresses[max_ranks];
+    for (Py_ssize_t index = 0; index < inputs; ++index) {
+        PyObject *item = PySequence_GetItem(list, index);
+        addresses[index] = item == nullptr ? nullptr : PyLong_AsVoidPtr(item);
+        Py_XDECREF(item);
+    }
+    if (PyErr_Occurred()) {
         return nullptr;
     }
     {
         const Unlocked unlocked;
-        std::vector<const void *> inputs;
-        for (const size_t address : addresses) {
-            inputs.push_back(reinterpret_cast<const void *>(address));
-        }
         void *outputs[] = {reinterpret_cast<void *>(output)};
-        kernels().reduce(dtype, op, outputs, 1, inputs.data(), static_cast<int>(inputs.size()),
-                         static_cast<size_t>(count), false);
+        kernels().reduce(dtype, op, outputs, 1, addresses, static_cast<int>(inputs), static_cast<size_t>(count), false);
     }
     Py_RETURN_NONE;
 }

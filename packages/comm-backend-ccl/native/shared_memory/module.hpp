@@ -30,7 +30,7 @@ template <class F>
 PyObject *guarded(F body) {
     used = true;
     if (forked) {
-        PyErr_SetString(PyExc_RuntimeError, "shared memory of a group cannot be used in a forked child");
+        PyErr_SetString(PyExc_RuntimeError, "shared memory of a group cannot be used in a forked child; start processes with spawn or forkserver");
         return nullptr;
     }
     try {

@@ -10,8 +10,9 @@ namespace shm {
 
 namespace {
 
-// Looks at other ranks' flags before other Python threads may run: a few microseconds.
-constexpr int looks_with_gil = 400;
+// Looks at other ranks' flags before other Python threads may run: a few microseconds, or one look where each gives the
+// core to another process.
+int looks_with_gil(const Group &group) { return group.crowded() ? 1 : std::min(400, group.spins()); }
 
 const dlpack::ExchangeApi *exchange = nullptr;
 PyObject *tensor_type = nullptr, *is_neg = nullptr;
@@ -139,7 +140,7 @@ bool is_request(const Shortcut &shortcut, const Plain &output, const Plain &inpu
 
 // Returns True if all is done; False, with nothing begun, where the long way has to be taken; where others are late, what
 // `later` returns.
-PyObject *take_shortcut(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+PyObject *attempt(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     const auto &shortcut = *static_cast<Shortcut *>(PyCapsule_GetPointer(self, nullptr));
     const bool in_place = shortcut.operation == all_reduce || shortcut.operation == broadcast;
     const Py_ssize_t tensors = shortcut.operation == barrier ? 0 : in_place ? 1 : 2;
@@ -157,7 +158,7 @@ PyObject *take_shortcut(PyObject *self, PyObject *const *arguments, Py_ssize_t c
         Py_RETURN_FALSE;
     }
     Handle task;
-    if (!group.run_at_once(request, std::min(looks_with_gil, group.spins()), task)) {
+    if (!group.run_at_once(request, looks_with_gil(group), task)) {
         try {
             const Unlocked unlocked;
             task = group.start(std::move(request), false);
@@ -177,6 +178,14 @@ PyObject *take_shortcut(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     PyObject *found = PyObject_CallFunctionObjArgs(shortcut.later, handle, first, second, nullptr);
     Py_DECREF(handle);
     return found;
+}
+
+PyObject *take_shortcut(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+    try {
+        return attempt(self, arguments, count);
+    } catch (const std::bad_alloc &) {
+        return PyErr_NoMemory();
+    }
 }
 
 PyMethodDef shortcut_method{"shortcut", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(take_shortcut)),

@@ -103,8 +103,10 @@ private:
     bool plan(Group &group) {
         if (request.operation == all_to_all_v) {
             for (int other = 0; other < size_; ++other) {
-                if (group.sizes_of(other, call_.number)[me_] != request.output_counts[other] * item_) {
-                    group.fail(different_sizes, other, call_.number);
+                const uint64_t sent = group.sizes_of(other, call_.number)[me_];
+                const uint64_t expected = request.output_counts[other] * item_;
+                if (sent != expected) {
+                    group.fail_over({sent, expected, request.dtype, request.dtype}, other, call_.number);
                     return false;
                 }
             }
@@ -133,7 +135,7 @@ private:
             break;
         }
         // Few chunks leave nothing to overlap, small ones cost more to meet over; large ones leave the caches too early.
-        const size_t most = group.layout().chunk_bytes() * (whole * pieces <= group.layout().ring_bytes() ? 4 : 1);
+        const size_t most = group.layout().chunk_bytes() * (whole * pieces <= group.layout().ring_bytes() ? larger_chunk : 1);
         const size_t room = most / pieces / alignment * alignment;
         chunk_ = std::min(room, std::max(rounded_up((whole + 1) / 2, alignment), size_t{16} << 10));
         chunks_ = static_cast<uint32_t>((whole + chunk_ - 1) / chunk_);

@@ -242,15 +242,15 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
     if (!collectives_.empty() || under_way_ > 0 || closed() || !free_at(done_) || broken()) {
         return false;
     }
-    const uint32_t pieces = pieces_for(*this, request), base = done_;
+    const uint32_t taken = pieces_for(*this, request), base = done_;
     uint32_t first = 0, needed;
-    if (pieces > 0) {
-        first = next_pieces(pieces);
-        if (!ring_is_reserved() || !pieces_are_free(first, pieces, needed)) {
+    if (taken > 0) {
+        first = next_pieces(taken);
+        if (!ring_is_reserved() || !pieces_are_free(first, taken, needed)) {
             return false;
         }
-        take_pieces(pieces);
-        show_pieces(first, pieces);
+        take_pieces(taken);
+        show_pieces(first, taken);
     }
     Call call;
     begin(request, call);

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -19,10 +20,27 @@ public:
     bool streams() const { return streams_; }
     // How long it took to write a flag at which another rank may have looked.
     void learn(std::chrono::nanoseconds took);
+    // Writes a flag with `store`, and learns from it now and then.
+    template <class Store>
+    void flag(const Store &store) {
+        if (++flags_ % timed_one_in != 0) {
+            store();
+            return;
+        }
+        // Without what is still to be written before it.
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+        const auto begin = std::chrono::steady_clock::now();
+        store();
+        learn(std::chrono::steady_clock::now() - begin);
+    }
     // From now on, whatever it learns.
     void settle(bool streams) { settled_ = true, streams_ = streams; }
 
 private:
+    // A clock takes as long as a small operation.
+    static constexpr uint32_t timed_one_in = 32;
+
+    uint32_t flags_ = 0;
     uint8_t far_ = 0;  // a bit for each of the last samples
     bool streams_ = false, settled_ = false;
 };

@@ -206,7 +206,7 @@ class Communicator(ABC):
         # With all of them alive on this host, only their calls can differ.
         here = len(self.peers.local) == self.size
         kind, cause = (
-            (CollectiveMismatchError, "the ranks called with different sizes, or different operations")
+            (CollectiveMismatchError, "the ranks' calls differ, in the operation or in its arguments")
             if here
             else (PeerLostError, "a rank on another host ended, or the ranks called with different sizes or operations")
         )
@@ -316,7 +316,7 @@ class Communicator(ABC):
 
     def barrier(self, watched: bool = False) -> CclWork:
         """Complete when every rank has come."""
-        nothing = torch.empty(0)
+        nothing = torch.empty(0, device="cpu")
         return self._start(Call(Operation.BARRIER, nothing, nothing, 0, watched=watched))
 
     def send(self, tensor: torch.Tensor, peer: int, watched: bool = False) -> CclWork:

@@ -1,4 +1,7 @@
-"""Native kernels for every layer; named by the entry points ``comm_utils.kernels``."""
+"""Native kernels for every layer; named by the entry points ``comm_utils.kernels``.
+
+Looking them up imports this package, which makes ``"ccl"`` known to ``torch.distributed`` and does nothing else.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ __all__ = ["reduce"]
 def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -> bool:
     """See ``comm_utils.kernels.reduce``; of plain, contiguous tensors on the CPU."""
     dtype, shape = output.dtype, output.shape
+    begin, size = output.data_ptr(), output.nbytes
     possible = shared_memory.has_kernels() and (op, dtype) in IN_SHARED_MEMORY.reductions
     if not possible or not 0 < len(inputs) <= shared_memory.MOST_RANKS:
         return False
@@ -29,5 +33,7 @@ def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -
             or tensor.is_neg()
         ):
             return False
-    shared_memory.reduce(DTYPES[dtype], op, output.data_ptr(), [tensor.data_ptr() for tensor in inputs], output.numel())
+        if 0 < abs(tensor.data_ptr() - begin) < size:
+            return False  # overwritten before it is read
+    shared_memory.reduce(DTYPES[dtype], op, begin, [tensor.data_ptr() for tensor in inputs], output.numel())
     return True

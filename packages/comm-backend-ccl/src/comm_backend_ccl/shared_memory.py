@@ -5,6 +5,7 @@ Groups, operations and memory are integers; none may be used after it was freed.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from comm_backend_ccl.tables import DTYPES, OPS, Operation
+from comm_utils.log import logger
 from comm_utils.reduce_op import ReduceOp
 
 _native: Any = None
@@ -48,6 +50,8 @@ __all__ = [
 
 #: The variable that turns it off.
 SWITCH = "CCL_SHARED_MEMORY"
+_KERNELS = "CCL_KERNELS"
+_BUILDS = "avx512, avx2, portable"
 MOST_RANKS = 64
 
 
@@ -62,9 +66,22 @@ def obstacle() -> tuple[str, str] | None:
         )
     if _native.is_forked():
         return "shared memory was used before this process was forked", "start processes with spawn or forkserver"
+    _warn_of_variables()
     if os.environ.get(SWITCH, "").strip() == "0":
         return f"shared memory is turned off by {SWITCH}=0", f"unset {SWITCH}"
     return None
+
+
+@functools.cache
+def _warn_of_variables() -> None:
+    """Name values that mean nothing, once."""
+    switch, wanted, found = os.environ.get(SWITCH, "").strip(), os.environ.get(_KERNELS), _native.facts()["kernels"]
+    if switch not in ("", "0", "1"):
+        logger.warning("%s: got %r, expected 0 or 1; shared memory is used", SWITCH, switch)
+    if wanted and wanted != found:
+        logger.warning(
+            "%s: got %r, expected one of %s that this machine has; %s is used", _KERNELS, wanted, _BUILDS, found
+        )
 
 
 def facts() -> dict[str, str]:
@@ -103,7 +120,7 @@ def join(holder: int, memory: tuple[int, int], rank: int, pids: Sequence[int], c
         holder: the pid of the process that created the memory.
         memory: what :func:`create` returned there.
         pids: of all ranks, in their order.
-        crowded: there are more ranks than cores, which must not spin.
+        crowded: there are more ranks than cores, so that who waits must not keep its core.
 
     Raises:
         MemoryError: there is not enough memory.

@@ -19,7 +19,8 @@ def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """A new, uninitialised tensor; its memory is used again for others when no tensor needs it any more.
 
     Raises:
-        BackendUnavailableError: there is not enough shared memory; says how much is needed.
+        BackendUnavailableError: there is not enough shared memory, and it says how much is needed; or this is a forked
+            child.
     """
     elements = math.prod(shape)
     size = elements * dtype.itemsize
@@ -27,7 +28,7 @@ def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(tuple(shape), dtype=dtype)
     try:
         address = shared_memory.allocate(size)
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
         raise BackendUnavailableError(f"empty_shared: {error}") from error
     memory = (ctypes.c_char * size).from_address(address)
     weakref.finalize(memory, shared_memory.give_back, address).atexit = False

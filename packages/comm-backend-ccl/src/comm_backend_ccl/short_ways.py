@@ -31,7 +31,6 @@ _OF_BYTES = {
 }
 _AT_ONCE = {
     "all_gather_into_tensor": Operation.ALL_GATHER,
-    "all_reduce": Operation.ALL_REDUCE,
     "all_to_all_single": Operation.ALL_TO_ALL_V,
     "barrier": Operation.BARRIER,
     "broadcast": Operation.BROADCAST,

@@ -28,7 +28,7 @@ def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -
     floats are reduced, and averaged, in float32 and rounded once.
 
     Args:
-        output: of the inputs' shape and dtype; may be one of them.
+        output: of the inputs' shape and dtype; may be one of them, and must not overlap them otherwise.
 
     Returns:
         False, with nothing done, where no installed kernel does this on these tensors.

@@ -27,7 +27,7 @@ __all__ = ["reduce_object"]
 
 _CALL = "reduce_object"
 _CALLABLE = -1
-# Everything is reduced here, in rank order.
+# Everything is reduced here.
 _NOTHING_NATIVE = Capabilities(frozenset(), frozenset(), frozenset())
 
 
@@ -40,7 +40,9 @@ def reduce_object(
     allow_pickle: bool | None = None,
     timeout: float | timedelta | None = None,
 ) -> Any:
-    """Combine every rank's object, in rank order; return the result on ``dst``, None elsewhere.
+    """Combine every rank's object; return the result on ``dst``, None elsewhere.
+
+    Numbers, and whatever a function combines, in rank order; tensors as ``comm_utils.kernels.reduce`` does.
 
     Args:
         obj: for an ``op`` by name, a number on every rank, which follows Python's arithmetic, or a tensor of the same

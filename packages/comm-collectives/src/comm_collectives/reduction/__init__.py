@@ -1,7 +1,7 @@
 """Low-Level Reduction Operations: what a backend lacks, built once over what it has.
 
 avg from sum, a reduce that leaves the other ranks' tensors alone, small integers in wider ones, list forms from flat
-ones, and reductions in rank order where the backend has none.
+ones, and reductions on each rank where the backend has none.
 """
 
 from comm_collectives.reduction.encoding import Encoding, encoding_for

@@ -27,7 +27,8 @@ _ROUNDED_ONCE = frozenset((torch.float16, torch.bfloat16))
 def fold(parts: torch.Tensor, op: ReduceOp, out: torch.Tensor) -> None:
     """Reduce ``parts``, (W, n), over its first dimension into ``out``, (n,), as ``comm_utils.kernels.reduce`` does.
 
-    With a kernel or without, the order is the same on every rank and at every size.
+    With a kernel or without, the order is the same on every rank and at every size, and so are the bits, but for the
+    sign of a zero that is a minimum or maximum.
     """
     inputs = parts.unbind()
     if kernels.reduce(out, inputs, op):
