@@ -44,6 +44,7 @@ COVERAGE_PERCENT = 90
 BENCHMARKS = {
     "dispatch": "comm-orchestrator",
     "entry": "comm-orchestrator[ccl]",
+    "logger": "comm-orchestrator[ccl]",
     "transports": "comm-orchestrator[ccl]",
 }
 # What only root on Debian can run in full; the rest is skipped with its reason.

@@ -151,7 +151,13 @@ void Group::reserve_ring() {
 
 // --- operations
 
-void Group::finish(Task &task, State state) { task.state.store(state, std::memory_order_release); }
+void Group::finish(Task &task, State state) {
+    if (task.watched) {
+        const auto now = Clock::now().time_since_epoch();
+        task.ended_ns.store(std::chrono::nanoseconds(now).count(), std::memory_order_relaxed);
+    }
+    task.state.store(state, std::memory_order_release);
+}
 
 bool Group::advance(const Handle &task) {
     if (!task->advance(*this)) {
@@ -225,6 +231,7 @@ Handle Group::start(Request request, bool watched) {
         messages_[peer].reserved = true;
     }
     Handle task = make_task(*this, std::move(request));
+    task->watched = watched;
     if (operation == send || operation == receive) {
         (operation == send ? messages_[peer].sending : messages_[peer].receiving).push_back(task);
         ++under_way_;

@@ -67,6 +67,9 @@ public:
 
     const Request request;
     std::atomic<int> state{pending};
+    // By the steady clock, of what is watched: its end is seldom seen by the caller.
+    std::atomic<int64_t> ended_ns{0};
+    bool watched = false;
     // Steps that all ranks must have done before it goes on; 0 is anything else.
     uint32_t awaits = 0;
     // The rank that it waits for, where that is one.

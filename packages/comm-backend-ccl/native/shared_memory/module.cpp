@@ -172,6 +172,12 @@ PyObject *wait(PyObject *, PyObject *arguments) {
     });
 }
 
+// ended(handle) -> when a watched operation was complete, in ns of the steady clock; 0 where that is not known
+PyObject *ended(PyObject *, PyObject *argument) {
+    const Task &task = *held(argument)->task;
+    return PyLong_FromLongLong(task.now() == complete ? task.ended_ns.load(std::memory_order_relaxed) : 0);
+}
+
 // missing(handle) -> the ranks, as bits, without which the operation cannot go on
 PyObject *missing(PyObject *, PyObject *argument) {
     const Held &waited = *held(argument);
@@ -276,6 +282,7 @@ PyMethodDef methods[] = {{"create", create, METH_VARARGS, nullptr},
                          {"start", start, METH_VARARGS, nullptr},
                          {"wait", wait, METH_VARARGS, nullptr},
                          {"release", release, METH_O, nullptr},
+                         {"ended", ended, METH_O, nullptr},
                          {"missing", missing, METH_O, nullptr},
                          {"drain", drain, METH_VARARGS, nullptr},
                          {"reduce", reduce_here, METH_VARARGS, nullptr},

@@ -18,8 +18,8 @@ public:
     void write(void *to, const void *from, size_t bytes) const;
     // Whether writes go around the caches now.
     bool streams() const { return streams_; }
-    // How long it took to write a flag at which another rank may have looked.
-    void learn(std::chrono::nanoseconds took);
+    // How much longer it took to write a flag at which another rank may have looked than one that is nobody else's.
+    void learn(std::chrono::nanoseconds longer);
     // Writes a flag with `store`, and learns from it now and then.
     template <class Store>
     void flag(const Store &store) {
@@ -31,12 +31,15 @@ public:
         std::atomic_thread_fence(std::memory_order_seq_cst);
         const auto begin = std::chrono::steady_clock::now();
         store();
-        learn(std::chrono::steady_clock::now() - begin);
+        learn(std::chrono::steady_clock::now() - begin - own_flag());
     }
     // From now on, whatever it learns.
     void settle(bool streams) { settled_ = true, streams_ = streams; }
 
 private:
+    // What the same takes with a flag of one's own, and the clock.
+    static std::chrono::nanoseconds own_flag();
+
     // A clock takes as long as a small operation.
     static constexpr uint32_t timed_one_in = 32;
 

@@ -224,6 +224,7 @@ void Part::finish() {
     const int state = task_ ? group_->wait(*task_, options.patience) : static_cast<int>(complete);
     CHECK(state == complete, "rank " << group_->rank() << " of " << group_->size() << ": state " << state << " after "
                                      << described(*job_) << "; " << group_->failure());
+    CHECK(!task_ || !task_->watched || task_->ended_ns.load() > 0, "no end of " << described(*job_));
     check();
 }
 

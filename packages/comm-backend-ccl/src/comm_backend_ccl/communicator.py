@@ -116,6 +116,10 @@ class Communicator(ABC):
     def _end(self) -> None:
         """Free what the engine holds."""
 
+    def ended_ns(self, handle: int) -> int | None:
+        """When a watched operation was complete, by ``time.perf_counter_ns``; None where the engine does not tell."""
+        return None
+
     def is_complete(self, handle: int) -> bool:
         """Whether the operation has come to a good end."""
         try:

@@ -95,6 +95,9 @@ class SharedCommunicator(Communicator):
         # A rank that has done its part may end before the others are through.
         return gone & shared_memory.missing(handle) if gone and peer is None else gone
 
+    def ended_ns(self, handle: int) -> int | None:
+        return shared_memory.ended_ns(handle) or None
+
     def is_complete(self, handle: int) -> bool:
         return shared_memory.wait(handle, 0.0) != 0  # what has failed does not touch its memory any more
 

@@ -33,6 +33,7 @@ __all__ = [
     "close_descriptor",
     "create",
     "drain",
+    "ended_ns",
     "facts",
     "failure",
     "free",
@@ -202,6 +203,11 @@ def missing(handle: int) -> set[int]:
     """The ranks without which an operation cannot go on."""
     bits = int(_native.missing(handle))
     return {rank for rank in range(MOST_RANKS) if bits >> rank & 1}
+
+
+def ended_ns(handle: int) -> int:
+    """When a watched operation was complete, by the clock of ``time.perf_counter_ns``; 0 where that is not known."""
+    return int(_native.ended(handle))
 
 
 def drain(group: int, seconds: float) -> None:

@@ -165,6 +165,10 @@ class CclWork:
                 self._fail(failure())
         return self._failure is not None
 
+    def ended_ns(self) -> int | None:
+        """When the data had arrived, by ``time.perf_counter_ns``; None where that is not known."""
+        return None if self._handle is None else self._communicator.ended_ns(self._handle)
+
     def exception(self) -> BaseException | None:
         self.is_completed()
         return self._failure

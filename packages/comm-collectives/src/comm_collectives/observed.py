@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
-from time import perf_counter
+from time import perf_counter_ns
 from typing import Any, TypeVar, cast
 
 import torch
@@ -31,7 +31,8 @@ KINDS = {
 
 T = TypeVar("T")
 # (name to record under or None, whether to record in any case)
-_label: ContextVar[tuple[str | None, bool]] = ContextVar("comm_label", default=(None, False))
+_NO_LABEL: tuple[str | None, bool] = (None, False)
+_label: ContextVar[tuple[str | None, bool]] = ContextVar("comm_label", default=_NO_LABEL)
 _PACKAGES = frozenset(("comm_collectives", "comm_orchestrator"))
 
 
@@ -74,21 +75,60 @@ class Observed:
         *args: Any,
     ) -> T:
         log = self._log
-        kind = self.call if self.call in KINDS.get(operation, ()) else operation
+        kind = self._kind(operation)
         log_name, prof = _label.get()
         name = log_name or kind
         if not (prof or log.wants(name)):
             return call(*args)
-        W = self.inner.get_world_size(group)
-        size = 0 if part is None else message_size_bytes(operation, part.numel() * part.element_size(), W)
+        W, ranks = self._members(group)
+        size = 0 if part is None else message_size_bytes(operation, part.nbytes, W)
         caller = _caller() if log.debug else ""
-        start = perf_counter()
+        start = perf_counter_ns()
         outcome = call(*args)
         if outcome is None or isinstance(outcome, int):
-            log.record(kind, size, perf_counter() - start, W, caller, name)
+            log.record(kind, size, perf_counter_ns() - start, W, caller, name, ranks)
             return outcome
-        work: Any = _ObservedWork(outcome, lambda: log.record(kind, size, perf_counter() - start, W, caller, name))
+        work: Any = _ObservedWork(outcome, lambda end: log.record(kind, size, end - start, W, caller, name, ranks))
         return cast(T, work)
+
+    def _kind(self, operation: str) -> str:
+        return self.call if self.call in KINDS.get(operation, ()) else operation
+
+    def _members(self, group: ProcessGroup | None) -> tuple[int, tuple[int, ...]]:
+        ranks = tuple(self.inner.get_process_group_ranks(group))
+        return len(ranks), ranks
+
+    def _plainly(
+        self,
+        operation: str,
+        group: ProcessGroup | None,
+        part: int | None,
+        call: Callable[..., T],
+        full: Callable[..., T],
+    ) -> Callable[..., T]:
+        """``call`` of tensors, of which number ``part`` counts, recorded at once; ``full`` where more is asked."""
+        log, kind = self._log, self._kind(operation)
+        W, ranks = self._members(group)
+        known: dict[int, Callable[[int], None]] = {}
+        now, label = perf_counter_ns, _label.get
+
+        def recorded(*tensors: torch.Tensor) -> T:
+            if not log.is_plain or label() is not _NO_LABEL:
+                return full(*tensors)
+            begin = now()
+            outcome = call(*tensors)
+            took_ns = now() - begin
+            if outcome is False:
+                return outcome
+            part_bytes = 0 if part is None else tensors[part].nbytes
+            add = known.get(part_bytes)
+            if add is None:
+                size = 0 if part is None else message_size_bytes(operation, part_bytes, W)
+                add = known[part_bytes] = log.series(kind, size, W, ranks).add
+            add(took_ns)
+            return outcome
+
+        return recorded
 
     def all_reduce(
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
@@ -101,15 +141,16 @@ class Observed:
         call = self.inner.prepare(operation, group, op, position)
         part = {"barrier": None, "reduce_scatter_tensor": 0}.get(operation, -1)
 
-        def observed(*tensors: torch.Tensor) -> None:
+        def full(*tensors: torch.Tensor) -> None:
             self._observe(operation, group, None if part is None else tensors[part], call, *tensors)
 
-        return observed
+        return self._plainly(operation, group, part, call, full)
 
     def shortest_all_reduce(
         self, group: ProcessGroup | None = None, op: object = "sum"
     ) -> Callable[[Any], bool] | None:
-        return None  # it would pass by
+        shortest = self.inner.shortest_all_reduce(group, op)
+        return None if shortest is None else self._plainly("all_reduce", group, 0, shortest, lambda *_: False)
 
     def reduce(
         self,
@@ -255,13 +296,19 @@ class Observed:
 
 
 class _ObservedWork:
-    """Records once: when the library reports the end, or else when somebody has waited for it."""
+    """Records once, with the time at which the operation ended.
 
-    def __init__(self, work: Any, record: Callable[[], None]) -> None:
+    A backend's handle may know that time (``ended_ns()``); otherwise the library calls back, or else it is when
+    somebody has waited.
+    """
+
+    def __init__(self, work: Any, record: Callable[[int], None]) -> None:
         self._work = work
-        self._record: Callable[[], None] | None = record
-        with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
-            work.get_future().add_done_callback(self._done)
+        self._record: Callable[[int], None] | None = record
+        self._ended_ns: Callable[[], int | None] = getattr(work, "ended_ns", _unknown)
+        if self._ended_ns is _unknown:
+            with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
+                work.get_future().add_done_callback(self._done)
 
     def _done(self, future: Any) -> None:
         try:
@@ -273,7 +320,7 @@ class _ObservedWork:
     def _recorded(self) -> None:
         record, self._record = self._record, None
         if record is not None:
-            record()
+            record(self._ended_ns() or perf_counter_ns())
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         done: bool = self._work.wait(timeout)
@@ -286,6 +333,17 @@ class _ObservedWork:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
+
+    def __del__(self) -> None:
+        # Nobody waited, and there was no callback.
+        if getattr(self, "_record", None) is not None and self._ended_ns is not _unknown:
+            with suppress(Exception):
+                if self._ended_ns() is not None:
+                    self._recorded()
+
+
+def _unknown() -> None:
+    return None
 
 
 def _given(work: Work) -> Work:

@@ -58,7 +58,7 @@ def log_summary(log: CommsLogger, show_straggler: bool = False, return_dict: boo
 
 
 def _key(row: Row) -> _Key:
-    return row.name, row.operation, row.size_bytes, row.world_size, row.caller
+    return row.name, row.operation, row.size_bytes, str(row.ranks or row.world_size), row.caller
 
 
 def _by_name(rows: Sequence[Row], numbers: Any) -> dict[str, dict[int, dict[str, Any]]]:

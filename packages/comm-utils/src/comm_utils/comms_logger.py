@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 from comm_utils.sizes import bandwidth, format_size
 
-__all__ = ["OPERATIONS", "CommsLogger", "Row", "format_table"]
+__all__ = ["OPERATIONS", "CommsLogger", "Row", "Series", "format_table"]
 
 #: Every name under which an operation may be recorded.
 OPERATIONS = frozenset(
@@ -45,10 +45,12 @@ _BINS_PER_DOUBLING = 8
 
 @dataclass(frozen=True)
 class Row:
-    """What happened with one operation at one message size on groups of one size; times in seconds.
+    """What happened with one operation at one message size in one group; times in seconds.
 
     Attributes:
         name: what it was recorded as: ``log_name`` of the call, or else the operation.
+        ranks: the global ranks of the group; empty where nobody said.
+        caller: with ``debug``, the function that called.
     """
 
     name: str
@@ -60,36 +62,61 @@ class Row:
     total_s: float
     min_s: float
     median_s: float
+    p95_s: float
+    max_s: float
     algbw_gb_per_s: float
     busbw_gb_per_s: float
+    ranks: tuple[int, ...] = ()
     caller: str = ""
 
 
-class _Durations:
-    """A histogram with bins 9 % wide, so that its memory does not grow with the number of calls."""
+class Series:
+    """The times of operations that are alike: a histogram, so that its memory does not grow with their number.
 
-    __slots__ = ("bins", "calls", "min_s", "total_s")
+    A bin is an eighth of a doubling: 6 to 13 % wide.
+    """
 
-    def __init__(self) -> None:
-        self.calls = 0
-        self.total_s = 0.0
-        self.min_s = math.inf
-        self.bins: dict[int, int] = {}
+    __slots__ = ("_bins", "_lock", "calls", "max_ns", "min_ns", "total_ns")
 
-    def add(self, duration_s: float) -> None:
-        self.calls += 1
-        self.total_s += duration_s
-        self.min_s = min(self.min_s, duration_s)
-        place = round(math.log2(max(duration_s, 1e-9)) * _BINS_PER_DOUBLING)
-        self.bins[place] = self.bins.get(place, 0) + 1
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self.clear()
 
-    def quantile_s(self, share: float) -> float:
+    def clear(self) -> None:
+        """Forget everything."""
+        self.calls = self.total_ns = self.max_ns = 0
+        self.min_ns: int = sys.maxsize
+        self._bins: dict[int, int] = {}
+
+    def add(self, duration_ns: int) -> None:
+        """Add one operation."""
+        with self._lock:
+            self.calls += 1
+            self.total_ns += duration_ns
+            if duration_ns < self.min_ns:
+                self.min_ns = duration_ns
+            if duration_ns > self.max_ns:
+                self.max_ns = duration_ns
+            # The highest bit and the three below it.
+            shift = duration_ns.bit_length() - 4
+            place = duration_ns if shift <= 0 else (shift << 3) + (duration_ns >> shift)
+            bins = self._bins
+            bins[place] = bins.get(place, 0) + 1
+
+    def quantile_ns(self, share: float) -> float:
+        """The middle of the bin in which so large a share of all operations ended, within the extremes."""
         seen = 0
-        for place in sorted(self.bins):
-            seen += self.bins[place]
+        for place in sorted(self._bins):
+            seen += self._bins[place]
             if seen >= share * self.calls:
-                return max(self.min_s, math.pow(2, place / _BINS_PER_DOUBLING))
+                return min(max(_middle_ns(place), self.min_ns), self.max_ns)
         return 0.0
+
+
+def _middle_ns(place: int) -> float:
+    # Of places from 16 on, the lower three bits and a leading one are the mantissa.
+    shift = (place >> 3) - 1
+    return float(place) if shift <= 0 else ((place & 7 | 8) + 0.5) * 2**shift
 
 
 class CommsLogger:
@@ -108,7 +135,7 @@ class CommsLogger:
         self.prof_all = prof_all
         self.prof_ops = prof_ops
         self.debug = debug
-        self._durations: dict[tuple[str, str, int, int, str], _Durations] = {}
+        self._series: dict[tuple[str, str, int, int, tuple[int, ...], str], Series] = {}
         # Asynchronous operations are recorded by the library's threads.
         self._lock = threading.Lock()
 
@@ -133,30 +160,48 @@ class CommsLogger:
         """Whether ``operation`` is to be recorded."""
         return self.prof_all or operation in self.prof_ops
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that is kept of an operation is its time."""
+        return self.prof_all and not (self.verbose or self.debug)
+
+    def series(
+        self,
+        operation: str,
+        size_bytes: int,
+        world_size: int,
+        ranks: tuple[int, ...] = (),
+        caller: str = "",
+        name: str | None = None,
+    ) -> Series:
+        """Where the times of such operations go, for as long as this logger lives."""
+        key = (name or operation, operation, size_bytes, world_size, ranks, caller)
+        with self._lock:
+            found = self._series.get(key)
+            if found is None:
+                found = self._series[key] = Series(self._lock)
+            return found
+
     def record(
         self,
         operation: str,
         size_bytes: int,
-        duration_s: float,
+        duration_ns: int,
         world_size: int,
         caller: str = "",
         name: str | None = None,
+        ranks: tuple[int, ...] = (),
     ) -> None:
-        """Add one operation that ended ``duration_s`` seconds after it was called, under ``name`` or its own."""
-        key = (name or operation, operation, size_bytes, world_size, caller)
-        with self._lock:
-            durations = self._durations.get(key)
-            if durations is None:
-                durations = self._durations[key] = _Durations()
-            durations.add(duration_s)
+        """Add one operation that ended ``duration_ns`` nanoseconds after it was called, under ``name`` or its own."""
+        self.series(operation, size_bytes, world_size, ranks, caller, name).add(duration_ns)
         if self.verbose:
-            rate = bandwidth(operation, size_bytes, duration_s, world_size)
+            rate = bandwidth(operation, size_bytes, duration_ns * 1e-9, world_size)
             logger.info(
                 "%s%s | size: %s | time: %.3f ms | algbw: %.2f GB/s | busbw: %.2f GB/s",
-                key[0],
+                name or operation,
                 f" from {caller}" if caller else "",
                 format_size(size_bytes),
-                duration_s * 1e3,
+                duration_ns * 1e-6,
                 rate.algbw_gb_per_s,
                 rate.busbw_gb_per_s,
             )
@@ -164,32 +209,38 @@ class CommsLogger:
     def rows(self) -> list[Row]:
         """What was recorded, by operation and size."""
         with self._lock:
-            snapshot = sorted(self._durations.items(), key=lambda item: item[0])
-            return [self._row(*key, durations) for key, durations in snapshot]
+            snapshot = sorted(self._series.items(), key=lambda item: item[0])
+            return [self._row(*key, series) for key, series in snapshot if series.calls]
 
     @staticmethod
-    def _row(name: str, operation: str, size: int, world_size: int, caller: str, durations: _Durations) -> Row:
-        median_s = durations.quantile_s(0.5)
+    def _row(
+        name: str, operation: str, size: int, world_size: int, ranks: tuple[int, ...], caller: str, series: Series
+    ) -> Row:
+        median_s = series.quantile_ns(0.5) * 1e-9
         rate = bandwidth(operation, size, median_s, world_size)
         return Row(
-            name,
-            operation,
-            size,
-            world_size,
-            durations.calls,
-            size * durations.calls,
-            durations.total_s,
-            durations.min_s,
-            median_s,
-            rate.algbw_gb_per_s,
-            rate.busbw_gb_per_s,
-            caller,
+            name=name,
+            operation=operation,
+            size_bytes=size,
+            world_size=world_size,
+            calls=series.calls,
+            total_bytes=size * series.calls,
+            total_s=series.total_ns * 1e-9,
+            min_s=series.min_ns * 1e-9,
+            median_s=median_s,
+            p95_s=series.quantile_ns(0.95) * 1e-9,
+            max_s=series.max_ns * 1e-9,
+            algbw_gb_per_s=rate.algbw_gb_per_s,
+            busbw_gb_per_s=rate.busbw_gb_per_s,
+            ranks=ranks,
+            caller=caller,
         )
 
     def reset(self) -> None:
         """Forget everything recorded."""
         with self._lock:
-            self._durations.clear()
+            for series in self._series.values():
+                series.clear()
 
 
 _COLUMNS = (
@@ -201,9 +252,17 @@ _COLUMNS = (
     "total ms",
     "min us",
     "median us",
+    "p95 us",
     "algbw GB/s",
     "busbw GB/s",
 )
+
+
+def _group(row: Row) -> str:
+    if row.ranks in ((), tuple(range(row.world_size))):
+        return str(row.world_size)
+    ranks = str(list(row.ranks)) if row.world_size <= 8 else f"[{row.ranks[0]} ... {row.ranks[-1]}]"
+    return f"{row.world_size} {ranks}"
 
 
 def format_table(rows: Iterable[Row], extra: tuple[str, list[str]] | None = None) -> str:
@@ -216,12 +275,13 @@ def format_table(rows: Iterable[Row], extra: tuple[str, list[str]] | None = None
         [
             f"{row.name} ({row.caller})" if row.caller else row.name,
             format_size(row.size_bytes),
-            str(row.world_size),
+            _group(row),
             str(row.calls),
             format_size(row.total_bytes),
             f"{row.total_s * 1e3:.2f}",
             f"{row.min_s * 1e6:.1f}",
             f"{row.median_s * 1e6:.1f}",
+            f"{row.p95_s * 1e6:.1f}",
             f"{row.algbw_gb_per_s:.3f}",
             f"{row.busbw_gb_per_s:.3f}",
         ]
