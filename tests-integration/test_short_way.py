@@ -121,13 +121,18 @@ def run_refusals() -> list[str]:
         attempt(lambda: dist.recv(torch.ones(4)[::2], 1 - rank))
         attempt(lambda: dist.send(torch.ones(2), True))
         attempt(lambda: dist.send(torch.ones(2), 1 - rank, None, False))
+        nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(1)])  # two elements, and no place for them
+        attempt(lambda: dist.broadcast(nested, 0))  # noqa: B023
+        attempt(lambda: dist.all_gather_into_tensor(torch.empty(4), nested))  # noqa: B023
+        attempt(lambda: dist.all_to_all_single(nested, torch.ones(2)))  # noqa: B023
+        attempt(lambda: dist.all_gather([torch.empty(2), nested], torch.ones(2)))  # noqa: B023
     return found
 
 
 def test_refusals_stay(pools: Pools) -> None:
     for found in pools(2).run(run_refusals):
-        assert len(found) == 32
-        assert found[:16] == found[16:]
+        assert len(found) == 40
+        assert found[:20] == found[20:]
 
 
 def run_awkward() -> None:

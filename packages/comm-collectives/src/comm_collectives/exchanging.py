@@ -149,7 +149,7 @@ def all_to_all_single(
     call = "all_to_all_single"
     if not async_op and timeout is None and output_split_sizes is None and input_split_sizes is None:
         known = prepared.between(call, None, output, input, group)
-        if known is not None and not (input.is_nested or output.is_nested) and output.shape == input.shape:
+        if known is not None and output.shape == input.shape:
             rows = input.shape[0] if input.dim() else 1
             if rows % known[1] == 0 and disjoint(output, input):
                 with suppress(NotImplementedError):  # as in all_reduce

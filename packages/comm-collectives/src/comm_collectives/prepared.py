@@ -69,6 +69,7 @@ def on(operation: str, root: object, tensor: Any, group: ProcessGroup | None) ->
             or type(tensor) is not _Tensor
             or not tensor.is_contiguous()
             or tensor.is_neg()
+            or tensor.is_nested
             or tensor.is_inference()
         ):
             return None
@@ -91,6 +92,8 @@ def between(operation: str, op: object, output: Any, input: Any, group: ProcessG
             or not (input.is_contiguous() and output.is_contiguous())
             or input.is_neg()
             or output.is_neg()
+            or input.is_nested
+            or output.is_nested
             or output.is_inference()
             or output.requires_grad
         ):
@@ -118,6 +121,7 @@ def into_list(parts: Any, tensor: Any, group: ProcessGroup | None) -> Any:
                 or part.shape != shape
                 or not part.is_contiguous()
                 or part.is_neg()
+                or part.is_nested
                 or part.is_inference()
                 or part.requires_grad
             ):
