@@ -252,6 +252,7 @@ def integration(session: nox.Session) -> None:
 ON_EVERY_LIBRARY = [
     f"tests-integration/test_{name}.py"
     for name in (
+        "comms_logger",
         "deepspeed_faults",
         "management",
         "objects",

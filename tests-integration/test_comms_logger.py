@@ -122,6 +122,22 @@ def run_against_a_clock(asynchronous: bool) -> None:
     assert row["min_latency_ms"] == pytest.approx(min(took_ms), rel=0.05)
 
 
+def run_late_waits() -> None:
+    tensor = torch.ones(16)
+    with recording():
+        for _ in range(5):
+            work = dist.all_reduce(tensor, async_op=True)
+            time.sleep(0.1)
+            assert work is not None
+            work.wait()
+        assert recorded()["all_reduce"][64]["min_latency_ms"] < 50
+
+
+def test_an_operation_ends_before_somebody_waits(pools: Pools) -> None:
+    pools(2).run(run_late_waits)
+    pools(1).run(run_late_waits)  # complete before there is a handle
+
+
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_times_agree_with_another_clock(pools: Pools, asynchronous: bool) -> None:
     pools(2).run(run_against_a_clock, asynchronous)

@@ -40,8 +40,6 @@ OPERATIONS = frozenset(
     )
 )
 
-_BINS_PER_DOUBLING = 8
-
 
 @dataclass(frozen=True)
 class Row:
