@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import io
+import json
+import os
+import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 import torch
 
 import comm_orchestrator as dist
-from comm_utils.testing import RankPool
+from comm_collectives import clocks
+from comm_collectives.observed import Observed
+from comm_utils.active import active_backend
+from comm_utils.comms_logger import OPERATIONS
+from comm_utils.testing import RankPool, run_ranks
+from comm_utils.traces.alignment import aligned
+from comm_utils.traces.file import load
+from comm_utils.traces.waiting import account
 
 Pools: TypeAlias = Callable[[int], RankPool]
 
@@ -141,3 +153,381 @@ def test_an_operation_ends_before_somebody_waits(pools: Pools) -> None:
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
 def test_times_agree_with_another_clock(pools: Pools, asynchronous: bool) -> None:
     pools(2).run(run_against_a_clock, asynchronous)
+
+
+# --- every operation
+
+
+def calls_of_the_api() -> dict[str, tuple[Callable[[], Any], dict[str, int]]]:
+    """Function -> a call on two ranks, and under which names it is recorded how often."""
+    W, me = dist.get_world_size(), dist.get_rank()
+    other = 1 - me
+    part, whole = torch.ones(8), torch.ones(8 * W)
+    parts = [torch.ones(8) for _ in range(W)]
+
+    def p2p(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], Any]:
+        return first if me == 0 else second
+
+    def exchange() -> None:
+        ops = [dist.P2POp(dist.isend, part, other), dist.P2POp(dist.irecv, part.clone(), other)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    def messages() -> None:
+        works = [dist.isend(part, other), dist.irecv(part.clone(), other)]
+        for work in works:
+            work.wait()
+
+    send_or_recv = p2p(lambda: dist.send(part, 1), lambda: dist.recv(part, 0))
+    return {
+        "all_gather": (lambda: dist.all_gather(parts, part), {"all_gather": 1}),
+        "all_gather_coalesced": (
+            lambda: dist.all_gather_coalesced([torch.ones(8 * W)], [part]),
+            {"all_gather_coalesced": 1},
+        ),
+        "all_gather_into_tensor": (lambda: dist.all_gather_into_tensor(whole, part), {"all_gather_into_tensor": 1}),
+        "all_reduce": (lambda: dist.all_reduce(part), {"all_reduce": 1}),
+        "all_reduce_coalesced": (lambda: dist.all_reduce_coalesced([part, whole]), {"all_reduce_coalesced": 1}),
+        "all_to_all": (lambda: dist.all_to_all([torch.ones(8) for _ in parts], parts), {"all_to_all": 1}),
+        "all_to_all_single": (lambda: dist.all_to_all_single(whole, whole.clone()), {"all_to_all_single": 1}),
+        "barrier": (dist.barrier, {"barrier": 1}),
+        "batch_isend_irecv": (exchange, {"isend": 1, "irecv": 1}),
+        "broadcast": (lambda: dist.broadcast(part, 0), {"broadcast": 1}),
+        "gather": (lambda: dist.gather(part, parts if me == 0 else None), {"gather": 1}),
+        "inference_all_reduce": (lambda: dist.inference_all_reduce(part), {"inference_all_reduce": 1}),
+        "irecv": (messages, {"isend": 1, "irecv": 1}),
+        "isend": (messages, {"isend": 1, "irecv": 1}),
+        "recv": (send_or_recv, {"recv" if me else "send": 1}),
+        "reduce": (lambda: dist.reduce(part, 0), {"reduce": 1}),
+        "reduce_scatter": (lambda: dist.reduce_scatter(part, parts), {"reduce_scatter": 1}),
+        "reduce_scatter_coalesced": (
+            lambda: dist.reduce_scatter_coalesced([torch.ones(8 * W)]),
+            {"reduce_scatter_coalesced": 1},
+        ),
+        "reduce_scatter_tensor": (lambda: dist.reduce_scatter_tensor(part, whole), {"reduce_scatter_tensor": 1}),
+        "scatter": (lambda: dist.scatter(part, parts if me == 0 else None), {"scatter": 1}),
+        "send": (send_or_recv, {"recv" if me else "send": 1}),
+    }
+
+
+def run_every_operation() -> list[str]:
+    calls = calls_of_the_api()
+    for name, (call, names) in calls.items():
+        for again in range(3):  # the first in full, the second remembered, the third asynchronous where there is such
+            with recording():
+                call()
+                found = {row.name: row.calls for row in dist.log_rows()}
+            assert found == names, (name, again, found)
+    return sorted(calls)
+
+
+def test_every_operation_of_the_api_is_recorded(pools: Pools) -> None:
+    """Walks the table of operations: a new one has to be added here."""
+    (found, _) = pools(2).run(run_every_operation)
+    assert set(found) - {"batch_isend_irecv"} == set(OPERATIONS)
+    functions = {name for name in dist.__all__ if inspect.isfunction(getattr(dist, name))}
+    prefixes = "get is has in init new log start stop set destroy split register patch mpi enable initialize"
+    elsewhere = re.compile("|".join(f"{prefix}_" for prefix in prefixes.split()))
+    others = {name for name in functions - set(found) if not elsewhere.match(name)}
+    assert others == {
+        # Objects travel by operations of the table, under their names.
+        "all_gather_object",
+        "allgather_object",
+        "broadcast_object",
+        "broadcast_object_list",
+        "gather_object",
+        "recv_object_list",
+        "reduce_object",
+        "scatter_object_list",
+        "send_object_list",
+        # Other names of what is in the table.
+        "all_gather_single",
+        "allgather_fn",
+        "reduce_scatter_fn",
+        "reduce_scatter_single",
+        # Through the store.
+        "monitored_barrier",
+        # Which do not communicate.
+        "available_backends",
+        "configure",
+        "empty_shared",
+        "export_log",
+        "reset_log",
+    }
+
+
+# --- who waited for whom
+
+
+def run_stopped_rank() -> tuple[dict[str, Any], str]:
+    """Rank 1 is stopped for 50 ms at each step; rank 2 makes more calls than the others, in a group of its own."""
+    me, tensor = dist.get_rank(), torch.ones(256)
+    own = dist.new_group([2, 3])
+    out = io.StringIO()
+    with recording():
+        for _ in range(8):
+            if me == 1:
+                time.sleep(0.05)
+            dist.all_reduce(tensor)
+            if me in (2, 3):
+                dist.all_reduce(tensor, "sum", own)
+            dist.broadcast(tensor, 0)
+            work = dist.all_reduce(tensor, async_op=True)
+            assert work is not None
+            work.wait()
+        with contextlib.redirect_stdout(out):
+            found = dist.log_summary(show_straggler=True, return_dict=True)
+        rows = dist.log_rows()
+    if me in (2, 3):
+        dist.destroy_process_group(own)
+    assert found is not None
+    # What this rank recorded divides into waiting and transfer, and nothing is left over.
+    split = [numbers for sizes in found["straggler_analysis"].values() for numbers in sizes.values()]
+    divided_ms = sum(one["total_comm_lat_ms"] + one["total_straggler_ms"] for one in split)
+    assert divided_ms == pytest.approx(sum(row.total_s for row in rows) * 1e3)
+    assert sum(one["count"] for one in split) == sum(row.calls for row in rows)
+    return found, out.getvalue()
+
+
+def test_a_stopped_rank_is_named(pools: Pools) -> None:
+    results = pools(4).run(run_stopped_rank)
+    for rank, (found, printed) in enumerate(results):
+        worst = found["stragglers"][0]
+        assert worst["rank"] == 1
+        assert worst["last"] >= 8
+        assert worst["caused_ms"] > 3 * 8 * 40
+        assert worst["typical_late_ms"] > 30
+        assert found["stragglers"] == results[0][0]["stragglers"]
+        waiting_ms = found["straggler_analysis"]["all_reduce"][1024]["total_straggler_ms"]
+        assert waiting_ms < 100 if rank == 1 else waiting_ms > 8 * 40
+        assert printed.count("rank 1 (") == (rank == 0)
+    assert f"pid {worst['pid']}) was waited for: the last in" in results[0][1]
+
+
+def run_turned_on_at_different_calls() -> dict[str, Any]:
+    me, tensor = dist.get_rank(), torch.ones(256)
+    dist.reset_log()
+    for step in range(12):
+        if step == 4 * me:
+            dist.configure(enabled=True)
+        if me == 1:
+            time.sleep(0.02)
+        dist.all_reduce(tensor)
+    try:
+        with contextlib.redirect_stdout(None):
+            found = dist.log_summary(show_straggler=True, return_dict=True)
+    finally:
+        dist.configure(enabled=False)
+        dist.reset_log()
+    assert found is not None
+    return found
+
+
+def test_ranks_that_turn_it_on_at_different_calls(pools: Pools) -> None:
+    """Their own counts differ by 4; only what all have recorded is compared, and with the right call."""
+    first, second = pools(2).run(run_turned_on_at_different_calls)
+    assert [found["summary"]["all_reduce"][1024]["count"] for found in (first, second)] == [12, 8]
+    for found in (first, second):
+        assert found["straggler_analysis"]["all_reduce"][1024]["count"] == 8
+        assert found["stragglers"][0]["rank"] == 1
+        assert found["stragglers"][0]["last"] == 8
+    assert first["straggler_analysis"]["all_reduce"][1024]["total_straggler_ms"] > 8 * 15
+
+
+def run_clocks(apart_s: float) -> list[tuple[int, int, int]]:
+    me = dist.get_rank()
+    offset_ns = round(me * apart_s * 1e9)
+    found = clocks.measure(active_backend(), [1, 2], "cpu", lambda: time.perf_counter_ns() + offset_ns)
+    return [(one.rank, one.offset_ns, one.uncertainty_ns) for one in found]
+
+
+@pytest.mark.parametrize("apart_s", [0.0, -3600.0, 0.25])
+def test_clocks_are_compared(pools: Pools, apart_s: float) -> None:
+    """Processes of one machine have one clock, so what is found has to be what was put in."""
+    found, *others = pools(3).run(run_clocks, apart_s)
+    assert others == [[], []]
+    assert [rank for rank, _, _ in found] == [1, 2]
+    for rank, offset_ns, uncertainty_ns in found:
+        assert abs(offset_ns - rank * apart_s * 1e9) <= uncertainty_ns
+        assert uncertainty_ns < 1e9
+
+
+# --- windows, settings, traces
+
+
+def run_windows() -> None:
+    tensor = torch.ones(16)
+    with recording():
+        dist.all_reduce(tensor)
+        with dist.log_window("epoch") as epoch:
+            for _ in range(3):
+                with dist.log_window("step") as step:
+                    dist.all_reduce(tensor)
+                    dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+                assert sum(row.calls for row in step.rows()) == 2
+                assert step.total_s > 0
+                assert step.elapsed_s > 0
+        dist.all_reduce(tensor)
+        assert sum(row.calls for row in epoch.rows()) == 6
+        assert [row.name for row in epoch.rows()] == ["all_reduce"]
+        assert dist.get_comm_operation_count() == 8
+
+
+def test_windows(pools: Pools) -> None:
+    pools(2).run(run_windows)
+
+
+def run_profiling_calls() -> None:
+    tensor = torch.ones(16)
+    dist.reset_log()
+    try:
+        dist.start_profiling_comms()
+        dist.all_reduce(tensor)
+        dist.stop_profiling_comms()
+        dist.all_reduce(tensor)
+        assert dist.get_comm_operation_count() == 1
+        dist.configure(enabled=True, prof_all=False)
+        dist.start_profiling_op(["broadcast"])
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        assert dist.get_logged_comm_ops() == ["all_reduce", "broadcast"]
+        assert dist.get_comm_operation_count() == 2
+        dist.stop_profiling_op(["broadcast"])
+        dist.broadcast(tensor, 0)
+        assert dist.get_comm_operation_count() == 2
+        with pytest.raises(TypeError, match="start_profiling_op: op_name_list: got 'send'; expected a list"):
+            dist.start_profiling_op("send")
+    finally:
+        dist.configure(enabled=False, prof_all=True, prof_ops=[])
+        dist.reset_log()
+
+
+def test_profiling_by_deepspeeds_calls(pools: Pools) -> None:
+    pools(2).run(run_profiling_calls)
+
+
+def run_trace(folder: str) -> None:
+    me, tensor = dist.get_rank(), torch.ones(16)
+    assert not isinstance(active_backend(), Observed)
+    path = dist.start_trace(folder)
+    assert path == Path(folder, f"rank{me}.jsonl")
+    assert isinstance(active_backend(), Observed)
+    with pytest.raises(dist.ArgumentError, match=r"start_trace: on rank 0: a trace is being written already"):
+        dist.start_trace(folder)
+    dist.all_reduce(tensor, log_name="mine")
+    work = dist.all_reduce(tensor, "max", async_op=True)
+    assert work is not None
+    work.wait()
+    dist.broadcast(tensor.double(), 1)
+    if me == 0:
+        dist.send(tensor, 1)
+    else:
+        dist.recv(tensor, 0)
+    rows = [1, 2] if me == 0 else [2, 1]
+    dist.all_to_all_single(torch.ones(3, 2), torch.ones(3, 2), [1, 2] if me == 0 else [2, 1], rows)
+    assert dist.stop_trace() == path
+    assert not isinstance(active_backend(), Observed)
+    dist.all_reduce(tensor)
+    assert dist.stop_trace() is None
+    dist.reset_log()
+
+
+def test_a_trace(pools: Pools, tmp_path: Path) -> None:
+    pools(4).run(run_stopped_world, str(tmp_path / "trace"))  # leaves the files of more ranks
+    assert len(list((tmp_path / "trace").iterdir())) == 4
+    pools(2).run(run_trace, str(tmp_path / "trace"))
+    traces = load(tmp_path / "trace")
+    backend = os.environ.get("TESTS_BACKEND", "gloo")
+    for rank, trace in enumerate(traces):
+        assert (trace.rank, trace.world_size, trace.complete, trace.dropped) == (rank, 2, True, 0)
+        assert backend in trace.backend
+        what = [(event.operation.name, event.operation.op, event.operation.root) for event in trace.events]
+        message = ("send", "", 1) if rank == 0 else ("recv", "", 0)
+        last = ("all_to_all_single", "", -1)
+        assert what == [("mine", "sum", -1), ("all_reduce", "max", -1), ("broadcast", "", 1), message, last]
+        first = trace.events[0].sequence
+        assert [event.sequence - first for event in trace.events] == [0, 1, 2, 0, 3]
+        assert [event.operation.dtype for event in trace.events] == ["float32"] * 2 + ["float64"] + ["float32"] * 2
+        assert [event.operation.asynchronous for event in trace.events] == [False, True, False, False, False]
+        assert len(trace.events[1].waits) == 1
+        splits = trace.events[-1].operation
+        assert splits.input_splits == ((2, 4) if rank == 0 else (4, 2))
+        assert splits.output_splits == ((2, 4) if rank == 0 else (4, 2))
+        assert splits.size_bytes == 24
+        for event in trace.events:
+            assert event.begin_ns <= event.returned_ns
+            assert event.begin_ns < event.end_ns
+    found = account(aligned(traces))
+    assert (found.operations, found.unmatched) == (5, 0)
+
+
+def run_stopped_world(folder: str) -> None:
+    dist.start_trace(folder)
+    dist.barrier()
+    dist.stop_trace()
+    dist.reset_log()
+
+
+def run_trace_elsewhere(folder: str) -> str:
+    place = Path(folder, "file") if dist.get_rank() == 1 else Path(folder, "trace")
+    if dist.get_rank() == 1:
+        place.write_text("in the way")
+    with pytest.raises(dist.ArgumentError) as caught:
+        dist.start_trace(place)
+    assert not isinstance(active_backend(), Observed)
+    dist.all_reduce(torch.ones(1))
+    return str(caught.value)
+
+
+def test_a_trace_that_one_rank_cannot_write(pools: Pools, tmp_path: Path) -> None:
+    found = pools(2).run(run_trace_elsewhere, str(tmp_path))
+    assert found == [f"start_trace: on rank 1: {tmp_path / 'file'}: File exists"] * 2
+    assert list((tmp_path / "trace").iterdir()) == []
+
+
+TRACED = """
+import sys
+import torch
+import comm_orchestrator as dist
+
+dist.init_distributed(sys.argv[1], verbose=False)
+for _ in range(3):
+    dist.all_reduce(torch.ones(16))
+if sys.argv[2] == "end":
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("end", ["end", "exit"])
+def test_a_trace_without_a_line_in_the_program(tmp_path: Path, end: str) -> None:
+    """The variable is enough, and the trace ends with the world or with the process."""
+    script = tmp_path / "program.py"
+    script.write_text(TRACED)
+    folder = tmp_path / "trace"
+    environ = {"COMM_COMMS_LOGGER__TRACE": str(folder)}
+    backend = os.environ.get("TESTS_BACKEND", "gloo")
+    run_ranks(str(script), 2, backend, end, env=environ, timeout_s=60)
+    for trace in load(folder):
+        assert trace.complete
+        assert [event.operation.name for event in trace.events] == ["all_reduce"] * 3
+
+
+def run_exports(folder: str) -> None:
+    me = dist.get_rank()
+    with recording():
+        dist.all_reduce(torch.ones(16))
+        for ending in ("jsonl", "csv", "prom"):
+            dist.export_log(f"{folder}/rank{me}.{ending}")
+        with pytest.raises(dist.ArgumentError):
+            dist.export_log(f"{folder}/log.xml")
+
+
+def test_exports(pools: Pools, tmp_path: Path) -> None:
+    pools(2).run(run_exports, str(tmp_path))
+    for rank in range(2):
+        (line,) = (tmp_path / f"rank{rank}.jsonl").read_text().splitlines()
+        found = json.loads(line)
+        assert (found["name"], found["size_bytes"], found["calls"], found["rank"]) == ("all_reduce", 64, 1, rank)
+        assert len((tmp_path / f"rank{rank}.csv").read_text().splitlines()) == 2
+        assert "comm_operations_total{" in (tmp_path / f"rank{rank}.prom").read_text()
+    assert len(list(tmp_path.iterdir())) == 6

@@ -280,6 +280,8 @@ WITHOUT_A_WORLD: dict[str, Callable[[], Any]] = {
     "get_logged_comm_ops": lambda: dist.get_logged_comm_ops() == [],
     "get_world_rank_from_launcher": lambda: dist.get_world_rank_from_launcher() == 0,
     "get_world_size_from_launcher": lambda: dist.get_world_size_from_launcher() == 1,
+    "log_rows": lambda: dist.log_rows() == [],
+    "log_window": lambda: dist.log_window().rows() == [],
     "has_comm_data": lambda: dist.has_comm_data() is False,
     "in_aml": lambda: dist.in_aml() is False,
     "in_aws_sm": lambda: dist.in_aws_sm() is False,
@@ -288,6 +290,11 @@ WITHOUT_A_WORLD: dict[str, Callable[[], Any]] = {
     "is_initialized": lambda: dist.is_initialized() is False,
     "register_object_type": lambda: callable(dist.register_object_type),
     "reset_log": lambda: dist.reset_log() is None,
+    "start_profiling_comms": lambda: dist.start_profiling_comms() is None,
+    "start_profiling_op": lambda: dist.start_profiling_op(["all_reduce"]) is None,
+    "start_telemetry": lambda: dist.start_telemetry()() is None,
+    "stop_profiling_comms": lambda: dist.stop_profiling_comms() is None,
+    "stop_profiling_op": lambda: dist.stop_profiling_op(["all_reduce"]) is None,
     "set_object_policy": lambda: dist.set_object_policy(False, 1 << 30) is None,
 }
 #: What makes a world, or looks for one; tested elsewhere.

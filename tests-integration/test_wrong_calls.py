@@ -160,6 +160,17 @@ def test_every_function_is_covered() -> None:
         "destroy_process_group",
         "empty_shared",  # in test_shared_memory.py
         "enable_symm_mem_for_group",
+        # in test_comms_logger.py
+        "export_log",
+        "log_rows",
+        "log_window",
+        "start_profiling_comms",
+        "start_profiling_op",
+        "start_telemetry",
+        "start_trace",
+        "stop_profiling_comms",
+        "stop_profiling_op",
+        "stop_trace",
         "has_comm_data",
         "init_device_mesh",
         "init_distributed",
@@ -215,7 +226,10 @@ NEEDING_A_WORLD: dict[str, Callable[[int, int], Arguments]] = {
     "init_device_mesh": lambda r, W: {"device_type": "cpu", "mesh_shape": (1,)},
     "initialize_mesh_device": lambda r, W: {"mesh_shape": (1,), "mesh_dim_names": ("data",)},
     "set_backend": lambda r, W: {"name": "gloo"},
+    "export_log": lambda r, W: {"path": "log.csv"},
     "log_summary": lambda r, W: {},
+    "start_trace": lambda r, W: {"folder": "trace"},
+    "stop_trace": lambda r, W: {},
     "destroy_process_group": lambda r, W: {},
     "batch_isend_irecv": lambda r, W: {"p2p_op_list": [dist.P2POp(dist.isend, ones(), 0)]},
 }

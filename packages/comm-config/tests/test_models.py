@@ -36,6 +36,8 @@ def test_defaults() -> None:
         "prof_all": True,
         "debug": False,
         "prof_ops": [],
+        "ranges": False,
+        "trace": None,
     }
     assert config.objects.model_dump() == {"allow_pickle": False, "max_bytes": 2**30}
     assert config.communication_data_type is None

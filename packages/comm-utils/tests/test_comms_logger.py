@@ -6,14 +6,18 @@ import logging
 import math
 import threading
 import tracemalloc
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_utils.comms_logger import CommsLogger, Row, format_table
+from comm_utils.comms_logger import EVENTS_KEPT, SERIES_KEPT, CommsLogger, Row
 from comm_utils.errors import ArgumentError
+from comm_utils.log_table import format_table
 from comm_utils.sizes import bandwidth
+from comm_utils.traces import Operation, RankTrace
+from comm_utils.traces.file import TraceWriter, load_rank
 
 DURATIONS_NS = st.lists(st.integers(0, 10**12), min_size=1, max_size=200)
 # A bin is at most an eighth of what is in it; its middle is at most half of that away.
@@ -21,10 +25,26 @@ HALF_A_BIN = 1 / 16 + 1e-9
 US, MS = 10**3, 10**6
 
 
+def record(
+    log: CommsLogger,
+    operation: str,
+    size: int,
+    duration_ns: int,
+    world_size: int = 2,
+    caller: str = "",
+    name: str = "",
+    ranks: tuple[int, ...] = (),
+) -> None:
+    ranks = ranks or tuple(range(world_size))
+    what = Operation(name or operation, operation, size, ranks, caller=caller)
+    log.series(what).add(next(log.counter(ranks)), 1000, 1000 + duration_ns)
+    log.line(what, duration_ns)
+
+
 def recorded(durations_ns: list[int], operation: str = "all_reduce", size: int = 4096, world_size: int = 4) -> Row:
     log = CommsLogger()
     for duration_ns in durations_ns:
-        log.record(operation, size, duration_ns, world_size)
+        record(log, operation, size, duration_ns, world_size)
     (row,) = log.rows()
     return row
 
@@ -32,7 +52,13 @@ def recorded(durations_ns: list[int], operation: str = "all_reduce", size: int =
 @given(DURATIONS_NS)
 def test_counts_and_sums(durations_ns: list[int]) -> None:
     row = recorded(durations_ns)
-    assert (row.operation, row.size_bytes, row.world_size, row.ranks, row.caller) == ("all_reduce", 4096, 4, (), "")
+    assert (row.operation, row.size_bytes, row.world_size, row.ranks, row.caller) == (
+        "all_reduce",
+        4096,
+        4,
+        (0, 1, 2, 3),
+        "",
+    )
     assert row.calls == len(durations_ns)
     assert row.total_bytes == 4096 * len(durations_ns)
     assert row.total_s == sum(durations_ns) * 1e-9
@@ -53,7 +79,7 @@ def test_bins_are_an_eighth_of_a_doubling() -> None:
         log = CommsLogger()
         # Extremes that do not bound what is in between.
         for other_ns in (0, duration_ns, duration_ns, 2**62):
-            log.record("send", 8, other_ns, 2)
+            record(log, "send", 8, other_ns, 2)
         assert abs(log.rows()[0].median_s * 1e9 - duration_ns) <= HALF_A_BIN * duration_ns
 
 
@@ -72,31 +98,34 @@ def test_durations_of_zero() -> None:
 def test_memory_does_not_grow_with_the_number_of_calls() -> None:
     log = CommsLogger()
 
-    def record(calls: int) -> None:
+    def make(calls: int) -> None:
         for call in range(calls):
-            log.record("all_gather", 2**20, US * (1 + call % 1000), 8)
+            record(log, "all_gather", 2**20, US * (1 + call % 1000), 8)
 
-    record(2000)
     tracemalloc.start()
-    record(20_000)
-    grown, _ = tracemalloc.get_traced_memory()
+    make(EVENTS_KEPT + 100)
+    before, _ = tracemalloc.get_traced_memory()
+    make(20_000)
+    after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert grown < 4096
-    assert log.rows()[0].calls == 22_000
+    assert after - before < 4096
+    assert after < 2**21
+    assert log.rows()[0].calls == EVENTS_KEPT + 20_100
+    assert len(log.recent()[1]) == EVENTS_KEPT
 
 
 def test_threads_lose_nothing() -> None:
     log = CommsLogger()
     barrier = threading.Barrier(8)
 
-    def record(thread: int) -> None:
+    def make(thread: int) -> None:
         barrier.wait()
         for call in range(500):
-            log.record("all_reduce", 2 ** (call % 3), MS, 2, f"thread {thread % 2}")
+            record(log, "all_reduce", 2 ** (call % 3), MS, 2, f"thread {thread % 2}")
             if call % 100 == 0:
                 log.rows()
 
-    threads = [threading.Thread(target=record, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -108,7 +137,7 @@ def test_threads_lose_nothing() -> None:
 def test_rows_are_sorted_and_kept_apart() -> None:
     log = CommsLogger()
     for key in (("send", 8, 2, ""), ("all_reduce", 1024, 4, ""), ("all_reduce", 8, 4, "b"), ("all_reduce", 8, 2, "")):
-        log.record(key[0], key[1], MS, key[2], key[3])
+        record(log, key[0], key[1], MS, key[2], key[3])
     keys = [(row.operation, row.size_bytes, row.world_size, row.caller) for row in log.rows()]
     assert keys == [
         ("all_reduce", 8, 2, ""),
@@ -120,18 +149,18 @@ def test_rows_are_sorted_and_kept_apart() -> None:
 
 def test_reset_forgets() -> None:
     log = CommsLogger()
-    log.record("barrier", 0, MS, 2)
-    series = log.series("barrier", 0, 2)
+    record(log, "barrier", 0, MS, 2)
+    series = log.series(Operation("barrier", "barrier", 0, (0, 1)))
     log.reset()
     assert log.rows() == []
-    series.add(5)  # somebody still has it
+    series.add(0, 5, 10)  # somebody still has it
     assert [row.calls for row in log.rows()] == [1]
 
 
 def test_groups_are_kept_apart() -> None:
     log = CommsLogger()
     for ranks in ((0, 1), (2, 3), (2, 3), tuple(range(1, 13))):
-        log.record("broadcast", 8, MS, len(ranks), ranks=ranks)
+        record(log, "broadcast", 8, MS, len(ranks), ranks=ranks)
     assert [(row.ranks, row.calls) for row in log.rows()] == [
         ((0, 1), 1),
         ((2, 3), 2),
@@ -147,8 +176,8 @@ def test_groups_are_kept_apart() -> None:
 
 def test_names_of_calls_keep_their_operation() -> None:
     log = CommsLogger()
-    log.record("all_reduce", 8, MS, 2, name="gradients")
-    log.record("all_reduce", 8, MS, 2)
+    record(log, "all_reduce", 8, MS, 2, name="gradients")
+    record(log, "all_reduce", 8, MS, 2)
     assert [(row.name, row.operation, row.calls) for row in log.rows()] == [
         ("all_reduce", "all_reduce", 1),
         ("gradients", "all_reduce", 1),
@@ -168,7 +197,7 @@ def test_what_is_recorded() -> None:
 def test_operations_that_do_not_exist(name: str, meant: str, caplog: pytest.LogCaptureFixture) -> None:
     log = CommsLogger(prof_ops=["send"])
     with caplog.at_level(logging.WARNING, logger="comm"):
-        log.prof_ops = ["all_reduce", name]  # type: ignore[assignment]
+        log.choose(prof_ops=["all_reduce", name])
     (record,) = caplog.records
     assert f"{name!r} is no operation: only calls with that log_name are recorded" in record.getMessage()
     assert (f"; did you mean {meant!r}?" if meant else "recorded") in record.getMessage()
@@ -179,9 +208,9 @@ def test_operations_that_do_not_exist(name: str, meant: str, caplog: pytest.LogC
 
 def test_verbose_logs_a_line_for_each(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="comm"):
-        CommsLogger().record("all_reduce", 1536, 2 * MS, 2)
+        record(CommsLogger(), "all_reduce", 1536, 2 * MS)
         assert caplog.messages == []
-        CommsLogger(verbose=True).record("all_reduce", 1536, 2 * MS, 2, "step")
+        record(CommsLogger(verbose=True), "all_reduce", 1536, 2 * MS, 2, "step")
     (line,) = caplog.messages
     assert line.startswith("all_reduce from step | size: 1.5 KiB | time: 2.000 ms | algbw: ")
 
@@ -189,8 +218,8 @@ def test_verbose_logs_a_line_for_each(caplog: pytest.LogCaptureFixture) -> None:
 def test_table() -> None:
     log = CommsLogger()
     for duration_ms in (1, 1, 4):
-        log.record("all_reduce", 2**20, duration_ms * MS, 4)
-    log.record("broadcast", 8, 5 * US, 4, "setup")
+        record(log, "all_reduce", 2**20, duration_ms * MS, 4)
+    record(log, "broadcast", 8, 5 * US, 4, "setup")
     heading, line, first, second = format_table(log.rows()).splitlines()
     assert heading.split("  ")[0] == "operation"
     for title in (
@@ -216,15 +245,138 @@ def test_table() -> None:
     assert second.startswith("broadcast (setup)")
 
 
-def test_table_with_one_more_column() -> None:
-    log = CommsLogger()
-    log.record("send", 8, MS, 2)
-    heading, _, row = format_table(log.rows(), ("straggler ms", ["0.25"])).splitlines()
-    assert heading.endswith("straggler ms")
-    assert row.endswith("0.25")
-    with pytest.raises(ValueError, match="zip"):
-        format_table(log.rows(), ("straggler ms", []))
-
-
 def test_table_of_nothing_has_a_heading() -> None:
     assert len(format_table([]).splitlines()) == 2
+
+
+def test_what_is_plain_follows_the_settings() -> None:
+    log = CommsLogger()
+    for name in ("verbose", "debug", "ranges"):
+        assert log.is_plain
+        log.choose(**{name: True})  # type: ignore[arg-type]
+        assert not log.is_plain
+        log.choose(**{name: False})  # type: ignore[arg-type]
+    log.choose(prof_all=False)
+    assert not log.is_plain
+
+
+CALLS = st.lists(
+    st.tuples(st.sampled_from("ab"), st.integers(0, 10**9), st.sampled_from(["", "open", "close", "close below"])),
+    max_size=60,
+)
+
+
+@given(CALLS)
+def test_windows_hold_what_was_recorded_in_them(calls: list[tuple[str, int, str]]) -> None:
+    """Also where they lie within each other, or are closed in another order than opened."""
+    log = CommsLogger()
+    everything: list[tuple[str, int]] = []
+    open_now: list[tuple[object, list[tuple[str, int]]]] = []
+    for name, duration_ns, then in calls:
+        record(log, "send", 8, duration_ns, name=name)
+        everything.append((name, duration_ns))
+        for _, seen in open_now:
+            seen.append((name, duration_ns))
+        if then == "open":
+            open_now.append((log.window(), []))
+        elif then and open_now:
+            window, seen = open_now.pop(-1 if then == "close" else len(open_now) // 2)
+            assert exact(window.rows()) == exact_of(seen)  # type: ignore[attr-defined]
+            window.close()  # type: ignore[attr-defined]
+            assert exact(window.rows()) == exact_of(seen)  # type: ignore[attr-defined]
+        assert exact(log.rows()) == exact_of(everything)
+        for window, seen in open_now:
+            assert exact(window.rows()) == exact_of(seen)  # type: ignore[attr-defined]
+
+
+def exact(rows: list[Row]) -> list[tuple[str, int, float, float, float]]:
+    return [(row.name, row.calls, round(row.total_s * 1e9), row.min_s, row.max_s) for row in rows]
+
+
+def exact_of(seen: list[tuple[str, int]]) -> list[tuple[str, int, float, float, float]]:
+    found: dict[str, list[int]] = {}
+    for name, duration_ns in seen:
+        found.setdefault(name, []).append(duration_ns)
+    return [(k, len(v), sum(v), min(v) * 1e-9, max(v) * 1e-9) for k, v in sorted(found.items())]
+
+
+def test_a_window_that_is_reset() -> None:
+    log = CommsLogger()
+    with log.window("step") as window:
+        record(log, "send", 8, MS)
+        assert window.total_s == pytest.approx(1e-3)
+        log.reset()
+    assert window.rows() == []
+    assert window.name == "step"
+    elapsed_s = window.elapsed_s
+    assert elapsed_s > 0
+    assert window.elapsed_s == elapsed_s
+
+
+def test_many_different_sizes_are_rounded(caplog: pytest.LogCaptureFixture) -> None:
+    log = CommsLogger()
+    with caplog.at_level(logging.WARNING, logger="comm"):
+        for size in range(3, SERIES_KEPT + 100):
+            record(log, "send", size, US)
+        assert not caplog.messages or len(caplog.messages) == 1
+        for size in (10_000, 12_000, 16_000, 17_000):
+            record(log, "send", size, US)
+    assert len(caplog.messages) >= 1
+    assert "rounded up to a power of two" in caplog.messages[0]
+    sizes = {row.size_bytes: row.calls for row in log.rows()}
+    assert sizes[16384] == 3
+    assert sizes[32768] == 1
+    assert sum(sizes.values()) == SERIES_KEPT + 97 + 4
+
+
+def test_sequence_numbers_go_on_after_a_reset() -> None:
+    log = CommsLogger()
+    record(log, "send", 8, MS)
+    log.reset()
+    record(log, "send", 8, MS)
+    assert [sequence for _, sequence, _, _ in log.recent()[1]] == [1]
+
+
+def test_a_trace_has_every_operation(tmp_path: Path) -> None:
+    log = CommsLogger()
+    record(log, "send", 8, MS)  # known before the trace began
+    writer = TraceWriter(tmp_path, 0)
+    writer.begin(RankTrace(0, 1))
+    log.start_writing(writer)
+    record(log, "send", 8, 5)
+    record(log, "barrier", 0, 6)
+    what = Operation("x", "all_to_all_single", 12, (0, 1), asynchronous=True)
+    log.series(what).add_event(7, 1, 20, 3, {"input_splits": [1, 2], "size_bytes": 13})
+    log.series(what).add_wait(1, 5, 22)
+    assert log.writes
+    assert log.stop_writing() is writer
+    assert not log.writes
+    record(log, "send", 8, 7)
+    writer.close()
+    trace = load_rank(writer.path)
+    assert trace.complete
+    assert [(event.operation.operation, event.duration_ns) for event in trace.events] == [
+        ("all_to_all_single", 19),
+        ("send", 5),
+        ("barrier", 6),
+    ]
+    event = trace.events[0]
+    assert (event.operation.size_bytes, event.operation.input_splits) == (13, (1, 2))
+    assert [(wait.begin_ns, wait.end_ns) for wait in event.waits] == [(5, 22)]
+    assert (event.sequence, event.returned_ns) == (7, 3)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+def test_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "rank0.jsonl").symlink_to("/dev/full")
+    log = CommsLogger()
+    writer = TraceWriter(tmp_path, 0)
+    log.start_writing(writer)
+    with caplog.at_level(logging.WARNING, logger="comm"):
+        for _ in range(10_000):
+            record(log, "send", 8, MS)
+    (message,) = caplog.messages
+    assert "the trace ends here" in message
+    assert "No space left on device" in message
+    assert log.rows()[0].calls == 10_000
+    assert not log.writes

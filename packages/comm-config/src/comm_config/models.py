@@ -106,6 +106,10 @@ class CommsLoggerConfig(Section):
     prof_ops: list[Text] = Field(
         default_factory=list, description="Operations to record, such as 'all_reduce', where prof_all is off."
     )
+    ranges: bool = Field(default=False, description="A range around each operation for torch.profiler and NVTX.")
+    trace: Text | None = Field(
+        default=None, description="Folder for a trace of every rank, which turns the log on; null for none."
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -22,7 +22,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "process_group": {"backend": None, "init_method": None},
     "timeouts": {"init_s": None, "collective_s": None},
     "launch": {"auto_mpi_discovery": True, "master_addr": None, "master_port": 29500},
-    "comms_logger": {"enabled": False, "verbose": False, "prof_all": True, "debug": False, "prof_ops": []},
+    "comms_logger": {
+        "enabled": False,
+        "verbose": False,
+        "prof_all": True,
+        "debug": False,
+        "prof_ops": [],
+        "ranges": False,
+        "trace": None,
+    },
     "objects": {"allow_pickle": False, "max_bytes": 1 << 30},
 }
 _VARIABLES = ("COMM_", "DEEPSPEED_TIMEOUT")

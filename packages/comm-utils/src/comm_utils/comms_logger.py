@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import difflib
-import sys
-import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+import itertools
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from time import perf_counter_ns
+from typing import TypeAlias
 
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
+from comm_utils.series import EVENT, Histogram, Recorder, Series
 from comm_utils.sizes import bandwidth, format_size
+from comm_utils.traces.events import Operation
+from comm_utils.traces.file import TraceWriter
 
-__all__ = ["OPERATIONS", "CommsLogger", "Row", "Series", "format_table"]
+__all__ = ["EVENTS_KEPT", "OPERATIONS", "SERIES_KEPT", "CommsLogger", "Row", "Window"]
+
+#: How many of the last operations a log can tell one by one.
+EVENTS_KEPT = 16384
+#: How many different operations it tells apart before it rounds their sizes.
+SERIES_KEPT = 4096
 
 #: Every name under which an operation may be recorded.
 OPERATIONS = frozenset(
@@ -47,7 +56,7 @@ class Row:
 
     Attributes:
         name: what it was recorded as: ``log_name`` of the call, or else the operation.
-        ranks: the global ranks of the group; empty where nobody said.
+        ranks: the global ranks of the group.
         caller: with ``debug``, the function that called.
     """
 
@@ -64,57 +73,50 @@ class Row:
     max_s: float
     algbw_gb_per_s: float
     busbw_gb_per_s: float
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[int, ...]
     caller: str = ""
 
 
-class Series:
-    """The times of operations that are alike: a histogram, so that its memory does not grow with their number.
+class Window:
+    """A stretch of a program, and what was recorded in it.
 
-    A bin is an eighth of a doubling: 6 to 13 % wide.
+    Use as a context manager; windows may lie within each other.
     """
 
-    __slots__ = ("_bins", "_lock", "calls", "max_ns", "min_ns", "total_ns")
+    def __init__(self, log: CommsLogger, name: str = "") -> None:
+        self.name = name
+        self._log = log
+        self._began_ns = perf_counter_ns()
+        self._ended_ns: int | None = None
+        self._rows: list[Row] | None = None
+        # What each series held when this window was opened.
+        self.outside: dict[Series, Histogram] = {}
 
-    def __init__(self, lock: threading.Lock) -> None:
-        self._lock = lock
-        self.clear()
+    def __enter__(self) -> Window:
+        return self
 
-    def clear(self) -> None:
-        """Forget everything."""
-        self.calls = self.total_ns = self.max_ns = 0
-        self.min_ns: int = sys.maxsize
-        self._bins: dict[int, int] = {}
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-    def add(self, duration_ns: int) -> None:
-        """Add one operation."""
-        with self._lock:
-            self.calls += 1
-            self.total_ns += duration_ns
-            if duration_ns < self.min_ns:
-                self.min_ns = duration_ns
-            if duration_ns > self.max_ns:
-                self.max_ns = duration_ns
-            # The highest bit and the three below it.
-            shift = duration_ns.bit_length() - 4
-            place = duration_ns if shift <= 0 else (shift << 3) + (duration_ns >> shift)
-            bins = self._bins
-            bins[place] = bins.get(place, 0) + 1
+    def close(self) -> None:
+        """End it; what was recorded in it stays here, and counts for what is around it."""
+        if self._rows is None:
+            self._rows = self._log.closed(self)
+            self._ended_ns = perf_counter_ns()
 
-    def quantile_ns(self, share: float) -> float:
-        """The middle of the bin in which so large a share of all operations ended, within the extremes."""
-        seen = 0
-        for place in sorted(self._bins):
-            seen += self._bins[place]
-            if seen >= share * self.calls:
-                return min(max(_middle_ns(place), self.min_ns), self.max_ns)
-        return 0.0
+    def rows(self) -> list[Row]:
+        """What was recorded in it so far."""
+        return self._log.rows(self) if self._rows is None else self._rows
 
+    @property
+    def elapsed_s(self) -> float:
+        """How long it has been open, in seconds."""
+        return ((self._ended_ns or perf_counter_ns()) - self._began_ns) * 1e-9
 
-def _middle_ns(place: int) -> float:
-    # Of places from 16 on, the lower three bits and a leading one are the mantissa.
-    shift = (place >> 3) - 1
-    return float(place) if shift <= 0 else ((place & 7 | 8) + 0.5) * 2**shift
+    @property
+    def total_s(self) -> float:
+        """The sum of the times of all operations, in seconds; asynchronous ones may have overlapped."""
+        return sum(row.total_s for row in self.rows())
 
 
 class CommsLogger:
@@ -124,178 +126,231 @@ class CommsLogger:
         verbose: log a line for every operation as it ends.
         prof_all: record every operation; otherwise only those in ``prof_ops``, names of :data:`OPERATIONS`.
         debug: keep operations apart by the function of the user's program that called them.
+        ranges: mark operations for profilers.
+
+    Attributes:
+        is_plain: all that is kept of an operation is its time.
     """
 
     def __init__(
-        self, verbose: bool = False, prof_all: bool = True, prof_ops: Iterable[str] = (), debug: bool = False
+        self,
+        verbose: bool = False,
+        prof_all: bool = True,
+        prof_ops: Iterable[str] = (),
+        debug: bool = False,
+        ranges: bool = False,
     ) -> None:
-        self.verbose = verbose
-        self.prof_all = prof_all
-        self.prof_ops = prof_ops
-        self.debug = debug
-        self._series: dict[tuple[str, str, int, int, tuple[int, ...], str], Series] = {}
-        # Asynchronous operations are recorded by the library's threads.
-        self._lock = threading.Lock()
+        self.verbose, self.prof_all, self.debug, self.ranges = False, True, False, False
+        self.prof_ops: frozenset[str] = frozenset()
+        self._series: dict[Operation, Series] = {}
+        self._all: list[Series] = []
+        self._counters: dict[Hashable, Iterator[int]] = {}
+        self._first_sequence = 0
+        self._windows: list[Window] = []
+        self._writer: TraceWriter | None = None
+        self._recorder = Recorder(EVENTS_KEPT, self._stop_writing)
+        self.choose(verbose, prof_all, prof_ops, debug, ranges)
 
-    @property
-    def prof_ops(self) -> frozenset[str]:
-        """The operations to record where not all are. A name of none is kept, with a WARNING: DeepSpeed has others."""
-        return self._prof_ops
+    def choose(
+        self,
+        verbose: bool | None = None,
+        prof_all: bool | None = None,
+        prof_ops: Iterable[str] | None = None,
+        debug: bool | None = None,
+        ranges: bool | None = None,
+    ) -> None:
+        """Change settings; None leaves one as it is.
 
-    @prof_ops.setter
-    def prof_ops(self, names: Iterable[str]) -> None:
-        chosen = list(names)
-        for name in chosen:
-            if not isinstance(name, str):
-                raise ArgumentError(f"configure: prof_ops: got {name!r:.60}; expected names of operations")
-            if name not in OPERATIONS:
-                near = difflib.get_close_matches(name, OPERATIONS, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
-                logger.warning("prof_ops: %r is no operation: only calls with that log_name are recorded%s", name, hint)
-        self._prof_ops = frozenset(chosen)
+        A name in ``prof_ops`` that is no operation is kept, with a WARNING: DeepSpeed has others.
+
+        Raises:
+            ArgumentError: ``prof_ops`` are no names.
+        """
+        self.verbose = self.verbose if verbose is None else verbose
+        self.prof_all = self.prof_all if prof_all is None else prof_all
+        self.prof_ops = self.prof_ops if prof_ops is None else _checked(prof_ops)
+        self.debug = self.debug if debug is None else debug
+        self.ranges = self.ranges if ranges is None else ranges
+        self.is_plain = self.prof_all and not (self.verbose or self.debug or self.ranges)
 
     def wants(self, operation: str) -> bool:
         """Whether ``operation`` is to be recorded."""
         return self.prof_all or operation in self.prof_ops
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether all that is kept of an operation is its time."""
-        return self.prof_all and not (self.verbose or self.debug)
+    def series(self, operation: Operation) -> Series:
+        """Where such operations go, for as long as this logger lives.
 
-    def series(
-        self,
-        operation: str,
-        size_bytes: int,
-        world_size: int,
-        ranks: tuple[int, ...] = (),
-        caller: str = "",
-        name: str | None = None,
-    ) -> Series:
-        """Where the times of such operations go, for as long as this logger lives."""
-        key = (name or operation, operation, size_bytes, world_size, ranks, caller)
-        with self._lock:
-            found = self._series.get(key)
+        Beyond :data:`SERIES_KEPT` different ones, sizes are rounded up to a power of two, with a WARNING.
+        """
+        with self._recorder.lock:
+            found = self._series.get(operation)
             if found is None:
-                found = self._series[key] = Series(self._lock)
+                if len(self._all) == SERIES_KEPT:
+                    logger.warning(
+                        "comms logger: operations of more than %d sizes and kinds; from here on, new ones are recorded "
+                        "under their size rounded up to a power of two",
+                        SERIES_KEPT,
+                    )
+                if len(self._all) >= SERIES_KEPT:
+                    rounded = 1 << max(operation.size_bytes - 1, 0).bit_length()
+                    operation = replace(operation, size_bytes=rounded)
+                    if operation in self._series:
+                        return self._series[operation]
+                found = self._series[operation] = Series(operation, len(self._all), self._recorder)
+                self._all.append(found)
+                if self._writer is not None:
+                    self._define(found)
             return found
 
-    def record(
-        self,
-        operation: str,
-        size_bytes: int,
-        duration_ns: int,
-        world_size: int,
-        caller: str = "",
-        name: str | None = None,
-        ranks: tuple[int, ...] = (),
-    ) -> None:
-        """Add one operation that ended ``duration_ns`` nanoseconds after it was called, under ``name`` or its own."""
-        self.series(operation, size_bytes, world_size, ranks, caller, name).add(duration_ns)
+    def counter(self, key: Hashable) -> Iterator[int]:
+        """The sequence numbers of what ``key`` names, until :meth:`count_from`."""
+        with self._recorder.lock:
+            return self._counters.setdefault(key, itertools.count(self._first_sequence))
+
+    def highest_sequence(self) -> int:
+        """No sequence number was higher; skips one in every counter, so :meth:`count_from` has to follow."""
+        with self._recorder.lock:
+            return max((next(counter) for counter in self._counters.values()), default=self._first_sequence)
+
+    def count_from(self, first: int) -> None:
+        """Let sequence numbers begin at ``first``, in counters that are then asked for."""
+        with self._recorder.lock:
+            self._counters.clear()
+            self._first_sequence = first
+
+    def line(self, operation: Operation, duration_ns: int) -> None:
+        """Log a line where ``verbose``."""
         if self.verbose:
-            rate = bandwidth(operation, size_bytes, duration_ns * 1e-9, world_size)
+            rate = bandwidth(operation.operation, operation.size_bytes, duration_ns * 1e-9, operation.world_size)
             logger.info(
                 "%s%s | size: %s | time: %.3f ms | algbw: %.2f GB/s | busbw: %.2f GB/s",
-                name or operation,
-                f" from {caller}" if caller else "",
-                format_size(size_bytes),
+                operation.name,
+                f" from {operation.caller}" if operation.caller else "",
+                format_size(operation.size_bytes),
                 duration_ns * 1e-6,
                 rate.algbw_gb_per_s,
                 rate.busbw_gb_per_s,
             )
 
-    def rows(self) -> list[Row]:
-        """What was recorded, by operation and size."""
-        with self._lock:
-            snapshot = sorted(self._series.items(), key=lambda item: item[0])
-            return [self._row(*key, series) for key, series in snapshot if series.calls]
+    def rows(self, within: Window | None = None) -> list[Row]:
+        """What was recorded, by operation, size, group and caller; of a window, or since the last :meth:`reset`."""
+        with self._recorder.lock:
+            first = 0 if within is None else self._windows.index(within) + 1
+            together: dict[_Key, Histogram] = {}
+            for series in self._all:
+                parts = [series, *(one.outside[series] for one in self._windows[first:] if series in one.outside)]
+                for part in parts:
+                    if part.calls:
+                        together.setdefault(_key(series.operation), Histogram()).include(part)
+            return [_row(key, together[key]) for key in sorted(together, key=lambda key: (*key[:3], len(key[3]), key))]
 
-    @staticmethod
-    def _row(
-        name: str, operation: str, size: int, world_size: int, ranks: tuple[int, ...], caller: str, series: Series
-    ) -> Row:
-        median_s = series.quantile_ns(0.5) * 1e-9
-        rate = bandwidth(operation, size, median_s, world_size)
-        return Row(
-            name=name,
-            operation=operation,
-            size_bytes=size,
-            world_size=world_size,
-            calls=series.calls,
-            total_bytes=size * series.calls,
-            total_s=series.total_ns * 1e-9,
-            min_s=series.min_ns * 1e-9,
-            median_s=median_s,
-            p95_s=series.quantile_ns(0.95) * 1e-9,
-            max_s=series.max_ns * 1e-9,
-            algbw_gb_per_s=rate.algbw_gb_per_s,
-            busbw_gb_per_s=rate.busbw_gb_per_s,
-            ranks=ranks,
-            caller=caller,
-        )
+    def window(self, name: str = "") -> Window:
+        """Open a stretch of the program of which what is recorded can be read alone."""
+        opened = Window(self, name)
+        with self._recorder.lock:
+            opened.outside = {series: series.taken() for series in self._all if series.calls}
+            self._windows.append(opened)
+        return opened
+
+    def closed(self, window: Window) -> list[Row]:
+        """End ``window``: what it has, which now counts for what is around it."""
+        with self._recorder.lock:
+            if window not in self._windows:  # reset() has closed it
+                return []
+            rows, place = self.rows(window), self._windows.index(window)
+            above = self._windows[place + 1].outside if place + 1 < len(self._windows) else None
+            for series, outside in window.outside.items():
+                if above is None:
+                    series.include(outside)
+                else:
+                    above.setdefault(series, Histogram()).include(outside)
+            del self._windows[place]
+            return rows
 
     def reset(self) -> None:
-        """Forget everything recorded."""
-        with self._lock:
-            for series in self._series.values():
+        """Forget everything recorded; what is open ends, and has nothing."""
+        with self._recorder.lock:
+            for series in self._all:
                 series.clear()
+            self._windows.clear()
+            self._recorder.events.clear()
+
+    def recent(self) -> tuple[list[Operation], list[tuple[int, ...]]]:
+        """The last operations, at most :data:`EVENTS_KEPT`: kinds, and ``(number of the kind, sequence, begin_ns,
+        end_ns)`` for each."""
+        with self._recorder.lock:
+            events = [EVENT.unpack(one) for one in self._recorder.events]
+            return [series.operation for series in self._all], events
+
+    @property
+    def writes(self) -> bool:
+        """Whether a trace is being written."""
+        return self._writer is not None
+
+    def start_writing(self, writer: TraceWriter) -> None:
+        """Write each operation into a trace as it ends."""
+        with self._recorder.lock:
+            self._writer, self._recorder.write = writer, writer.write
+            for series in self._all:
+                self._define(series)
+
+    def stop_writing(self) -> TraceWriter | None:
+        """Write no more; returns the writer, still open, or None where there is none or it has failed."""
+        with self._recorder.lock:
+            writer, self._writer, self._recorder.write = self._writer, None, None
+            return writer
+
+    def _define(self, series: Series) -> None:
+        assert self._writer is not None
+        try:
+            self._writer.define(series.number, series.operation)
+        except OSError as error:
+            self._stop_writing(error)
+
+    def _stop_writing(self, error: OSError) -> None:
+        writer = self.stop_writing()
+        if writer is not None:
+            logger.warning("the trace ends here: %s: %s; communication goes on", writer.path, error.strerror or error)
+            writer.abandon()
 
 
-_COLUMNS = (
-    "operation",
-    "size",
-    "ranks",
-    "calls",
-    "bytes",
-    "total ms",
-    "min us",
-    "median us",
-    "p95 us",
-    "algbw GB/s",
-    "busbw GB/s",
-)
+def _checked(prof_ops: Iterable[str]) -> frozenset[str]:
+    chosen = list(prof_ops)
+    for name in chosen:
+        if not isinstance(name, str):
+            raise ArgumentError(f"configure: prof_ops: got {name!r:.60}; expected names of operations")
+        if name not in OPERATIONS:
+            near = difflib.get_close_matches(name, OPERATIONS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            logger.warning("prof_ops: %r is no operation: only calls with that log_name are recorded%s", name, hint)
+    return frozenset(chosen)
 
 
-def _group(row: Row) -> str:
-    if row.ranks in ((), tuple(range(row.world_size))):
-        return str(row.world_size)
-    ranks = str(list(row.ranks)) if row.world_size <= 8 else f"[{row.ranks[0]} ... {row.ranks[-1]}]"
-    return f"{row.world_size} {ranks}"
+_Key: TypeAlias = tuple[str, str, int, tuple[int, ...], str]
 
 
-def format_table(rows: Iterable[Row], extra: tuple[str, list[str]] | None = None) -> str:
-    """Rows as text.
+def _key(operation: Operation) -> _Key:
+    return operation.name, operation.operation, operation.size_bytes, operation.ranks, operation.caller
 
-    Args:
-        extra: heading and cells of one more column.
-    """
-    cells = [
-        [
-            f"{row.name} ({row.caller})" if row.caller else row.name,
-            format_size(row.size_bytes),
-            _group(row),
-            str(row.calls),
-            format_size(row.total_bytes),
-            f"{row.total_s * 1e3:.2f}",
-            f"{row.min_s * 1e6:.1f}",
-            f"{row.median_s * 1e6:.1f}",
-            f"{row.p95_s * 1e6:.1f}",
-            f"{row.algbw_gb_per_s:.3f}",
-            f"{row.busbw_gb_per_s:.3f}",
-        ]
-        for row in rows
-    ]
-    heading = list(_COLUMNS)
-    if extra is not None:
-        heading.append(extra[0])
-        for line, cell in zip(cells, extra[1], strict=True):
-            line.append(cell)
-    widths = [max(len(line[column]) for line in (heading, *cells)) for column in range(len(heading))]
-    lines = [heading, ["-" * width for width in widths], *cells]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if not column else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
+
+def _row(key: _Key, times: Histogram) -> Row:
+    name, operation, size, ranks, caller = key
+    median_s = times.quantile_ns(0.5) * 1e-9
+    rate = bandwidth(operation, size, median_s, len(ranks))
+    return Row(
+        name=name,
+        operation=operation,
+        size_bytes=size,
+        world_size=len(ranks),
+        calls=times.calls,
+        total_bytes=size * times.calls,
+        total_s=times.total_ns * 1e-9,
+        min_s=times.min_ns * 1e-9,
+        median_s=median_s,
+        p95_s=times.quantile_ns(0.95) * 1e-9,
+        max_s=times.max_ns * 1e-9,
+        algbw_gb_per_s=rate.algbw_gb_per_s,
+        busbw_gb_per_s=rate.busbw_gb_per_s,
+        ranks=ranks,
+        caller=caller,
     )

@@ -36,6 +36,8 @@ _CALLS = (
     "scatter_object_list",
     "send_object_list",
     "log_summary",
+    "start_trace",
+    "stop_trace",
 )
 _SAME_AS = {"allgather_object": "all_gather_object"}
 # Sizes that are none: what it has cannot be sent; its own arguments are wrong.

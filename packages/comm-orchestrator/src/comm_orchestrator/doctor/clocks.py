@@ -10,6 +10,7 @@ import torch
 
 from comm_orchestrator import facade
 from comm_orchestrator.doctor.finding import Finding
+from comm_utils.active import active_backend
 
 __all__ = ["MAX_SKEW_S", "Clock", "judge", "measure"]
 
@@ -35,39 +36,15 @@ def measure(
 ) -> list[Clock]:
     """The clocks of ``ranks`` against that of rank 0; called by all ranks, and rank 0 gets the result.
 
-    Rank 0 asks each rank for the time, several times, and believes the answer that came quickest: it was given between
-    question and answer, so half of that time is what it can be wrong by.
-    Source: F. Cristian, Probabilistic clock synchronization, Distributed Computing 3 (1989).
-
     Args:
         ranks: rank 0 and others.
         device: of the tensors that travel.
         clock: seconds since some epoch that all ranks share.
     """
-    message = torch.zeros(1, dtype=torch.float64, device=device)
-    rank, found = facade.get_rank(), []
-    if rank == 0:
-        found.append(Clock(0, 0.0, 0.0))
-        for peer in ranks:
-            if peer != 0:
-                asked = [_ask(peer, message, clock) for _ in range(pings)]
-                found.append(min(asked, key=lambda one: one.uncertainty_s))
-    elif rank in ranks:
-        for _ in range(pings):
-            facade.recv(message, 0)
-            message.fill_(clock())
-            facade.send(message, 0)
-    return found
-
-
-def _ask(peer: int, message: torch.Tensor, clock: Callable[[], float]) -> Clock:
-    # The length of the round trip comes from a clock that nobody sets.
-    wall, start = clock(), time.perf_counter()
-    facade.send(message, peer)
-    facade.recv(message, peer)
-    theirs = float(message.item())
-    half = (time.perf_counter() - start) / 2
-    return Clock(peer, theirs - (wall + half), half)
+    backend = active_backend().during("doctor")
+    measured = facade.clocks.measure(backend, ranks, device, lambda: round(clock() * 1e9), pings)
+    own = [Clock(0, 0.0, 0.0)] if facade.get_rank() == 0 else []
+    return own + [Clock(one.rank, one.offset_ns * 1e-9, one.uncertainty_ns * 1e-9) for one in measured]
 
 
 def judge(clocks: Sequence[Clock]) -> list[Finding]:

@@ -18,14 +18,25 @@ from torch.distributed import (
 )
 
 import comm_collectives
+from comm_collectives import clocks as clocks
 from comm_collectives import object_codec, objects
 from comm_orchestrator.facade import comms_log, deepspeed_names
 from comm_orchestrator.facade.comms_log import (
+    export_log,
     get_comm_operation_count,
     get_logged_comm_ops,
     has_comm_data,
+    log_rows,
     log_summary,
+    log_window,
     reset_log,
+    start_profiling_comms,
+    start_profiling_op,
+    start_telemetry,
+    start_trace,
+    stop_profiling_comms,
+    stop_profiling_op,
+    stop_trace,
 )
 from comm_orchestrator.facade.compatible import compatible, shortened
 from comm_orchestrator.facade.deepspeed_names import (
@@ -119,6 +130,7 @@ __all__ = [
     "destroy_process_group",
     "empty_shared",
     "enable_symm_mem_for_group",
+    "export_log",
     "gather",
     "gather_object",
     "get_all_ranks_from_group",
@@ -154,7 +166,9 @@ __all__ = [
     "is_available",
     "is_initialized",
     "isend",
+    "log_rows",
     "log_summary",
+    "log_window",
     "monitored_barrier",
     "mpi_discovery",
     "new_group",
@@ -180,6 +194,13 @@ __all__ = [
     "set_backend",
     "set_object_policy",
     "split_group",
+    "start_profiling_comms",
+    "start_profiling_op",
+    "start_telemetry",
+    "start_trace",
+    "stop_profiling_comms",
+    "stop_profiling_op",
+    "stop_trace",
 ]
 
 all_gather = compatible(comm_collectives.all_gather)

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import atexit
+import socket
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import comm_collectives
 import comm_config
-from comm_collectives import summary
+from comm_collectives import arguments, recording, summary
 from comm_orchestrator import orchestrator
-from comm_utils import active
-from comm_utils.comms_logger import CommsLogger
+from comm_utils import active, exports
+from comm_utils.comms_logger import CommsLogger, Row, Window
 from comm_utils.errors import ArgumentTypeError
 
 __all__ = [
     "begin",
+    "begin_trace",
     "configure",
+    "end",
+    "export_log",
     "get_comm_operation_count",
     "get_logged_comm_ops",
     "has_comm_data",
+    "log_rows",
     "log_summary",
+    "log_window",
     "named",
     "reset_log",
+    "start_profiling_comms",
+    "start_profiling_op",
+    "start_telemetry",
+    "start_trace",
+    "stop_profiling_comms",
+    "stop_profiling_op",
+    "stop_trace",
 ]
 
 
@@ -29,6 +45,9 @@ class _Log:
     comms = CommsLogger()
     # Whether to record in the world to come; None where nobody said.
     to_come: bool | None = None
+    on = False
+    # The logger was turned on by the trace, and goes off with it.
+    on_for_trace = False
 
 
 def named(settings: comm_config.Settings) -> bool:
@@ -37,13 +56,30 @@ def named(settings: comm_config.Settings) -> bool:
 
 
 def begin(settings: comm_config.Settings) -> None:
-    """Record in the new world as its configuration says, or else as :func:`configure` was told before."""
+    """Record in the world as its configuration says, or else as :func:`configure` was told before."""
     section, asked = settings.comms_logger, _Log.to_come
     _Log.to_come = None
     if named(settings) or asked is None:
-        configure(None, section.enabled, section.prof_all, section.prof_ops, section.verbose, section.debug)
+        settings_of_log = section.prof_all, section.prof_ops, section.verbose, section.debug, section.ranges
+        configure(None, section.enabled, *settings_of_log)
     else:
         configure(enabled=asked)
+
+
+def begin_trace(settings: comm_config.Settings) -> None:
+    """Write a trace of the new world if its configuration says so."""
+    if settings.comms_logger.trace is not None:
+        start_trace(settings.comms_logger.trace)
+
+
+def end() -> None:
+    """The world ends, and with it its trace."""
+    recording.end_trace(_Log.comms)
+    _Log.on = _Log.on_for_trace = False
+
+
+# A program may end without ending its world.
+atexit.register(recording.end_trace, _Log.comms)
 
 
 def configure(
@@ -53,6 +89,7 @@ def configure(
     prof_ops: Iterable[str] | None = None,
     verbose: bool | None = None,
     debug: bool | None = None,
+    ranges: bool | None = None,
 ) -> None:
     """Turn the comms logger on or off and set what it records; None leaves a setting as it is.
 
@@ -66,35 +103,137 @@ def configure(
             with ``prof=True``.
         verbose: log a line for each operation.
         debug: keep calls apart by the calling function.
+        ranges: put a range around every operation for ``torch.profiler`` while it runs, and for tools that read NVTX.
     """
     log = _Log.comms
     if config is not None and orchestrator.names_comms_logger(config):
         section = orchestrator.load_config(config).comms_logger
-        log.verbose, log.debug = section.verbose, section.debug
-        log.prof_all, log.prof_ops = section.prof_all, frozenset(section.prof_ops)
+        log.choose(section.verbose, section.prof_all, section.prof_ops, section.debug, section.ranges)
         enabled = section.enabled if enabled is None else enabled
-    if prof_all is not None:
-        log.prof_all = prof_all
     if isinstance(prof_ops, str):
         raise ArgumentTypeError(f"configure: prof_ops: got {prof_ops!r}; expected a list of operations, [{prof_ops!r}]")
-    if prof_ops is not None:
-        log.prof_ops = frozenset(prof_ops)
-    if verbose is not None:
-        log.verbose = verbose
-    if debug is not None:
-        log.debug = debug
+    log.choose(verbose, prof_all, prof_ops, debug, ranges)
     if not active.is_active():
         _Log.to_come = _Log.to_come or False if enabled is None else enabled
     elif enabled is not None:
-        comm_collectives.instrument(observe=log if enabled else None)
+        _turn(enabled)
+
+
+def _turn(on: bool) -> None:
+    _Log.on, _Log.on_for_trace = on, False
+    comm_collectives.instrument(observe=_Log.comms if on else None)
+
+
+def start_profiling_comms() -> None:
+    """Record all operations from now on: ``configure(enabled=True, prof_all=True)``."""
+    configure(enabled=True, prof_all=True)
+
+
+def stop_profiling_comms() -> None:
+    """Record nothing from now on; what was recorded stays: ``configure(enabled=False)``."""
+    configure(enabled=False)
+
+
+def start_profiling_op(op_name_list: Iterable[str]) -> None:
+    """Record these operations too, where not all are: the names of calls, or their ``log_name``."""
+    configure(prof_ops=_Log.comms.prof_ops | _names("start_profiling_op", op_name_list))
+
+
+def stop_profiling_op(op_name_list: Iterable[str]) -> None:
+    """Record these operations no more, where not all are."""
+    configure(prof_ops=_Log.comms.prof_ops - _names("stop_profiling_op", op_name_list))
+
+
+def _names(call: str, names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise ArgumentTypeError(f"{call}: op_name_list: got {names!r}; expected a list of operations, [{names!r}]")
+    return frozenset(names)
+
+
+def start_trace(folder: Path | str) -> Path:
+    """Write each operation into a file of this rank in ``folder`` as it ends; called by all ranks.
+
+    The comms logger is turned on if it is off, until :func:`stop_trace`. The trace ends with the world, too.
+
+    Args:
+        folder: made where it does not exist; the files of an earlier trace in it are replaced.
+
+    Returns:
+        The file of this rank, ``rank<N>.jsonl``; the format is described in :mod:`comm_utils.traces.file`.
+
+    Raises:
+        ArgumentError: a trace is being written already, or some rank cannot write there; on every rank.
+        NotInitializedError
+    """
+    path = recording.start_trace(_Log.comms, folder)
+    if not _Log.on:
+        _turn(True)
+        _Log.on_for_trace = True
+    return path
+
+
+def stop_trace() -> Path | None:
+    """End the trace; called by all ranks.
+
+    Returns:
+        The file of this rank; None where no trace was being written.
+    """
+    path = recording.stop_trace(_Log.comms)
+    if _Log.on_for_trace:
+        _turn(False)
+    return path
+
+
+def log_rows() -> list[Row]:
+    """What this rank recorded since the start or :func:`reset_log`, one row for each operation, size and group."""
+    return _Log.comms.rows()
+
+
+def log_window(name: str = "") -> Window:
+    """A stretch of the program, such as a step or an epoch, whose operations can be read alone.
+
+    ``with log_window("epoch 1") as window: ...`` and then ``window.rows()``, ``window.total_s``, ``window.elapsed_s``.
+    """
+    return _Log.comms.window(name)
+
+
+def export_log(path: Path | str, format: str | None = None) -> None:
+    """Write this rank's rows into a file, which is there as a whole or not at all.
+
+    Args:
+        path: ``.jsonl``, ``.csv``, or ``.prom`` for Prometheus; give each rank a file of its own.
+        format: one of these endings, where the file has another.
+
+    Raises:
+        ArgumentError: another ending.
+    """
+    facts = {"rank": arguments.active("export_log").get_rank(None), "host": socket.gethostname()}
+    exports.export(path, _Log.comms.rows(), format, **facts, time=time.time())
+
+
+def start_telemetry(meter_provider: Any = None) -> Callable[[], None]:
+    """Report what the comms logger records through OpenTelemetry, whenever its SDK collects; nothing for each call.
+
+    Args:
+        meter_provider: of ``opentelemetry.metrics``; the global one by default.
+
+    Returns:
+        What ends it.
+
+    Raises:
+        BackendUnavailableError: OpenTelemetry is missing (extra ``[otel]``).
+    """
+    from comm_orchestrator import telemetry
+
+    return telemetry.start_telemetry(_Log.comms, meter_provider)
 
 
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
     """Print the comms logger's table from rank 0: operation, size, calls, bytes, times, algbw and busbw.
 
     Args:
-        show_straggler: add what every operation took beyond the rank that spent least time in it; all ranks call it
-            then.
+        show_straggler: also how the time of all ranks divides into waiting for others and transfer, and who was waited
+            for; of the last 16,384 operations of each rank. All ranks call it then.
         return_dict: return this rank's numbers as well, in DeepSpeed's form: ``{"summary": {name: {size in bytes:
             {...}}}, "straggler_analysis": ..., "metadata": {...}}``.
     """

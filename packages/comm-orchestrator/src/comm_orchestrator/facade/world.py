@@ -156,6 +156,7 @@ def _initialize(request: orchestrator.Request) -> None:
     groups.forget_groups()
     object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
     comms_log.begin(settings)
+    comms_log.begin_trace(settings)
 
 
 def initialize_module(config: Any = None) -> None:
@@ -213,8 +214,11 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free one group, or everything; after the latter ``init_distributed`` works again in this process."""
     if group is None and not is_initialized():
         arguments.active("destroy_process_group")
+        comms_log.end()
         orchestrator.finalize()
         return
+    if group is None:
+        comms_log.end()
     groups.destroy_process_group(group)
     if group is None:
         orchestrator.finalize()

@@ -1,0 +1,56 @@
+"""Files that are never seen half written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from comm_utils.errors import ArgumentError
+
+__all__ = ["replacing"]
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
+    """A text file that takes the place of ``path`` at the end; after an exception, ``path`` is as it was.
+
+    It is written in the same folder under a name that begins with a dot and ends with ``.tmp``. Where ``path`` is a
+    link, what it leads to is replaced; a device or a pipe is written to as it is. Characters that UTF-8 lacks are
+    written as escapes.
+
+    Raises:
+        ArgumentError: there is no such folder, or ``path`` is a folder.
+        OSError: the file cannot be written.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        mode = None
+    except NotADirectoryError:
+        raise ArgumentError(f"{path}: {target.parent} is not a folder; give the path of a file in one") from None
+    if mode is not None and stat.S_ISDIR(mode):
+        raise ArgumentError(f"{path}: got a folder, expected the path of a file")
+    if mode is not None and not stat.S_ISREG(mode):
+        with target.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            yield file
+        return
+    if not target.parent.is_dir():
+        raise ArgumentError(f"{path}: there is no folder {str(Path(path).parent)!r}; create it, or give another path")
+    # The beginning of a long name: with what is added it has to stay within what file systems take.
+    temporary = target.with_name(f".{target.name[:60]}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("x", encoding="utf-8", errors="backslashreplace", newline="") as file:
+            if mode is not None:
+                os.chmod(file.fileno(), stat.S_IMODE(mode))
+            yield file
+        os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
