@@ -66,6 +66,7 @@ COMPATIBILITY = {
 COMPATIBILITY_TESTS = [
     "packages/comm-backend-torch/tests",
     "packages/comm-backend-ccl/tests",
+    "packages/comm-collectives/tests/test_ranges.py",
     "packages/comm-orchestrator/tests/test_selector.py",
     "tests-integration/test_ccl.py",
     "tests-integration/test_seed_examples.py",

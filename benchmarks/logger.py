@@ -1,10 +1,13 @@
-"""What the comms logger adds to a call: ours on two libraries, and DeepSpeed's where it is installed.
+"""What the comms logger adds to a call and to a step: ours on two libraries, and DeepSpeed's where it is installed.
 
-    python benchmarks/logger.py [--rounds N] [--calls N]
+    python benchmarks/logger.py [--rounds N] [--calls N] [--steps N]
 
-A process each, with a world of one rank and a tensor of one element; they make a block of calls in turns, with the
-logger off and then on. Times are medians over the rounds, µs a call; "at first" and "in the end" are of the first and
-the last round, as what is recorded may make later calls slower.
+Calls: a process each, with a world of one rank and a tensor of one element; they make a block of calls in turns, with
+the logger off, on, and (ours) writing a trace. Times are medians over the rounds, µs a call; "at first" and "in the
+end" are of the first and the last round, as what is recorded may make later calls slower.
+
+Steps: two ranks, each of which sums four buckets of 1 MiB in asynchronous operations while it multiplies matrices, in
+turns with the logger off and on. What a step takes more is the median of the differences between neighbours.
 """
 
 from __future__ import annotations
@@ -14,18 +17,27 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack
 from importlib.util import find_spec
 
 from measuring import free_port
 
-CHILD = """
+CALLS = """
 import sys, time, torch
 {setup}
-tensor = torch.ones(1)
-kinds = {{"sync": lambda: dist.all_reduce(tensor), "async": lambda: dist.all_reduce(tensor, async_op=True).wait()}}
+tensor, other = torch.ones(1), torch.ones(1)
+kinds = {{
+    "all_reduce": lambda: dist.all_reduce(tensor),
+    "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(other, tensor),
+    "broadcast": lambda: dist.broadcast(tensor, 0),
+    "barrier": lambda: dist.barrier(),
+    "reduce": lambda: dist.reduce(tensor, 0),
+    "gather": lambda: dist.gather(tensor, [other], 0),
+    "async all_reduce": lambda: dist.all_reduce(tensor, async_op=True).wait(),
+}}
 for line in sys.stdin:
-    state, kind, calls = line.split()
+    state, calls, kind = line.rstrip().split(" ", 2)
     {turn}
     call = kinds[kind]
     for _ in range(20):
@@ -34,73 +46,141 @@ for line in sys.stdin:
     for _ in range(int(calls)):
         call()
     print("took", (time.perf_counter_ns() - start) / int(calls), flush=True)
+    {after}
+"""
+STEPS = """
+import statistics, sys, time, torch
+{setup}
+torch.set_num_threads(1)
+buckets = [torch.ones(2**18) for _ in range(4)]
+matrix = torch.rand(256, 256)
+
+def step():
+    works = []
+    for bucket in buckets:
+        matrix @ matrix @ matrix
+        works.append(dist.all_reduce(bucket, async_op=True))
+    for _ in range(4):
+        matrix @ matrix @ matrix
+    for work in works:
+        work.wait()
+    dist.barrier()
+
+def timed(state):
+    {turn}
+    step()
+    start = time.perf_counter_ns()
+    for _ in range(4):
+        step()
+    return (time.perf_counter_ns() - start) / 4
+
+for bucket in buckets:
+    bucket.zero_()  # sums stay finite
+off, more = [], []
+for number in range({steps}):
+    first, second = ("off", "on") if number % 2 else ("on", "off")
+    found = {{first: timed(first), second: timed(second)}}
+    off.append(found["off"])
+    more.append(found["on"] - found["off"])
+if dist.get_rank() == 0:
+    print("took", statistics.median(off), statistics.median(more), flush=True)
+dist.destroy_process_group()
 """
 OURS = {
     "setup": "import comm_orchestrator as dist; dist.init_distributed({backend!r}, verbose=False)",
-    "turn": "dist.configure(enabled=state == 'on')",
+    "turn": "dist.start_trace({folder!r}) if state == 'trace' else dist.configure(enabled=state == 'on')",
+    "after": "if state == 'trace': dist.stop_trace()",
 }
 DEEPSPEED = {
     "setup": "import deepspeed.comm as dist; dist.init_distributed('gloo', auto_mpi_discovery=False, verbose=False)",
     "turn": "dist.configure(enabled=state == 'on', prof_all=True)",
+    "after": "",
 }
+KINDS = ("all_reduce", "all_gather_into_tensor", "broadcast", "barrier", "reduce", "gather", "async all_reduce")
 
 
-def programs() -> dict[str, str]:
+def programs(text: str, folder: str, **more: object) -> dict[str, str]:
     found = {}
     for backend in ("ccl", "gloo"):
-        setup = OURS["setup"].format(backend=backend)
-        found[f"ours, {backend}"] = CHILD.format(setup=setup, turn=OURS["turn"])
+        filled = {name: part.format(backend=backend, folder=folder) for name, part in OURS.items()}
+        found[f"ours, {backend}"] = text.format(**filled, **more)
     if find_spec("deepspeed") is not None:
-        found["DeepSpeed, gloo"] = CHILD.format(**DEEPSPEED)
+        found["DeepSpeed, gloo"] = text.format(**DEEPSPEED, **more)
     return found
 
 
-def started(program: str) -> subprocess.Popen[str]:
+def started(program: str, rank: int = 0, ranks: int = 1, port: int = 0) -> subprocess.Popen[str]:
     environ = {
         **os.environ,
-        **{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"},
-        "MASTER_PORT": str(free_port()),
-        "OMP_NUM_THREADS": "1",
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)},
+        **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port or free_port()), "OMP_NUM_THREADS": "1"},
     }
     return subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
     )
 
 
-def took_us(process: subprocess.Popen[str], state: str, kind: str, calls: int) -> float:
-    assert process.stdin is not None
+def answer(process: subprocess.Popen[str]) -> list[float]:
     assert process.stdout is not None
-    print(state, kind, calls, file=process.stdin, flush=True)
     for line in process.stdout:
         if line.startswith("took "):
-            return float(line.split()[1]) * 1e-3
+            return [float(word) for word in line.split()[1:]]
     raise SystemExit(f"a process ended with status {process.wait()}")
+
+
+def took_us(process: subprocess.Popen[str], state: str, kind: str, calls: int) -> float:
+    assert process.stdin is not None
+    print(state, calls, kind, file=process.stdin, flush=True)
+    return answer(process)[0] * 1e-3
+
+
+def measure_calls(options: argparse.Namespace, folder: str) -> None:
+    times: dict[tuple[str, str, str], list[float]] = {}
+    with ExitStack() as stack:
+        running = {name: stack.enter_context(started(program)) for name, program in programs(CALLS, folder).items()}
+        states = {name: ("off", "on", "trace") if name.startswith("ours") else ("off", "on") for name in running}
+        for _ in range(options.rounds):
+            for kind in KINDS:
+                for name, process in running.items():
+                    for state in states[name]:
+                        found = took_us(process, state, kind, options.calls)
+                        times.setdefault((name, kind, state), []).append(found)
+        for process in running.values():
+            process.stdin.close()  # type: ignore[union-attr]
+    print(f"µs a call{'':32} {'off':>8} {'on':>8} {'more':>8} {'trace':>8}   (more at first, in the end)")
+    for kind in KINDS:
+        for name in running:
+            off = times[name, kind, "off"]
+            more = {
+                state: [a - b for a, b in zip(times[name, kind, state], off, strict=True)] for state in states[name][1:]
+            }
+            on = times[name, kind, "on"]
+            figures = [statistics.median(off), statistics.median(on), statistics.median(more["on"])]
+            line = " ".join(f"{value:8.2f}" for value in figures)
+            trace = f"{statistics.median(more['trace']):8.2f}" if "trace" in more else " " * 8
+            print(f"{kind + ', ' + name:41} {line} {trace}   ({more['on'][0]:.2f}, {more['on'][-1]:.2f})")
+
+
+def measure_steps(options: argparse.Namespace, folder: str) -> None:
+    print(f"\nms a step of two ranks, overlapped{'':7} {'off':>8} {'more':>8} {'share':>8}")
+    for name, program in programs(STEPS, folder, steps=options.steps).items():
+        port = free_port()
+        with ExitStack() as stack:
+            ranks = [stack.enter_context(started(program, rank, 2, port)) for rank in range(2)]
+            off_ns, more_ns = answer(ranks[0])
+        print(f"{name:41} {off_ns * 1e-6:8.3f} {more_ns * 1e-6:8.4f} {more_ns / off_ns:8.2%}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=1000, help="in a block")
+    parser.add_argument("--steps", type=int, help="pairs of blocks of four; 60 for each round by default")
     options = parser.parse_args()
-    times: dict[tuple[str, str, str], list[float]] = {}
-    with ExitStack() as stack:
-        running = {name: stack.enter_context(started(program)) for name, program in programs().items()}
-        for _ in range(options.rounds):
-            for kind in ("sync", "async"):
-                for name, process in running.items():
-                    for state in ("off", "on"):
-                        found = took_us(process, state, kind, options.calls)
-                        times.setdefault((name, kind, state), []).append(found)
-        for process in running.values():
-            process.stdin.close()  # type: ignore[union-attr]
-    print(f"{'':24} {'off':>8} {'on':>8} {'more':>8}   (at first, in the end)")
-    for name in running:
-        for kind in ("sync", "async"):
-            off, on = times[name, kind, "off"], times[name, kind, "on"]
-            more = [a - b for a, b in zip(on, off, strict=True)]
-            medians = statistics.median(off), statistics.median(on), statistics.median(more)
-            figures = " ".join(f"{value:8.2f}" for value in medians)
-            print(f"{name + ', ' + kind:24} {figures}   ({more[0]:.2f}, {more[-1]:.2f})")
+    options.steps = options.steps or 60 * options.rounds
+    with tempfile.TemporaryDirectory() as folder:
+        measure_calls(options, folder)
+        measure_steps(options, folder)
 
 
 if __name__ == "__main__":

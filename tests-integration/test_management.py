@@ -17,7 +17,8 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
-from comm_collectives.observed import KINDS, Observed
+from comm_collectives.observed import Observed
+from comm_collectives.observing import KINDS
 from comm_utils import active
 from comm_utils.comms_logger import OPERATIONS
 from comm_utils.testing import RankPool

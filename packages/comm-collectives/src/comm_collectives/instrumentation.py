@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from comm_collectives.observed import Observed, labelled
+from comm_collectives.observed import Observed
+from comm_collectives.observing import labelled
 from comm_utils.active import activate, active_backend
 from comm_utils.backend import Backend
 from comm_utils.comms_logger import CommsLogger

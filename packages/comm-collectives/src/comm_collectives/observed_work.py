@@ -40,15 +40,27 @@ class ObservedWork:
 
     A backend's handle may know that time (``ended_ns()``); otherwise the library calls back, or else it is when
     somebody has waited.
+
+    Args:
+        timed: somebody else records; only who waits is recorded here.
     """
 
-    def __init__(self, work: Any, log: CommsLogger, like: Like, sequence: int, begin_ns: int, returned_ns: int) -> None:
+    def __init__(
+        self,
+        work: Any,
+        log: CommsLogger,
+        like: Like,
+        sequence: int,
+        begin_ns: int,
+        returned_ns: int,
+        timed: bool = False,
+    ) -> None:
         self._work = work
         self._log, self._like = log, like
-        self._event: tuple[int, int, int] | None = (sequence, begin_ns, returned_ns)
+        self._event: tuple[int, int, int] | None = None if timed else (sequence, begin_ns, returned_ns)
         self._begin_ns = begin_ns
         self._ended_ns: Callable[[], int | None] = getattr(work, "ended_ns", _unknown)
-        if self._ended_ns is _unknown:
+        if self._ended_ns is _unknown and not timed:
             with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
                 work.get_future().add_done_callback(self._done)
 

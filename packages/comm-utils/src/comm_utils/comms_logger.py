@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter_ns
 from typing import TypeAlias
@@ -130,6 +130,7 @@ class CommsLogger:
 
     Attributes:
         is_plain: all that is kept of an operation is its time.
+        before_reading: is called before anything is read; records what has ended meanwhile.
     """
 
     def __init__(
@@ -149,6 +150,7 @@ class CommsLogger:
         self._windows: list[Window] = []
         self._writer: TraceWriter | None = None
         self._recorder = Recorder(EVENTS_KEPT, self._stop_writing)
+        self.before_reading: Callable[[], None] = _nothing
         self.choose(verbose, prof_all, prof_ops, debug, ranges)
 
     def choose(
@@ -234,6 +236,7 @@ class CommsLogger:
 
     def rows(self, within: Window | None = None) -> list[Row]:
         """What was recorded, by operation, size, group and caller; of a window, or since the last :meth:`reset`."""
+        self.before_reading()
         with self._recorder.lock:
             first = 0 if within is None else self._windows.index(within) + 1
             together: dict[_Key, Histogram] = {}
@@ -246,6 +249,7 @@ class CommsLogger:
 
     def window(self, name: str = "") -> Window:
         """Open a stretch of the program of which what is recorded can be read alone."""
+        self.before_reading()
         opened = Window(self, name)
         with self._recorder.lock:
             opened.outside = {series: series.taken() for series in self._all if series.calls}
@@ -269,6 +273,7 @@ class CommsLogger:
 
     def reset(self) -> None:
         """Forget everything recorded; what is open ends, and has nothing."""
+        self.before_reading()
         with self._recorder.lock:
             for series in self._all:
                 series.clear()
@@ -278,6 +283,7 @@ class CommsLogger:
     def recent(self) -> tuple[list[Operation], list[tuple[int, ...]]]:
         """The last operations, at most :data:`EVENTS_KEPT`: kinds, and ``(number of the kind, sequence, begin_ns,
         end_ns)`` for each."""
+        self.before_reading()
         with self._recorder.lock:
             events = [EVENT.unpack(one) for one in self._recorder.events]
             return [series.operation for series in self._all], events
@@ -296,6 +302,7 @@ class CommsLogger:
 
     def stop_writing(self) -> TraceWriter | None:
         """Write no more; returns the writer, still open, or None where there is none or it has failed."""
+        self.before_reading()
         with self._recorder.lock:
             writer, self._writer, self._recorder.write = self._writer, None, None
             return writer
@@ -312,6 +319,10 @@ class CommsLogger:
         if writer is not None:
             logger.warning("the trace ends here: %s: %s; communication goes on", writer.path, error.strerror or error)
             writer.abandon()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _checked(prof_ops: Iterable[str]) -> frozenset[str]:
