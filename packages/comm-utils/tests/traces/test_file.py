@@ -105,6 +105,13 @@ def test_what_is_no_trace(tmp_path: Path, text: str, message: str) -> None:
         load(tmp_path)
 
 
+def test_what_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ArgumentError, match="not a trace: .*can't decode"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     "line", ["[9, 0, 1, 2]", "[0, 1]", "[]", "{}", "null", "[0, 1, 2, 3, 4, 5, 6]", '{"number": 3}']
 )

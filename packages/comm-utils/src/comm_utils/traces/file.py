@@ -135,7 +135,10 @@ def load_rank(path: Path | str) -> RankTrace:
     Raises:
         ArgumentError: it is no trace, or of another version.
     """
-    lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path}: not a trace: {error}") from None
     trace = _first_line(path, lines)
     operations: dict[int, Operation] = {}
     pending: dict[int, Event] = {}
