@@ -13,12 +13,19 @@ from rich.table import Table
 
 import comm_config
 from comm_orchestrator import selector
+from comm_orchestrator.bench.command_line import BenchCommand, bench
+from comm_orchestrator.prediction import command as prediction
+from comm_orchestrator.tracing.command import app as trace_app
 
 __all__ = ["app"]
 
 app = typer.Typer(no_args_is_help=True, help="Distributed communication for PyTorch.", pretty_exceptions_enable=False)
 config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
 app.add_typer(config_app, name="config")
+app.command(cls=BenchCommand)(bench)
+app.command()(prediction.fit)
+app.command()(prediction.predict)
+app.add_typer(trace_app, name="trace")
 
 
 @app.callback()

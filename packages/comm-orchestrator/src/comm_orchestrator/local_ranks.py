@@ -26,6 +26,7 @@ signal.signal(signal.SIGTERM, signal.SIG_DFL)
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 if os.getppid() != int(parent):
     os._exit({FAILED})
+sys.path[:] = [path for path in sys.path if path]  # the folder that we are in holds no modules of ours
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
 
@@ -53,7 +54,7 @@ def run(module: str, arguments: Sequence[str], ranks: int) -> int:
         monitor_interval=0.05,
         logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
     )
-    variables = {"PYTHONSAFEPATH": "1"}  # the folder that we are in holds no modules of ours
+    variables = {}
     if "OMP_NUM_THREADS" not in os.environ:
         variables["OMP_NUM_THREADS"] = "1"  # as torchrun does where there are several ranks
     with _environment(variables), _quiet():

@@ -108,7 +108,7 @@ def test_what_is_no_trace(tmp_path: Path, text: str, message: str) -> None:
 def test_what_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "rank0.jsonl"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ArgumentError, match="not a trace: .*can't decode"):
+    with pytest.raises(ArgumentError, match=r"not a trace: .*can't decode"):
         load(tmp_path)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import comm_collectives
 import comm_config
 from comm_collectives import arguments, recording, summary
-from comm_orchestrator import orchestrator
+from comm_orchestrator import orchestrator, telemetry
 from comm_utils import active, exports
 from comm_utils.comms_logger import CommsLogger, Row, Window
 from comm_utils.errors import ArgumentTypeError
@@ -205,7 +205,8 @@ def export_log(path: Path | str, format: str | None = None) -> None:
         format: one of these endings, where the file has another.
 
     Raises:
-        ArgumentError: another ending.
+        ArgumentError: another ending, a folder that does not exist, or a folder instead of a file.
+        NotInitializedError
     """
     facts = {"rank": arguments.active("export_log").get_rank(None), "host": socket.gethostname()}
     exports.export(path, _Log.comms.rows(), format, **facts, time=time.time())
@@ -223,8 +224,6 @@ def start_telemetry(meter_provider: Any = None) -> Callable[[], None]:
     Raises:
         BackendUnavailableError: OpenTelemetry is missing (extra ``[otel]``).
     """
-    from comm_orchestrator import telemetry
-
     return telemetry.start_telemetry(_Log.comms, meter_provider)
 
 

@@ -1,4 +1,4 @@
-"""Which bytes a rank has to send to which others in one operation: a lower bound that no algorithm can move data without.
+"""Which bytes a rank sends to which others in one operation, by an algorithm without detours.
 
 What a rank sends is counted as if every byte went straight from the rank that has it to the rank that needs it. With W
 ranks in the group and a message of S bytes, of which part p belongs to rank p (S / W; where elements do not divide,
@@ -17,8 +17,8 @@ all_to_all                           as the splits say, S / W where they are eve
 barrier                              nothing
 ===================================  ========================================================
 
-What a library really sends depends on its algorithm: a ring sends the same number of bytes in total, but to neighbours
-only; a tree sends more. What a rank keeps is not counted.
+What a library really sends depends on its algorithm: a ring moves as many bytes in total, but between neighbours only.
+What a rank keeps is not counted.
 """
 
 from __future__ import annotations
