@@ -23,7 +23,10 @@ import ctypes, os, runpy, signal, sys
 _, parent, *sys.argv = sys.argv
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 signal.signal(signal.SIGTERM, signal.SIG_DFL)
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+try:
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+except (AttributeError, OSError):
+    pass  # not Linux
 if os.getppid() != int(parent):
     os._exit({FAILED})
 sys.path[:] = [path for path in sys.path if path]  # the folder that we are in holds no modules of ours
@@ -64,14 +67,22 @@ def run(module: str, arguments: Sequence[str], ranks: int) -> int:
             rank, failure = error.get_first_failure()
             if failure.exitcode in (1, 2, FAILED):
                 return failure.exitcode
+            _show_cursor()
             how = f"exit code {failure.exitcode}"
             if failure.exitcode < 0:
                 how = f"signal {signal.Signals(-failure.exitcode).name}"
             print(f"error: rank {rank} (pid {failure.pid}) ended with {how}; all others were ended", file=sys.stderr)
             return FAILED
         except SignalException as stopped:
+            _show_cursor()
             return 128 + int(stopped.sigval)
     return 0
+
+
+def _show_cursor() -> None:
+    """A rank that was ended while it drew a progress bar could not."""
+    if sys.stderr.isatty():
+        print("\x1b[?25h", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -182,6 +182,27 @@ def test_a_rank_that_stops_is_named() -> None:
     assert "98% of all waiting" in text
 
 
+def test_blame_is_passed_on_along_a_pipeline() -> None:
+    """Rank 0 sends to rank 1, which sends to rank 2; only rank 0 takes its time."""
+    traces = [RankTrace(rank, 3) for rank in WORLD]
+    now = [0, 0, 0]
+    for step in range(10):
+        for source, computing in ((0, 20 * MS), (1, MS)):
+            target = source + 1
+            begin, waiting = now[source] + computing, now[target]
+            end = max(begin, waiting) + 1000
+            traces[source].events.append(event(message("send", target), begin, end, step))
+            traces[target].events.append(event(message("recv", source), waiting, end, step))
+            now[source] = now[target] = end
+    found = account(aligned(traces))
+    caused = {one.rank: one.caused_ns for one in found.stragglers}
+    waited = sum(share.waiting_ns for shares in found.shares.values() for share in shares.values())
+    assert sum(caused.values()) == waited
+    # Rank 2 waits for rank 1, which computes for 1 ms and waits for the rest of the time itself.
+    assert caused[1] == pytest.approx(10 * MS, rel=0.1)
+    assert caused[0] == waited - caused[1] > 300 * MS
+
+
 def test_the_table_adds_up_and_says_when_nobody_was_late() -> None:
     found = account([])
     assert format_account(found).splitlines()[-1] == "no rank was waited for"

@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from comm_orchestrator import devices
-from comm_orchestrator.bench import local, rank, refusing
+from comm_orchestrator import devices, local_ranks
+from comm_orchestrator.bench import rank, refusing
 from comm_orchestrator.bench.options import Options
 from comm_orchestrator.bench.plan import check_world, plan
 from comm_utils.errors import ArgumentError, CommError
@@ -31,10 +31,11 @@ def run(options: Options) -> int:
             print(f"error: {error}", file=sys.stderr)
         return 2
     if launched:
-        # An exit code of our own for failures means something to local.start() only.
+        # An exit code of our own for failures means something to local_ranks.run() only.
         code = rank.run(options)
         return code if code == 2 else int(bool(code))
-    return local.start(options, ranks)
+    code = local_ranks.run("comm_orchestrator.bench.rank", [options.dumps()], ranks)
+    return 1 if code == local_ranks.FAILED else code
 
 
 def _check(options: Options, launch: LaunchInfo, launched: bool, by_mpi: bool, ranks: int) -> None:
@@ -46,9 +47,9 @@ def _check(options: Options, launch: LaunchInfo, launched: bool, by_mpi: bool, r
     refusing.check_libraries(options, os.environ, by_mpi)
     if launch.rank == 0:
         refusing.check_files(options)
-    local_ranks = (launch.local_world_size or 1) if launched else ranks
+    on_this_host = (launch.local_world_size or 1) if launched else ranks
     if _device(options) == "cpu":
-        refusing.check_memory(options, local_ranks)
+        refusing.check_memory(options, on_this_host)
     if not launched or launch.launcher != "none":
         plan(options, check_world(options, ranks))
 

@@ -20,13 +20,12 @@ from comm_orchestrator.bench.options import Options
 from comm_orchestrator.bench.plan import Plan, Row, check_world, plan
 from comm_orchestrator.bench.printing import Printer
 from comm_orchestrator.bench.summing_up import Seen, Setting, summed_up
+from comm_orchestrator.local_ranks import FAILED
 from comm_utils.bench_results import BenchResult
 from comm_utils.errors import ArgumentError, BrokenGroupError, CommError, CommTimeoutError, PeerLostError
 
-__all__ = ["FAILED", "main", "run"]
+__all__ = ["main", "run"]
 
-#: Exit code of a rank that failed, where 1 is for findings and 2 for wrong usage.
-FAILED = 3
 # An operation that takes longer has lost a rank.
 _TIMEOUT_S = 300.0
 # The rank that knows why it failed speaks first; whoever lost it waits this long, and is mostly ended before.
@@ -187,9 +186,13 @@ def _complain(text: str) -> None:
 
 
 def main(text: str) -> None:
-    """A rank that :mod:`.local` started, with its options; ends the process."""
+    """A rank that :mod:`.command` started, with its options; ends the process."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     code = run(Options.loads(text))
     with suppress(OSError):
         sys.stdout.flush()
     os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

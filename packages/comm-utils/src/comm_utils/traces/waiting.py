@@ -8,11 +8,14 @@ time is transfer, so that the two make up the whole. It needs
 * the sender, to receive; the receiver, to send, and the root, for what the others give it in reduce and gather, unless
   the call was over before that: then the library has kept the data.
 
+Who is late because it was itself waiting for somebody passes that part of the blame on.
+
 Numbers of calls may differ between ranks: what counts are operations of which every rank that is needed has a record.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +28,10 @@ __all__ = ["Account", "Key", "Share", "Straggler", "account", "key_of", "split",
 
 #: What is accounted together: name, operation, size in bytes, the group's ranks, caller.
 Key: TypeAlias = tuple[str, str, int, tuple[int, ...], str]
+# From when to when, ns, a rank waited for which other.
+Stretch: TypeAlias = tuple[int, int, int]
+# How often blame is passed on.
+_MOST_PASSED = 64
 
 
 @dataclass
@@ -47,7 +54,7 @@ class Straggler:
 
     Attributes:
         last: of how many operations it was the last that others needed.
-        caused_ns: the sum of what all others waited for it.
+        caused_ns: the sum of what all others waited because of it.
         late_ns: for each of these operations, how much later it called than the one before it did.
     """
 
@@ -97,13 +104,14 @@ def account(traces: Sequence[RankTrace]) -> Account:
     shares: dict[int, dict[Key, Share]] = {trace.rank: {} for trace in traces}
     late: dict[int, Straggler] = {trace.rank: Straggler(trace.rank, trace.host, trace.pid) for trace in traces}
     operations = matched = 0
+    stretches: list[tuple[int, Stretch]] = []
+    held_up = _HeldUp()
     for calls in together(traces):
         waited = split(calls)
         if not waited:
             continue
         operations += 1
         matched += len(waited)
-        blamed: dict[int, int] = defaultdict(int)
         for rank, (waiting_ns, waited_for) in waited.items():
             event = calls[rank]
             share = shares[rank].setdefault(key_of(event.operation), Share())
@@ -111,15 +119,53 @@ def account(traces: Sequence[RankTrace]) -> Account:
             share.total_ns += event.duration_ns
             share.waiting_ns += waiting_ns
             if waiting_ns:
-                blamed[waited_for] += waiting_ns
-        for rank, caused_ns in blamed.items():
+                stretch = event.begin_ns, event.begin_ns + waiting_ns, waited_for
+                stretches.append((rank, stretch))
+                if not event.operation.asynchronous:  # nothing else was done meanwhile
+                    held_up.add(rank, stretch)
+        for rank in {waited_for for waiting_ns, waited_for in waited.values() if waiting_ns}:
             one = late[rank]
             one.last += 1
-            one.caused_ns += caused_ns
             others = [event.begin_ns for other, event in calls.items() if other != rank]
             one.late_ns.append(max(calls[rank].begin_ns - max(others), 0))
-    found = sorted((one for one in late.values() if one.last), key=lambda one: -one.caused_ns)
+    for _, (begin_ns, end_ns, waited_for) in stretches:
+        for rank, caused_ns in held_up.blame(waited_for, begin_ns, end_ns):
+            late[rank].caused_ns += caused_ns
+    found = sorted((one for one in late.values() if one.caused_ns), key=lambda one: -one.caused_ns)
     return Account(shares, found, operations, sum(len(trace.events) for trace in traces) - matched)
+
+
+class _HeldUp:
+    """When each rank was held up, and by whom."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, list[Stretch]] = defaultdict(list)
+        self._sorted = False
+
+    def add(self, rank: int, stretch: Stretch) -> None:
+        self._of[rank].append(stretch)
+
+    def blame(self, rank: int, begin_ns: int, end_ns: int, passed: int = 0) -> Iterator[tuple[int, int]]:
+        """Who is to blame for what ``rank`` did not do between these times, and for how much of it, ns."""
+        if not self._sorted:
+            for stretches in self._of.values():
+                stretches.sort()
+            self._sorted = True
+        own_ns = end_ns - begin_ns
+        stretches = self._of.get(rank, [])
+        if passed < _MOST_PASSED:
+            # A rank is in one synchronous call at a time, so stretches follow one another, and so do their ends.
+            place = max(bisect_right(stretches, begin_ns, key=lambda stretch: stretch[0]) - 1, 0)
+            while place < len(stretches) and stretches[place][0] < end_ns:
+                first, last, other = stretches[place]
+                first, last = max(first, begin_ns), min(last, end_ns)
+                if last > first:
+                    own_ns -= last - first
+                    yield from self.blame(other, first, last, passed + 1)
+                begin_ns = max(begin_ns, last)  # threads may be in two at a time
+                place += 1
+        if own_ns:
+            yield rank, own_ns
 
 
 def together(traces: Sequence[RankTrace]) -> Iterator[dict[int, Event]]:
