@@ -325,11 +325,19 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
-    """The main job: 2 processes train on digits; 1, 2 and 4 end with the same weights, on every library."""
-    install_sources(session, "comm-orchestrator[ccl]", *group("demo"))
+    """The main job: 2 processes train on digits; 1, 2 and 4 end with the same weights, on every library.
+
+    What it communicates is traced, and made again without the model, on every library.
+    """
+    install_sources(session, "comm-orchestrator[ccl,cli]", *group("demo"))
     session.env["OMP_NUM_THREADS"] = "1"  # torchrun sets this itself, with a warning
+    trace = Path(session.create_tmp()) / "trace"
+    session.env["COMM_COMMS_LOGGER__TRACE"] = str(trace)
     launcher = ["python", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     session.run(*launcher, "docs/examples/digits.py", *session.posargs)
+    del session.env["COMM_COMMS_LOGGER__TRACE"]
+    for backend in ("gloo", "ccl"):
+        session.run("commctl", "trace", "replay", str(trace), "--backend", backend)
     if not session.posargs:
         session.run("python", "docs/examples/same_weights.py", "gloo", "ccl")
 
