@@ -334,10 +334,46 @@ def test_ranks_that_turn_it_on_at_different_calls(pools: Pools) -> None:
     assert first["straggler_analysis"]["all_reduce"][1024]["total_straggler_ms"] > 8 * 15
 
 
+def run_paused(folder: str) -> dict[str, Any]:
+    """Rank 1 is late at every call, and pauses its log meanwhile."""
+    me, tensor = dist.get_rank(), torch.ones(256)
+    with recording():
+        if folder:
+            dist.start_trace(folder)
+        for step in range(30):
+            if me == 1 and step in (8, 15):
+                dist.configure(enabled=step == 15)
+            if me == 1:
+                time.sleep(0.02)
+            dist.all_reduce(tensor)
+        with contextlib.redirect_stdout(None):
+            found = dist.log_summary(show_straggler=True, return_dict=True)
+        if folder:
+            dist.stop_trace()
+    assert found is not None
+    return found
+
+
+def test_a_rank_that_pauses_its_log(pools: Pools, tmp_path: Path) -> None:
+    for folder in ("", str(tmp_path)):
+        (found, *_) = pools(3).run(run_paused, folder)
+        assert found["stragglers"][0]["rank"] == 1
+        assert found["stragglers"][0]["last"] >= 22
+        assert found["straggler_analysis"]["all_reduce"][1024]["total_straggler_ms"] > 22 * 18
+    account_of_trace = account(aligned(load(tmp_path)))
+    assert account_of_trace.stragglers[0].rank == 1
+    assert account_of_trace.stragglers[0].last >= 22
+
+
 def run_clocks(apart_s: float) -> list[tuple[int, int, int]]:
     me = dist.get_rank()
     offset_ns = round(me * apart_s * 1e9)
-    found = clocks.measure(active_backend(), [1, 2], "cpu", lambda: time.perf_counter_ns() + offset_ns)
+    pending = dist.irecv(torch.ones(4), 0) if me == 1 else None  # is not to get what clocks are compared by
+    found = clocks.measure(active_backend(), "cpu", lambda: time.perf_counter_ns() + offset_ns)
+    if me == 0:
+        dist.send(torch.ones(4), 1)
+    if pending is not None:
+        pending.wait()
     return [(one.rank, one.offset_ns, one.uncertainty_ns) for one in found]
 
 
@@ -345,8 +381,8 @@ def run_clocks(apart_s: float) -> list[tuple[int, int, int]]:
 def test_clocks_are_compared(pools: Pools, apart_s: float) -> None:
     """Processes of one machine have one clock, so what is found has to be what was put in."""
     found, *others = pools(3).run(run_clocks, apart_s)
-    assert others == [[], []]
-    assert [rank for rank, _, _ in found] == [1, 2]
+    assert others == [found, found]
+    assert [rank for rank, _, _ in found] == [0, 1, 2]
     for rank, offset_ns, uncertainty_ns in found:
         assert abs(offset_ns - rank * apart_s * 1e9) <= uncertainty_ns
         assert uncertainty_ns < 1e9

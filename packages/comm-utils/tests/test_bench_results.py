@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -143,3 +144,19 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "none.json")
+
+
+def test_a_link_and_a_device_stay_what_they_are(tmp_path: Path) -> None:
+    real, link, pipe = tmp_path / "real.json", tmp_path / "link.json", tmp_path / "pipe"
+    real.write_text("old")
+    link.symlink_to(real)
+    found = BenchFile(made="", command="", system={}, options={}, results=())
+    found.save(link)
+    assert link.is_symlink()
+    assert BenchFile.load(real) == found
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    found.save(pipe)
+    assert pipe.is_fifo()
+    assert b"comm-bench" in os.read(reader, 100)
+    os.close(reader)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
+import os
 import threading
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from hypothesis import strategies as st
 from comm_utils.comms_logger import EVENTS_KEPT, SERIES_KEPT, CommsLogger, Row
 from comm_utils.errors import ArgumentError
 from comm_utils.log_table import format_table
+from comm_utils.numbering import Numbering, era_of
 from comm_utils.sizes import bandwidth
 from comm_utils.traces import Operation, RankTrace
 from comm_utils.traces.file import TraceWriter, load_rank
@@ -37,7 +41,7 @@ def record(
 ) -> None:
     ranks = ranks or tuple(range(world_size))
     what = Operation(name or operation, operation, size, ranks, caller=caller)
-    log.series(what).add(next(log.counter(ranks)), 1000, 1000 + duration_ns)
+    log.series(what).add(next(log.numbering.counter(ranks)), 1000, 1000 + duration_ns)
     log.line(what, duration_ns)
 
 
@@ -313,20 +317,92 @@ def test_a_window_that_is_reset() -> None:
     assert window.elapsed_s == elapsed_s
 
 
-def test_many_different_sizes_are_rounded(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_window_that_was_reset_can_be_read() -> None:
+    log = CommsLogger()
+    with log.window() as window:
+        record(log, "send", 8, MS)
+        log.reset()
+        record(log, "send", 8, MS)
+        assert window.rows() == []
+        assert window.total_s == 0
+
+
+def test_many_different_operations_are_taken_together(caplog: pytest.LogCaptureFixture) -> None:
     log = CommsLogger()
     with caplog.at_level(logging.WARNING, logger="comm"):
-        for size in range(3, SERIES_KEPT + 100):
+        for size in range(3, SERIES_KEPT + 3):
             record(log, "send", size, US)
-        assert not caplog.messages or len(caplog.messages) == 1
-        for size in (10_000, 12_000, 16_000, 17_000):
-            record(log, "send", size, US)
-    assert len(caplog.messages) >= 1
-    assert "rounded up to a power of two" in caplog.messages[0]
+        assert caplog.messages == []
+        for number in range(1000):
+            record(log, "send", 10_000 + number, US, caller=f"caller {number}", name=f"name {number}")
+            record(log, "send", 17_000, US)
+    (message,) = caplog.messages
+    assert "more than 4096 different operations" in message
     sizes = {row.size_bytes: row.calls for row in log.rows()}
-    assert sizes[16384] == 3
-    assert sizes[32768] == 1
-    assert sum(sizes.values()) == SERIES_KEPT + 97 + 4
+    assert (sizes[16384], sizes[32768]) == (1000, 1000)
+    assert sum(sizes.values()) == SERIES_KEPT + 2000
+    assert len(list(log.recent()[0])) == SERIES_KEPT + 2
+
+
+def test_tags_and_groups_make_no_end_of_channels() -> None:
+    numbering = Numbering()
+    tracemalloc.start()
+    for tag in range(140_000):
+        next(numbering.counter(("world", tag)))
+    before, _ = tracemalloc.get_traced_memory()
+    for tag in range(140_000, 210_000):
+        next(numbering.counter(("world", tag)))
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < 2**20
+    assert next(numbering.counter(("world", 209_999))) == 1
+
+
+def test_eras_are_told_apart() -> None:
+    numbering = Numbering()
+    first = [next(numbering.counter("x")) for _ in range(3)]
+    numbering.begin_era(7)
+    second = next(numbering.counter("x"))
+    assert [era_of(number) for number in (*first, second)] == [0, 0, 0, 7]
+    assert numbering.make_vague("y")
+    assert not numbering.make_vague("y")
+    assert [next(numbering.counter("z", "y")) for _ in range(2)] == [-1, -1]
+    assert next(numbering.counter("x", "other")) == second + 1
+
+
+def test_what_was_forgotten_counts_in_totals() -> None:
+    log = CommsLogger()
+    for _ in range(3):
+        with log.window():
+            record(log, "send", 8, 5)
+            log.reset()
+        record(log, "send", 8, 7)
+    ((key, (calls, total_ns)),) = log.totals().items()
+    assert key[:3] == ("send", "send", 8)
+    assert (calls, total_ns) == (6, 36)
+
+
+def test_a_forked_child_leaves_the_trace_alone(tmp_path: Path) -> None:
+    log = CommsLogger()
+    writer = TraceWriter(tmp_path, 0)
+    writer.begin(RankTrace(0, 1))
+    log.start_writing(writer)
+    for _ in range(5):
+        record(log, "send", 8, MS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that this process has threads
+        child = os.fork()
+    if child == 0:
+        record(log, "send", 8, MS)
+        gc.collect()
+        writer.write("x")
+        writer.close()
+        os._exit(log.writes)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    record(log, "send", 8, MS)
+    assert log.stop_writing() is writer
+    writer.close()
+    assert len(load_rank(writer.path).events) == 6
 
 
 def test_sequence_numbers_go_on_after_a_reset() -> None:
@@ -335,6 +411,9 @@ def test_sequence_numbers_go_on_after_a_reset() -> None:
     log.reset()
     record(log, "send", 8, MS)
     assert [sequence for _, sequence, _, _ in log.recent()[1]] == [1]
+    log.forget_events()
+    assert log.recent()[1] == []
+    assert log.rows()[0].calls == 1
 
 
 def test_a_trace_has_every_operation(tmp_path: Path) -> None:
@@ -368,7 +447,7 @@ def test_a_trace_has_every_operation(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
 def test_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "rank0.jsonl").symlink_to("/dev/full")
+    (tmp_path / "rank0.begins").symlink_to("/dev/full")
     log = CommsLogger()
     writer = TraceWriter(tmp_path, 0)
     log.start_writing(writer)

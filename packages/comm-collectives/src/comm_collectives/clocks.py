@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,7 @@ from comm_utils.backend import Backend
 
 __all__ = ["Clock", "clock_name", "measure"]
 
-_PINGS = 16
+_ROUNDS = 24
 
 
 @dataclass(frozen=True)
@@ -40,42 +40,35 @@ def clock_name() -> str:
 
 def measure(
     backend: Backend,
-    ranks: Sequence[int],
     device: torch.device | str,
     clock_ns: Callable[[], int] = perf_counter_ns,
-    pings: int = _PINGS,
+    rounds: int = _ROUNDS,
 ) -> list[Clock]:
-    """The clocks of ``ranks`` against that of rank 0; called by all ranks, and rank 0 gets the result.
+    """The clocks of all ranks against rank 0's, on every rank; called by all ranks.
 
-    Rank 0 asks each rank for the time, several times, and believes the answer that came quickest: it was given between
-    question and answer, so half of that time is what it can be wrong by.
-    Source: F. Cristian, Probabilistic clock synchronization, Distributed Computing 3 (1989).
+    In each round every rank reads its clock and all ranks gather the readings. Nobody reads its clock for round k
+    before rank 0 has come to round k-1, nor after rank 0 has left round k: so it was between rank 0's readings for
+    rounds k-1 and k+1, and the middle is wrong by half of what lies between them at most. The quickest round is
+    believed. After F. Cristian, Probabilistic clock synchronization, Distributed Computing 3 (1989), with collectives
+    for messages, as a message might be received by a receive of the program's.
 
     Args:
-        ranks: global ranks; rank 0 itself is not asked.
         device: of the messages.
         clock_ns: the clock that is compared.
     """
-    message = torch.zeros(1, dtype=torch.int64, device=device)
-    rank, found = backend.get_rank(None), []
-    if rank == 0:
-        for peer in ranks:
-            if peer != 0:
-                asked = [_ask(backend, peer, message, clock_ns) for _ in range(pings)]
-                found.append(min(asked, key=lambda one: one.uncertainty_ns))
-    elif rank in ranks:
-        for _ in range(pings):
-            backend.recv(message, 0)
-            message.fill_(clock_ns())
-            backend.send(message, 0)
+    W = backend.get_world_size(None)
+    mine = torch.zeros(1, dtype=torch.int64, device=device)
+    everyones = torch.zeros(W, dtype=torch.int64, device=device)
+    readings: list[list[int]] = []
+    for _ in range(max(rounds, 3)):
+        mine.fill_(clock_ns())
+        backend.all_gather_into_tensor(everyones, mine)
+        readings.append(everyones.tolist())
+    found = [Clock(0, at_ns=readings[-1][0])]
+    for rank in range(1, W):
+        asked = [
+            Clock(rank, now[rank] - (before[0] + after[0]) // 2, (after[0] - before[0] + 1) // 2, now[rank])
+            for before, now, after in zip(readings, readings[1:], readings[2:], strict=False)
+        ]
+        found.append(min(asked, key=lambda one: one.uncertainty_ns))
     return found
-
-
-def _ask(backend: Backend, peer: int, message: torch.Tensor, clock_ns: Callable[[], int]) -> Clock:
-    # The length of the round trip comes from a clock that nobody sets.
-    asked_ns, start_ns = clock_ns(), perf_counter_ns()
-    backend.send(message, peer)
-    backend.recv(message, peer)
-    theirs_ns = int(message.item())
-    half_ns = (perf_counter_ns() - start_ns) // 2
-    return Clock(peer, theirs_ns - (asked_ns + half_ns), half_ns, theirs_ns)

@@ -1,7 +1,7 @@
 """Times of operations on an accelerator, from events in its streams: nobody waits for the device, nothing is held up.
 
-An operation lasts from the moment the current stream reaches the call until the library's stream has finished it. What
-has finished is asked at later calls and whenever the log is read; it is recorded as beginning when the call was made.
+An operation lasts from the moment the current stream reaches the call until the library's stream has finished it, both
+on the host's clock. What has finished is asked at later calls and whenever the log is read.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from time import perf_counter_ns
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +19,22 @@ __all__ = ["DeviceTimes"]
 
 # More are not kept: a device that is so far behind is not waited for.
 _MOST_PENDING = 65536
+# The device's clock is compared with the host's again after so long; they drift apart by microseconds a second.
+_COMPARED_FOR_NS = 10 * 10**9
 
 
 class _Pending(NamedTuple):
+    device: torch.device
     start: Any
     end: Any
-    record: Callable[[int], None]
+    record: Callable[[int, int], None]
+
+
+class _Anchor(NamedTuple):
+    """An event, and what the host's clock showed when the device came to it."""
+
+    event: Any
+    at_ns: int
 
 
 class DeviceTimes:
@@ -32,6 +43,7 @@ class DeviceTimes:
     def __init__(self) -> None:
         self._pending: deque[_Pending] = deque(maxlen=_MOST_PENDING)
         self._lock = threading.Lock()
+        self._anchors: dict[torch.device, _Anchor] = {}
         self._side_streams: dict[torch.device, Any] = {}
 
     def start(self, device: torch.device) -> Any:
@@ -40,30 +52,29 @@ class DeviceTimes:
         capturing = getattr(module, "is_current_stream_capturing", None)
         if capturing is not None and capturing():
             return None
-        event = module.Event(enable_timing=True)
-        event.record(module.current_stream(device))
-        return event
+        self._compare_clocks(device, module)
+        return _recorded(module, device)
 
-    def end(self, device: torch.device, start: Any, record: Callable[[int], None], work: Any = None) -> None:
-        """The call has returned.
+    def end(self, device: torch.device, start: Any, record: Callable[[int, int], None]) -> None:
+        """The current stream of ``device`` is where the operation has ended.
 
         Args:
-            record: takes how long it lasted, ns.
-            work: of an asynchronous operation; the current stream does not wait for it.
+            record: takes when it began and ended, ns on the host's clock.
         """
-        module = torch.get_device_module(device)
-        event = module.Event(enable_timing=True)
-        if work is None:
-            event.record(module.current_stream(device))
-        else:
-            side = self._side_streams.get(device)
-            if side is None:
-                side = self._side_streams[device] = module.Stream(device)
-            with module.stream(side):
-                work.wait()
-                event.record(side)
-        self._pending.append(_Pending(start, event, record))
-        self.collect()
+        event = _recorded(torch.get_device_module(device), device)
+        self._pending.append(_Pending(device, start, event, record))
+
+    def end_with(self, device: torch.device, start: Any, future: Any, record: Callable[[int, int], None]) -> None:
+        """The operation ends with ``future``, whose callbacks have a current stream that comes after it.
+
+        The handle's own ``wait()`` is left to the program: c10d lets go of the operation's tensors there.
+        """
+
+        def done(_: Any) -> None:
+            with suppress(RuntimeError):
+                self.end(device, start, record)
+
+        future.add_done_callback(done)
 
     def collect(self) -> None:
         """Record what has ended; waits for nothing."""
@@ -71,8 +82,30 @@ class DeviceTimes:
             return
         try:
             while self._pending and self._pending[0].end.query():
-                start, end, record = self._pending.popleft()
+                device, start, end, record = self._pending.popleft()
+                anchor = self._anchors[device]
                 with suppress(RuntimeError):  # the device has failed, and the next call says so
-                    record(round(start.elapsed_time(end) * 1e6))
+                    begin_ns = anchor.at_ns + round(anchor.event.elapsed_time(start) * 1e6)
+                    record(begin_ns, begin_ns + round(start.elapsed_time(end) * 1e6))
         finally:
             self._lock.release()
+
+    def _compare_clocks(self, device: torch.device, module: Any) -> None:
+        anchor = self._anchors.get(device)
+        if anchor is not None and perf_counter_ns() - anchor.at_ns < _COMPARED_FOR_NS:
+            return
+        side = self._side_streams.get(device)
+        if side is None:
+            side = self._side_streams[device] = module.Stream(device)
+        # An event in a stream in which there is nothing else: that it is over says nothing of the others.
+        event = module.Event(enable_timing=True)
+        before_ns = perf_counter_ns()
+        event.record(side)
+        event.synchronize()
+        self._anchors[device] = _Anchor(event, (before_ns + perf_counter_ns()) // 2)
+
+
+def _recorded(module: Any, device: torch.device) -> Any:
+    event = module.Event(enable_timing=True)
+    event.record(module.current_stream(device))
+    return event

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
+from comm_collectives.device_times import DeviceTimes
 from comm_collectives.observed import Observed
 from comm_collectives.observing import labelled
 from comm_utils.active import activate, active_backend
@@ -19,8 +22,17 @@ def bare_backend() -> Backend:
     return backend
 
 
+# What is under way on devices outlives the wrapper.
+_devices: WeakKeyDictionary[CommsLogger, DeviceTimes] = WeakKeyDictionary()
+
+
 def instrument(observe: CommsLogger | None = None) -> None:
     """Make the active backend record into ``observe``; None takes the wrapper off, and what it costs."""
     backend = bare_backend()
     backend.prepared.clear()  # what was prepared with the wrapper, or without it
-    activate(backend if observe is None else Observed(backend, observe))
+    if observe is None:
+        activate(backend)
+        return
+    devices = _devices.setdefault(observe, DeviceTimes())
+    observe.when_reading(devices.collect)
+    activate(Observed(backend, observe, devices))

@@ -202,7 +202,11 @@ class Observed(Observing):
         returned = perf_counter_ns()
         # A library may have one handle for all.
         each = works if len(works) == len(p2p_op_list) else works[:1] * len(p2p_op_list)
-        found = [self._watched(p2p, work, begin, returned, start) for p2p, work in zip(p2p_op_list, each, strict=True)]
+        found = [
+            # No two begin at the same time, as that is how waits find what they were for.
+            self._watched(p2p, work, begin + place, max(returned, begin + place), start)
+            for place, (p2p, work) in enumerate(zip(p2p_op_list, each, strict=False))
+        ]
         return found[: len(works)]
 
 

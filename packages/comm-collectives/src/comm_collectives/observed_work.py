@@ -59,6 +59,7 @@ class ObservedWork:
         self._log, self._like = log, like
         self._event: tuple[int, int, int] | None = None if timed else (sequence, begin_ns, returned_ns)
         self._begin_ns = begin_ns
+        self._waited = False
         self._ended_ns: Callable[[], int | None] = getattr(work, "ended_ns", _unknown)
         if self._ended_ns is _unknown and not timed:
             with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
@@ -87,8 +88,15 @@ class ObservedWork:
         begin_ns = perf_counter_ns()
         done: bool = self._work.wait(timeout)
         self._recorded()
-        if self._log.writes and self._like.series is not None:
+        if self._log.writes and not self._waited and self._like.series is not None:
             self._like.series.add_wait(self._begin_ns, begin_ns, perf_counter_ns())
+        self._waited = True
+        return done
+
+    def is_completed(self) -> bool:
+        done = bool(self._work.is_completed())
+        if done and self._work.exception() is None:
+            self._recorded()
         return done
 
     def result(self) -> Any:

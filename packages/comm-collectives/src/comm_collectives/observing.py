@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import fields
 from datetime import timedelta
 from functools import partial
 from time import perf_counter_ns
@@ -65,13 +66,12 @@ def labelled(log_name: str | None = None, prof: bool = False) -> Iterator[None]:
 class Observing:
     """What records the calls of :class:`comm_collectives.observed.Observed`."""
 
-    def __init__(self, inner: Backend, log: CommsLogger, call: str = "", devices: DeviceTimes | None = None) -> None:
+    def __init__(self, inner: Backend, log: CommsLogger, devices: DeviceTimes, call: str = "") -> None:
         self.inner = inner
         self.call = call
         self.prepared = inner.prepared  # the same object, so that inner can empty it
         self._log = log
-        self._devices = DeviceTimes() if devices is None else devices
-        log.before_reading = self._devices.collect
+        self._devices = devices
         self._views: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -82,10 +82,10 @@ class Observing:
 
     def during(self: _S, call: str, timeout: timedelta | None = None) -> _S:
         if timeout is not None:
-            return type(self)(self.inner.during(call, timeout), self._log, call, self._devices)
+            return type(self)(self.inner.during(call, timeout), self._log, self._devices, call)
         view: _S | None = self._views.get(call)
         if view is None:
-            view = self._views[call] = type(self)(self.inner.during(call), self._log, call, self._devices)
+            view = self._views[call] = type(self)(self.inner.during(call), self._log, self._devices, call)
         return view
 
     def _observe(
@@ -165,13 +165,25 @@ class Observing:
         if start is None:
             return outcome
         own = like.own if splits is None else {**(like.own or {}), **splits}
-        work: Any = outcome if async_op and outcome is not None else None
-        done = partial(_on_device, log, like, own, sequence, begin, None if work is None else returned)
-        devices.end(device, start, done, work)
-        if work is None:
-            return outcome
-        watched: Any = ObservedWork(work, log, like, sequence, begin, returned, timed=True)
-        return cast(T, watched)
+        devices.collect()
+        if async_op and outcome is not None:
+            watched: Any = self._watched_on_device(
+                outcome, device, start, like._replace(own=own), sequence, begin, returned
+            )
+            return cast(T, watched)
+        devices.end(device, start, partial(_on_device, log, like, own, sequence, None))
+        return outcome
+
+    def _watched_on_device(
+        self, work: Any, device: torch.device, start: Any, like: Like, sequence: int, begin: int, returned: int
+    ) -> ObservedWork:
+        try:
+            future = work.get_future()
+        except (AttributeError, RuntimeError, NotImplementedError):  # it ends when somebody has waited
+            return ObservedWork(work, self._log, like, sequence, begin, returned)
+        done = partial(_on_device, self._log, like, like.own, sequence, returned)
+        self._devices.end_with(device, start, future, done)
+        return ObservedWork(work, self._log, like, sequence, begin, returned, timed=True)
 
     def _marked(self, like: Like, async_op: bool, call: Callable[..., T], args: tuple[Any, ...]) -> tuple[int, T, int]:
         """Make the call, within a range where that is asked for; when it began and ended, and what it returned."""
@@ -208,7 +220,8 @@ class Observing:
             if found is not None:
                 return found
         made = self._new_like(label, operation, group, tensor, op, root, tag, async_op)
-        if usual:
+        # Settings may have changed meanwhile, in another thread.
+        if usual and made.series is not None:
             if len(known) >= _MOST_KNOWN:
                 known.clear()
             known[key] = made
@@ -232,11 +245,17 @@ class Observing:
         group_name = str(getattr(self.inner.get_world_group() if group is None else group, "group_name", ""))
         other = root[0] if root[0] is not None else -1 if root[1] is None or root[1] < 0 else ranks[root[1]]
         channel: tuple[object, ...] = (group_name, ranks)
+        within = None
         if operation in _MESSAGES:
             own_rank = self.inner.get_rank(None)
-            ends = (own_rank, other) if operation.endswith("send") else (other, own_rank)
-            channel = (*channel, *ends, tag)
-        counter = log.counter(channel)
+            sends = operation.endswith("send")
+            if not sends:
+                within = (*channel, tag)
+                if operation == "irecv" and other < 0 and log.numbering.make_vague(within):
+                    # Which message it gets is nobody's knowledge, nor then which the later ones get.
+                    self.prepared.clear()
+            channel = (*channel, *((own_rank, other) if sends else (other, own_rank)), tag)
+        counter = log.numbering.counter(channel, within)
         size = 0 if tensor is None else message_size_bytes(operation, tensor.nbytes, len(ranks))
         what = Operation(
             name=log_name or kind,
@@ -250,12 +269,12 @@ class Observing:
             tag=tag,
             asynchronous=async_op,
             caller=_caller() if log.debug else "",
+            on_device=tensor is not None and not tensor.is_cpu,
         )
         if not (prof or log.wants(what.name)):
             return Like(None, counter, None, what)
         series = log.series(what)
-        exact = series.operation.size_bytes == size
-        return Like(series, counter, None if exact else {"size_bytes": size}, what)
+        return Like(series, counter, _own(what, series.operation), what)
 
     def _plainly(
         self,
@@ -293,9 +312,11 @@ class Observing:
             found = known.get(key)
             if found is None:
                 like = like_of(*what, None if part is None else tensors[part], op, root, 0, False)
+                if like.series is None:  # settings have changed meanwhile, in another thread
+                    next(like.counter)
+                    return outcome
                 if len(known) >= _MOST_KNOWN:
                     known.clear()
-                assert like.series is not None
                 found = known[key] = like.series.add if like.own is None else like.add, like.counter
             found[0](next(found[1]), begin, end)
             return outcome
@@ -309,10 +330,9 @@ class Observing:
         if like.series is None:
             return work
         if start is not None:
-            done = partial(_on_device, self._log, like, like.own, sequence, begin, returned)
-            self._devices.end(p2p.tensor.device, start, done, work)
-        watched: Any = ObservedWork(work, self._log, like, sequence, begin, returned, timed=start is not None)
-        return cast(Work, watched)
+            device = p2p.tensor.device
+            return cast(Work, self._watched_on_device(work, device, start, like, sequence, begin, returned))
+        return cast(Work, ObservedWork(work, self._log, like, sequence, begin, returned))
 
 
 def _on_device(
@@ -320,14 +340,25 @@ def _on_device(
     like: Like,
     own: dict[str, Any] | None,
     sequence: int,
-    begin: int,
     returned: int | None,
-    duration_ns: int,
+    begin: int,
+    end: int,
 ) -> None:
-    assert like.series is not None
-    like.series.add_event(sequence, begin, begin + duration_ns, returned, own)
+    if like.series is not None:
+        like.series.add_event(sequence, begin, end, returned, own)
     if log.verbose:
-        log.line(like.operation, duration_ns)
+        log.line(like.operation, end - begin)
+
+
+def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
+    """What is this operation's alone, where others are recorded in the same series."""
+    if what == of_series:
+        return None
+    return {
+        one.name: value
+        for one in fields(Operation)
+        if (value := getattr(what, one.name)) != getattr(of_series, one.name)
+    }
 
 
 def _caller() -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from time import perf_counter_ns
@@ -20,7 +21,11 @@ from comm_utils.log import logger
 from comm_utils.traces.events import Event, RankTrace
 from comm_utils.traces.file import TraceWriter, remove_beyond
 
-__all__ = ["end_trace", "everyones_clock", "recent_trace", "start_trace", "stop_trace", "unobserved"]
+__all__ = ["begin_era", "end_trace", "everyones_clock", "recent_trace", "start_trace", "stop_trace", "unobserved"]
+
+
+# Events of all ranks that one rank looks at; it takes seconds.
+_MOST_TOGETHER = 1 << 18
 
 
 @dataclass
@@ -48,36 +53,50 @@ def start_trace(log: CommsLogger, folder: Path | str) -> Path:
     Raises:
         ArgumentError: a trace is being written already, or some rank cannot write there; on every rank.
     """
-    call = "start_trace"
-    channel = unobserved(call)
+    channel = unobserved("start_trace")
     writer, failure = None, ""
     if log.writes:
         failure = "a trace is being written already; stop_trace() ends it"
     else:
         try:
             writer = TraceWriter(folder, channel.rank)
-            if channel.rank == 0:
-                remove_beyond(folder, channel.W)
         except OSError as error:
             failure = f"{folder}: {error.strerror or error}"
-    highest = log.highest_sequence()
-    everyones = all_gather_over(channel, [failure, clock_name(), highest], False)
-    failed = [rank for rank, (text, *_) in enumerate(everyones) if text]
-    if failed or writer is None:
-        if writer is not None:
-            writer.abandon()
-            writer.path.unlink(missing_ok=True)
-        raise ArgumentError(f"{call}: on rank {failed[0]}: {everyones[failed[0]][0]}")
-    clock = everyones_clock(channel, [name for _, name, _ in everyones])
-    writer.begin(_described(channel, clock))
+    told = [failure, clock_name(), log.numbering.era, secrets.token_hex(8)]
+    everyones = all_gather_over(channel, told, False)
+    _raise(channel, [text for text, *_ in everyones], writer)
+    assert writer is not None
+    clock = everyones_clock(channel, [name for _, name, *_ in everyones])
+    job = everyones[0][-1]
+    try:
+        writer.begin(replace(_described(channel, clock), job=job, counted_together=True))
+        if channel.rank == 0:
+            remove_beyond(folder, channel.W)
+    except OSError as error:
+        failure = f"{folder}: {error.strerror or error}"
+    _raise(channel, all_gather_over(channel, failure, False), writer)
     _trace.started = clock
     # All ranks are here, so from here on they count alike, whatever each has recorded before.
-    log.count_from(max(sequence for *_, sequence in everyones) + 1)
-    channel.backend.prepared.clear()
+    begin_era(log, max(era for _, _, era, _ in everyones) + 1)
     log.start_writing(writer)
     if channel.rank == 0:
         logger.info("tracing communication into %s", folder)
     return writer.path
+
+
+def _raise(channel: Channel, failures: list[str], writer: TraceWriter | None) -> None:
+    """Where some rank has failed, on all."""
+    failed = [rank for rank, text in enumerate(failures) if text]
+    if failed:
+        if writer is not None:
+            writer.abandon()
+        raise ArgumentError(f"{channel.call}: on rank {failed[0]}: {failures[failed[0]]}")
+
+
+def begin_era(log: CommsLogger, era: int | None = None) -> None:
+    """Let calls be counted anew; None for the next era."""
+    log.numbering.begin_era(log.numbering.era + 1 if era is None else era)
+    bare_backend().prepared.clear()  # which has counters
 
 
 def stop_trace(log: CommsLogger) -> Path | None:
@@ -86,16 +105,19 @@ def stop_trace(log: CommsLogger) -> Path | None:
     Returns:
         This rank's file; None where none was written.
     """
-    call = "stop_trace"
-    channel = unobserved(call)
     writer, started = log.stop_writing(), _trace.started
-    now = everyones_clock(channel, all_gather_over(channel, clock_name(), False))
-    if writer is None or started is None:
-        return None
-    passed_ns = now.at_ns - started.at_ns
-    drift = (now.offset_ns - started.offset_ns) / passed_ns if passed_ns > 0 else 0.0
-    _close(writer, drift=drift, uncertainty_ns=max(now.uncertainty_ns, started.uncertainty_ns))
-    return writer.path
+    now = None
+    try:
+        channel = unobserved("stop_trace")
+        now = everyones_clock(channel, all_gather_over(channel, clock_name(), False))
+    finally:  # the file is whole even if others are lost
+        if writer is not None and started is not None:
+            known: dict[str, object] = {}
+            if now is not None and now.at_ns > started.at_ns:
+                known["drift"] = (now.offset_ns - started.offset_ns) / (now.at_ns - started.at_ns)
+                known["uncertainty_ns"] = max(now.uncertainty_ns, started.uncertainty_ns)
+            _close(writer, **known)
+    return None if writer is None else writer.path
 
 
 def end_trace(log: CommsLogger) -> None:
@@ -117,16 +139,16 @@ def everyones_clock(channel: Channel, names: list[str]) -> Clock:
     """This rank's clock; called by all ranks.
 
     Args:
-        names: every rank's :func:`clock_name`. Where all are the same there is nothing to measure.
+        names: every rank's :func:`clock_name`. Ranks with the name of rank 0 have its clock.
     """
-    firsts = {name: rank for rank, name in reversed(list(enumerate(names)))}
-    others = sorted(set(firsts.values()) - {0})
-    if not others:
+    if len(set(names)) == 1:
         return Clock(channel.rank, at_ns=perf_counter_ns())
-    measured = measure(channel.backend, others, channel.device)
-    told = [(one.rank, one.offset_ns, one.uncertainty_ns, one.at_ns) for one in measured]
-    clocks = {rank: Clock(rank, *rest) for rank, *rest in all_gather_over(channel, told, False)[0]}
-    return clocks.get(firsts[names[channel.rank]], Clock(0, at_ns=perf_counter_ns()))
+    measured = measure(channel.backend, channel.device)
+    if names[channel.rank] == names[0]:
+        return Clock(channel.rank, at_ns=perf_counter_ns())
+    # Ranks of one clock take what is known best of it.
+    shared = [one for one in measured if names[one.rank] == names[channel.rank]]
+    return min(shared, key=lambda one: one.uncertainty_ns)
 
 
 def _described(channel: Channel, clock: Clock) -> RankTrace:
@@ -144,8 +166,8 @@ def _described(channel: Channel, clock: Clock) -> RankTrace:
 
 
 def recent_trace(log: CommsLogger, channel: Channel, clock: Clock) -> RankTrace:
-    """The last operations of this rank."""
+    """The last operations of this rank; fewer where there are many ranks, as one of them looks at all."""
     trace = _described(channel, clock)
-    operations, events = log.recent()
+    operations, events = log.recent(max(_MOST_TOGETHER // channel.W, 256))
     trace.events = [Event(operations[number], sequence, begin, end, end) for number, sequence, begin, end in events]
     return trace

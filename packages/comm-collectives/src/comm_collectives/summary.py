@@ -16,6 +16,7 @@ from comm_collectives.observed import Observed
 from comm_collectives.recording import everyones_clock, recent_trace, unobserved
 from comm_utils.comms_logger import CommsLogger, Row
 from comm_utils.log_table import format_account, format_table
+from comm_utils.numbering import ERA
 from comm_utils.sizes import bandwidth, format_size
 from comm_utils.traces.alignment import aligned
 from comm_utils.traces.events import Event, Operation, RankTrace
@@ -77,9 +78,13 @@ def everyones_account(log: CommsLogger) -> Account:
     """Where the time of the last operations of all ranks went; called by all ranks."""
     channel = unobserved(_CALL)
     clock = everyones_clock(channel, all_gather_over(channel, clock_name(), False))
-    mine = _plain(recent_trace(log, channel, clock))
+    mine = [log.numbering.era, *_plain(recent_trace(log, channel, clock))]
     gathered = exchange_to_root(channel, mine, 0, 0, False)
-    found = None if gathered is None else _plain_account(account(aligned([_trace(one) for one in gathered])))
+    found = None
+    if gathered is not None:
+        # The era in which a rank is now is the one in which the others are.
+        latest = max(era for era, *_ in gathered)
+        found = _plain_account(account(aligned([_trace(plain, latest - era) for era, *plain in gathered])))
     # Through rank 0 alone, as the events of all ranks may be many; what they come to is little.
     return _account(all_gather_over(channel, found, False)[0])
 
@@ -95,13 +100,15 @@ def _plain(trace: RankTrace) -> list[Any]:
     return [header, [asdict(operation) for operation in numbers], events]
 
 
-def _trace(plain: Sequence[Any]) -> RankTrace:
+def _trace(plain: Sequence[Any], eras_behind: int) -> RankTrace:
     header, operations, events = plain
     known = [Operation(**one) for one in operations]
-    return RankTrace(
-        **header,
-        events=[Event(known[number], sequence, begin, end, end) for number, sequence, begin, end in events.tolist()],
-    )
+    more = eras_behind * ERA
+    found = [
+        Event(known[number], sequence + more if sequence >= 0 else -1, begin, end, end)
+        for number, sequence, begin, end in events.tolist()
+    ]
+    return RankTrace(**header, events=found)
 
 
 def _plain_account(found: Account) -> list[Any]:

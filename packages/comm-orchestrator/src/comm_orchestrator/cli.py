@@ -11,9 +11,12 @@ def main() -> None:
     """Run the command line; without its libraries, say how to install them."""
     try:
         from comm_orchestrator.commands import app
+
+        app()
     except ModuleNotFoundError as error:
         if error.name not in ("typer", "rich"):
             raise
         print("commctl needs typer and rich; install them with: pip install 'comm-orchestrator[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
-    app()
+    except KeyboardInterrupt:  # also while torch is imported, which takes a second
+        raise SystemExit(130) from None

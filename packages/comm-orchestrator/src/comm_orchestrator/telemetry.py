@@ -10,7 +10,7 @@ import importlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,14 +23,11 @@ __all__ = ["COUNTERS", "GAUGES", "Total", "start_telemetry"]
 
 
 class Total(NamedTuple):
-    """What there was of operations that are alike since telemetry began."""
+    """What there was of operations that are alike, also of what the log has forgotten since telemetry began."""
 
     calls: int = 0
     size_bytes: int = 0
     time_s: float = 0.0
-
-    def plus(self, other: Total) -> Total:
-        return Total(self.calls + other.calls, self.size_bytes + other.size_bytes, self.time_s + other.time_s)
 
 
 #: name -> (unit, what it is, its value for a total)
@@ -110,7 +107,9 @@ class _Source:
         self._lock = threading.Lock()
         self._log: CommsLogger | None = None
         self._former: Callable[[], CommsLogger | None] = lambda: None
-        self._totals = _Totals()
+        self._before: dict[Any, tuple[int, int]] = {}
+        self._carried: dict[Any, tuple[int, int]] = {}
+        self._counted: dict[Any, tuple[int, int]] = {}
         self._rank: int | None = None
         self._rows: list[tuple[Row, dict[str, str | int]]] = []
         self._sums: list[tuple[Total, dict[str, str | int]]] = []
@@ -126,7 +125,15 @@ class _Source:
     def start(self, log: CommsLogger) -> Callable[[], None]:
         with self._lock:
             if self._former() is not log:
-                self._totals.begin_anew()
+                self._carried = dict(self._counted)  # of another log, and not forgotten
+                # What was forgotten before is nobody's concern.
+                here = {tuple(_kind(row)): row for row in log.rows()}
+                self._before = {
+                    kind: (calls - here[kind].calls, time_ns - round(here[kind].total_s * 1e9))
+                    if kind in here
+                    else (calls, time_ns)
+                    for kind, (calls, time_ns) in log.totals().items()
+                }
             self._log, self._former = log, weakref.ref(log)
             self._told = {*COUNTERS, *GAUGES}
 
@@ -157,7 +164,16 @@ class _Source:
             self._rank = active_backend().get_rank()
         rows = log.rows()
         self._rows = [(row, _attributes(_kind(row), self._rank)) for row in rows]
-        self._sums = [(total, _attributes(kind, self._rank)) for kind, total in self._totals.of(rows).items()]
+        self._counted = dict(self._carried)
+        for found, (calls, time_ns) in log.totals().items():
+            carried, before = self._carried.get(found, (0, 0)), self._before.get(found, (0, 0))
+            self._counted[found] = carried[0] + calls - before[0], carried[1] + time_ns - before[1]
+        self._sums = []
+        for found, (calls, time_ns) in self._counted.items():
+            if calls:
+                kind = _Kind(*found)
+                total = Total(calls, kind.size_bytes * calls, time_ns * 1e-9)
+                self._sums.append((total, _attributes(kind, self._rank)))
         self._taken_s = time.monotonic()
         self._told = set()
 
@@ -187,29 +203,3 @@ def _attributes(kind: _Kind, rank: int | None) -> dict[str, str | int]:
     if kind.caller:
         found["code.function.name"] = kind.caller
     return found
-
-
-class _Totals:
-    """Totals that never fall, although a log forgets."""
-
-    def __init__(self) -> None:
-        self._before: dict[_Kind, Total] = {}
-        self._now: dict[_Kind, Total] = {}
-
-    def begin_anew(self) -> None:
-        """What comes does not include what was."""
-        self._before, self._now = dict(self._sums()), {}
-
-    def of(self, rows: list[Row]) -> Mapping[_Kind, Total]:
-        """Of every kind that ever was."""
-        found = {_kind(row): Total(row.calls, row.total_bytes, row.total_s) for row in rows}
-        # A log forgets everything at once.
-        if any(found.get(kind, Total()).calls < total.calls for kind, total in self._now.items()):
-            self.begin_anew()
-        self._now = found
-        return self._sums()
-
-    def _sums(self) -> Mapping[_Kind, Total]:
-        nothing = Total()
-        kinds = {**self._before, **self._now}
-        return {kind: self._before.get(kind, nothing).plus(self._now.get(kind, nothing)) for kind in kinds}

@@ -156,7 +156,7 @@ PREDICT = ("predict", "{trace}", "--model", "{model}")
         ((*FIT, "--link", "fast"), "--link: got 'fast'; expected a latency and a bandwidth"),
         ((*FIT, "--plot", "residuals.txt"), "expected a name that ends in .svg, .png, .pdf"),
         ((*FIT, "-o", "{bench}"), "got one of the bench files to write to"),
-        ((*FIT, "-o", "{folder}/no/such/folder.json"), "No such file"),
+        ((*FIT, "-o", "{folder}/no/such/folder.json"), "there is no folder"),
         ((*PREDICT, "--network", "5,100"), "5us,100Gbit"),
         ((*PREDICT, "--nodes", "0"), "--nodes: got 0; expected 1 to"),
         ((*PREDICT, "--nodes", "4"), "no fit of all_reduce between hosts"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from comm_utils.errors import ArgumentError
+from comm_utils.replacing import replacing
 
 __all__ = ["FORMAT", "OPERATIONS", "VERSION", "BenchFile", "BenchResult", "load", "save"]
 
@@ -93,13 +94,9 @@ class BenchFile:
         Raises:
             OSError: it cannot be written.
         """
-        target = Path(path)
-        unfinished = target.with_name(target.name + ".part")
-        try:
-            unfinished.write_text(json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-            unfinished.replace(target)
-        finally:
-            unfinished.unlink(missing_ok=True)
+        with replacing(path) as file:
+            json.dump(self.to_json(), file, indent=1, allow_nan=False)
+            file.write("\n")
 
     @classmethod
     def load(cls, path: str | Path) -> BenchFile:

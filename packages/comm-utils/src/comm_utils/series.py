@@ -16,6 +16,7 @@ __all__ = ["EVENT", "Histogram", "Recorder", "Series"]
 
 EVENT = Struct("=4q")
 _pack = EVENT.pack
+_FLUSHED_EVERY_NS = 100 * 10**6
 
 
 class Histogram:
@@ -83,11 +84,11 @@ class Recorder:
 
     Attributes:
         events: the last ones, each what :data:`EVENT` packs: number of the operation, sequence, begin_ns, end_ns.
-        write: takes a line of a trace file, or None where no trace is written.
+        write: takes a line of a trace file, or None where no trace is written; ``flush`` writes what it still holds.
         lost: takes the error where ``write`` fails, and sees to it that nobody calls it again.
     """
 
-    __slots__ = ("events", "lock", "lost", "write")
+    __slots__ = ("_flush_at_ns", "events", "flush", "lock", "lost", "write")
 
     def __init__(self, kept: int, lost: Callable[[OSError], None]) -> None:
         # Asynchronous operations are recorded by the library's threads. A log that is read while it records may be
@@ -96,7 +97,20 @@ class Recorder:
         # Bytes, as the garbage collector would go through that many tuples again and again.
         self.events: deque[bytes] = deque(maxlen=kept)
         self.write: Callable[[str], Any] | None = None
+        self.flush: Callable[[], Any] | None = None
+        self._flush_at_ns = 0
         self.lost = lost
+
+    def line(self, text: str, now_ns: int) -> None:
+        """Write a line; what is a while old does not stay in memory, which may be lost with the process."""
+        try:
+            if self.write is not None:
+                self.write(text)
+                if now_ns > self._flush_at_ns and self.flush is not None:
+                    self._flush_at_ns = now_ns + _FLUSHED_EVERY_NS
+                    self.flush()
+        except OSError as error:
+            self.lost(error)
 
 
 class Series(Histogram):
@@ -127,10 +141,7 @@ class Series(Histogram):
             bins[place] = bins.get(place, 0) + 1
             recorder.events.append(_pack(self.number, sequence, begin_ns, end_ns))
             if recorder.write is not None:
-                try:
-                    recorder.write(f"[{self.number},{sequence},{begin_ns},{end_ns}]\n")
-                except OSError as error:
-                    recorder.lost(error)
+                recorder.line(f"[{self.number},{sequence},{begin_ns},{end_ns}]\n", end_ns)
 
     def add_event(
         self,
@@ -156,18 +167,11 @@ class Series(Histogram):
                     parts.append(str(returned_ns))
                 if own:
                     parts.append(json.dumps(own, separators=(",", ":")))
-                try:
-                    recorder.write(f"[{','.join(parts)}]\n")
-                except OSError as error:
-                    recorder.lost(error)
+                recorder.line(f"[{','.join(parts)}]\n", end_ns)
 
     def add_wait(self, begin_ns: int, wait_begin_ns: int, wait_end_ns: int) -> None:
         """Somebody waited for the asynchronous operation that began at ``begin_ns``."""
         recorder = self._recorder
         if recorder.write is not None:
             with recorder.lock:
-                try:
-                    if recorder.write is not None:
-                        recorder.write(f"[{begin_ns},{wait_begin_ns},{wait_end_ns}]\n")
-                except OSError as error:
-                    recorder.lost(error)
+                recorder.line(f"[{begin_ns},{wait_begin_ns},{wait_end_ns}]\n", wait_end_ns)

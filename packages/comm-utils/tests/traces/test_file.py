@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,15 @@ def test_folders_without_all_ranks(tmp_path: Path) -> None:
     save(tmp_path, some(0, 2))
     with pytest.raises(ArgumentError, match="several jobs, of 2, 4 ranks"):
         load(tmp_path)
+
+
+def test_files_of_several_jobs_are_told_apart(tmp_path: Path) -> None:
+    save(tmp_path, replace(some(0), job="a"))
+    save(tmp_path, replace(some(1), job="b"))
+    with pytest.raises(ArgumentError, match="the files of ranks 0 and 1 are of different jobs"):
+        load(tmp_path)
+    save(tmp_path, replace(some(1), job="a"))
+    assert len(load(tmp_path)) == 2
 
 
 def test_files_of_a_larger_world_go(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_utils.log_table import format_account
-from comm_utils.traces import Event, Operation, RankTrace
+from comm_utils.numbering import ERA
+from comm_utils.traces import Event, Operation, RankTrace, Wait
 from comm_utils.traces.alignment import aligned, on_first_clock
 from comm_utils.traces.waiting import account, split
 
@@ -212,9 +213,51 @@ def test_the_table_adds_up_and_says_when_nobody_was_late() -> None:
 
 
 def test_on_first_clock_keeps_waits() -> None:
-    from comm_utils.traces import Wait
-
     one = Event(replace(ALL_REDUCE, asynchronous=True), 0, 1100, 1300, 1150, [Wait(1200, 1310)])
     moved = on_first_clock(RankTrace(1, 2, offset_ns=1000, events=[one]))
     assert moved.events == [Event(one.operation, 0, 100, 300, 150, [Wait(200, 310)])]
     assert one.begin_ns == 1100
+
+
+def test_a_rank_that_paused_its_recording() -> None:
+    """It counts anew afterwards; both stretches are brought to the calls that they are of."""
+    whole = job_of(100)
+    gap = range(40, 47)
+    kept = [one for number, one in enumerate(whole[1].events) if number not in gap]
+    expected = account(aligned([whole[0], replace(whole[1], events=kept), whole[2]]))
+    assert 93 <= expected.operations < 100
+    anew = [
+        replace(one, sequence=ERA + one.sequence - gap.stop if one.sequence >= gap.stop else one.sequence)
+        for one in kept
+    ]
+    for counted_together in (False, True):
+        traces = [whole[0], replace(whole[1], events=anew), whole[2]]
+        found = account(aligned([replace(trace, counted_together=counted_together) for trace in traces]))
+        assert found.operations == expected.operations
+        assert found.shares == expected.shares
+
+
+def test_what_cannot_be_one_call_is_left_out() -> None:
+    broadcast, bigger = rooted("broadcast", 1), replace(rooted("broadcast", 1), size_bytes=16)
+    assert waited(event(broadcast, 0, 100), event(bigger, 30, 50)) == {1: (0, 1)}
+    # It was through before the root had begun.
+    assert waited(event(broadcast, 0, 20), event(broadcast, 30, 50)) == {1: (0, 1)}
+    assert waited(event(ALL_REDUCE, 0, 20), event(ALL_REDUCE, 30, 50), event(ALL_REDUCE, 0, 40)) == {2: (30, 1)}
+    assert waited(event(message("send", 1), 50, 60), event(message("recv", 0), 0, 40)) == {}
+
+
+@pytest.mark.parametrize("name", ["broadcast", "message"])
+def test_late_recording_of_what_only_one_side_waits_for(name: str) -> None:
+    """Rank 1 waits 20 ms for each of rank 0's calls, and turned its log on after 15 of them."""
+    traces, now = [RankTrace(rank, 2) for rank in (0, 1)], [0, 0]
+    for step in range(30):
+        begin, waiting = now[0] + 20 * MS, now[1]
+        what = (rooted("broadcast", 0),) * 2 if name == "broadcast" else (message("send", 1), message("recv", 0))
+        for rank, start, end in ((0, begin, begin + 1000), (1, waiting, max(begin, waiting) + 5000)):
+            ranked = replace(what[rank], ranks=(0, 1))
+            if rank == 0 or step >= 15:
+                traces[rank].events.append(event(ranked, start, end, step - 15 * rank))
+            now[rank] = end
+    found = account(aligned(traces))
+    assert sum(share.waiting_ns for share in found.shares[1].values()) > 14 * 19 * MS
+    assert [one.rank for one in found.stragglers] == [0]

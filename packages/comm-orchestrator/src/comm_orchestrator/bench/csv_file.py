@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 
 from comm_utils.bench_results import BenchResult
+from comm_utils.replacing import replacing
 
 __all__ = ["write"]
 
@@ -18,7 +18,7 @@ def write(results: Sequence[BenchResult], path: str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with Path(path).open("w", newline="", encoding="utf-8") as file:
+    with replacing(path) as file:
         writer = csv.DictWriter(file, [one.name for one in fields(BenchResult)], lineterminator="\n")
         writer.writeheader()
         for one in results:

@@ -42,9 +42,10 @@ def measure(
         clock: seconds since some epoch that all ranks share.
     """
     backend = active_backend().during("doctor")
-    measured = facade.clocks.measure(backend, ranks, device, lambda: round(clock() * 1e9), pings)
-    own = [Clock(0, 0.0, 0.0)] if facade.get_rank() == 0 else []
-    return own + [Clock(one.rank, one.offset_ns * 1e-9, one.uncertainty_ns * 1e-9) for one in measured]
+    measured = facade.clocks.measure(backend, device, lambda: round(clock() * 1e9), pings)
+    if facade.get_rank() != 0:
+        return []
+    return [Clock(one.rank, one.offset_ns * 1e-9, one.uncertainty_ns * 1e-9) for one in measured if one.rank in ranks]
 
 
 def judge(clocks: Sequence[Clock]) -> list[Finding]:

@@ -46,8 +46,8 @@ class _Log:
     # Whether to record in the world to come; None where nobody said.
     to_come: bool | None = None
     on = False
-    # The logger was turned on by the trace, and goes off with it.
-    on_for_trace = False
+    # The logger was turned on by the trace, goes off with it, and then has this ``prof_all`` again.
+    on_for_trace: bool | None = None
 
 
 def named(settings: comm_config.Settings) -> bool:
@@ -75,7 +75,8 @@ def begin_trace(settings: comm_config.Settings) -> None:
 def end() -> None:
     """The world ends, and with it its trace."""
     recording.end_trace(_Log.comms)
-    _Log.on = _Log.on_for_trace = False
+    _Log.comms.forget_events()  # which are of ranks and groups that are no more
+    _Log.on, _Log.on_for_trace = False, None
 
 
 # A program may end without ending its world.
@@ -99,8 +100,8 @@ def configure(
         config: a configuration whose ``comms_logger`` section is applied first; DeepSpeed's own configuration objects
             are understood.
         enabled: record from now on. Off, a call costs exactly what it costs without a logger.
-        prof_all: record every operation; otherwise only those in ``prof_ops``, by operation or ``log_name``, and calls
-            with ``prof=True``.
+        prof_all: record every operation; otherwise only those in ``prof_ops``, by ``log_name`` where a call has one and
+            else by operation, and calls with ``prof=True``.
         verbose: log a line for each operation.
         debug: keep calls apart by the calling function.
         ranges: put a range around every operation for ``torch.profiler`` while it runs, and for tools that read NVTX.
@@ -119,9 +120,13 @@ def configure(
         _turn(enabled)
 
 
-def _turn(on: bool) -> None:
-    _Log.on, _Log.on_for_trace = on, False
+def _turn(on: bool, with_others: bool = False) -> None:
+    """``with_others``: the ranks have just begun to count together."""
+    begins = on and not _Log.on and not with_others
+    _Log.on, _Log.on_for_trace = on, None
     comm_collectives.instrument(observe=_Log.comms if on else None)
+    if begins:
+        recording.begin_era(_Log.comms)
 
 
 def start_profiling_comms() -> None:
@@ -153,7 +158,8 @@ def _names(call: str, names: Iterable[str]) -> frozenset[str]:
 def start_trace(folder: Path | str) -> Path:
     """Write each operation into a file of this rank in ``folder`` as it ends; called by all ranks.
 
-    The comms logger is turned on if it is off, until :func:`stop_trace`. The trace ends with the world, too.
+    The comms logger is turned on for all operations if it is off, until :func:`stop_trace`; if it is on, the trace has
+    what it records. The trace ends with the world, too.
 
     Args:
         folder: made where it does not exist; the files of an earlier trace in it are replaced.
@@ -165,10 +171,14 @@ def start_trace(folder: Path | str) -> Path:
         ArgumentError: a trace is being written already, or some rank cannot write there; on every rank.
         NotInitializedError
     """
-    path = recording.start_trace(_Log.comms, folder)
-    if not _Log.on:
-        _turn(True)
-        _Log.on_for_trace = True
+    log = _Log.comms
+    if _Log.on:
+        return recording.start_trace(log, folder)
+    path = recording.start_trace(log, folder)
+    before = log.prof_all
+    log.choose(prof_all=True)
+    _turn(True, with_others=True)
+    _Log.on_for_trace = before
     return path
 
 
@@ -178,10 +188,12 @@ def stop_trace() -> Path | None:
     Returns:
         The file of this rank; None where no trace was being written.
     """
-    path = recording.stop_trace(_Log.comms)
-    if _Log.on_for_trace:
-        _turn(False)
-    return path
+    try:
+        return recording.stop_trace(_Log.comms)
+    finally:
+        if _Log.on_for_trace is not None:
+            _Log.comms.choose(prof_all=_Log.on_for_trace)
+            _turn(False)
 
 
 def log_rows() -> list[Row]:

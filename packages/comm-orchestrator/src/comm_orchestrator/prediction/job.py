@@ -138,7 +138,7 @@ def predict(
     if lacking:
         raise NoFitError(
             f"{next(iter(lacking.values()))}"
-            + (f" (also lacking: {', '.join(sorted(lacking)[1:])})" if len(lacking) > 1 else "")
+            + (f" (and none of {', '.join(list(lacking)[1:])})" if len(lacking) > 1 else "")
             + "; or keep recorded times of what the model lacks with --keep-recorded"
         )
     job.rows = _merged(rows.values())

@@ -16,6 +16,7 @@ from comm_orchestrator.prediction.rendering import job_tables, show
 from comm_utils.cost_model import MARKS, NOT_MEASURED, Estimator, Link, Model, parse_link
 from comm_utils.cost_model.model import load as load_model
 from comm_utils.errors import ArgumentError
+from comm_utils.replacing import replacing
 from comm_utils.traces import RankTrace
 from comm_utils.traces.alignment import aligned
 from comm_utils.traces.file import load as load_traces
@@ -57,10 +58,12 @@ def run(
         raise ArgumentError(f"got {nodes} x {placement.per_node} ranks; expected {_MOST_RANKS} at most")
     estimator, notes = _estimator(loaded, traces, library, backend, link)
     job = predict(traces, estimator, placement, keep_parts=keep_parts, keep_recorded=keep_recorded)
-    notes += _notes(job, keep_parts, link)
+    notes += _notes(job, traces, keep_parts, link)
     if json_file is not None:
         document = _document(job, folder, model, estimator, link, steps, notes)
-        json_file.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        with replacing(json_file) as file:
+            json.dump(document, file, indent=1, allow_nan=False)
+            file.write("\n")
     show(sys.stdout, job_tables(job, link, f"{estimator.library}/{estimator.backend}", steps, notes))
     return 0
 
@@ -82,7 +85,7 @@ def _estimator(
     return estimator, []
 
 
-def _notes(job: Job, keep_parts: bool, link: Link | None) -> list[str]:
+def _notes(job: Job, traces: Sequence[RankTrace], keep_parts: bool, link: Link | None) -> list[str]:
     placement, notes = job.placement, []
     if not placement.as_recorded:
         recorded = placement.recorded
@@ -94,7 +97,13 @@ def _notes(job: Job, keep_parts: bool, link: Link | None) -> list[str]:
     if link is not None and placement.nodes == 1:
         notes.append("--network: all ranks are on one host, so that no network is used")
     if kept := sorted({row.operation for row in job.rows if row.kept}):
-        notes.append(f"as recorded: the model has no fit of {', '.join(kept)}")
+        notes.append(
+            f"as recorded: the model has no fit of {', '.join(kept)} for these groups (over hosts, give --network); "
+            "nothing is known of how long they take here: the interval leaves them out"
+        )
+    if cut_off := [trace.rank for trace in traces if not trace.complete]:
+        ranks = ", ".join(map(str, cut_off[:8])) + (", ..." if len(cut_off) > 8 else "")
+        notes.append(f"the recording of rank {ranks} was cut off; what came after is not predicted")
     if job.dropped:
         notes.append(f"the trace has lost {job.dropped} events, which are missing here too")
     if job.lonely:

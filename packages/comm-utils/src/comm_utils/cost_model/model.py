@@ -18,6 +18,7 @@ from comm_utils.cost_model.link import Link
 from comm_utils.cost_model.points import Key
 from comm_utils.cost_model.rounds import Shape
 from comm_utils.errors import ArgumentError
+from comm_utils.replacing import replacing
 
 __all__ = ["FORMAT", "NOT_MEASURED", "VERSION", "Model", "Source", "load", "save"]
 
@@ -113,13 +114,9 @@ def save(model: Model, path: Path | str) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    target = Path(path)
-    unfinished = target.with_name(target.name + ".part")
-    try:
-        unfinished.write_text(json.dumps(model.to_json(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(path) as file:
+        json.dump(model.to_json(), file, indent=1, allow_nan=False)
+        file.write("\n")
 
 
 def load(path: Path | str) -> Model:

@@ -15,8 +15,8 @@ from comm_utils.comms_logger import Row
 from comm_utils.errors import ArgumentError
 from comm_utils.exports.facts import check_facts
 from comm_utils.exports.groups import format_ranks
-from comm_utils.exports.replacing import replacing
 from comm_utils.log import logger
+from comm_utils.replacing import replacing
 
 __all__ = ["write_prometheus"]
 

@@ -12,7 +12,7 @@ from typing import IO, Any
 from comm_utils.comms_logger import Row
 from comm_utils.errors import ArgumentError
 from comm_utils.exports.facts import COLUMNS, check_facts
-from comm_utils.exports.replacing import replacing
+from comm_utils.replacing import replacing
 
 __all__ = ["write_csv", "write_jsonl"]
 

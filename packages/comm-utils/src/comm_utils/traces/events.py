@@ -26,6 +26,7 @@ class Operation:
         input_splits: of all_to_all_single, elements of ``dtype`` for each rank of the group; empty where they are even.
         output_splits: likewise, from each rank.
         caller: with ``debug``, the function that called.
+        on_device: the tensor is on an accelerator, whose own times these are.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Operation:
     input_splits: tuple[int, ...] = ()
     output_splits: tuple[int, ...] = ()
     caller: str = ""
+    on_device: bool = False
 
     @property
     def world_size(self) -> int:
@@ -89,6 +91,8 @@ class RankTrace:
 
     Attributes:
         offset_ns: its clock minus rank 0's at ``offset_at_ns``, on its own clock, give or take ``uncertainty_ns``.
+        job: the same on all ranks of one recording, and on no others.
+        counted_together: all ranks began to count their calls at the same one.
         drift: how much its clock gains on rank 0's, in seconds a second.
         dropped: events that it no longer has.
         complete: the recording was ended, not cut off.
@@ -102,6 +106,8 @@ class RankTrace:
     started: str = ""
     offset_ns: int = 0
     offset_at_ns: int = 0
+    job: str = ""
+    counted_together: bool = False
     drift: float = 0.0
     uncertainty_ns: int = 0
     dropped: int = 0

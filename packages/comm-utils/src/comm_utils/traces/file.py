@@ -16,6 +16,7 @@ Times are nanoseconds on the rank's own monotonic clock.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from contextlib import suppress
@@ -44,13 +45,16 @@ class TraceWriter:
     def __init__(self, folder: Path | str, rank: int) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         self.path = path_of(folder, rank)
-        self._file: TextIO = self.path.open("w", encoding="utf-8")
-        self.write = self._file.write
+        # An earlier trace stays until this one begins.
+        self._beginning = self.path.with_suffix(".begins")
+        self._file: TextIO = self._beginning.open("w", encoding="utf-8")
+        self.write, self.flush = self._file.write, self._file.flush
 
     def begin(self, trace: RankTrace) -> None:
-        """Write the first line."""
+        """Write the first line, and take the place of whatever was there."""
         self._line({"format": FORMAT, "version": VERSION, **_header(trace)})
         self._file.flush()
+        self._beginning.replace(self.path)
 
     def define(self, number: int, operation: Operation) -> None:
         """``operation`` is ``number`` in the events to come."""
@@ -69,9 +73,18 @@ class TraceWriter:
         self._file.close()
 
     def abandon(self) -> None:
-        """Close the file, whatever becomes of what was not yet written."""
+        """Close the file, whatever becomes of what was not yet written; one that has not begun goes."""
         with suppress(OSError):
             self._file.close()
+        with suppress(OSError):
+            self._beginning.unlink()
+
+    def detach(self) -> None:
+        """In a forked child: write nothing of what the parent has still to write."""
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno())
+            os.close(nowhere)
 
 
 def remove_beyond(folder: Path | str, world_size: int) -> None:
@@ -115,6 +128,13 @@ def load(folder: Path | str) -> list[RankTrace]:
     sizes = sorted({trace.world_size for trace in traces})
     if len(sizes) > 1:
         raise ArgumentError(f"{folder}: traces of several jobs, of {', '.join(map(str, sizes))} ranks; remove the old")
+    jobs = {trace.job: trace.rank for trace in traces}
+    if len(jobs) > 1:
+        first, second = sorted(jobs.values())[:2]
+        raise ArgumentError(
+            f"{folder}: the files of ranks {first} and {second} are of different jobs; copy those of one job into an "
+            "empty folder"
+        )
     missing = [rank for rank in range(sizes[0]) if rank not in found]
     if missing:
         raise ArgumentError(

@@ -10,7 +10,9 @@ time is transfer, so that the two make up the whole. It needs
 
 Who is late because it was itself waiting for somebody passes that part of the blame on.
 
-Numbers of calls may differ between ranks: what counts are operations of which every rank that is needed has a record.
+Numbers of calls may differ between ranks: what counts are operations of which every rank that is needed has a record,
+and whose records can be of one call: of one kind and size, and so that nobody was through before those that it needs
+had begun.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from comm_utils.traces.alignment import COLLECTIVES, EVERYBODY, Group, group_of
+from comm_utils.traces.alignment import EVERYBODY, channel_of, matches
 from comm_utils.traces.events import Event, Operation, RankTrace
 
 __all__ = ["Account", "Key", "Share", "Straggler", "account", "key_of", "split", "together"]
@@ -106,8 +108,9 @@ def account(traces: Sequence[RankTrace]) -> Account:
     operations = matched = 0
     stretches: list[tuple[int, Stretch]] = []
     held_up = _HeldUp()
+    doubt_ns = 2 * max((trace.uncertainty_ns for trace in traces), default=0)
     for calls in together(traces):
-        waited = split(calls)
+        waited = split(calls, doubt_ns)
         if not waited:
             continue
         operations += 1
@@ -174,46 +177,32 @@ def together(traces: Sequence[RankTrace]) -> Iterator[dict[int, Event]]:
     for trace in traces:
         for event in trace.events:
             if event.sequence >= 0:
-                calls.setdefault((*_identity(trace.rank, event),), {})[trace.rank] = event
+                calls.setdefault((channel_of(trace.rank, event.operation), event.sequence), {})[trace.rank] = event
     yield from calls.values()
 
 
-def _identity(rank: int, event: Event) -> tuple[Group, int] | tuple[Group, int, tuple[int, int, int]]:
-    operation = event.operation
-    if operation.operation in COLLECTIVES:
-        return group_of(operation), event.sequence
-    sends = operation.operation.endswith("send")
-    source, target = (rank, operation.root) if sends else (operation.root, rank)
-    return group_of(operation), event.sequence, (source, target, operation.tag)
-
-
-def split(calls: Mapping[int, Event]) -> dict[int, tuple[int, int]]:
+def split(calls: Mapping[int, Event], doubt_ns: int = 0) -> dict[int, tuple[int, int]]:
     """How long each rank waited in one operation, ns, and for which rank.
 
     Args:
         calls: by global rank.
+        doubt_ns: how wrong the clocks may be.
 
     Returns:
-        Only ranks of which everyone that they need is in ``calls``; nothing where the ranks did not make the same call.
+        Only ranks of which everyone that they need is in ``calls``, and has made the same call as far as one can see.
     """
-    if len({_kind(event.operation) for event in calls.values()}) > 1:
-        return {}
     found = {}
     for rank, event in calls.items():
         needed = set(_needed(rank, event, calls))
         if not needed <= calls.keys():
+            continue
+        if any(not matches(rank, event, other, calls[other], doubt_ns) for other in needed if other != rank):
             continue
         last = max(sorted(needed), key=lambda one: calls[one].begin_ns)
         # No longer than the operation itself, which only an error of the clocks would make it.
         waiting_ns = min(max(calls[last].begin_ns - event.begin_ns, 0), max(event.duration_ns, 0))
         found[rank] = waiting_ns, last
     return found
-
-
-def _kind(operation: Operation) -> tuple[str, int]:
-    if operation.operation in COLLECTIVES:
-        return operation.operation, operation.root
-    return "message", -1
 
 
 def _needed(rank: int, event: Event, calls: Mapping[int, Event]) -> Iterable[int]:

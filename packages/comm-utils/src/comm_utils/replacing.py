@@ -45,7 +45,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     # The beginning of a long name: with what is added it has to stay within what file systems take.
     temporary = target.with_name(f".{target.name[:60]}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("x", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        try:
+            opened = temporary.open("x", encoding="utf-8", errors="backslashreplace", newline="")
+        except OSError as error:
+            raise ArgumentError(f"{path}: no file can be written there: {error.strerror or error}") from None
+        with opened as file:
             if mode is not None:
                 os.chmod(file.fileno(), stat.S_IMODE(mode))
             yield file

@@ -1,0 +1,62 @@
+"""Numbers of calls, by which the same call is found on other ranks."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable, Iterator
+
+__all__ = ["ERA", "Numbering", "era_of"]
+
+#: Numbers of one era are below this; the next era begins at its next multiple.
+ERA = 1 << 32
+# Channels whose numbers are known; the one that was made first is forgotten first.
+_MOST_CHANNELS = 65536
+_UNKNOWN = -1
+
+
+def era_of(sequence: int) -> int:
+    """In which era ``sequence`` was given."""
+    return sequence // ERA
+
+
+class Numbering:
+    """Counts the calls of each channel: the collectives of a group, or the messages from one rank to another.
+
+    Whenever recording begins, a new era does, as other ranks may have gone on meanwhile. Numbers of one era are
+    compared with those of the same era of other ranks alone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._channels: OrderedDict[Hashable, Iterator[int]] = OrderedDict()
+        self._vague: set[Hashable] = set()
+        self.era = 0
+
+    def counter(self, channel: Hashable, within: Hashable = None) -> Iterator[int]:
+        """The numbers of ``channel``, until the era ends; -1 for ever where ``within`` was said to be vague."""
+        with self._lock:
+            if within is not None and within in self._vague:
+                return itertools.repeat(_UNKNOWN)
+            found = self._channels.get(channel)
+            if found is None:
+                found = self._channels[channel] = itertools.count(self.era * ERA)
+                if len(self._channels) > _MOST_CHANNELS:
+                    self._channels.popitem(last=False)
+            return found
+
+    def make_vague(self, within: Hashable) -> bool:
+        """Nobody can tell any more which message is which; whether that is news."""
+        with self._lock:
+            if within in self._vague:
+                return False
+            self._vague.add(within)
+            return True
+
+    def begin_era(self, era: int) -> None:
+        """Count anew, in counters that are then asked for."""
+        with self._lock:
+            self.era = era
+            self._channels.clear()
+            self._vague.clear()
