@@ -51,6 +51,9 @@ BENCHMARKS = {
 LAUNCHER_TESTS = "tests-integration/launchers"
 # What needs DeepSpeed and Accelerate.
 ECOSYSTEM_TESTS = "tests-integration/ecosystem"
+# What measures, traces, replays and predicts through the command line takes minutes; over shaped links, root on Debian.
+LINK_TESTS = f"{LAUNCHER_TESTS}/test_prediction_links.py"
+COMMAND_TESTS = [f"tests-integration/test_{name}.py" for name in ("bench", "prediction", "trace_commands")]
 # Of the sessions that have everything else installed.
 APART = [f"--ignore={path}" for path in (LAUNCHER_TESTS, ECOSYSTEM_TESTS)]
 
@@ -246,7 +249,15 @@ for _package, _extra in WORKSPACE.extras_with_siblings():
 def integration(session: nox.Session) -> None:
     """Tests of all packages together."""
     install_sources(session, *all_sources(*group("integration")))
-    session.run("pytest", "tests-integration", *APART, *session.posargs)
+    apart = [*APART, *(f"--ignore={path}" for path in COMMAND_TESTS)]
+    session.run("pytest", "tests-integration", *apart, *session.posargs)
+
+
+@nox.session(default=False)
+def commands(session: nox.Session) -> None:
+    """Tests of commctl's bench, trace, fit and predict with ranks that they start, and over shaped links."""
+    install_sources(session, *all_sources(*group("integration"), *group("launchers")))
+    session.run("pytest", "-rs", *COMMAND_TESTS, LINK_TESTS, *session.posargs)
 
 
 # What holds on every library is tested on gloo, in `integration`, and again here.
@@ -280,7 +291,7 @@ def launchers(session: nox.Session) -> None:
     install_sources(session, *all_sources(*group("integration"), *group("launchers")))
     uv = {"UV": nox.virtualenv.UV} if session.venv_backend == "uv" else {}
     session.run("python", "tools/install_launchers.py", env=uv)
-    session.run("pytest", "-rs", LAUNCHER_TESTS, *session.posargs)
+    session.run("pytest", "-rs", LAUNCHER_TESTS, f"--ignore={LINK_TESTS}", *session.posargs)
 
 
 @nox.session(default=False)

@@ -6,8 +6,9 @@ Calls: a process each, with a world of one rank and a tensor of one element; the
 the logger off, on, and (ours) writing a trace. Times are medians over the rounds, µs a call; "at first" and "in the
 end" are of the first and the last round, as what is recorded may make later calls slower.
 
-Steps: two ranks, each of which sums four buckets of 1 MiB in asynchronous operations while it multiplies matrices, in
-turns with the logger off and on. What a step takes more is the median of the differences between neighbours.
+Steps: two ranks, each of which sums four buckets in asynchronous operations while it multiplies matrices, in turns with
+the logger off and on; buckets of 25 MiB, which is what DDP makes, and of 1 MiB. What a step takes more is the median of
+the differences between neighbours.
 """
 
 from __future__ import annotations
@@ -52,16 +53,20 @@ STEPS = """
 import statistics, sys, time, torch
 {setup}
 torch.set_num_threads(1)
-buckets = [torch.ones(2**18) for _ in range(4)]
+buckets = [torch.ones({mib} * 2**18) for _ in range(4)]
 matrix = torch.rand(256, 256)
+
+def compute():
+    for _ in range({mib}):
+        matrix @ matrix @ matrix
 
 def step():
     works = []
     for bucket in buckets:
-        matrix @ matrix @ matrix
+        compute()
         works.append(dist.all_reduce(bucket, async_op=True))
     for _ in range(4):
-        matrix @ matrix @ matrix
+        compute()
     for work in works:
         work.wait()
     dist.barrier()
@@ -70,9 +75,9 @@ def timed(state):
     {turn}
     step()
     start = time.perf_counter_ns()
-    for _ in range(4):
+    for _ in range({block}):
         step()
-    return (time.perf_counter_ns() - start) / 4
+    return (time.perf_counter_ns() - start) / {block}
 
 for bucket in buckets:
     bucket.zero_()  # sums stay finite
@@ -163,21 +168,23 @@ def measure_calls(options: argparse.Namespace, folder: str) -> None:
 
 def measure_steps(options: argparse.Namespace, folder: str) -> None:
     print(f"\nms a step of two ranks, overlapped{'':7} {'off':>8} {'more':>8} {'share':>8}")
-    for name, program in programs(STEPS, folder, steps=options.steps).items():
-        port = free_port()
-        with ExitStack() as stack:
-            ranks = [stack.enter_context(started(program, rank, 2, port)) for rank in range(2)]
-            off_ns, more_ns = answer(ranks[0])
-        print(f"{name:41} {off_ns * 1e-6:8.3f} {more_ns * 1e-6:8.4f} {more_ns / off_ns:8.2%}")
+    for mib, block, steps in ((25, 1, options.steps // 3), (1, 4, options.steps)):
+        for name, program in programs(STEPS, folder, mib=mib, block=block, steps=max(steps, 3)).items():
+            port = free_port()
+            with ExitStack() as stack:
+                ranks = [stack.enter_context(started(program, rank, 2, port)) for rank in range(2)]
+                off_ns, more_ns = answer(ranks[0])
+            title = f"four times {mib} MiB, {name}"
+            print(f"{title:41} {off_ns * 1e-6:8.3f} {more_ns * 1e-6:8.4f} {more_ns / off_ns:8.2%}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--calls", type=int, default=1000, help="in a block")
-    parser.add_argument("--steps", type=int, help="pairs of blocks of four; 60 for each round by default")
+    parser.add_argument("--steps", type=int, help="how often off and on take turns; 30 for each round by default")
     options = parser.parse_args()
-    options.steps = options.steps or 60 * options.rounds
+    options.steps = options.steps or 30 * options.rounds
     with tempfile.TemporaryDirectory() as folder:
         measure_calls(options, folder)
         measure_steps(options, folder)

@@ -21,7 +21,7 @@ from comm_utils.errors import ArgumentError
 __all__ = ["run"]
 
 
-@as_one_sentence("commctl fit")
+@as_one_sentence
 def run(
     files: Sequence[Path],
     output: Path | None,

@@ -27,7 +27,7 @@ FORMAT, VERSION = "comm-prediction", 1
 _MOST_RANKS = 1 << 20
 
 
-@as_one_sentence("commctl predict")
+@as_one_sentence
 def run(
     folder: Path,
     model: Path,
