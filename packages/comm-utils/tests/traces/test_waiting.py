@@ -53,6 +53,11 @@ def test_the_root_of_a_reduce_waits_for_all_and_others_for_the_root() -> None:
     assert waited(event(what, 60, 100), event(what, 0, 50), event(what, 70, 100))[1] == (0, 1)
 
 
+def test_nobody_waits_for_nothing() -> None:
+    empty = replace(ALL_REDUCE, size_bytes=0)
+    assert waited(event(empty, 0, 5), event(empty, 60, 70), event(empty, 20, 25)) == {0: (0, 0), 1: (0, 1), 2: (0, 2)}
+
+
 def test_messages() -> None:
     send, receive = message("send", 1), message("recv", 0)
     assert waited(event(send, 0, 100), event(receive, 60, 110)) == {0: (60, 1), 1: (0, 1)}

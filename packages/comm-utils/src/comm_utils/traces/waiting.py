@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from comm_utils.traces.alignment import EVERYBODY, channel_of, matches
+from comm_utils.traces.alignment import EVERYBODY, channel_of, is_nothing, matches
 from comm_utils.traces.events import Event, Operation, RankTrace
 
 __all__ = ["Account", "Key", "Share", "Straggler", "account", "key_of", "split", "together"]
@@ -207,6 +207,8 @@ def split(calls: Mapping[int, Event], doubt_ns: int = 0) -> dict[int, tuple[int,
 
 def _needed(rank: int, event: Event, calls: Mapping[int, Event]) -> Iterable[int]:
     operation, root = event.operation.operation, event.operation.root
+    if is_nothing(event.operation):
+        return (rank,)
     if operation in EVERYBODY:
         return event.operation.ranks
     if operation in ("broadcast", "scatter", "recv", "irecv"):
