@@ -60,6 +60,10 @@ def run_calls() -> None:
         "all_gather_into_tensor": (lambda: dist.all_gather_into_tensor(whole, part), 256 * W),
         "reduce_scatter_tensor": (lambda: dist.reduce_scatter_tensor(part, whole), 256 * W),
         "all_to_all_single": (lambda: dist.all_to_all_single(whole, whole.clone()), 256 * W),
+        "all_gather": (lambda: dist.all_gather(list(whole.view(W, 64).unbind()), part), 256 * W),
+        "reduce": (lambda: dist.reduce(part, 0), 256),
+        "gather": (lambda: dist.gather(part, list(whole.view(W, 64).unbind()) if me == 1 else None, 1), 256 * W),
+        "scatter": (lambda: dist.scatter(part, list(whole.view(W, 64).unbind()) if me == 0 else None), 256 * W),
         "barrier": (dist.barrier, 0),
         "send" if me == 0 else "recv": (lambda: (dist.send if me == 0 else dist.recv)(part, 1 - me), 256),
     }

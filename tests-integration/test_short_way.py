@@ -89,6 +89,131 @@ def test_lists_and_messages(pools: Pools) -> None:
         assert found == [one for step in expected for one in step]
 
 
+def run_rooted() -> list[Any]:
+    rank, found = dist.get_rank(), []
+    for step in range(4):
+        root = step // 2
+        mine = torch.full((2, 2), 10.0 * step + rank)
+        reduced = mine.clone()
+        dist.reduce(reduced, root)
+        largest = mine.clone()
+        dist.reduce(largest, dst=root, op=dist.ReduceOp.MAX)
+        found.append([reduced[1, 1].item(), largest[1, 1].item(), mine[0, 0].item()])
+        parts = [torch.empty(2, 2) for _ in range(2)] if rank == root else None
+        dist.gather(mine, parts, root)
+        found.append(None if parts is None else [part[1, 0].item() for part in parts])
+        if parts is not None:
+            parts[rank].copy_(mine)
+        dist.gather(mine if parts is None else parts[rank], parts, root)  # in its own place
+        found.append(None if parts is None else [part[0, 1].item() for part in parts])
+        received = torch.empty(2, 2)
+        dist.scatter(received, None if parts is None else [part + 0.5 for part in parts], root)
+        found.append(received.flatten().tolist())
+        dist.scatter(received if parts is None else parts[rank], parts, root)  # from its own place
+        found.append((received if parts is None else parts[rank]).flatten().tolist())
+    found.append(default_roots(rank))
+    return found
+
+
+def default_roots(rank: int) -> list[float]:
+    for step in range(2):
+        parts = [torch.empty(1), torch.empty(1)] if rank == 0 else None
+        dist.gather(torch.full((1,), step + rank * 1.0), parts)
+        received = torch.empty(1)
+        dist.scatter(received, parts)
+    return received.tolist()
+
+
+def test_reductions_and_parts_of_a_root(pools: Pools) -> None:
+    for rank, found in enumerate(pools(2).run(run_rooted)):
+        for step in range(4):
+            root, mine, both = step // 2, 10.0 * step + rank, [10.0 * step, 10.0 * step + 1]
+            reduced, gathered, in_place, received, scattered = found[5 * step : 5 * step + 5]
+            assert reduced == ([sum(both), max(both), mine] if rank == root else [mine] * 3)
+            assert gathered == in_place == (both if rank == root else None)
+            assert received == [mine + 0.5] * 4
+            assert scattered == [mine] * 4
+        assert found[-1] == [1.0 + rank]
+
+
+def run_rooted_refusals() -> list[str]:
+    """What a root is refused before anything is sent, in the second call as in the first; the others do not call."""
+    rank, found = dist.get_rank(), []
+
+    def attempt(call: Callable[[], Any]) -> None:
+        with pytest.raises(dist.CommError) as refused:
+            call()
+        found.append(f"{type(refused.value).__name__}: {refused.value}")
+
+    for _ in range(2):
+        parts = [torch.ones(2), torch.ones(2)]
+        dist.reduce(torch.ones(2), 0)
+        dist.gather(torch.ones(2), parts if rank == 0 else None, 0)
+        dist.scatter(torch.ones(2), parts if rank == 0 else None, 0)
+        attempt(lambda: dist.reduce(torch.ones(2), 7))
+        attempt(lambda: dist.reduce(torch.ones(2), True))
+        attempt(lambda: dist.reduce(torch.ones(2), 0, 0))
+        attempt(lambda: dist.reduce(torch.ones(2), 0, "mean"))
+        nested = torch.nested.nested_tensor([torch.ones(1), torch.ones(1)])
+        attempt(lambda: dist.reduce(nested, 0))  # noqa: B023
+        attempt(lambda: dist.gather(nested, parts, rank))  # noqa: B023
+        attempt(lambda: dist.scatter(torch.ones(4)[::2], parts, 0))  # noqa: B023
+        if rank == 0:
+            shared = torch.empty(3)
+            attempt(lambda: dist.reduce(torch.ones(4)[::2], 0))
+            attempt(lambda: dist.gather(torch.ones(2), None, 0))
+            attempt(lambda: dist.gather(torch.ones(2), parts[:1], 0))  # noqa: B023
+            attempt(lambda: dist.gather(torch.ones(2), [torch.ones(2), torch.ones(3)], 0))
+            attempt(lambda: dist.gather(torch.ones(2), [torch.ones(2), torch.ones(2, dtype=torch.int32)], 0))
+            attempt(lambda: dist.gather(torch.ones(2), [shared[:2], shared[1:]], 0))  # noqa: B023
+            attempt(lambda: dist.gather(torch.ones(2), [torch.ones(2), nested], 0))  # noqa: B023
+            attempt(lambda: dist.scatter(torch.ones(2), None, 0))
+            attempt(lambda: dist.scatter(torch.ones(2), [torch.ones(2), torch.ones(1)], 0))
+        else:
+            attempt(lambda: dist.gather(torch.ones(2), parts, 0))  # noqa: B023
+            attempt(lambda: dist.scatter(torch.ones(2), parts, 0))  # noqa: B023
+    return found
+
+
+def test_refusals_of_roots_stay(pools: Pools) -> None:
+    for rank, found in enumerate(pools(2).run(run_rooted_refusals)):
+        half = 9 if rank else 16
+        assert len(found) == 2 * half
+        assert found[:half] == found[half:]
+
+
+def run_rooted_awkward() -> None:
+    rank = dist.get_rank()
+    for _ in range(3):
+        wide = torch.ones(2, 3, dtype=torch.bfloat16).t()  # not the order of the others
+        dist.reduce(wide, 0)
+        assert wide.tolist() == [[2.0 - rank] * 2] * 3
+        with torch.inference_mode():
+            made_there = torch.full((2,), rank + 1.0)
+        dist.reduce(made_there, 1)
+        assert made_there.tolist() == [3.0 if rank else 1.0] * 2
+        flags = torch.tensor([rank == 0, False])
+        dist.reduce(flags, 1)
+        assert flags.tolist() == [True, False]
+        leaf = torch.full((2,), rank + 1.0, requires_grad=True)
+        received = [torch.empty(2), torch.empty(2)] if rank else None
+        dist.gather(leaf, received, 1)
+        if received is not None:
+            assert [one.tolist() for one in received] == [[1.0, 1.0], [2.0, 2.0]]
+        dist.scatter(leaf, received, 1)
+        assert leaf.tolist() == [rank + 1.0] * 2
+        shared = torch.tensor([5.0, 6.0, 7.0])
+        dist.scatter(shared[1:] if rank == 0 else shared[:2], [shared[:2], shared[1:].clone()] if rank == 0 else None)
+        assert shared.tolist() == ([5.0, 5.0, 6.0] if rank == 0 else [6.0, 7.0, 7.0])
+        empty = torch.empty(0)
+        dist.reduce(empty, 0)
+        dist.gather(empty, [torch.empty(0), torch.empty(0)] if rank == 0 else None)
+
+
+def test_awkward_tensors_of_roots(pools: Pools) -> None:
+    pools(2).run(run_rooted_awkward)
+
+
 def run_refusals() -> list[str]:
     """What the first call refuses, the second does as well."""
     rank, found = dist.get_rank(), []
@@ -174,9 +299,12 @@ def run_forgetting() -> None:
         for _ in range(2):
             tensor = torch.ones(1)
             dist.broadcast(tensor, 0, group)
+            dist.reduce(tensor, 0, group=group)
             dist.barrier(group)
         dist.destroy_process_group(group)
         with pytest.raises(dist.NotInitializedError):
             dist.broadcast(torch.ones(1), 0, group)
+        with pytest.raises(dist.NotInitializedError):
+            dist.reduce(torch.ones(1), 0, group=group)
         with pytest.raises(dist.NotInitializedError):
             dist.barrier(group)

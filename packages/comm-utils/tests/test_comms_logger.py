@@ -445,6 +445,23 @@ def test_a_trace_has_every_operation(tmp_path: Path) -> None:
     assert (event.sequence, event.returned_ns) == (7, 3)
 
 
+def test_a_trace_that_is_cut_off_lacks_a_tenth_of_a_second(tmp_path: Path) -> None:
+    log = CommsLogger()
+    writer = TraceWriter(tmp_path, 0)
+    writer.begin(RankTrace(0, 1))
+    log.start_writing(writer)
+    series = log.series(Operation("send", "send", 8, (0, 1)))
+    ends_ms = [1, 50, 99, 300, 301]
+    for sequence, end_ms in enumerate(ends_ms):
+        series.add(sequence, 0, end_ms * MS)
+    found = load_rank(writer.path)
+    assert [event.end_ns // MS for event in found.events] == ends_ms[:-1]
+    assert not found.complete
+    log.stop_writing()
+    writer.close()
+    assert len(load_rank(writer.path).events) == len(ends_ms)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
 def test_a_full_disk_ends_the_trace_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "rank0.begins").symlink_to("/dev/full")

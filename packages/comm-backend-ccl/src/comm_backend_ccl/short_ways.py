@@ -9,7 +9,7 @@ import torch
 
 from comm_backend_ccl import native, shared_memory
 from comm_backend_ccl.communicator import Communicator
-from comm_backend_ccl.layout import spread
+from comm_backend_ccl.layout import joined, spread
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.tables import ONECCL_DTYPES, ONECCL_OPS, Operation
@@ -36,6 +36,8 @@ _AT_ONCE = {
     "broadcast": Operation.BROADCAST,
     "reduce_scatter_tensor": Operation.REDUCE_SCATTER,
 }
+# No engine has a shorter way than its usual one.
+_OF_ANY = ("gather", "reduce", "scatter")
 _OF_ELEMENTS = {"all_reduce": Operation.ALL_REDUCE, "reduce_scatter_tensor": Operation.REDUCE_SCATTER}
 
 
@@ -46,7 +48,7 @@ def short_way(ours: Communicator, operation: str, op: object, position: int | No
     """
     if operation == "barrier" and not isinstance(ours, SharedCommunicator):
         return lambda: ours.barrier()
-    if isinstance(ours, OneCclCommunicator):
+    if isinstance(ours, OneCclCommunicator) and operation not in _OF_ANY:
         return _on_oneccl(ours, operation, op, position)
     way = _on_any(ours, operation, op, position)
     return _at_once(ours, operation, op, position, way) if isinstance(ours, SharedCommunicator) else way
@@ -79,6 +81,12 @@ def _on_any(ours: Communicator, operation: str, op: object, position: int | None
         together = tensor.new_empty(tensor.numel() * ours.size)
         return ours.all_gather(together, tensor).then(lambda: spread(together, outputs))
 
+    def gather(tensor: torch.Tensor, outputs: list[torch.Tensor] | None) -> CclWork:
+        if outputs is None:
+            return ours.gather(None, tensor, root)
+        together = tensor.new_empty(tensor.numel() * ours.size)
+        return ours.gather(together, tensor, root).then(lambda: spread(together, outputs))
+
     root = position or 0
     ways: dict[str, _Start] = {
         "all_gather": all_gather,
@@ -87,8 +95,11 @@ def _on_any(ours: Communicator, operation: str, op: object, position: int | None
         "all_to_all_single": ours.all_to_all,
         "barrier": ours.barrier,
         "broadcast": lambda tensor: ours.broadcast(tensor, root),
+        "gather": gather,
         "recv": lambda tensor: ours.receive(tensor, root),
+        "reduce": lambda tensor: ours.reduce(tensor, root, reduce_op),
         "reduce_scatter_tensor": lambda output, input: ours.reduce_scatter(output, input, reduce_op),
+        "scatter": lambda tensor, inputs: ours.scatter(tensor, None if inputs is None else joined(inputs), root),
         "send": lambda tensor: ours.send(tensor, root),
     }
     return ways[operation]

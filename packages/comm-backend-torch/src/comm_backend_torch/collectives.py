@@ -95,7 +95,7 @@ class Collectives(World):
             except RuntimeError as error:
                 raise this._failure(operation, group, error) from error
 
-        return on_list if operation in ("all_reduce", "broadcast", "recv", "send") else on_tensors
+        return on_list if operation in ("all_reduce", "broadcast", "recv", "reduce", "send") else on_tensors
 
     def _settled(
         self, operation: str, pg: Any, op: object, position: int | None
@@ -107,6 +107,26 @@ class Collectives(World):
             options = self._options(internals.BroadcastOptions, False)
             options.rootRank, options.rootTensor = position, 0
             return pg.broadcast, options, lambda tensor: self.broadcast(tensor, None, None, False, position)
+        if operation == "reduce":
+            options = self._options(internals.ReduceOptions, False)
+            options.reduceOp, options.rootRank = self._all_reduce[op].reduceOp, position
+            return pg.reduce, options, lambda tensor: self.reduce(tensor, None, op, None, False, position)
+        if operation == "gather":
+            options = self._options(internals.GatherOptions, False)
+            options.rootRank = position
+            return (
+                lambda tensor, parts, options: pg.gather([parts] if parts else [], [tensor], options),
+                options,
+                lambda tensor, parts: self.gather(tensor, parts, None, None, False, position),
+            )
+        if operation == "scatter":
+            options = self._options(internals.ScatterOptions, False)
+            options.rootRank = position
+            return (
+                lambda tensor, parts, options: pg.scatter([tensor], [parts] if parts else [], options),
+                options,
+                lambda tensor, parts: self.scatter(tensor, parts, None, None, False, position),
+            )
         if operation == "all_gather_into_tensor":
             options = self._options(internals.AllgatherOptions, False)
             return getattr(pg, _ALL_GATHER), options, self.all_gather_into_tensor

@@ -12,6 +12,7 @@ show to be wrong, before anything is sent; ``BrokenGroupError``, ``PeerLostError
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -25,7 +26,7 @@ from comm_collectives.arguments import check_tensor, enter, group_rank_of, integ
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
 from comm_collectives.work import deliver
 from comm_utils.active import slot
-from comm_utils.backend import Work
+from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentTypeError
 from comm_utils.reduce_op import parse_reduce_op
 
@@ -155,12 +156,33 @@ def reduce(
     """
     if is_dynamo_compiling():
         return untraced.reduce(tensor, dst, op, group, async_op, group_dst, timeout=timeout)
+    is_usual = group_dst is None and type(dst) is int and not isinstance(op, _NUMBERS)
+    if is_usual and not async_op and timeout is None:
+        call = prepared.on("reduce", (dst, op), tensor, group)
+        if call is not None:
+            with suppress(NotImplementedError):  # as in all_reduce
+                call(tensor)
+                return None
     backend = enter("reduce", group, timeout)
     if backend is None:
         return None
     position = group_rank_of("reduce", "dst", backend, group, dst, group_dst)
-    check_tensor("reduce", "tensor", tensor, backend, group, written=backend.get_rank(group) == position)
-    return reduction.reduce(backend, tensor, position, parse_reduce_op(op, "reduce"), group, async_op)
+    is_dst = backend.get_rank(group) == position
+    check_tensor("reduce", "tensor", tensor, backend, group, written=is_dst)
+    reduce_op = parse_reduce_op(op, "reduce")
+    capabilities = backend.capabilities(group, tensor.device.type)
+    if is_usual and (reduce_op, tensor.dtype) in capabilities.reductions:
+        keeps = is_dst or capabilities.preserving_reduce
+        like = ("reduce", (dst, op), tensor.dtype, tensor.device, group)
+        prepared.remember(backend, like, lambda: _reduction(backend, group, op, position, keeps))
+    return reduction.reduce(backend, tensor, position, reduce_op, group, async_op)
+
+
+def _reduction(
+    backend: Backend, group: ProcessGroup | None, op: object, position: int, keeps: bool
+) -> Callable[[torch.Tensor], None]:
+    call = backend.prepare("reduce", group, op, position)
+    return call if keeps else lambda tensor: call(tensor.clone())
 
 
 def broadcast(

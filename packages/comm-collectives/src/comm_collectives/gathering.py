@@ -213,12 +213,19 @@ def gather(
     """
     if is_dynamo_compiling():
         return untraced.gather(tensor, gather_list, dst, group, async_op, group_dst, timeout=timeout)
+    if not async_op and timeout is None and group_dst is None and (dst is None or type(dst) is int):
+        short = prepared.with_root("gather", dst, tensor, gather_list, group)
+        if short is not None:
+            with suppress(NotImplementedError):  # as in all_reduce
+                short(tensor, gather_list)
+                return None
     backend = enter("gather", group, timeout)
     if backend is None:
         return None
     check_tensor("gather", "tensor", tensor, backend, group)
     position = group_rank_of("gather", "dst", backend, group, dst, group_dst, default=_first_global(backend, group))
     native = backend.capabilities(group, tensor.device.type).dtypes
+    _remember_root(backend, "gather", dst, group_dst, tensor, group, position)
     if backend.get_rank(group) != position:
         _check_absent("gather", "gather_list", gather_list, "dst")
         sent = as_bytes(readable(tensor), native)
@@ -254,12 +261,19 @@ def scatter(
     """
     if is_dynamo_compiling():
         return untraced.scatter(tensor, scatter_list, src, group, async_op, group_src, timeout=timeout)
+    if not async_op and timeout is None and group_src is None and (src is None or type(src) is int):
+        short = prepared.with_root("scatter", src, tensor, scatter_list, group)
+        if short is not None:
+            with suppress(NotImplementedError):  # as in all_reduce
+                short(tensor, scatter_list)
+                return None
     backend = enter("scatter", group, timeout)
     if backend is None:
         return None
     check_tensor("scatter", "tensor", tensor, backend, group, written=True)
     position = group_rank_of("scatter", "src", backend, group, src, group_src, default=_first_global(backend, group))
     native = backend.capabilities(group, tensor.device.type).dtypes
+    _remember_root(backend, "scatter", src, group_src, tensor, group, position)
     landing = Landing(tensor)
     received = as_bytes(landing.memory, native)
     sent = None
@@ -277,6 +291,27 @@ def scatter(
         _check_absent("scatter", "scatter_list", scatter_list, "src")
     work = backend.scatter(received, sent, None, group, async_op, position)
     return deliver([work], after_landing([landing]), tensor, async_op)
+
+
+def _remember_root(
+    backend: Backend,
+    operation: str,
+    root: Any,
+    group_root: Any,
+    tensor: torch.Tensor,
+    group: ProcessGroup | None,
+    position: int,
+) -> None:
+    if group_root is None and (root is None or type(root) is int):
+        W, rank = backend.get_world_size(group), backend.get_rank(group)
+        prepared.remember_moving(
+            backend,
+            operation,
+            root,
+            tensor,
+            group,
+            lambda: (backend.prepare(operation, group, None, position), W, position, rank),
+        )
 
 
 def _apart_from_all(source: torch.Tensor, landings: list[Landing], own: int) -> torch.Tensor:

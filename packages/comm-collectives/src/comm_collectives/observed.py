@@ -27,7 +27,7 @@ class Observed(Observing):
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> Callable[..., None]:
         call = self.inner.prepare(operation, group, op, position)
-        part = {"barrier": None, "reduce_scatter_tensor": 0}.get(operation, -1)
+        part = {"barrier": None, "reduce_scatter_tensor": 0, "gather": 0, "scatter": 0}.get(operation, -1)
         return self._plainly(operation, group, part, call, op, (None, position))
 
     def shortest_all_reduce(
@@ -110,7 +110,9 @@ class Observed(Observing):
         async_op: bool = False,
     ) -> Work | None:
         args = output, input, output_split_sizes, input_split_sizes, group, async_op
-        splits = _splits(output, input, output_split_sizes, input_split_sizes)
+        # Only a trace has them, which may be written by the time that the operation ends.
+        wanted = async_op or self._log.writes
+        splits = _splits(output, input, output_split_sizes, input_split_sizes) if wanted else None
         larger = output if output.nbytes > input.nbytes else input
         call = self.inner.all_to_all_single
         return self._observe("all_to_all_single", group, larger, call, args, async_op=async_op, splits=splits)

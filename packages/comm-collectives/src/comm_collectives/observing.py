@@ -131,8 +131,9 @@ class Observing:
             return outcome
         if splits is not None:
             own = {**(own or {}), **splits}
+            like = like._replace(own=own)
         if async_op and outcome is not None:
-            work: Any = ObservedWork(outcome, log, like._replace(own=own), sequence, begin, end)
+            work: Any = ObservedWork(outcome, log, like, sequence, begin, end)
             return cast(T, work)
         if own is None:
             series.add(sequence, begin, end)

@@ -16,7 +16,7 @@ from torch.distributed import ProcessGroup
 from comm_utils.active import slot
 from comm_utils.backend import Backend
 
-__all__ = ["barrier", "between", "into_list", "on", "remember", "remember_moving", "remember_shortest"]
+__all__ = ["barrier", "between", "into_list", "on", "remember", "remember_moving", "remember_shortest", "with_root"]
 
 _Tensor = torch.Tensor
 
@@ -106,13 +106,33 @@ def between(operation: str, op: object, output: Any, input: Any, group: ProcessG
 def into_list(parts: Any, tensor: Any, group: ProcessGroup | None) -> Any:
     """What was remembered for an ``all_gather`` into a list; None where it has to be checked in full."""
     found = on("all_gather", None, tensor, group)
-    if found is None or type(parts) is not list:
+    if found is None:
         return None
     call, W, rank = found
+    return call if _fit(parts, tensor, W, rank) else None
+
+
+def with_root(operation: str, root: object, tensor: Any, parts: Any, group: ProcessGroup | None) -> Any:
+    """What was remembered for a ``gather`` or ``scatter``; None where it has to be checked in full.
+
+    Args:
+        parts: every rank's part, on the root.
+    """
+    found = on(operation, root, tensor, group)
+    if found is None or tensor.requires_grad:
+        return None
+    call, W, position, rank = found
+    if rank != position:
+        return call if parts is None else None
+    return call if _fit(parts, tensor, W, rank) else None
+
+
+def _fit(parts: Any, tensor: torch.Tensor, W: int, rank: int) -> bool:
+    """Whether ``parts`` are W tensors like ``tensor``, which is one itself or apart from them."""
+    if type(parts) is not list or len(parts) != W:
+        return False
     try:
         dtype, device, shape = tensor.dtype, tensor.device, tensor.shape
-        if len(parts) != W:
-            return None
         for part in parts:
             if (
                 type(part) is not _Tensor
@@ -125,15 +145,15 @@ def into_list(parts: Any, tensor: Any, group: ProcessGroup | None) -> Any:
                 or part.is_inference()
                 or part.requires_grad
             ):
-                return None
+                return False
     except (AttributeError, RuntimeError, TypeError):
-        return None
+        return False
     size, own = tensor.nbytes, tensor.data_ptr()
     starts = [part.data_ptr() for part in parts]
     if own != starts[rank] and any(start < own + size and own < start + size for start in starts):
-        return None  # read while others' elements arrive there
+        return False  # read while others' elements arrive there
     starts.sort()
-    return call if all(after - start >= size for start, after in pairwise(starts)) else None
+    return all(after - start >= size for start, after in pairwise(starts))
 
 
 def barrier(group: ProcessGroup | None) -> Any:

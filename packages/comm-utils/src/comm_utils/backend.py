@@ -154,7 +154,9 @@ class Backend(Protocol):
         """The shortest way to a synchronous ``operation``, all but its tensors settled.
 
         Args:
-            operation: ``"all_reduce"``, ``"broadcast"``, ``"send"`` or ``"recv"``, then called with a tensor;
+            operation: ``"all_reduce"``, ``"reduce"``, ``"broadcast"``, ``"send"`` or ``"recv"``, then called with a
+                tensor; ``"gather"`` or ``"scatter"``, called with a tensor and, on the root, W tensors of its shape,
+                else None;
                 ``"all_gather_into_tensor"``, ``"reduce_scatter_tensor"`` or ``"all_to_all_single"`` in equal parts,
                 called with output and input; ``"all_gather"``, called with W tensors of the shape of the input, and
                 it; or ``"barrier"``. Tensors are contiguous, those of ``"all_gather_into_tensor"`` and

@@ -12,7 +12,7 @@ from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 from comm_utils.numbering import Numbering
 from comm_utils.records import SERIES_KEPT, Records, Row, Window
-from comm_utils.series import EVENT, Recorder, Series
+from comm_utils.series import Recorder, Series
 from comm_utils.sizes import bandwidth, format_size
 from comm_utils.traces.events import Operation
 from comm_utils.traces.file import TraceWriter
@@ -137,18 +137,17 @@ class CommsLogger:
                 rate.busbw_gb_per_s,
             )
 
-    def recent(self, most: int = EVENTS_KEPT) -> tuple[list[Operation], list[tuple[int, ...]]]:
+    def recent(self, most: int = EVENTS_KEPT) -> tuple[list[Operation], list[tuple[int, int, int, int]]]:
         """The last operations: kinds, and ``(number of the kind, sequence, begin_ns, end_ns)`` for each."""
-        self._records.before_reading()
+        self._records.settle()
         with self._recorder.lock:
-            events = [EVENT.unpack(one) for one in list(self._recorder.events)[-most:]]
-            return [series.operation for series in self._records], events
+            return [series.operation for series in self._records], self._recorder.last(most)
 
     def forget_events(self) -> None:
         """Forget the last operations, of which each is known by itself; their sums stay."""
-        self._records.before_reading()
+        self._records.settle()
         with self._recorder.lock:
-            self._recorder.events.clear()
+            self._recorder.forget()
 
     @property
     def writes(self) -> bool:
@@ -157,16 +156,19 @@ class CommsLogger:
 
     def start_writing(self, writer: TraceWriter) -> None:
         """Write each operation into a trace as it ends."""
+        self._records.settle()
         with self._recorder.lock:
-            self._writer, self._recorder.write, self._recorder.flush = writer, writer.write, writer.flush
+            self._writer = writer
+            self._recorder.write_to(writer)
             for series in self._records:
                 self._define(series)
 
     def stop_writing(self) -> TraceWriter | None:
         """Write no more; returns the writer, still open, or None where there is none or it has failed."""
-        self._records.before_reading()
+        self._records.settle()
         with self._recorder.lock:
-            writer, self._writer, self._recorder.write = self._writer, None, None
+            writer, self._writer = self._writer, None
+            self._recorder.write_to(None)
             return writer
 
     def _define(self, series: Series) -> None:
@@ -178,7 +180,8 @@ class CommsLogger:
 
     def _stop_writing(self, error: OSError) -> None:
         with self._recorder.lock:
-            writer, self._writer, self._recorder.write = self._writer, None, None
+            writer, self._writer = self._writer, None
+            self._recorder.write_to(None)
         if writer is not None:
             logger.warning("the trace ends here: %s: %s; communication goes on", writer.path, error.strerror or error)
             writer.abandon()
@@ -186,7 +189,8 @@ class CommsLogger:
     def after_fork(self) -> None:
         """In a child: leave the parent's trace alone, and the lock, which another thread may have held."""
         self._recorder.lock = threading.RLock()
-        writer, self._writer, self._recorder.write = self._writer, None, None
+        writer, self._writer = self._writer, None
+        self._recorder.write_to(None)
         if writer is not None:
             writer.detach()
 

@@ -97,13 +97,13 @@ class Records:
     """The series of a log, and the windows that are open.
 
     Attributes:
-        before_reading: is called before anything is read; records what has ended meanwhile.
+        before_reading: is called before anything is read; records what has ended on devices meanwhile.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._series: dict[Operation, Series] = {}
-        self._all: list[Series] = []
+        self._all = recorder.series
         self._windows: list[Window] = []
         self._warned = False
         self._forgotten: dict[_Key, Histogram] = {}
@@ -121,10 +121,14 @@ class Records:
                 operation = self._coarser(operation)
                 found = self._series.get(operation)
             if found is None:
-                found = self._series[operation] = Series(operation, len(self._all), self._recorder)
-                self._all.append(found)
+                found = self._series[operation] = Series(operation, self._recorder)
                 made(found)
             return found
+
+    def settle(self) -> None:
+        """Count everything that has ended."""
+        self.before_reading()
+        self._recorder.settle()
 
     def _coarser(self, operation: Operation) -> Operation:
         if not self._warned:
@@ -144,7 +148,7 @@ class Records:
 
     def rows(self, within: Window | None = None) -> list[Row]:
         """What was recorded; of a window, or since the last :meth:`reset`."""
-        self.before_reading()
+        self.settle()
         with self._recorder.lock:
             if within is not None and within not in self._windows:
                 return within.rows()  # it has been ended meanwhile
@@ -163,7 +167,7 @@ class Records:
 
     def totals(self) -> dict[_Key, tuple[int, int]]:
         """Calls and nanoseconds by name, operation, size, ranks and caller, with all that was ever forgotten."""
-        self.before_reading()
+        self.settle()
         with self._recorder.lock:
             found = self._together(0)
             for key, before in self._forgotten.items():
@@ -172,7 +176,7 @@ class Records:
 
     def window(self, name: str) -> Window:
         """Open a stretch of the program of which what is recorded can be read alone."""
-        self.before_reading()
+        self.settle()
         opened = Window(self, name)
         with self._recorder.lock:
             opened.outside = {series: series.taken() for series in self._all if series.calls}
@@ -196,7 +200,7 @@ class Records:
 
     def reset(self) -> None:
         """Forget everything recorded; what is open ends, and has nothing."""
-        self.before_reading()
+        self.settle()
         with self._recorder.lock:
             for key, times in self._together(0).items():
                 self._forgotten.setdefault(key, Histogram()).include(times)
@@ -205,7 +209,7 @@ class Records:
             for window in self._windows:
                 window.end([])
             self._windows.clear()
-            self._recorder.events.clear()
+            self._recorder.forget()
 
 
 def _nothing() -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
-from struct import Struct
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain, islice
+from typing import Any, Protocol, TypeAlias
 
 from comm_utils.traces.events import Operation
 
-__all__ = ["EVENT", "Histogram", "Recorder", "Series"]
+__all__ = ["Histogram", "Recorder", "Series"]
 
-EVENT = Struct("=4q")
-_pack = EVENT.pack
+#: Number of the series, sequence, begin_ns, end_ns.
+_Times: TypeAlias = tuple[int, int, int, int]
+# Numbers that wait to be counted, four for each operation.
+_MOST_WAITING = 4 * 64
 _FLUSHED_EVERY_NS = 100 * 10**6
 
 
@@ -44,8 +47,10 @@ class Histogram:
         # The highest bit and the three below it.
         shift = duration_ns.bit_length() - 4
         place = duration_ns if shift <= 0 else (shift << 3) + (duration_ns >> shift)
-        bins = self.bins
-        bins[place] = bins.get(place, 0) + 1
+        try:
+            self.bins[place] += 1
+        except KeyError:
+            self.bins[place] = 1
 
     def include(self, other: Histogram) -> None:
         """Add all that ``other`` has."""
@@ -79,38 +84,103 @@ def _middle_ns(place: int) -> float:
     return float(place) if shift <= 0 else ((place & 7 | 8) + 0.5) * 2**shift
 
 
+class Writer(Protocol):
+    """Takes the lines of a trace file; ``flush`` writes what it still holds."""
+
+    def write(self, text: str) -> Any: ...
+
+    def flush(self) -> Any: ...
+
+
 class Recorder:
     """Where all series of a log put their events.
 
+    A call leaves four numbers in ``waiting``, and calls :meth:`settle` when there are many or ``due_ns`` has passed.
+    Counting many at once takes less time, and far less where what was communicated has left nothing in the caches.
+
+    Args:
+        kept: how many of the last events can be told one by one.
+        lost: takes the error where the writer fails, and sees to it that it is used no more.
+
     Attributes:
-        events: the last ones, each what :data:`EVENT` packs: number of the operation, sequence, begin_ns, end_ns.
-        write: takes a line of a trace file, or None where no trace is written; ``flush`` writes what it still holds.
-        lost: takes the error where ``write`` fails, and sees to it that nobody calls it again.
+        waiting: of events that are not counted yet: number of the series, sequence, begin_ns, end_ns, one after the
+            other.
+        due_ns: when they have to be, by ``time.perf_counter_ns``, as a trace is written.
+        series: by their numbers.
     """
 
-    __slots__ = ("_flush_at_ns", "events", "flush", "lock", "lost", "write")
+    __slots__ = ("_held", "_kept", "_last", "_lost", "_writer", "due_ns", "lock", "series", "waiting")
 
     def __init__(self, kept: int, lost: Callable[[OSError], None]) -> None:
         # Asynchronous operations are recorded by the library's threads. A log that is read while it records may be
         # asked by the same thread, from a finalizer.
         self.lock = threading.RLock()
-        # Bytes, as the garbage collector would go through that many tuples again and again.
-        self.events: deque[bytes] = deque(maxlen=kept)
-        self.write: Callable[[str], Any] | None = None
-        self.flush: Callable[[], Any] | None = None
-        self._flush_at_ns = 0
-        self.lost = lost
+        self.waiting: list[int] = []
+        self.series: list[Series] = []
+        # Arrays, as the garbage collector would go through that many tuples again and again.
+        self._last: deque[array[int]] = deque()
+        self._held, self._kept = 0, 4 * kept
+        self._lost = lost
+        self.write_to(None)
+
+    def write_to(self, writer: Writer | None) -> None:
+        """Write a line for each event from now on, or no more."""
+        self._writer = writer
+        self.due_ns: int = sys.maxsize if writer is None else 0
+
+    @property
+    def writes(self) -> bool:
+        """Whether events are written."""
+        return self._writer is not None
+
+    def settle(self) -> None:
+        """Count what waits."""
+        with self.lock:
+            found = self.waiting[:]
+            if not found:
+                return
+            del self.waiting[: len(found)]  # others may have come meanwhile
+            self.keep(array("q", found))
+            series = self.series
+            for number, _, begin_ns, end_ns in _fours(found):
+                series[number].count(end_ns - begin_ns)
+            if self._writer is not None:
+                self.line("".join([f"[{n},{sequence},{b},{e}]\n" for n, sequence, b, e in _fours(found)]), found[-1])
 
     def line(self, text: str, now_ns: int) -> None:
-        """Write a line; what is a while old does not stay in memory, which may be lost with the process."""
+        """Write lines; what is a while old does not stay in memory, which may be lost with the process."""
+        writer = self._writer
+        if writer is None:
+            return
         try:
-            if self.write is not None:
-                self.write(text)
-                if now_ns > self._flush_at_ns and self.flush is not None:
-                    self._flush_at_ns = now_ns + _FLUSHED_EVERY_NS
-                    self.flush()
+            writer.write(text)
+            if now_ns > self.due_ns:
+                self.due_ns = now_ns + _FLUSHED_EVERY_NS
+                writer.flush()
         except OSError as error:
-            self.lost(error)
+            self._lost(error)
+
+    def keep(self, events: array[int]) -> None:
+        """Keep events that were counted, and forget the oldest."""
+        self._last.append(events)
+        self._held += len(events)
+        while self._held - len(self._last[0]) >= self._kept:
+            self._held -= len(self._last.popleft())
+
+    def last(self, most: int) -> list[_Times]:
+        """The last events that were counted, at most so many and no more than are kept."""
+        together = _fours(chain.from_iterable(self._last))
+        return list(islice(together, max(self._held - min(4 * most, self._kept), 0) // 4, None))
+
+    def forget(self) -> None:
+        """Keep none of the events up to now."""
+        self._last.clear()
+        self._held = 0
+
+
+def _fours(numbers: Any) -> Iterator[_Times]:
+    each = iter(numbers)
+    return zip(each, each, each, each, strict=True)
 
 
 class Series(Histogram):
@@ -118,30 +188,20 @@ class Series(Histogram):
 
     __slots__ = ("_recorder", "number", "operation")
 
-    def __init__(self, operation: Operation, number: int, recorder: Recorder) -> None:
+    def __init__(self, operation: Operation, recorder: Recorder) -> None:
         super().__init__()
         self.operation = operation
-        self.number = number
+        self.number = len(recorder.series)
+        recorder.series.append(self)
         self._recorder = recorder
 
     def add(self, sequence: int, begin_ns: int, end_ns: int) -> None:
         """Add one synchronous operation. Told apart from :meth:`add_event` because this is on the way of every call."""
-        duration_ns = end_ns - begin_ns
         recorder = self._recorder
-        with recorder.lock:
-            self.calls += 1
-            self.total_ns += duration_ns
-            if duration_ns < self.min_ns:
-                self.min_ns = duration_ns
-            if duration_ns > self.max_ns:
-                self.max_ns = duration_ns
-            shift = duration_ns.bit_length() - 4
-            place = duration_ns if shift <= 0 else (shift << 3) + (duration_ns >> shift)
-            bins = self.bins
-            bins[place] = bins.get(place, 0) + 1
-            recorder.events.append(_pack(self.number, sequence, begin_ns, end_ns))
-            if recorder.write is not None:
-                recorder.line(f"[{self.number},{sequence},{begin_ns},{end_ns}]\n", end_ns)
+        waiting = recorder.waiting
+        waiting.extend((self.number, sequence, begin_ns, end_ns))
+        if len(waiting) >= _MOST_WAITING or end_ns > recorder.due_ns:
+            recorder.settle()
 
     def add_event(
         self,
@@ -158,20 +218,24 @@ class Series(Histogram):
             own: fields of :class:`Operation` that are other than this series', JSON.
         """
         recorder = self._recorder
+        if not recorder.writes:
+            self.add(sequence, begin_ns, end_ns)
+            return
         with recorder.lock:
+            recorder.settle()
             self.count(end_ns - begin_ns)
-            recorder.events.append(_pack(self.number, sequence, begin_ns, end_ns))
-            if recorder.write is not None:
-                parts = [str(self.number), str(sequence), str(begin_ns), str(end_ns)]
-                if returned_ns is not None:
-                    parts.append(str(returned_ns))
-                if own:
-                    parts.append(json.dumps(own, separators=(",", ":")))
-                recorder.line(f"[{','.join(parts)}]\n", end_ns)
+            times = self.number, sequence, begin_ns, end_ns
+            recorder.keep(array("q", times))
+            parts = [str(one) for one in times]
+            if returned_ns is not None:
+                parts.append(str(returned_ns))
+            if own:
+                parts.append(json.dumps(own, separators=(",", ":")))
+            recorder.line(f"[{','.join(parts)}]\n", end_ns)
 
     def add_wait(self, begin_ns: int, wait_begin_ns: int, wait_end_ns: int) -> None:
         """Somebody waited for the asynchronous operation that began at ``begin_ns``."""
         recorder = self._recorder
-        if recorder.write is not None:
+        if recorder.writes:
             with recorder.lock:
                 recorder.line(f"[{begin_ns},{wait_begin_ns},{wait_end_ns}]\n", wait_end_ns)
