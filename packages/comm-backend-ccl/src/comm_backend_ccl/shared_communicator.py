@@ -29,6 +29,7 @@ class SharedCommunicator(Communicator):
     engine = "shared memory"
     moves_nothing = True
     capabilities = IN_SHARED_MEMORY
+    ended_ns = staticmethod(shared_memory.ended_ns)  # on the way of what is recorded
 
     def __init__(
         self,
@@ -94,9 +95,6 @@ class SharedCommunicator(Communicator):
         gone = self.gone(peer)
         # A rank that has done its part may end before the others are through.
         return gone & shared_memory.missing(handle) if gone and peer is None else gone
-
-    def ended_ns(self, handle: int) -> int | None:
-        return shared_memory.ended_ns(handle) or None
 
     def is_complete(self, handle: int) -> bool:
         return shared_memory.wait(handle, 0.0) != 0  # what has failed does not touch its memory any more

@@ -205,9 +205,9 @@ def missing(handle: int) -> set[int]:
     return {rank for rank in range(MOST_RANKS) if bits >> rank & 1}
 
 
-def ended_ns(handle: int) -> int:
-    """When a watched operation was complete, by the clock of ``time.perf_counter_ns``; 0 where that is not known."""
-    return int(_native.ended(handle))
+def ended_ns(handle: int) -> int | None:
+    """When a watched operation was complete, by ``time.perf_counter_ns``; None where that is not known."""
+    return _native.ended(handle) or None
 
 
 def drain(group: int, seconds: float) -> None:

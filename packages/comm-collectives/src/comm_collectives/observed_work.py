@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -36,7 +39,7 @@ class Like(NamedTuple):
 
 
 class ObservedWork:
-    """Records once, with the time at which the operation ended.
+    """Records once, with the time at which the operation ended, when somebody has waited or nobody can any more.
 
     A backend's handle may know that time (``ended_ns()``); otherwise the library calls back, or else it is when
     somebody has waited.
@@ -44,6 +47,18 @@ class ObservedWork:
     Args:
         timed: somebody else records; only who waits is recorded here.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_begin_ns",
+        "_called_back_ns",
+        "_ended_ns",
+        "_event",
+        "_like",
+        "_log",
+        "_waited",
+        "_work",
+    )
 
     def __init__(
         self,
@@ -60,34 +75,40 @@ class ObservedWork:
         self._event: tuple[int, int, int] | None = None if timed else (sequence, begin_ns, returned_ns)
         self._begin_ns = begin_ns
         self._waited = False
-        self._ended_ns: Callable[[], int | None] = getattr(work, "ended_ns", _unknown)
-        if self._ended_ns is _unknown and not timed:
+        self._called_back_ns: int | None = None
+        self._ended_ns: Callable[[], int | None] | None = getattr(work, "ended_ns", None)
+        if self._ended_ns is None and not timed:
+            _here.is_known = True
             with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
-                work.get_future().add_done_callback(self._done)
+                work.get_future().add_done_callback(self._called_back)
 
-    def _done(self, future: Any) -> None:
-        try:
-            future.value()
-        except Exception:  # a time that ended with a failure says nothing about the operation
-            self._event = None
-        self._recorded()
+    def _called_back(self, _: object) -> None:
+        # In a thread of the library, which goes on after this, so there is no more here than has to be.
+        self._called_back_ns = perf_counter_ns()
+        if not _here.is_known:
+            _stay_known()
 
     def _recorded(self) -> None:
         event, self._event = self._event, None
         if event is None:
             return
         sequence, begin_ns, returned_ns = event
-        end_ns = max(self._ended_ns() or perf_counter_ns(), begin_ns)
-        like = self._like
+        end_ns = self._called_back_ns if self._ended_ns is None else self._ended_ns()
+        end_ns = max(end_ns or perf_counter_ns(), begin_ns)
+        log, like = self._log, self._like
         assert like.series is not None
-        like.series.add_event(sequence, begin_ns, end_ns, returned_ns, like.own)
-        if self._log.verbose:
-            self._log.line(like.operation, end_ns - begin_ns)
+        if log.writes:
+            like.series.add_event(sequence, begin_ns, end_ns, returned_ns, like.own)
+        else:
+            like.series.add(sequence, begin_ns, end_ns)
+        if log.verbose:
+            log.line(like.operation, end_ns - begin_ns)
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         begin_ns = perf_counter_ns()
         done: bool = self._work.wait(timeout)
-        self._recorded()
+        if self._event is not None:
+            self._recorded()
         if self._log.writes and not self._waited and self._like.series is not None:
             self._like.series.add_wait(self._begin_ns, begin_ns, perf_counter_ns())
         self._waited = True
@@ -107,12 +128,27 @@ class ObservedWork:
         return getattr(self._work, name)
 
     def __del__(self) -> None:
-        # Nobody waited, and there was no callback.
-        if getattr(self, "_event", None) is not None and self._ended_ns is not _unknown:
+        # Nobody waited.
+        if getattr(self, "_event", None) is not None:
             with suppress(Exception):
-                if self._ended_ns() is not None:
+                end_ns = self._called_back_ns if self._ended_ns is None else self._ended_ns()
+                if end_ns is not None and self._work.exception() is None:
                     self._recorded()
 
 
-def _unknown() -> None:
-    return None
+class _Here(threading.local):
+    is_known = False
+
+
+_here = _Here()
+
+
+def _stay_known() -> None:
+    """Keep what Python has for this thread of a library, which otherwise is made for each callback and then destroyed.
+
+    That takes longer than the callback, and the library's next operation waits for it. It is what
+    ``PyGILState_Ensure`` gives to a caller that does not call ``PyGILState_Release``.
+    """
+    _here.is_known = True
+    if sys.implementation.name == "cpython":
+        ctypes.pythonapi.PyGILState_Ensure()

@@ -21,6 +21,7 @@ from comm_collectives.ranges import open_range
 from comm_utils.backend import Backend, Work
 from comm_utils.comms_logger import CommsLogger
 from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.series import MOST_WAITING
 from comm_utils.sizes import message_size_bytes
 from comm_utils.traces.events import Operation
 
@@ -133,8 +134,9 @@ class Observing:
             own = {**(own or {}), **splits}
             like = like._replace(own=own)
         if async_op and outcome is not None:
-            work: Any = ObservedWork(outcome, log, like, sequence, begin, end)
-            return cast(T, work)
+            watched: Any = ObservedWork(outcome, log, like, sequence, begin, end)
+            outcome = watched
+            return outcome
         if own is None:
             series.add(sequence, begin, end)
         else:
@@ -292,8 +294,11 @@ class Observing:
         """
         log, like_of, observe = self._log, self._like, self._observe
         on_devices = part is not None and self.inner.device_types(group) != ("cpu",)
-        known: dict[tuple[torch.dtype | None, int], Any] = {}
+        known: dict[tuple[torch.dtype | None, int], tuple[int, Iterator[int]]] = {}
         now, label = perf_counter_ns, _label.get
+        recorder = log.recorder
+        waiting = recorder.waiting
+        wait = waiting.extend
         what = operation, group
 
         def recorded(*tensors: torch.Tensor) -> T:
@@ -313,13 +318,15 @@ class Observing:
             found = known.get(key)
             if found is None:
                 like = like_of(*what, None if part is None else tensors[part], op, root, 0, False)
-                if like.series is None:  # settings have changed meanwhile, in another thread
-                    next(like.counter)
+                if like.series is None or like.own is not None:  # settings may have changed, in another thread
+                    like.add(next(like.counter), begin, end)
                     return outcome
                 if len(known) >= _MOST_KNOWN:
                     known.clear()
-                found = known[key] = like.series.add if like.own is None else like.add, like.counter
-            found[0](next(found[1]), begin, end)
+                found = known[key] = like.series.number, like.counter
+            wait((found[0], next(found[1]), begin, end))
+            if len(waiting) >= MOST_WAITING or end > recorder.due_ns:
+                recorder.settle()
             return outcome
 
         return recorded

@@ -60,6 +60,8 @@ class CommsLogger:
     Attributes:
         is_plain: all that is kept of an operation is its time.
         numbering: of calls, recorded or not.
+        recorder: where events wait to be counted.
+        writes: whether a trace is being written.
     """
 
     def __init__(
@@ -73,9 +75,10 @@ class CommsLogger:
         self.verbose, self.prof_all, self.debug, self.ranges = False, True, False, False
         self.prof_ops: frozenset[str] = frozenset()
         self.numbering = Numbering()
+        self.writes = False
         self._writer: TraceWriter | None = None
-        self._recorder = Recorder(EVENTS_KEPT, self._stop_writing)
-        self._records = Records(self._recorder)
+        self.recorder = Recorder(EVENTS_KEPT, self._stop_writing)
+        self._records = Records(self.recorder)
         self.rows = self._records.rows
         self.totals = self._records.totals
         self.reset = self._records.reset
@@ -140,36 +143,34 @@ class CommsLogger:
     def recent(self, most: int = EVENTS_KEPT) -> tuple[list[Operation], list[tuple[int, int, int, int]]]:
         """The last operations: kinds, and ``(number of the kind, sequence, begin_ns, end_ns)`` for each."""
         self._records.settle()
-        with self._recorder.lock:
-            return [series.operation for series in self._records], self._recorder.last(most)
+        with self.recorder.lock:
+            return [series.operation for series in self._records], self.recorder.last(most)
 
     def forget_events(self) -> None:
         """Forget the last operations, of which each is known by itself; their sums stay."""
         self._records.settle()
-        with self._recorder.lock:
-            self._recorder.forget()
-
-    @property
-    def writes(self) -> bool:
-        """Whether a trace is being written."""
-        return self._writer is not None
+        with self.recorder.lock:
+            self.recorder.forget()
 
     def start_writing(self, writer: TraceWriter) -> None:
         """Write each operation into a trace as it ends."""
         self._records.settle()
-        with self._recorder.lock:
-            self._writer = writer
-            self._recorder.write_to(writer)
+        with self.recorder.lock:
+            self._write_to(writer)
             for series in self._records:
                 self._define(series)
 
     def stop_writing(self) -> TraceWriter | None:
         """Write no more; returns the writer, still open, or None where there is none or it has failed."""
         self._records.settle()
-        with self._recorder.lock:
-            writer, self._writer = self._writer, None
-            self._recorder.write_to(None)
-            return writer
+        with self.recorder.lock:
+            return self._write_to(None)
+
+    def _write_to(self, writer: TraceWriter | None) -> TraceWriter | None:
+        """Returns the one until now."""
+        before, self._writer, self.writes = self._writer, writer, writer is not None
+        self.recorder.write_to(writer)
+        return before
 
     def _define(self, series: Series) -> None:
         if self._writer is not None:
@@ -179,18 +180,16 @@ class CommsLogger:
                 self._stop_writing(error)
 
     def _stop_writing(self, error: OSError) -> None:
-        with self._recorder.lock:
-            writer, self._writer = self._writer, None
-            self._recorder.write_to(None)
+        with self.recorder.lock:
+            writer = self._write_to(None)
         if writer is not None:
             logger.warning("the trace ends here: %s: %s; communication goes on", writer.path, error.strerror or error)
             writer.abandon()
 
     def after_fork(self) -> None:
         """In a child: leave the parent's trace alone, and the lock, which another thread may have held."""
-        self._recorder.lock = threading.RLock()
-        writer, self._writer = self._writer, None
-        self._recorder.write_to(None)
+        self.recorder.lock = threading.RLock()
+        writer = self._write_to(None)
         if writer is not None:
             writer.detach()
 

@@ -13,12 +13,12 @@ from typing import Any, Protocol, TypeAlias
 
 from comm_utils.traces.events import Operation
 
-__all__ = ["Histogram", "Recorder", "Series"]
+__all__ = ["MOST_WAITING", "Histogram", "Recorder", "Series"]
 
 #: Number of the series, sequence, begin_ns, end_ns.
 _Times: TypeAlias = tuple[int, int, int, int]
-# Numbers that wait to be counted, four for each operation.
-_MOST_WAITING = 4 * 64
+#: So many numbers wait to be counted, four for each operation.
+MOST_WAITING = 4 * 64
 _FLUSHED_EVERY_NS = 100 * 10**6
 
 
@@ -95,8 +95,9 @@ class Writer(Protocol):
 class Recorder:
     """Where all series of a log put their events.
 
-    A call leaves four numbers in ``waiting``, and calls :meth:`settle` when there are many or ``due_ns`` has passed.
-    Counting many at once takes less time, and far less where what was communicated has left nothing in the caches.
+    A call leaves four numbers in ``waiting``, and calls :meth:`settle` when there are :data:`MOST_WAITING` numbers or
+    ``due_ns`` has passed. Counting many at once takes less time, and far less where the communication has left nothing
+    in the caches.
 
     Args:
         kept: how many of the last events can be told one by one.
@@ -107,9 +108,10 @@ class Recorder:
             other.
         due_ns: when they have to be, by ``time.perf_counter_ns``, as a trace is written.
         series: by their numbers.
+        writes: whether events are written.
     """
 
-    __slots__ = ("_held", "_kept", "_last", "_lost", "_writer", "due_ns", "lock", "series", "waiting")
+    __slots__ = ("_held", "_kept", "_last", "_lost", "_writer", "due_ns", "lock", "series", "waiting", "writes")
 
     def __init__(self, kept: int, lost: Callable[[OSError], None]) -> None:
         # Asynchronous operations are recorded by the library's threads. A log that is read while it records may be
@@ -125,13 +127,8 @@ class Recorder:
 
     def write_to(self, writer: Writer | None) -> None:
         """Write a line for each event from now on, or no more."""
-        self._writer = writer
+        self._writer, self.writes = writer, writer is not None
         self.due_ns: int = sys.maxsize if writer is None else 0
-
-    @property
-    def writes(self) -> bool:
-        """Whether events are written."""
-        return self._writer is not None
 
     def settle(self) -> None:
         """Count what waits."""
@@ -200,7 +197,7 @@ class Series(Histogram):
         recorder = self._recorder
         waiting = recorder.waiting
         waiting.extend((self.number, sequence, begin_ns, end_ns))
-        if len(waiting) >= _MOST_WAITING or end_ns > recorder.due_ns:
+        if len(waiting) >= MOST_WAITING or end_ns > recorder.due_ns:
             recorder.settle()
 
     def add_event(
