@@ -92,3 +92,12 @@ def test_who_stops_reading_sees_no_error(folder: Path) -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_output_that_has_no_place(folder: Path, more: list[str]) -> None:
+    command = [sys.executable, "-m", "comm_orchestrator", "trace", "summary", str(folder / "trace"), *more]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")

@@ -20,6 +20,7 @@ from comm_orchestrator.bench.options import Options
 from comm_orchestrator.bench.plan import Plan, Row, check_world, plan
 from comm_orchestrator.bench.printing import Printer
 from comm_orchestrator.bench.summing_up import Seen, Setting, summed_up
+from comm_orchestrator.failing import print_nothing_more
 from comm_orchestrator.local_ranks import FAILED
 from comm_utils.bench_results import BenchResult
 from comm_utils.errors import ArgumentError, BrokenGroupError, CommError, CommTimeoutError, PeerLostError
@@ -37,9 +38,7 @@ def run(options: Options) -> int:
     try:
         return _run(options)
     except BrokenPipeError:
-        # Whoever read the table has seen enough. What is still to be written at the end goes nowhere.
-        with open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        print_nothing_more()  # whoever read the table has seen enough
         return FAILED
     except (ArgumentError, CommError, RuntimeError, OSError, MemoryError) as error:
         rank = _rank()

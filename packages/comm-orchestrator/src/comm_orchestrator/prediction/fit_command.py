@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from comm_orchestrator.prediction.failing import as_one_sentence
+from comm_orchestrator.failing import as_one_sentence
 from comm_orchestrator.prediction.plotting import check_plot, plot_residuals
 from comm_orchestrator.prediction.rendering import fits_table, held_out_table, show
 from comm_utils import bench_results

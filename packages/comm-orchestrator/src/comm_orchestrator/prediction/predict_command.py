@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from comm_orchestrator.prediction.failing import as_one_sentence
+from comm_orchestrator.failing import as_one_sentence
 from comm_orchestrator.prediction.job import Job, predict
 from comm_orchestrator.prediction.placing import SUBGROUPS, Placement
 from comm_orchestrator.prediction.rendering import job_tables, show

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from comm_utils.errors import CommError
+from comm_orchestrator.failing import EXPECTED, tell
 
 __all__ = ["app"]
 
@@ -23,16 +22,10 @@ _Folder = Annotated[Path, typer.Argument(help="A trace: the folder that start_tr
 
 @contextmanager
 def _errors() -> Iterator[None]:
-    """What the user did is one sentence and exit code 2; a reader of the output may go away."""
     try:
         yield
-    except CommError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
-    except BrokenPipeError:
-        # What is flushed at the end of the process has nowhere to go either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
+    except EXPECTED as error:
+        raise typer.Exit(tell(error)) from None
 
 
 @app.command()
