@@ -42,6 +42,7 @@ NATIVE = "comm-backend-ccl"
 COVERAGE_PERCENT = 90
 # Benchmarks that run as sessions, and what each measures.
 BENCHMARKS = {
+    "callback": "comm-orchestrator",
     "dispatch": "comm-orchestrator",
     "entry": "comm-orchestrator[ccl]",
     "logger": "comm-orchestrator[ccl]",
