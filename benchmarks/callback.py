@@ -17,7 +17,7 @@ from logger import answer, started
 PROGRAM = """
 import sys, time, torch
 import torch.distributed as dist
-from comm_collectives.observed_work import _here, _stay_known
+from comm_collectives.observed_work import _keep_thread_state, _thread
 dist.init_process_group("gloo")
 tensor, keeps = torch.ones(1), {keeps}
 
@@ -25,8 +25,8 @@ def alone():
     dist.all_reduce(tensor, async_op=True).wait()
 
 def back(_):
-    if keeps and not _here.is_known:
-        _stay_known()
+    if keeps and not _thread.has_state:
+        _keep_thread_state()
 
 def called_back():
     work = dist.all_reduce(tensor, async_op=True)

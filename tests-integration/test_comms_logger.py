@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import inspect
 import io
 import json
@@ -21,7 +22,7 @@ from comm_collectives import clocks
 from comm_collectives.observed import Observed
 from comm_utils.active import active_backend
 from comm_utils.comms_logger import OPERATIONS
-from comm_utils.testing import RankPool, run_ranks
+from comm_utils.testing import RankPool, run_ranks, run_ranks_outcomes
 from comm_utils.traces.alignment import aligned
 from comm_utils.traces.file import load
 from comm_utils.traces.waiting import account
@@ -84,6 +85,78 @@ def run_calls() -> None:
 
 def test_each_call_counts_once(pools: Pools) -> None:
     pools(2).run(run_calls)
+
+
+def run_without_waiting() -> None:
+    """gloo calls back, so an operation is in the log when it has ended, whoever waits and when."""
+    if dist.get_backend() != "gloo":
+        return
+    tensor = torch.ones(8)
+
+    def ended(rows: Callable[[], list[Any]], calls: int) -> bool:
+        return [(row.operation, row.calls) for row in rows()] == [("all_reduce", calls)]
+
+    with recording():
+        with dist.log_window() as window:
+            work = dist.all_reduce(tensor, async_op=True)
+            eventually(lambda: ended(window.rows, 1))
+        with dist.log_window() as later:
+            work.wait()
+            assert not later.rows()
+        dist.all_reduce(tensor, async_op=True)  # nobody holds it
+        eventually(lambda: ended(dist.log_rows, 2))
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_what_has_ended_is_recorded_before_anybody_waits(pools: Pools) -> None:
+    pools(2).run(run_without_waiting)
+
+
+def run_many_groups(folder: Path) -> None:
+    """Python's states of the threads of gloo that are kept are few, as faulthandler shows a hundred threads."""
+    with recording():
+        for _ in range(60):
+            group = dist.new_group([0, 1], backend="gloo")
+            for work in [dist.all_reduce(torch.ones(4), group=group, async_op=True) for _ in range(4)]:
+                work.wait()
+            dist.destroy_process_group(group)
+    with (folder / str(dist.get_rank())).open("w+") as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        shown = file.read()
+    assert "run_many_groups" in shown
+    assert shown.count("<no Python frame>") <= 40, shown
+
+
+def test_groups_that_come_and_go_leave_few_threads(pools: Pools, tmp_path: Path) -> None:
+    pools(2).run(run_many_groups, tmp_path)
+
+
+def run_losing() -> list[tuple[int, int]]:
+    dist.init_distributed("gloo", verbose=False, timeout=20.0)
+    dist.configure(enabled=True)
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        os._exit(0)
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    assert work is not None
+    future = work.get_future()  # as hooks of DDP do
+    del work
+    while not future.done():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    return [(row.size_bytes, row.calls) for row in dist.log_rows()]
+
+
+def test_an_operation_that_failed_is_not_recorded() -> None:
+    survivor, _ = run_ranks_outcomes(run_losing, 2)
+    assert survivor.value == [(16, 1)], survivor
 
 
 def run_groups() -> str:

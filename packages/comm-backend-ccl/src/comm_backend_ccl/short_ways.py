@@ -37,7 +37,7 @@ _AT_ONCE = {
     "reduce_scatter_tensor": Operation.REDUCE_SCATTER,
 }
 # No engine has a shorter way than its usual one.
-_OF_ANY = ("gather", "reduce", "scatter")
+_THE_USUAL_WAY = ("gather", "reduce", "scatter")
 _OF_ELEMENTS = {"all_reduce": Operation.ALL_REDUCE, "reduce_scatter_tensor": Operation.REDUCE_SCATTER}
 
 
@@ -48,7 +48,7 @@ def short_way(ours: Communicator, operation: str, op: object, position: int | No
     """
     if operation == "barrier" and not isinstance(ours, SharedCommunicator):
         return lambda: ours.barrier()
-    if isinstance(ours, OneCclCommunicator) and operation not in _OF_ANY:
+    if isinstance(ours, OneCclCommunicator) and operation not in _THE_USUAL_WAY:
         return _on_oneccl(ours, operation, op, position)
     way = _on_any(ours, operation, op, position)
     return _at_once(ours, operation, op, position, way) if isinstance(ours, SharedCommunicator) else way

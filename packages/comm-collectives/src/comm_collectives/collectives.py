@@ -28,11 +28,12 @@ from comm_collectives.work import deliver
 from comm_utils.active import slot
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentTypeError
-from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 
 __all__ = ["all_reduce", "barrier", "broadcast", "inference_all_reduce", "reduce"]
 
-_NUMBERS = (int, float, complex)
+# A number, of Python's or NumPy's, may equal an enumerator of torch's, and is no op all the same.
+_OPS = (str, ReduceOp, torch.distributed.ReduceOp, torch.distributed.ReduceOp.RedOpType)
 
 
 def all_reduce(
@@ -57,13 +58,12 @@ def all_reduce(
         return traced.all_reduce(tensor, op, group, async_op, timeout)
     try:
         call = slot.backend.prepared.get((op, tensor.dtype, tensor.device, group))
-        # A number may equal an enumerator of torch's, and is no op all the same.
         if (
             not (call and tensor.is_contiguous())
             or timeout is not None
             or tensor.is_neg()
             or tensor.is_nested
-            or isinstance(op, _NUMBERS)
+            or not isinstance(op, _OPS)
         ):
             call = None
     except (AttributeError, RuntimeError, TypeError):
@@ -123,7 +123,7 @@ def inference_all_reduce(
             or not (call and tensor.is_contiguous())
             or tensor.is_neg()
             or tensor.is_nested
-            or isinstance(op, _NUMBERS)
+            or not isinstance(op, _OPS)
         ):
             call = None
     except (AttributeError, RuntimeError, TypeError):
@@ -156,7 +156,7 @@ def reduce(
     """
     if is_dynamo_compiling():
         return untraced.reduce(tensor, dst, op, group, async_op, group_dst, timeout=timeout)
-    is_usual = group_dst is None and type(dst) is int and not isinstance(op, _NUMBERS)
+    is_usual = group_dst is None and type(dst) is int and isinstance(op, _OPS)
     if is_usual and not async_op and timeout is None:
         call = prepared.on("reduce", (dst, op), tensor, group)
         if call is not None:
@@ -182,7 +182,7 @@ def _reduction(
     backend: Backend, group: ProcessGroup | None, op: object, position: int, keeps: bool
 ) -> Callable[[torch.Tensor], None]:
     call = backend.prepare("reduce", group, op, position)
-    return call if keeps else lambda tensor: call(tensor.clone())
+    return call if keeps else lambda tensor: call(tensor.detach().clone())
 
 
 def broadcast(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -39,26 +40,16 @@ class Like(NamedTuple):
 
 
 class ObservedWork:
-    """Records once, with the time at which the operation ended, when somebody has waited or nobody can any more.
+    """Records once, with the time at which the operation ended.
 
-    A backend's handle may know that time (``ended_ns()``); otherwise the library calls back, or else it is when
-    somebody has waited.
+    A backend's handle may know that time (``ended_ns()``), and it is recorded when somebody has waited or the handle is
+    gone; otherwise the library calls back as the operation ends, or else it is when somebody has waited.
 
     Args:
         timed: somebody else records; only who waits is recorded here.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_begin_ns",
-        "_called_back_ns",
-        "_ended_ns",
-        "_event",
-        "_like",
-        "_log",
-        "_waited",
-        "_work",
-    )
+    __slots__ = ("__weakref__", "_begin_ns", "_ended_ns", "_event", "_like", "_log", "_waited", "_work")
 
     def __init__(
         self,
@@ -75,25 +66,28 @@ class ObservedWork:
         self._event: tuple[int, int, int] | None = None if timed else (sequence, begin_ns, returned_ns)
         self._begin_ns = begin_ns
         self._waited = False
-        self._called_back_ns: int | None = None
         self._ended_ns: Callable[[], int | None] | None = getattr(work, "ended_ns", None)
         if self._ended_ns is None and not timed:
-            _here.is_known = True
+            _thread.has_state = True  # it calls back at once, in this thread, what is complete already
             with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
                 work.get_future().add_done_callback(self._called_back)
 
-    def _called_back(self, _: object) -> None:
-        # In a thread of the library, which goes on after this, so there is no more here than has to be.
-        self._called_back_ns = perf_counter_ns()
-        if not _here.is_known:
-            _stay_known()
+    def _called_back(self, future: Any) -> None:
+        end_ns = perf_counter_ns()
+        if not _thread.has_state:
+            _keep_thread_state()
+        try:
+            future.value()
+        except Exception:  # a time that ended with a failure says nothing about the operation
+            self._event = None
+        self._record(end_ns)
 
-    def _recorded(self) -> None:
+    def _record(self, end_ns: int | None) -> None:
+        # Whoever takes the event records it: the library's thread or who waits.
         event, self._event = self._event, None
         if event is None:
             return
         sequence, begin_ns, returned_ns = event
-        end_ns = self._called_back_ns if self._ended_ns is None else self._ended_ns()
         end_ns = max(end_ns or perf_counter_ns(), begin_ns)
         log, like = self._log, self._like
         assert like.series is not None
@@ -108,7 +102,7 @@ class ObservedWork:
         begin_ns = perf_counter_ns()
         done: bool = self._work.wait(timeout)
         if self._event is not None:
-            self._recorded()
+            self._record(None if self._ended_ns is None else self._ended_ns())
         if self._log.writes and not self._waited and self._like.series is not None:
             self._like.series.add_wait(self._begin_ns, begin_ns, perf_counter_ns())
         self._waited = True
@@ -116,9 +110,15 @@ class ObservedWork:
 
     def is_completed(self) -> bool:
         done = bool(self._work.is_completed())
-        if done and self._work.exception() is None:
-            self._recorded()
+        if done:
+            self.exception()
         return done
+
+    def exception(self) -> BaseException | None:
+        failure: BaseException | None = self._work.exception()
+        if failure is None and self._event is not None and self._work.is_completed():
+            self._record(None if self._ended_ns is None else self._ended_ns())
+        return failure
 
     def result(self) -> Any:
         self.wait()
@@ -128,27 +128,33 @@ class ObservedWork:
         return getattr(self._work, name)
 
     def __del__(self) -> None:
-        # Nobody waited.
-        if getattr(self, "_event", None) is not None:
+        # Nobody waited, and nobody calls back.
+        if getattr(self, "_event", None) is not None and self._ended_ns is not None:
             with suppress(Exception):
-                end_ns = self._called_back_ns if self._ended_ns is None else self._ended_ns()
-                if end_ns is not None and self._work.exception() is None:
-                    self._recorded()
+                end_ns = self._ended_ns()
+                if end_ns is not None:
+                    self._record(end_ns)
 
 
-class _Here(threading.local):
-    is_known = False
+# Each costs memory, and a line in what faulthandler prints, which stops at a hundred.
+_MOST_KEPT = 32
+_kept = itertools.count()
 
 
-_here = _Here()
+class _Thread(threading.local):
+    has_state = False
 
 
-def _stay_known() -> None:
-    """Keep what Python has for this thread of a library, which otherwise is made for each callback and then destroyed.
+_thread = _Thread()
+
+
+def _keep_thread_state() -> None:
+    """Keep the state that Python has for this thread of a library, and would make and destroy for each callback.
 
     That takes longer than the callback, and the library's next operation waits for it. It is what
-    ``PyGILState_Ensure`` gives to a caller that does not call ``PyGILState_Release``.
+    ``PyGILState_Ensure`` gives to a caller that does not call ``PyGILState_Release``. It stays until the process ends,
+    so it is done for the first threads alone.
     """
-    _here.is_known = True
-    if sys.implementation.name == "cpython":
+    _thread.has_state = True
+    if sys.implementation.name == "cpython" and next(_kept) < _MOST_KEPT:
         ctypes.pythonapi.PyGILState_Ensure()

@@ -21,7 +21,7 @@ from comm_collectives.ranges import open_range
 from comm_utils.backend import Backend, Work
 from comm_utils.comms_logger import CommsLogger
 from comm_utils.reduce_op import parse_reduce_op
-from comm_utils.series import MOST_WAITING
+from comm_utils.series import NUMBERS_WAITING
 from comm_utils.sizes import message_size_bytes
 from comm_utils.traces.events import Operation
 
@@ -135,7 +135,7 @@ class Observing:
             like = like._replace(own=own)
         if async_op and outcome is not None:
             watched: Any = ObservedWork(outcome, log, like, sequence, begin, end)
-            outcome = watched
+            outcome = watched  # a T; a cast() would be one more call
             return outcome
         if own is None:
             series.add(sequence, begin, end)
@@ -325,7 +325,7 @@ class Observing:
                     known.clear()
                 found = known[key] = like.series.number, like.counter
             wait((found[0], next(found[1]), begin, end))
-            if len(waiting) >= MOST_WAITING or end > recorder.due_ns:
+            if len(waiting) >= NUMBERS_WAITING or end > recorder.due_ns:
                 recorder.settle()
             return outcome
 

@@ -25,7 +25,7 @@ def remember(backend: Backend, key: tuple[Any, ...], make: Callable[[], Any]) ->
     """Take the short way for calls like this one from now on.
 
     Args:
-        key: (operation, op or root, dtype, device, group).
+        key: (operation, op or root or both, dtype, device, group).
         make: makes what :func:`on` or :func:`between` returns for them.
     """
     if key not in backend.prepared:
@@ -60,10 +60,14 @@ def remember_moving(
         remember(backend, (operation, root, tensor.dtype, tensor.device, group), make)
 
 
-def on(operation: str, root: object, tensor: Any, group: ProcessGroup | None) -> Any:
-    """What was remembered for a call on one tensor; None where it has to be checked in full."""
+def on(operation: str, detail: object, tensor: Any, group: ProcessGroup | None) -> Any:
+    """What was remembered for a call on one tensor; None where it has to be checked in full.
+
+    Args:
+        detail: the root or the peer, with the op where there is one.
+    """
     try:
-        call = slot.backend.prepared.get((operation, root, tensor.dtype, tensor.device, group))
+        call = slot.backend.prepared.get((operation, detail, tensor.dtype, tensor.device, group))
         if (
             call is None
             or type(tensor) is not _Tensor
@@ -146,10 +150,10 @@ def _fit(parts: Any, tensor: torch.Tensor, W: int, rank: int) -> bool:
                 or part.requires_grad
             ):
                 return False
+        size, own = tensor.nbytes, tensor.data_ptr()
+        starts = [part.data_ptr() for part in parts]
     except (AttributeError, RuntimeError, TypeError):
         return False
-    size, own = tensor.nbytes, tensor.data_ptr()
-    starts = [part.data_ptr() for part in parts]
     if own != starts[rank] and any(start < own + size and own < start + size for start in starts):
         return False  # read while others' elements arrive there
     starts.sort()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable
 
@@ -188,7 +187,7 @@ class CommsLogger:
 
     def after_fork(self) -> None:
         """In a child: leave the parent's trace alone, and the lock, which another thread may have held."""
-        self.recorder.lock = threading.RLock()
+        self.recorder.forked()
         writer = self._write_to(None)
         if writer is not None:
             writer.detach()

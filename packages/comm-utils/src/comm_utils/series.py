@@ -13,12 +13,12 @@ from typing import Any, Protocol, TypeAlias
 
 from comm_utils.traces.events import Operation
 
-__all__ = ["MOST_WAITING", "Histogram", "Recorder", "Series"]
+__all__ = ["NUMBERS_WAITING", "Histogram", "Recorder", "Series"]
 
 #: Number of the series, sequence, begin_ns, end_ns.
 _Times: TypeAlias = tuple[int, int, int, int]
 #: So many numbers wait to be counted, four for each operation.
-MOST_WAITING = 4 * 64
+NUMBERS_WAITING = 4 * 64
 _FLUSHED_EVERY_NS = 100 * 10**6
 
 
@@ -95,7 +95,7 @@ class Writer(Protocol):
 class Recorder:
     """Where all series of a log put their events.
 
-    A call leaves four numbers in ``waiting``, and calls :meth:`settle` when there are :data:`MOST_WAITING` numbers or
+    A call leaves four numbers in ``waiting``, and calls :meth:`settle` when there are :data:`NUMBERS_WAITING` or
     ``due_ns`` has passed. Counting many at once takes less time, and far less where the communication has left nothing
     in the caches.
 
@@ -111,12 +111,22 @@ class Recorder:
         writes: whether events are written.
     """
 
-    __slots__ = ("_held", "_kept", "_last", "_lost", "_writer", "due_ns", "lock", "series", "waiting", "writes")
+    __slots__ = (
+        "_held",
+        "_kept",
+        "_last",
+        "_lost",
+        "_settling",
+        "_writer",
+        "due_ns",
+        "lock",
+        "series",
+        "waiting",
+        "writes",
+    )
 
     def __init__(self, kept: int, lost: Callable[[OSError], None]) -> None:
-        # Asynchronous operations are recorded by the library's threads. A log that is read while it records may be
-        # asked by the same thread, from a finalizer.
-        self.lock = threading.RLock()
+        self.forked()
         self.waiting: list[int] = []
         self.series: list[Series] = []
         # Arrays, as the garbage collector would go through that many tuples again and again.
@@ -124,6 +134,13 @@ class Recorder:
         self._held, self._kept = 0, 4 * kept
         self._lost = lost
         self.write_to(None)
+
+    def forked(self) -> None:
+        """Forget who holds the lock, and what that thread was doing."""
+        # Asynchronous operations are recorded by the library's threads. A log that is read while it records may be
+        # asked by the same thread, from a finalizer.
+        self.lock = threading.RLock()
+        self._settling = False
 
     def write_to(self, writer: Writer | None) -> None:
         """Write a line for each event from now on, or no more."""
@@ -133,16 +150,24 @@ class Recorder:
     def settle(self) -> None:
         """Count what waits."""
         with self.lock:
-            found = self.waiting[:]
-            if not found:
+            if self._settling:  # a finalizer, in the middle of this
                 return
-            del self.waiting[: len(found)]  # others may have come meanwhile
-            self.keep(array("q", found))
-            series = self.series
-            for number, _, begin_ns, end_ns in _fours(found):
-                series[number].count(end_ns - begin_ns)
-            if self._writer is not None:
-                self.line("".join([f"[{n},{sequence},{b},{e}]\n" for n, sequence, b, e in _fours(found)]), found[-1])
+            self._settling = True
+            try:
+                found = self.waiting[:]
+                del self.waiting[: len(found)]  # others may have come meanwhile
+                if found:
+                    self._count(found)
+            finally:
+                self._settling = False
+
+    def _count(self, found: list[int]) -> None:
+        self.keep(array("q", found))
+        series = self.series
+        for number, _, begin_ns, end_ns in _fours(found):
+            series[number].count(end_ns - begin_ns)
+        if self._writer is not None:
+            self.line("".join([f"[{n},{sequence},{b},{e}]\n" for n, sequence, b, e in _fours(found)]), found[-1])
 
     def line(self, text: str, now_ns: int) -> None:
         """Write lines; what is a while old does not stay in memory, which may be lost with the process."""
@@ -197,7 +222,7 @@ class Series(Histogram):
         recorder = self._recorder
         waiting = recorder.waiting
         waiting.extend((self.number, sequence, begin_ns, end_ns))
-        if len(waiting) >= MOST_WAITING or end_ns > recorder.due_ns:
+        if len(waiting) >= NUMBERS_WAITING or end_ns > recorder.due_ns:
             recorder.settle()
 
     def add_event(
