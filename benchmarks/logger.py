@@ -36,6 +36,7 @@ kinds = {{
     "barrier": lambda: dist.barrier(),
     "reduce": lambda: dist.reduce(tensor, 0),
     "gather": lambda: dist.gather(tensor, [other], 0),
+    "scatter": lambda: dist.scatter(other, [tensor], 0),
     "async all_reduce": lambda: dist.all_reduce(tensor, async_op=True).wait(),
 }}
 for line in sys.stdin:
@@ -102,7 +103,16 @@ DEEPSPEED = {
     "turn": "dist.configure(enabled=state == 'on', prof_all=True)",
     "after": "",
 }
-KINDS = ("all_reduce", "all_gather_into_tensor", "broadcast", "barrier", "reduce", "gather", "async all_reduce")
+KINDS = (
+    "all_reduce",
+    "all_gather_into_tensor",
+    "broadcast",
+    "barrier",
+    "reduce",
+    "gather",
+    "scatter",
+    "async all_reduce",
+)
 
 
 def programs(text: str, folder: str, **more: object) -> dict[str, str]:
