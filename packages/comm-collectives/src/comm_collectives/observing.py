@@ -293,7 +293,7 @@ class Observing:
         It takes the place of a call that the collectives have prepared, so it may cost as little as can be.
         """
         log, like_of, observe = self._log, self._like, self._observe
-        on_devices = part is not None and self.inner.device_types(group) != ("cpu",)
+        serves_devices = self.inner.device_types(group) != ("cpu",)
         known: dict[tuple[torch.dtype | None, int], tuple[int, Iterator[int]]] = {}
         now, label = perf_counter_ns, _label.get
         recorder = log.recorder
@@ -302,22 +302,24 @@ class Observing:
         what = operation, group
 
         def recorded(*tensors: torch.Tensor) -> T:
-            if on_devices or not log.is_plain or label() is not _NO_LABEL:
-                tensor = None if part is None else tensors[part]
+            tensor = None if part is None else tensors[part]
+            if not log.is_plain or label() is not _NO_LABEL:
                 return observe(*what, tensor, call, tensors, op, root)
+            # Looked up before the call, which may leave little in the caches.
+            if tensor is None:
+                key: tuple[torch.dtype | None, int] = (None, 0)
+            elif serves_devices and not tensor.is_cpu:
+                return observe(*what, tensor, call, tensors, op, root)
+            else:
+                key = (tensor.dtype, tensor.nbytes)
+            found = known.get(key)
             begin = now()
             outcome = call(*tensors)
             end = now()
             if outcome is False:
                 return outcome
-            if part is None:
-                key: tuple[torch.dtype | None, int] = (None, 0)
-            else:
-                tensor = tensors[part]
-                key = (tensor.dtype, tensor.nbytes)
-            found = known.get(key)
             if found is None:
-                like = like_of(*what, None if part is None else tensors[part], op, root, 0, False)
+                like = like_of(*what, tensor, op, root, 0, False)
                 if like.series is None or like.own is not None:  # settings may have changed, in another thread
                     like.add(next(like.counter), begin, end)
                     return outcome
