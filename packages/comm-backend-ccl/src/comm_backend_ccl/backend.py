@@ -13,7 +13,6 @@ import torch.distributed as c10d
 from torch.distributed import GroupMember, ProcessGroup, Store
 
 from comm_backend_ccl.communicator import Communicator
-from comm_backend_ccl.layout import flat, joined, spread
 from comm_backend_ccl.process_group import CclProcessGroup
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
@@ -244,7 +243,7 @@ class CclBackend:
         ours = self._ours(group)
         if ours is None:
             return self._groups.all_gather(tensor_list, tensor, group, async_op)
-        return self._finish(_all_gather(ours, tensor_list, tensor, async_op), "all_gather", tensor_list, async_op)
+        return self._finish(ours.all_gather_parts(tensor_list, tensor, async_op), "all_gather", tensor_list, async_op)
 
     def all_gather_into_tensor(
         self,
@@ -301,7 +300,7 @@ class CclBackend:
         if ours is None:
             return self._groups.gather(tensor, gather_list, dst, group, async_op, group_dst)
         root = ours.position(dst, group_dst)
-        work = _gather(ours, gather_list, tensor, root, async_op)
+        work = ours.gather_parts(gather_list, tensor, root, async_op)
         return self._finish(work, "gather", gather_list, async_op)
 
     def scatter(
@@ -317,8 +316,7 @@ class CclBackend:
         if ours is None:
             return self._groups.scatter(tensor, scatter_list, src, group, async_op, group_src)
         root = ours.position(src, group_src)
-        source = joined(scatter_list) if root == ours.rank and scatter_list else None
-        return self._finish(ours.scatter(tensor, source, root, async_op), "scatter", tensor, async_op)
+        return self._finish(ours.scatter_parts(tensor, scatter_list, root, async_op), "scatter", tensor, async_op)
 
     def barrier(
         self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: list[int] | None = None
@@ -396,21 +394,3 @@ class CclBackend:
             (self.isend if one.op is c10d.isend else self.irecv)(one.tensor, one.peer, one.group, one.tag)
             for one in p2p_op_list
         ]
-
-
-def _all_gather(ours: Communicator, outputs: list[torch.Tensor], tensor: torch.Tensor, watched: bool) -> CclWork:
-    together = tensor.new_empty(tensor.numel() * ours.size)
-    work = ours.all_gather(together, flat(tensor), watched)
-    work.finish = lambda: spread(together, outputs)
-    return work
-
-
-def _gather(
-    ours: Communicator, outputs: list[torch.Tensor] | None, tensor: torch.Tensor, root: int, watched: bool
-) -> CclWork:
-    if root != ours.rank or not outputs:
-        return ours.gather(None, tensor, root, watched)
-    together = tensor.new_empty(tensor.numel() * ours.size)
-    work = ours.gather(together, tensor, root, watched)
-    work.finish = lambda: spread(together, outputs)
-    return work

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
+from comm_backend_ccl.layout import flat, joined, spread
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import Operation
 from comm_backend_ccl.work import CclWork
@@ -317,6 +318,27 @@ class Communicator(ABC):
         """Overwrite ``output`` with this rank's part of the ``input`` of ``root``, of W times the size."""
         source = output.new_empty(0) if input is None else input
         return self._start(Call(Operation.SCATTER, source, output, output.numel(), root=root, watched=watched))
+
+    def all_gather_parts(self, outputs: Sequence[torch.Tensor], input: torch.Tensor, watched: bool = False) -> CclWork:
+        """Overwrite each of W dense ``outputs`` with that rank's ``input``, dense as well."""
+        together = input.new_empty(input.numel() * self.size)
+        return self.all_gather(together, flat(input), watched).then(lambda: spread(together, outputs))
+
+    def gather_parts(
+        self, outputs: Sequence[torch.Tensor] | None, input: torch.Tensor, root: int, watched: bool = False
+    ) -> CclWork:
+        """The same on ``root`` alone; the others' ``outputs`` are not looked at."""
+        if root != self.rank or not outputs:
+            return self.gather(None, input, root, watched)
+        together = input.new_empty(input.numel() * self.size)
+        return self.gather(together, input, root, watched).then(lambda: spread(together, outputs))
+
+    def scatter_parts(
+        self, output: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int, watched: bool = False
+    ) -> CclWork:
+        """Overwrite ``output`` with this rank's of the W dense ``inputs`` of ``root``."""
+        source = joined(inputs) if root == self.rank and inputs else None
+        return self.scatter(output, source, root, watched)
 
     def barrier(self, watched: bool = False) -> CclWork:
         """Complete when every rank has come."""

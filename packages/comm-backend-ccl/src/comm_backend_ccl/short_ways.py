@@ -9,7 +9,7 @@ import torch
 
 from comm_backend_ccl import native, shared_memory
 from comm_backend_ccl.communicator import Communicator
-from comm_backend_ccl.layout import joined, spread
+from comm_backend_ccl.layout import spread
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.tables import ONECCL_DTYPES, ONECCL_OPS, Operation
@@ -77,29 +77,19 @@ def shortest_way(ours: Communicator, op: object, name: str, forget: Callable[[],
 def _on_any(ours: Communicator, operation: str, op: object, position: int | None) -> _Start:
     reduce_op = parse_reduce_op("sum" if op is None else op)
 
-    def all_gather(outputs: list[torch.Tensor], tensor: torch.Tensor) -> CclWork:
-        together = tensor.new_empty(tensor.numel() * ours.size)
-        return ours.all_gather(together, tensor).then(lambda: spread(together, outputs))
-
-    def gather(tensor: torch.Tensor, outputs: list[torch.Tensor] | None) -> CclWork:
-        if outputs is None:
-            return ours.gather(None, tensor, root)
-        together = tensor.new_empty(tensor.numel() * ours.size)
-        return ours.gather(together, tensor, root).then(lambda: spread(together, outputs))
-
     root = position or 0
     ways: dict[str, _Start] = {
-        "all_gather": all_gather,
+        "all_gather": ours.all_gather_parts,
         "all_gather_into_tensor": ours.all_gather,
         "all_reduce": lambda tensor: ours.all_reduce(tensor, reduce_op),
         "all_to_all_single": ours.all_to_all,
         "barrier": ours.barrier,
         "broadcast": lambda tensor: ours.broadcast(tensor, root),
-        "gather": gather,
+        "gather": lambda tensor, outputs: ours.gather_parts(outputs, tensor, root),
         "recv": lambda tensor: ours.receive(tensor, root),
         "reduce": lambda tensor: ours.reduce(tensor, root, reduce_op),
         "reduce_scatter_tensor": lambda output, input: ours.reduce_scatter(output, input, reduce_op),
-        "scatter": lambda tensor, inputs: ours.scatter(tensor, None if inputs is None else joined(inputs), root),
+        "scatter": lambda tensor, inputs: ours.scatter_parts(tensor, inputs, root),
         "send": lambda tensor: ours.send(tensor, root),
     }
     return ways[operation]
