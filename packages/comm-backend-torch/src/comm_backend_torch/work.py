@@ -11,6 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+from comm_backend_torch.gloo_workers import let_workers_rest
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 
 __all__ = ["SHORTEST", "PolledWork", "TorchWork", "left"]
@@ -186,9 +187,7 @@ def _still_under_way(timeout_s: float) -> CommTimeoutError:
 def _let_works_finish() -> None:
     held = [one._work for one in gc.get_objects() if type(one) is TorchWork]
     pending = [work for work in (*held, *_abandoned) if not work.is_completed()]
-    if not pending:
-        return
     end = time.monotonic() + _PATIENCE_AT_EXIT_S
     while time.monotonic() < end and not all(work.is_completed() for work in pending):
         time.sleep(0.001)
-    time.sleep(0.02)  # complete is not yet let go
+    let_workers_rest(unseen_s=0.02 if pending else 0.0)

@@ -16,6 +16,7 @@ from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch import groups
 from comm_backend_torch.failures import classify, in_short, told
+from comm_backend_torch.gloo_workers import let_workers_rest
 from comm_backend_torch.groups import GroupState
 from comm_backend_torch.process_group import check_available
 from comm_backend_torch.reduce_ops import set_async
@@ -26,10 +27,6 @@ from comm_utils.errors import BackendUnavailableError, NotInitializedError
 __all__ = ["World"]
 
 T = TypeVar("T", bound="World")
-
-# gloo's worker drops its last tensor, for which it needs the GIL, while the group's destructor holds the GIL and waits
-# for the worker: seen with torch 2.6 and, on a busy machine, with 2.13. A moment's rest lets the worker finish.
-_REST_OF_WORKERS_S = 0.02
 
 
 class World:
@@ -169,7 +166,7 @@ class World:
         if group is None:
             self._groups.clear()
         self.prepared.clear()
-        time.sleep(_REST_OF_WORKERS_S)
+        let_workers_rest()
         c10d.destroy_process_group(group)
 
     # --- failures

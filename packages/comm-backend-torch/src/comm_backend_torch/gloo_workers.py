@@ -1,0 +1,52 @@
+"""Waiting until gloo's threads have let go of what they worked on."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["let_workers_rest"]
+
+_NAME = "pt_gloo_runloop"
+_TELLING = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
+_TASKS = Path("/proc/self/task")
+
+
+def _workers() -> dict[str, tuple[str, ...]] | None:
+    """For each of gloo's threads whether it sleeps, and how often it has slept; None where that cannot be seen."""
+    found = {}
+    try:
+        for task in _TASKS.iterdir():
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+                if (task / "comm").read_text().strip() == _NAME:
+                    lines = (task / "status").read_text().splitlines()
+                    found[task.name] = tuple(line for line in lines if line.startswith(_TELLING))
+    except OSError:
+        return None
+    return found or None
+
+
+def let_workers_rest(patience_s: float = 1.0, *, unseen_s: float = 0.02) -> None:
+    """Wait until gloo's threads have nothing left to do, at most ``patience_s`` seconds.
+
+    A thread of gloo reports an operation as complete before it drops the operation's tensors, for which it needs the
+    GIL. It aborts the process if the interpreter is ending by then, and waits for ever if the process group is being
+    destroyed. A thread that waits for the GIL sleeps as well, but never for longer than Python's switch interval, so
+    those that have slept through one are at rest.
+
+    Args:
+        unseen_s: how long to wait where the threads cannot be told apart: before torch 2.7, or outside Linux.
+    """
+    end = time.monotonic() + patience_s
+    before = _workers()
+    if before is None:
+        time.sleep(unseen_s)
+        return
+    while time.monotonic() < end:
+        time.sleep(max(0.002, 1.5 * sys.getswitchinterval()))
+        now = _workers()
+        if now is None or (now == before and all("S (sleeping)" in seen[0] for seen in now.values())):
+            return
+        before = now
