@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -215,6 +216,166 @@ def run_rooted_awkward() -> None:
 
 def test_awkward_tensors_of_roots(pools: Pools) -> None:
     pools(2).run(run_rooted_awkward)
+
+
+def run_exchanges() -> None:
+    """Parts of every size, in lists and by their rows; in memory of their own, or in that of one tensor."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    for step in range(4):
+        for size in (0, 1, 5, 3000, 40_000):
+            sizes_in = [size * (rank + to) for to in range(W)]
+            sizes_out = [size * (of + rank) for of in range(W)]
+            parts = [torch.full((n,), 100.0 * step + 10 * rank + to) for to, n in enumerate(sizes_in)]
+            expected = [torch.full((n,), 100.0 * step + 10 * of + rank) for of, n in enumerate(sizes_out)]
+            for chunked in (False, True):
+                sent, found = torch.cat(parts), torch.zeros(sum(sizes_out))
+                inputs = list(sent.split(sizes_in)) if chunked else parts
+                outputs = list(found.split(sizes_out)) if chunked else [torch.zeros(n) for n in sizes_out]
+                dist.all_to_all(outputs, inputs)
+                assert all(map(torch.equal, outputs, expected))
+                assert torch.equal(sent, torch.cat(parts))
+            found.zero_()
+            dist.all_to_all_single(found, sent, sizes_out, sizes_in)
+            assert torch.equal(found, torch.cat(expected))
+            rows = torch.zeros(sum(sizes_out), 2)
+            dist.all_to_all_single(rows, torch.stack([sent, -sent], 1), sizes_out, sizes_in)
+            assert torch.equal(rows, torch.stack([found, -found], 1))
+            if not chunked or W != 2:
+                continue
+            whole = torch.arange(4.0) + 10 * rank
+            halves = list(whole.split(2))
+            dist.all_to_all(halves, halves)  # each is read where another arrives
+            assert whole.tolist() == [2.0 * rank, 2.0 * rank + 1, 2.0 * rank + 10, 2.0 * rank + 11]
+
+
+@pytest.mark.parametrize("W", [1, 2, 3])
+def test_exchanges_of_parts_of_any_size(pools: Pools, W: int) -> None:
+    pools(W).run(run_exchanges)
+
+
+def run_chunks() -> None:
+    """Lists whose tensors lie one after the other in memory, with which no copies need to be made, and nearly so."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    for step in range(4):
+        root = step % W
+        for shape in ((3,), (2, 5), (70_000,)):
+            n = torch.Size(shape).numel()
+            mine = torch.arange(n).reshape(shape) + 1000.0 * rank
+            all_of_them = torch.stack([torch.arange(n).reshape(shape) + 1000.0 * one for one in range(W)])
+            for order in (list, lambda parts: list(reversed(list(parts)))):
+                found = torch.zeros(W, *shape)
+                parts = order(found)
+                dist.all_gather(parts, mine)
+                assert torch.equal(torch.stack(parts), all_of_them)
+                parts[rank].copy_(mine)
+                dist.all_gather(parts, parts[rank])
+                assert torch.equal(torch.stack(parts), all_of_them)
+                found.zero_()
+                dist.gather(mine, parts if rank == root else None, root)
+                assert torch.equal(torch.stack(parts), all_of_them * (rank == root))
+                if rank == root:
+                    parts[rank].copy_(mine)
+                dist.gather(parts[rank] if rank == root else mine, parts if rank == root else None, root)
+                assert torch.equal(torch.stack(parts), all_of_them * (rank == root))
+                received = parts[rank] if rank == root else torch.zeros(shape)
+                dist.scatter(received, parts if rank == root else None, root)
+                assert torch.equal(received, mine)
+                assert torch.equal(torch.stack(parts), all_of_them * (rank == root))
+                reduced = torch.zeros(shape)
+                parts = order(all_of_them.clone())
+                dist.reduce_scatter(reduced, parts)
+                assert torch.equal(reduced, W * parts[rank])
+                wanted = W * parts[rank]
+                dist.reduce_scatter(parts[rank], parts, "sum")
+                assert torch.equal(parts[rank], wanted)
+                dist.reduce_scatter(reduced, [parts[0]] * W, op=dist.ReduceOp.MAX)  # one tensor for all
+        tensors = [torch.full((3,), rank + 1.0), torch.full((2, 2), 10.0 * (rank + 1)), torch.tensor([rank])]
+        dist.all_reduce_coalesced(tensors)
+        total = W * (W + 1) / 2
+        assert [one.flatten()[0].item() for one in tensors] == [total, 10 * total, W * (W - 1) / 2]
+        dist.all_reduce_coalesced(tensors[:1], op=torch.distributed.ReduceOp.MAX)
+        assert tensors[0].tolist() == [total] * 3
+
+
+@pytest.mark.parametrize("W", [1, 2, 3])
+def test_lists_in_one_memory(pools: Pools, W: int) -> None:
+    pools(W).run(run_chunks)
+
+
+def run_late() -> None:
+    """A rank that is late has the others wait for their memory, whatever else it is in."""
+    rank = dist.get_rank()
+    for step in range(6):
+        root, late = step % 2, step // 2 % 2
+        for size in (2, 50_000):
+            mine, parts = torch.full((size,), rank + 1.0), [torch.empty(size), torch.empty(size)]
+            given = parts if rank == root else None
+
+            def scatter() -> None:
+                dist.scatter(mine, None if given is None else [torch.full((size,), 3.0), mine + 3.0], root)  # noqa: B023
+
+            for call, expected in (
+                (lambda: dist.all_gather(parts, mine), [1.0, 2.0]),  # noqa: B023
+                (lambda: dist.gather(mine, given, root), [1.0, 2.0] if rank == root else None),  # noqa: B023
+                (lambda: dist.all_to_all(parts, [mine, mine + 10.0]), [1.0 + 10 * rank, 2.0 + 10 * rank]),  # noqa: B023
+                (lambda: dist.reduce_scatter(parts[0], [mine, mine + 1.0]), [3.0 + 2 * rank, None]),  # noqa: B023
+                (lambda: dist.reduce(mine, root), None),  # noqa: B023
+                (scatter, None),
+            ):
+                for part in parts:
+                    part.fill_(-1.0)
+                if rank == late:
+                    time.sleep(0.1)
+                call()
+                garbage = torch.full((size,), 77.0)  # where memory was let go too early
+                for part, value in zip(parts, expected or [-1.0, -1.0], strict=True):
+                    assert value is None or torch.equal(part, torch.full((size,), value))
+                del garbage
+            assert torch.equal(mine, torch.full((size,), 3.0 + 3 * rank))
+
+
+def test_late_ranks(pools: Pools) -> None:
+    pools(2).run(run_late)
+
+
+def run_list_refusals() -> list[str]:
+    rank, found = dist.get_rank(), []
+
+    def attempt(call: Callable[[], Any]) -> None:
+        with pytest.raises(dist.CommError) as refused:
+            call()
+        found.append(f"{type(refused.value).__name__}: {refused.value}")
+
+    for _ in range(2):
+        two, shared = [torch.ones(2), torch.ones(2)], torch.empty(3)
+        dist.reduce_scatter(torch.empty(2), two)
+        dist.all_to_all([torch.empty(2), torch.empty(2)], two)
+        dist.all_to_all_single(torch.empty(3), torch.ones(3), [1 + rank, 2 - rank], [1 + rank, 2 - rank])
+        attempt(lambda: dist.reduce_scatter(torch.empty(4)[::2], two))  # noqa: B023
+        attempt(lambda: dist.reduce_scatter(torch.empty(3), two))  # noqa: B023
+        attempt(lambda: dist.reduce_scatter(torch.empty(2), two[:1]))  # noqa: B023
+        attempt(lambda: dist.reduce_scatter(torch.empty(2), two, 0))  # noqa: B023
+        attempt(lambda: dist.reduce_scatter(torch.empty(2, dtype=torch.int32), two))  # noqa: B023
+        attempt(lambda: dist.all_to_all([shared[:2], shared[1:]], two))  # noqa: B023
+        attempt(lambda: dist.all_to_all([torch.empty(3), torch.empty(3)], two))  # noqa: B023
+        attempt(lambda: dist.all_to_all(two, []))  # noqa: B023
+        attempt(lambda: dist.all_to_all([torch.empty(2), torch.empty(2, dtype=torch.int32)], two))  # noqa: B023
+        for rows_out, rows_in in (
+            ([1, 1], [1, 2]),
+            ([4, -1], [4, -1]),
+            ([1, 2], [2, 1]),
+            ([1, 1, 1], [1, 1, 1]),
+            ([1.0, 2.0], [1.0, 2.0]),
+        ):
+            attempt(lambda: dist.all_to_all_single(torch.empty(3), torch.ones(3), rows_out, rows_in))  # noqa: B023
+        attempt(lambda: dist.all_to_all_single(torch.empty(3, 2), torch.ones(3), [1, 2], [1, 2]))
+    return found
+
+
+def test_refusals_of_lists_stay(pools: Pools) -> None:
+    for found in pools(2).run(run_list_refusals):
+        assert len(found) == 30
+        assert found[:15] == found[15:]
 
 
 def run_refusals() -> list[str]:

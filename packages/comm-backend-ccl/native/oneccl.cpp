@@ -140,6 +140,7 @@ struct Request {
     Communicator on;  // oneCCL uses it until the end of the operation
     ccl::event event;
     std::atomic<int> state{pending};
+    int64_t ended_ns = 0;  // by the steady clock, when `state` was first seen to be complete
     std::string error;
 
     ~Request() {
@@ -180,6 +181,7 @@ struct Request {
             // The end of either is a call into oneCCL.
             event = ccl::event();
             on.reset();
+            ended_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
             now = complete;
         } catch (const std::exception &problem) {
             error = problem.what();
@@ -527,6 +529,12 @@ EXPORTED int comm_oneccl_wait(void *handle, double seconds, char *message, int c
         return report(message, capacity, request.error.c_str());
     }
     return state == complete ? 1 : 0;
+}
+
+// When the operation was complete, by the steady clock; 0 where it is not.
+EXPORTED int64_t comm_oneccl_ended(void *handle) {
+    const Request &request = **static_cast<Handle *>(handle);
+    return request.state.load(std::memory_order_acquire) == complete ? request.ended_ns : 0;
 }
 
 // What does not change between calls of one kind.

@@ -104,7 +104,25 @@ void end_shortcut(PyObject *capsule) {
     }
 }
 
-// Whether `output` and `input` are what the operation is done with.
+// How many tensors the operation is done with. In one, or on ranks that are not the root of a gather or scatter, there is
+// neither output nor input apart.
+Py_ssize_t tensors_of(const Shortcut &shortcut) {
+    switch (shortcut.operation) {
+    case barrier:
+        return 0;
+    case all_reduce:
+    case broadcast:
+    case reduce:
+        return 1;
+    case gather:
+    case scatter:
+        return shortcut.group->rank() == shortcut.root ? 2 : 1;
+    default:
+        return 2;
+    }
+}
+
+// Whether `output` and `input`, which are one where there is one, are what the operation is done with.
 bool is_request(const Shortcut &shortcut, const Plain &output, const Plain &input, Request &request) {
     const size_t size = static_cast<size_t>(shortcut.group->size());
     if (output.dtype != input.dtype) {
@@ -119,10 +137,16 @@ bool is_request(const Shortcut &shortcut, const Plain &output, const Plain &inpu
     request.count = input.count;
     switch (shortcut.operation) {
     case all_reduce:
+    case reduce:
         return reduces(input.dtype, shortcut.op);
     case broadcast:
     case barrier:
         return true;
+    case gather:
+        return tensors_of(shortcut) == 1 || output.count == size * input.count;
+    case scatter:
+        request.count = output.count;
+        return tensors_of(shortcut) == 1 || input.count == size * output.count;
     case all_gather:
         return output.count == size * input.count;
     case reduce_scatter:
@@ -138,17 +162,54 @@ bool is_request(const Shortcut &shortcut, const Plain &output, const Plain &inpu
     }
 }
 
+// Sets the elements for each rank of `tensor`, whose parts are lists of rows. Whether they add up.
+bool split(const Plain &tensor, PyObject *rows, size_t size, std::vector<size_t> &counts) {
+    if (!PyList_Check(rows) || static_cast<size_t>(PyList_Size(rows)) != size) {
+        return false;
+    }
+    counts.resize(size);
+    size_t all = 0;
+    for (size_t one = 0; one < size; ++one) {
+        counts[one] = PyLong_AsSize_t(PyList_GetItem(rows, static_cast<Py_ssize_t>(one)));
+        if (counts[one] > tensor.count) {  // or no number
+            PyErr_Clear();
+            return false;
+        }
+        all += counts[one];
+    }
+    if (all == 0 || tensor.count % all != 0) {
+        return false;
+    }
+    for (size_t &count : counts) {
+        count *= tensor.count / all;
+    }
+    return true;
+}
+
+// The same for an exchange in parts of any size, which `rows_out` and `rows_in` are.
+bool is_uneven(const Shortcut &shortcut, const Plain &output, const Plain &input, PyObject *rows_out, PyObject *rows_in,
+               Request &request) {
+    const size_t size = static_cast<size_t>(shortcut.group->size());
+    request.operation = all_to_all_v;
+    request.dtype = static_cast<uint8_t>(input.dtype);
+    request.input = input.data;
+    request.output = output.data;
+    return output.dtype == input.dtype && split(input, rows_in, size, request.input_counts) &&
+           split(output, rows_out, size, request.output_counts);
+}
+
 // Returns True if all is done; False, with nothing begun, where the long way has to be taken; where others are late, what
 // `later` returns.
 PyObject *attempt(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     const auto &shortcut = *static_cast<Shortcut *>(PyCapsule_GetPointer(self, nullptr));
-    const bool in_place = shortcut.operation == all_reduce || shortcut.operation == broadcast;
-    const Py_ssize_t tensors = shortcut.operation == barrier ? 0 : in_place ? 1 : 2;
+    const Py_ssize_t tensors = tensors_of(shortcut);
     Plain output, input;
     Request request;
-    if (count != tensors || forked || (tensors > 0 && !is_plain(arguments[0], output)) ||
+    const bool uneven = shortcut.operation == all_to_all_v && count == 4;
+    if ((count != tensors && !uneven) || forked || (tensors > 0 && !is_plain(arguments[0], output)) ||
         (tensors > 1 && !is_plain(arguments[1], input)) ||
-        !is_request(shortcut, output, tensors > 1 ? input : output, request)) {
+        !(uneven ? is_uneven(shortcut, output, input, arguments[2], arguments[3], request)
+                 : is_request(shortcut, output, tensors > 1 ? input : output, request))) {
         Py_RETURN_FALSE;
     }
     Group &group = *shortcut.group;

@@ -10,7 +10,6 @@ from typing import ClassVar, NamedTuple
 
 import torch
 
-from comm_backend_ccl.layout import flat, joined, spread
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import Operation
 from comm_backend_ccl.work import CclWork
@@ -23,6 +22,7 @@ from comm_utils.errors import (
     NotInitializedError,
     PeerLostError,
 )
+from comm_utils.parts import flat, landing, together
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["Begun", "Call", "Communicator"]
@@ -321,8 +321,8 @@ class Communicator(ABC):
 
     def all_gather_parts(self, outputs: Sequence[torch.Tensor], input: torch.Tensor, watched: bool = False) -> CclWork:
         """Overwrite each of W dense ``outputs`` with that rank's ``input``, dense as well."""
-        together = input.new_empty(input.numel() * self.size)
-        return self.all_gather(together, flat(input), watched).then(lambda: spread(together, outputs))
+        memory, finish = landing(outputs, input)
+        return self.all_gather(memory, flat(input), watched).then(finish)
 
     def gather_parts(
         self, outputs: Sequence[torch.Tensor] | None, input: torch.Tensor, root: int, watched: bool = False
@@ -330,14 +330,14 @@ class Communicator(ABC):
         """The same on ``root`` alone; the others' ``outputs`` are not looked at."""
         if root != self.rank or not outputs:
             return self.gather(None, input, root, watched)
-        together = input.new_empty(input.numel() * self.size)
-        return self.gather(together, input, root, watched).then(lambda: spread(together, outputs))
+        memory, finish = landing(outputs, input)
+        return self.gather(memory, input, root, watched).then(finish)
 
     def scatter_parts(
         self, output: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int, watched: bool = False
     ) -> CclWork:
         """Overwrite ``output`` with this rank's of the W dense ``inputs`` of ``root``."""
-        source = joined(inputs) if root == self.rank and inputs else None
+        source = together(inputs, output) if root == self.rank and inputs else None
         return self.scatter(output, source, root, watched)
 
     def barrier(self, watched: bool = False) -> CclWork:

@@ -6,27 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["flat", "for_writing", "joined", "spread", "spread_any"]
+from comm_utils.parts import spread
 
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense tensor in the order of its memory, without a copy."""
-    if tensor.is_contiguous():
-        return tensor.view(-1)
-    return tensor.as_strided((tensor.numel(),), (1,))
-
-
-def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The elements of dense tensors of one dtype, one after the other."""
-    return torch.cat([flat(tensor) for tensor in tensors])
-
-
-def spread(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-    """Overwrite dense tensors with consecutive parts of ``source``."""
-    begin = 0
-    for target in targets:
-        flat(target).copy_(source[begin : begin + target.numel()])
-        begin += target.numel()
+__all__ = ["for_writing", "spread_any"]
 
 
 def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor, Callable[[], None] | None]:

@@ -23,6 +23,7 @@ __all__ = [
     "Pending",
     "create",
     "destroy",
+    "ended_ns",
     "facts",
     "initialize",
     "obstacle",
@@ -128,6 +129,7 @@ def _typed(library: Any) -> Any:
         ),
         "run": (ctypes.c_void_p, (ctypes.POINTER(_Plan), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)),
         "wait": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_double, *text)),
+        "ended": (ctypes.c_int64, (ctypes.c_void_p,)),
         "release": (None, (ctypes.c_void_p,)),
         "stop": (None, ()),
     }
@@ -295,6 +297,11 @@ def wait(handle: Pending, seconds: float) -> bool:
     if state < 0:
         raise RuntimeError(_message.text())
     return bool(state)
+
+
+def ended_ns(handle: Pending) -> int | None:
+    """When the operation was complete, by ``time.perf_counter_ns``; None where it is not."""
+    return _Loaded.library.comm_oneccl_ended(handle) or None
 
 
 def release(handle: Pending) -> None:

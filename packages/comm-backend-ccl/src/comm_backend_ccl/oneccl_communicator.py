@@ -176,5 +176,8 @@ class OneCclCommunicator(Communicator):
     def within(self, handle: int, seconds: float) -> bool:
         return native.wait(handle, seconds)
 
+    def ended_ns(self, handle: int) -> int | None:
+        return native.ended_ns(handle)
+
     def release(self, handle: int) -> None:
         native.release(handle)

@@ -13,13 +13,14 @@ from comm_backend_ccl import deriving
 from comm_backend_ccl.arguments import check_splits, fit, no_tag, one, op_of
 from comm_backend_ccl.c10d_work import C10dWork
 from comm_backend_ccl.communicator import Communicator
-from comm_backend_ccl.layout import for_writing, joined, spread_any
+from comm_backend_ccl.layout import for_writing, spread_any
 from comm_backend_ccl.making import make_communicator
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
 from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.parts import joined
 
 __all__ = ["NAME", "CclProcessGroup"]
 

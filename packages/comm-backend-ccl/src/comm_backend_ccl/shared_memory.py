@@ -171,8 +171,9 @@ def shortcut(
     True when the operation is complete.
 
     Args:
-        operation: barrier; all_reduce and broadcast, of one tensor; all_gather, reduce_scatter and all_to_all_v in
-            equal parts, of two.
+        operation: barrier; all_reduce, broadcast and reduce, of one tensor; all_gather, reduce_scatter and
+            all_to_all_v, of two; gather and scatter, of two on the root and of one elsewhere. all_to_all_v is in equal
+            parts unless lists follow: the rows of each rank's part in both tensors.
         later: called with a handle and the tensors where the operation is not complete within a moment; what it returns
             is returned.
     """

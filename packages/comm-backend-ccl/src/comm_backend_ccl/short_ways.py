@@ -9,11 +9,11 @@ import torch
 
 from comm_backend_ccl import native, shared_memory
 from comm_backend_ccl.communicator import Communicator
-from comm_backend_ccl.layout import spread
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.tables import ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import LOOK_AROUND_S, CclWork
+from comm_utils.parts import landing, together
 from comm_utils.reduce_op import parse_reduce_op
 
 __all__ = ["short_way", "shortest_way"]
@@ -30,14 +30,20 @@ _OF_BYTES = {
     "send": Operation.SEND,
 }
 _AT_ONCE = {
+    "all_gather": Operation.ALL_GATHER,
     "all_gather_into_tensor": Operation.ALL_GATHER,
     "all_to_all_single": Operation.ALL_TO_ALL_V,
+    "all_to_all_v": Operation.ALL_TO_ALL_V,
     "barrier": Operation.BARRIER,
     "broadcast": Operation.BROADCAST,
+    "gather": Operation.GATHER,
+    "reduce": Operation.REDUCE,
     "reduce_scatter_tensor": Operation.REDUCE_SCATTER,
+    "scatter": Operation.SCATTER,
 }
-# No engine has a shorter way than its usual one.
-_THE_USUAL_WAY = ("gather", "reduce", "scatter")
+_ROOTED = (Operation.BROADCAST, Operation.GATHER, Operation.REDUCE, Operation.SCATTER)
+# oneCCL has no shorter way than its usual one.
+_THE_USUAL_WAY = ("all_to_all_v", "gather", "reduce", "scatter")
 _OF_ELEMENTS = {"all_reduce": Operation.ALL_REDUCE, "reduce_scatter_tensor": Operation.REDUCE_SCATTER}
 
 
@@ -83,6 +89,7 @@ def _on_any(ours: Communicator, operation: str, op: object, position: int | None
         "all_gather_into_tensor": ours.all_gather,
         "all_reduce": lambda tensor: ours.all_reduce(tensor, reduce_op),
         "all_to_all_single": ours.all_to_all,
+        "all_to_all_v": ours.all_to_all_rows,
         "barrier": ours.barrier,
         "broadcast": lambda tensor: ours.broadcast(tensor, root),
         "gather": lambda tensor, outputs: ours.gather_parts(outputs, tensor, root),
@@ -105,18 +112,44 @@ def _at_once(ours: SharedCommunicator, operation: str, op: object, position: int
         return CclWork(ours, handle, tensors, kind.name.lower())
 
     reduce_op = parse_reduce_op("sum" if op is None else op)
-    root = (position or 0) if kind is Operation.BROADCAST else -1
+    root = (position or 0) if kind in _ROOTED else -1
     shortcut = shared_memory.shortcut(ours.number, kind, reduce_op, root, later)
     if shortcut is None:
         return way
 
-    def start(*tensors: torch.Tensor) -> CclWork | None:
-        done: bool | CclWork = shortcut(*tensors)
+    def rest(done: bool | CclWork, *arguments: Any) -> CclWork | None:
+        """What is left to wait for."""
         if done is True:
             return None
-        return way(*tensors) if done is False else done
+        return way(*arguments) if done is False else done
 
-    return start
+    def of_tensors(*tensors: torch.Tensor) -> CclWork | None:
+        return rest(shortcut(*tensors), *tensors)
+
+    def of_own(tensor: torch.Tensor, parts: None) -> CclWork | None:
+        return rest(shortcut(tensor), tensor, parts)
+
+    def from_list(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> CclWork | None:
+        return rest(shortcut(tensor, together(inputs, tensor)), tensor, inputs)
+
+    def into_list(outputs: list[torch.Tensor], tensor: torch.Tensor) -> CclWork | None:
+        memory, finish = landing(outputs, tensor)
+        done: bool | CclWork = shortcut(memory, tensor)
+        if done is False:
+            return way(outputs, tensor) if operation == "all_gather" else way(tensor, outputs)
+        if done is not True:
+            return done.then(finish)
+        if finish is not None:
+            finish()
+        return None
+
+    if operation == "all_gather":
+        return into_list
+    if operation in ("gather", "scatter"):
+        if ours.rank != root:
+            return of_own
+        return from_list if operation == "scatter" else lambda tensor, outputs: into_list(outputs, tensor)
+    return of_tensors
 
 
 class _ByDtype(dict[torch.dtype, _Run]):
@@ -177,13 +210,13 @@ def _on_oneccl(ours: OneCclCommunicator, operation: str, op: object, position: i
         return None if handle == native.COMPLETE else later(handle, kind, output, input)
 
     def into_list(outputs: list[torch.Tensor], tensor: torch.Tensor) -> CclWork | None:
-        together = tensor.new_empty(tensor.numel() * size)
-        work = between(together, tensor)
-        if work is None:
-            spread(together, outputs)
-        else:
-            work.finish = lambda: spread(together, outputs)
-        return work
+        memory, finish = landing(outputs, tensor)
+        work = between(memory, tensor)
+        if work is not None:
+            return work.then(finish)
+        if finish is not None:
+            finish()
+        return None
 
     ways: dict[str, Callable[..., Any]] = {"broadcast": on_one, "recv": on_one, "send": on_one, "all_gather": into_list}
     return ways.get(operation, between)

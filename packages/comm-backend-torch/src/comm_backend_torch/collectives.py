@@ -142,6 +142,9 @@ class Collectives(World):
                 options,
                 self.all_to_all_single,
             )
+        if operation == "all_to_all_v":
+            exchange, options = getattr(pg, _ALL_TO_ALL), self._options(internals.AllToAllOptions, False)
+            return exchange, options, self.all_to_all_single
         if operation == "all_gather":
             options = self._options(internals.AllgatherOptions, False)
             return lambda parts, tensor, options: pg.allgather([parts], [tensor], options), options, self.all_gather

@@ -11,14 +11,14 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import reduction, untraced
+from comm_collectives import prepared, reduction, untraced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.memory import as_bytes, flat, readable
 from comm_collectives.reduction import encoding_for
 from comm_collectives.work import Completed, deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
-from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 
 __all__ = ["all_gather_coalesced", "all_reduce_coalesced", "reduce_scatter_coalesced"]
 
@@ -52,10 +52,27 @@ def all_reduce_coalesced(
     works, finishes = [], []
     for parts in kinds.values():
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
-        works.append(reduction.all_reduce(backend, joined, reduce_op, group, async_op))
+        short = None if async_op or timeout is not None else _short_way(backend, call, op, reduce_op, joined, group)
+        if short is None:
+            works.append(reduction.all_reduce(backend, joined, reduce_op, group, async_op))
+        else:
+            short(joined)
         if len(parts) > 1:
             finishes.append(_splitter(joined, parts))
     return deliver(works, _all_of(finishes), list(tensors), async_op)
+
+
+def _short_way(
+    backend: Backend, call: str, op: object, reduce_op: ReduceOp, tensor: torch.Tensor, group: ProcessGroup | None
+) -> Callable[[torch.Tensor], None] | None:
+    """What is prepared for the exchanges of ``call``, if the library reduces the likes of ``tensor`` as they are."""
+    like = (reduce_op, tensor.dtype)
+    if type(tensor) is not torch.Tensor or like not in backend.capabilities(group, tensor.device.type).reductions:
+        return None
+    key = (call, reduce_op, tensor.dtype, tensor.device, group)
+    prepared.remember(backend, key, lambda: backend.prepare("all_reduce", group, op))
+    short: Callable[[torch.Tensor], None] = backend.prepared[key]
+    return short
 
 
 def all_gather_coalesced(

@@ -16,9 +16,10 @@ from comm_collectives import prepared, reduction, traced, untraced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, splits
 from comm_collectives.memory import Landing, after_landing, apart, as_bytes, disjoint, flat, readable
 from comm_collectives.work import After, deliver, run
+from comm_utils import parts
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
-from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 
 __all__ = ["all_to_all", "all_to_all_single", "reduce_scatter", "reduce_scatter_tensor"]
 
@@ -44,6 +45,12 @@ def reduce_scatter(
         return untraced.reduce_scatter(output, input_list, op, group, async_op, timeout=timeout)
     if isinstance(input_list, torch.Tensor):
         return _reduce_scatter_tensor("reduce_scatter", output, input_list, op, group, async_op, timeout)
+    if not async_op and timeout is None and not isinstance(op, (int, float, complex)):
+        short = prepared.from_list("reduce_scatter", op, input_list, output, group)
+        if short is not None:
+            with suppress(NotImplementedError):  # as in all_reduce
+                short(flat(output), parts.together(input_list, output))
+                return None
     backend = enter("reduce_scatter", group, timeout)
     if backend is None:
         return None
@@ -52,9 +59,9 @@ def reduce_scatter(
     check_list("reduce_scatter", "input_list", input_list, W, backend, group, like=output)
     check_numel("reduce_scatter", f"input_list[{rank}]", input_list[rank], output.numel(), "the size of output")
     landing = Landing(output)
-    work = reduction.reduce_scatter(
-        backend, landing.memory, input_list, parse_reduce_op(op, "reduce_scatter"), group, async_op
-    )
+    reduce_op = parse_reduce_op(op, "reduce_scatter")
+    _remember_reduction(backend, "reduce_scatter", op, reduce_op, output, group)
+    work = reduction.reduce_scatter(backend, landing.memory, input_list, reduce_op, group, async_op)
     return _landed(work, landing, output, async_op)
 
 
@@ -110,13 +117,20 @@ def _reduce_scatter_tensor(
     check_numel(call, "output", output, input.numel() // W, f"the elements of input divided by the world size of {W}")
     landing = Landing(output)
     reduce_op = parse_reduce_op(op, call)
-    capabilities = backend.capabilities(group, input.device.type)
-    if (reduce_op, input.dtype) in capabilities.reductions and call in capabilities.operations:
-        key = (call, op, input.dtype, input.device, group)
-        prepared.remember(backend, key, lambda: (backend.prepare(call, group, op), W))
+    _remember_reduction(backend, call, op, reduce_op, input, group)
     source = apart(readable(input), landing.memory)
     work = reduction.reduce_scatter_tensor(backend, landing.memory, source, reduce_op, group, async_op, call)
     return _landed(work, landing, output, async_op)
+
+
+def _remember_reduction(
+    backend: Backend, call: str, op: object, reduce_op: ReduceOp, tensor: torch.Tensor, group: ProcessGroup | None
+) -> None:
+    def make() -> tuple[Any, int] | None:
+        short = reduction.short_reduce_scatter(backend, call, op, reduce_op, tensor, group)
+        return short and (short, backend.get_world_size(group))
+
+    prepared.remember(backend, (call, op, tensor.dtype, tensor.device, group), make)
 
 
 def _landed(work: Work | None, landing: Landing, output: torch.Tensor, async_op: bool) -> Work | None:
@@ -155,6 +169,12 @@ def all_to_all_single(
                 with suppress(NotImplementedError):  # as in all_reduce
                     known[0](output, input)
                     return None
+    elif not async_op and timeout is None:
+        short = prepared.exchange(output, input, output_split_sizes, input_split_sizes, group)
+        if short is not None:
+            with suppress(NotImplementedError):
+                short(output, input, output_split_sizes, input_split_sizes)
+                return None
     backend = enter(call, group, timeout)
     if backend is None:
         return None
@@ -175,8 +195,10 @@ def all_to_all_single(
             f"{call}: output_split_sizes: got {rows_out[rank]} rows from rank {rank}, which is this rank, but it "
             f"sends itself {rows_in[rank]}; expected the same number in both"
         )
-    if not (output_split_sizes or input_split_sizes):
+    if output_split_sizes is None and input_split_sizes is None:
         prepared.remember_moving(backend, call, None, input, group, lambda: (backend.prepare(call, group), W))
+    else:
+        _remember_exchange(backend, "all_to_all_v", input, group)
     row = prod(input.shape[1:])
     landing = Landing(output)
     sizes_out, sizes_in = [rows * row for rows in rows_out], [rows * row for rows in rows_in]
@@ -202,6 +224,17 @@ def all_to_all(
     """
     if is_dynamo_compiling():
         return untraced.all_to_all(output_tensor_list, input_tensor_list, group, async_op, timeout=timeout)
+    if not async_op and timeout is None:
+        short = prepared.exchange_of_lists(output_tensor_list, input_tensor_list, group)
+        if short is not None:
+            source = parts.together(input_tensor_list)
+            memory, spread = parts.landing(output_tensor_list, source)
+            sizes_out = [tensor.numel() for tensor in output_tensor_list]
+            with suppress(NotImplementedError):  # as in all_reduce
+                short(memory, source, sizes_out, [tensor.numel() for tensor in input_tensor_list])
+                if spread is not None:
+                    spread()
+                return None
     backend = enter("all_to_all", group, timeout)
     if backend is None:
         return None
@@ -215,6 +248,7 @@ def all_to_all(
     check_numel("all_to_all", name, output_tensor_list[rank], own, f"what this rank, {rank}, sends itself")
     sizes_out = [tensor.numel() for tensor in output_tensor_list]
     sizes_in = [tensor.numel() for tensor in input_tensor_list]
+    _remember_exchange(backend, "all_to_all", like, group)
     joined = torch.cat([readable(tensor) for tensor in input_tensor_list])
     received = joined.new_empty(sum(sizes_out))
 
@@ -224,6 +258,12 @@ def all_to_all(
 
     work = _exchange(backend, received, joined, sizes_out, sizes_in, group, async_op)
     return deliver([work], finish, output_tensor_list, async_op)
+
+
+def _remember_exchange(backend: Backend, name: str, tensor: torch.Tensor, group: ProcessGroup | None) -> None:
+    W, rank = backend.get_world_size(group), backend.get_rank(group)
+    make = lambda: (backend.prepare("all_to_all_v", group), W, rank)  # noqa: E731
+    prepared.remember_moving(backend, name, None, tensor, group, make)
 
 
 def _exchange(

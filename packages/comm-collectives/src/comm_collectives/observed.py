@@ -27,14 +27,32 @@ class Observed(Observing):
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> Callable[..., None]:
         call = self.inner.prepare(operation, group, op, position)
+        if operation == "all_to_all_v":
+            return self._exchanging(group, call)
         part = {"barrier": None, "reduce_scatter_tensor": 0, "gather": 0, "scatter": 0}.get(operation, -1)
         return self._plainly(operation, group, part, call, op, (None, position))
+
+    def _exchanging(self, group: ProcessGroup | None, call: Callable[..., None]) -> Callable[..., None]:
+        by_output, by_input = (self._plainly("all_to_all_single", group, part, call, None, NO_ROOT) for part in (0, 1))
+        log, name = self._log, "all_to_all_single"
+
+        def recorded(output: torch.Tensor, input: torch.Tensor, rows_out: list[int], rows_in: list[int]) -> None:
+            larger = output if output.nbytes > input.nbytes else input
+            if log.writes:  # and tells of every part
+                splits = _splits(output, input, rows_out, rows_in)
+                self._observe(name, group, larger, call, (output, input, rows_out, rows_in), splits=splits)
+            else:
+                (by_output if larger is output else by_input)(output, input, rows_out, rows_in)
+
+        return recorded
 
     def shortest_all_reduce(
         self, group: ProcessGroup | None = None, op: object = "sum"
     ) -> Callable[[Any], bool] | None:
         shortest = self.inner.shortest_all_reduce(group, op)
-        return None if shortest is None else self._plainly("all_reduce", group, 0, shortest, op, NO_ROOT)
+        return (
+            None if shortest is None else self._plainly("all_reduce", group, 0, shortest, op, NO_ROOT, any_dtype=True)
+        )
 
     def all_reduce(
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False

@@ -287,39 +287,35 @@ class Observing:
         call: Callable[..., T],
         op: object,
         root: tuple[int | None, int | None],
+        any_dtype: bool = False,
     ) -> Callable[..., T]:
         """``call`` of tensors, of which number ``part`` counts, recorded the shortest way.
 
         It takes the place of a call that the collectives have prepared, so it may cost as little as can be.
         """
         log, like_of, observe = self._log, self._like, self._observe
-        serves_devices = self.inner.device_types(group) != ("cpu",)
-        known: dict[tuple[torch.dtype | None, int], tuple[int, Iterator[int]]] = {}
+        known: dict[object, tuple[int, Iterator[int]]] = {}
         now, label = perf_counter_ns, _label.get
         recorder = log.recorder
         waiting = recorder.waiting
         wait = waiting.extend
-        what = operation, group
 
         def recorded(*tensors: torch.Tensor) -> T:
             tensor = None if part is None else tensors[part]
             if not log.is_plain or label() is not _NO_LABEL:
-                return observe(*what, tensor, call, tensors, op, root)
+                return observe(operation, group, tensor, call, tensors, op, root)
             # Looked up before the call, which may leave little in the caches.
-            if tensor is None:
-                key: tuple[torch.dtype | None, int] = (None, 0)
-            elif serves_devices and not tensor.is_cpu:
-                return observe(*what, tensor, call, tensors, op, root)
-            else:
-                key = (tensor.dtype, tensor.nbytes)
+            key = 0 if tensor is None else (tensor.dtype, tensor.nbytes) if any_dtype else tensor.nbytes
             found = known.get(key)
+            if found is None and tensor is not None and not tensor.is_cpu:
+                return observe(operation, group, tensor, call, tensors, op, root)
             begin = now()
             outcome = call(*tensors)
             end = now()
             if outcome is False:
                 return outcome
             if found is None:
-                like = like_of(*what, tensor, op, root, 0, False)
+                like = like_of(operation, group, tensor, op, root, 0, False)
                 if like.series is None or like.own is not None:  # settings may have changed, in another thread
                     like.add(next(like.counter), begin, end)
                     return outcome

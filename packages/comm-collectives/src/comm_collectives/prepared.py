@@ -13,10 +13,23 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.memory import disjoint, overlapping
 from comm_utils.active import slot
 from comm_utils.backend import Backend
 
-__all__ = ["barrier", "between", "into_list", "on", "remember", "remember_moving", "remember_shortest", "with_root"]
+__all__ = [
+    "barrier",
+    "between",
+    "exchange",
+    "exchange_of_lists",
+    "from_list",
+    "into_list",
+    "on",
+    "remember",
+    "remember_moving",
+    "remember_shortest",
+    "with_root",
+]
 
 _Tensor = torch.Tensor
 
@@ -131,18 +144,58 @@ def with_root(operation: str, root: object, tensor: Any, parts: Any, group: Proc
     return call if _fit(parts, tensor, W, rank) else None
 
 
-def _fit(parts: Any, tensor: torch.Tensor, W: int, rank: int) -> bool:
-    """Whether ``parts`` are W tensors like ``tensor``, which is one itself or apart from them."""
+def from_list(operation: str, op: object, parts: Any, output: Any, group: ProcessGroup | None) -> Any:
+    """What was remembered for a ``reduce_scatter`` of a list; None where it has to be checked in full."""
+    found = on(operation, op, output, group)
+    if found is None or output.requires_grad:
+        return None
+    call, W = found
+    return call if _are_alike(parts, output, W, output.shape) else None
+
+
+def exchange(output: Any, input: Any, rows_out: Any, rows_in: Any, group: ProcessGroup | None) -> Any:
+    """What was remembered for an ``all_to_all_single`` with sizes; None where it has to be checked in full."""
+    found = between("all_to_all_v", None, output, input, group)
+    if found is None or not input.dim() or output.shape[1:] != input.shape[1:]:
+        return None
+    call, W, rank = found
+    for rows, tensor in ((rows_out, output), (rows_in, input)):
+        if type(rows) is not list or len(rows) != W:
+            return None
+        for count in rows:
+            if type(count) is not int or count < 0:
+                return None
+        if sum(rows) != tensor.shape[0]:
+            return None
+    return call if rows_out[rank] == rows_in[rank] and disjoint(output, input) else None
+
+
+def exchange_of_lists(outputs: Any, inputs: Any, group: ProcessGroup | None) -> Any:
+    """What was remembered for an ``all_to_all``; None where it has to be checked in full."""
+    if type(inputs) is not list or not inputs:
+        return None
+    first = inputs[0]
+    found = on("all_to_all", None, first, group)
+    if found is None:
+        return None
+    call, W, rank = found
+    if not (_are_alike(inputs, first, W) and _are_alike(outputs, first, W)):
+        return None
+    return call if outputs[rank].numel() == inputs[rank].numel() and not overlapping(outputs) else None
+
+
+def _are_alike(parts: Any, like: torch.Tensor, W: int, shape: torch.Size | None = None) -> bool:
+    """Whether ``parts`` are W tensors like another one, of ``shape`` or of any."""
     if type(parts) is not list or len(parts) != W:
         return False
     try:
-        dtype, device, shape = tensor.dtype, tensor.device, tensor.shape
+        dtype, device = like.dtype, like.device
         for part in parts:
             if (
                 type(part) is not _Tensor
                 or part.dtype is not dtype
                 or part.device != device
-                or part.shape != shape
+                or (shape is not None and part.shape != shape)
                 or not part.is_contiguous()
                 or part.is_neg()
                 or part.is_nested
@@ -150,10 +203,17 @@ def _fit(parts: Any, tensor: torch.Tensor, W: int, rank: int) -> bool:
                 or part.requires_grad
             ):
                 return False
-        size, own = tensor.nbytes, tensor.data_ptr()
-        starts = [part.data_ptr() for part in parts]
     except (AttributeError, RuntimeError, TypeError):
         return False
+    return True
+
+
+def _fit(parts: Any, tensor: torch.Tensor, W: int, rank: int) -> bool:
+    """Whether ``parts`` are W tensors like ``tensor``, which is one itself or apart from them."""
+    if not _are_alike(parts, tensor, W, tensor.shape):
+        return False
+    size, own = tensor.nbytes, tensor.data_ptr()
+    starts = [part.data_ptr() for part in parts]
     if own != starts[rank] and any(start < own + size and own < start + size for start in starts):
         return False  # read while others' elements arrive there
     starts.sort()

@@ -158,13 +158,15 @@ class Backend(Protocol):
                 tensor; ``"gather"`` or ``"scatter"``, called with a tensor and, on the root, W tensors of its shape,
                 else None;
                 ``"all_gather_into_tensor"``, ``"reduce_scatter_tensor"`` or ``"all_to_all_single"`` in equal parts,
-                called with output and input; ``"all_gather"``, called with W tensors of the shape of the input, and
+                called with output and input; ``"all_to_all_v"``, called with the lists of ``output_split_sizes`` and
+                ``input_split_sizes`` after them; ``"all_gather"``, called with W tensors of the shape of the input, and
                 it; or ``"barrier"``. Tensors are contiguous, those of ``"all_gather_into_tensor"`` and
                 ``"reduce_scatter_tensor"`` one-dimensional.
             op: of a reduction.
             position: the group rank of a root or a peer.
 
-        It has the group's timeout, whatever :meth:`during` was told: it is called many times.
+        It is called many times, with tensors of one dtype on one device, and has the group's timeout, whatever
+        :meth:`during` was told.
         """
 
     def shortest_all_reduce(

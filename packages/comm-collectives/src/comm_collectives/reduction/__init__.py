@@ -6,6 +6,21 @@ ones, and reductions on each rank where the backend has none.
 
 from comm_collectives.reduction.encoding import Encoding, encoding_for
 from comm_collectives.reduction.local import fold
-from comm_collectives.reduction.reducing import all_reduce, reduce, reduce_scatter, reduce_scatter_tensor
+from comm_collectives.reduction.reducing import (
+    all_reduce,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_tensor,
+    short_reduce_scatter,
+)
 
-__all__ = ["Encoding", "all_reduce", "encoding_for", "fold", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+__all__ = [
+    "Encoding",
+    "all_reduce",
+    "encoding_for",
+    "fold",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "short_reduce_scatter",
+]

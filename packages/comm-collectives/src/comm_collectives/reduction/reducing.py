@@ -17,7 +17,7 @@ from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
+__all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "short_reduce_scatter"]
 
 
 def all_reduce(
@@ -107,6 +107,29 @@ def reduce_scatter(
     capabilities = backend.capabilities(group, joined.device.type)
     encoding = encoding_for("reduce_scatter", op, joined.dtype, capabilities)
     return _exchange_and_fold(backend, output, joined, sizes, encoding, group, async_op)
+
+
+def short_reduce_scatter(
+    backend: Backend, call: str, op: object, reduce_op: ReduceOp, like: torch.Tensor, group: ProcessGroup | None
+) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
+    """A shorter :func:`reduce_scatter_tensor` of contiguous tensors, (n,) and (W*n,), of the dtype and device of
+    ``like``; None where they do not travel as they are.
+    """
+    capabilities = backend.capabilities(group, like.device.type)
+    encoding = encoding_for(call, reduce_op, like.dtype, capabilities)
+    if not encoding.is_identity or like.dtype not in capabilities.dtypes:
+        return None
+    if encoding.native and "reduce_scatter_tensor" in capabilities.operations:
+        return backend.prepare("reduce_scatter_tensor", group, op)
+    exchange, W = backend.prepare("all_to_all_v", group), backend.get_world_size(group)
+
+    def exchange_and_fold(output: torch.Tensor, input: torch.Tensor) -> None:
+        parts = input.new_empty(W, output.numel())
+        counts = [output.numel()] * W
+        exchange(parts.view(-1), input, counts, counts)
+        fold(parts, reduce_op, output)
+
+    return exchange_and_fold
 
 
 def _exchange_and_fold(

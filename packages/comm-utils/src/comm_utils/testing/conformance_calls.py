@@ -38,7 +38,7 @@ def _check_prepared(world: World, group: ProcessGroup | None, members: list[int]
     broadcast = up.prepare("broadcast", group, None, root)
     all_gather = up.prepare("all_gather_into_tensor", group)
     reduce_scatter = up.prepare("reduce_scatter_tensor", group, "sum")
-    all_to_all = up.prepare("all_to_all_single", group)
+    all_to_all, uneven = up.prepare("all_to_all_single", group), up.prepare("all_to_all_v", group)
     into_list, barrier = up.prepare("all_gather", group), up.prepare("barrier", group)
     partner = position ^ 1
     native = "reduce_scatter_tensor" in world.capabilities.operations
@@ -74,6 +74,12 @@ def _check_prepared(world: World, group: ProcessGroup | None, members: list[int]
             reduce_scatter(piece.view(-1), sources[position].to(device).view(-1))
             expected = reference(ReduceOp.SUM, [source[position] for source in sources])
             close(piece, expected, f"prepared reduce_scatter_tensor of {shape}")
+        rows = [[(of + to) % 3 for to in range(size)] for of in range(size)]  # that each sends to each
+        sources = [sample(torch.float32, (sum(rows[of]), *shape), rank, seed) for of, rank in enumerate(members)]
+        received = torch.empty((sum(sent[position] for sent in rows), *shape), device=device)
+        uneven(received, sources[position].to(device), [sent[position] for sent in rows], rows[position])
+        pieces = [torch.split(source, rows[of])[position] for of, source in enumerate(sources)]
+        same(received, torch.cat(pieces), f"prepared all_to_all_v of {shape}")
         barrier()
 
 
