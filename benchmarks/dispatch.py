@@ -52,9 +52,11 @@ def calls(api: Any, torch: Any, W: int, root: bool) -> dict[str, Callable[[], ob
         "all_gather_into_tensor": lambda: gather(received, one),
         "reduce_scatter_tensor": lambda: scatter(part, many),
         "all_to_all_single": lambda: api.all_to_all_single(exchanged, many),
+        "all_to_all_single, sizes": lambda: api.all_to_all_single(exchanged, many, [1] * W, [1] * W),
         "reduce": lambda: api.reduce(one, 0),
         "all_gather": lambda: api.all_gather(parts, one),
         "reduce_scatter": lambda: api.reduce_scatter(part, sent),
+        "all_to_all": lambda: api.all_to_all(parts, sent),
         "gather": lambda: api.gather(one, parts if root else None, 0),
         "scatter": lambda: api.scatter(part, sent if root else None, 0),
     }

@@ -37,6 +37,10 @@ kinds = {{
     "reduce": lambda: dist.reduce(tensor, 0),
     "gather": lambda: dist.gather(tensor, [other], 0),
     "scatter": lambda: dist.scatter(other, [tensor], 0),
+    "all_gather": lambda: dist.all_gather([other], tensor),
+    "reduce_scatter": lambda: dist.reduce_scatter(other, [tensor]),
+    "all_to_all": lambda: dist.all_to_all([other], [tensor]),
+    "all_to_all_single, sizes": lambda: dist.all_to_all_single(other, tensor, [1], [1]),
     "async all_reduce": lambda: dist.all_reduce(tensor, async_op=True).wait(),
 }}
 for line in sys.stdin:
@@ -111,6 +115,10 @@ KINDS = (
     "reduce",
     "gather",
     "scatter",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "all_to_all_single, sizes",
     "async all_reduce",
 )
 

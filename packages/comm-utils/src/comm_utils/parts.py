@@ -26,7 +26,8 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def spread(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
     """Overwrite ``targets`` with consecutive parts of ``source``, (n,)."""
-    for target, part in zip(targets, torch.split(source, [target.numel() for target in targets]), strict=True):
+    sizes = [target.numel() for target in targets]
+    for target, part in zip(targets, torch.split_with_sizes(source, sizes), strict=True):
         flat(target).copy_(part)
 
 
