@@ -121,6 +121,8 @@ KINDS = (
     "all_to_all_single, sizes",
     "async all_reduce",
 )
+# DeepSpeed 0.19's logger ends the program with a KeyError.
+NOT_LOGGED = {("DeepSpeed, gloo", "all_to_all")}
 
 
 def programs(text: str, folder: str, **more: object) -> dict[str, str]:
@@ -166,7 +168,7 @@ def measure_calls(options: argparse.Namespace, folder: str) -> None:
         for _ in range(options.rounds):
             for kind in KINDS:
                 for name, process in running.items():
-                    for state in states[name]:
+                    for state in () if (name, kind) in NOT_LOGGED else states[name]:
                         found = took_us(process, state, kind, options.calls)
                         times.setdefault((name, kind, state), []).append(found)
         for process in running.values():
@@ -174,6 +176,8 @@ def measure_calls(options: argparse.Namespace, folder: str) -> None:
     print(f"µs a call{'':32} {'off':>8} {'on':>8} {'more':>8} {'trace':>8}   (more at first, in the end)")
     for kind in KINDS:
         for name in running:
+            if (name, kind) in NOT_LOGGED:
+                continue
             off = times[name, kind, "off"]
             more = {
                 state: [a - b for a, b in zip(times[name, kind, state], off, strict=True)] for state in states[name][1:]

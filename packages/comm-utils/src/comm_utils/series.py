@@ -19,7 +19,7 @@ __all__ = ["NUMBERS_WAITING", "Histogram", "Recorder", "Series"]
 #: Number of the series, sequence, begin_ns, end_ns.
 _Times: TypeAlias = tuple[int, int, int, int]
 #: So many numbers wait to be counted, four for each operation.
-NUMBERS_WAITING = 4 * 128
+NUMBERS_WAITING = 4 * 512
 _FLUSHED_EVERY_NS = 100 * 10**6
 # Of the upper 16 bits of a double, those after the sign are its exponent and the first four of its mantissa: a bin, but
 # for numbers below 16, which have one each. Bin 16 is that of 16.0.
