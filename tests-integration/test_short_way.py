@@ -452,9 +452,18 @@ def test_awkward_tensors(pools: Pools) -> None:
     pools(2).run(run_awkward)
 
 
+@pytest.mark.parametrize("logged", [False, True], ids=["", "logged"])
 @pytest.mark.parametrize("W", [1, 2])
-def test_what_is_prepared_is_forgotten_with_its_group(pools: Pools, W: int) -> None:
-    pools(W).run(run_forgetting)
+def test_what_is_prepared_is_forgotten_with_its_group(pools: Pools, W: int, logged: bool) -> None:
+    pools(W).run(run_forgetting_logged if logged else run_forgetting)
+
+
+def run_forgetting_logged() -> None:
+    dist.configure(enabled=True)
+    try:
+        run_forgetting()
+    finally:
+        dist.configure(enabled=False)
 
 
 def run_forgetting() -> None:

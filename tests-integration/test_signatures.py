@@ -39,6 +39,7 @@ INTERNAL = {
     "get_store",
     "get_timeout",
     "prepare",
+    "prepare_apart",
     "shortest_all_reduce",
 }
 #: What users can say and backends need not know: these have isend and irecv, and during() for timeouts.

@@ -97,6 +97,11 @@ class CclBackend:
 
         return call_shortest
 
+    def prepare_apart(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> tuple[Callable[..., Any], Callable[[Any], None]] | None:
+        return self._groups.prepare_apart(operation, group, op, position) if self._ours(group) is None else None
+
     def shortest_all_reduce(
         self, group: ProcessGroup | None = None, op: object = "sum"
     ) -> Callable[[Any], bool] | None:

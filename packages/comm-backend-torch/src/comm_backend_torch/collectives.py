@@ -28,6 +28,10 @@ _REDUCE_SCATTER = "reduce_scatter_single" if _NEW_NAMES else "_reduce_scatter_ba
 _ALL_TO_ALL = "all_to_all_single" if _NEW_NAMES else "alltoall_base"
 
 
+# The group's methods for these take a list of tensors.
+_ON_LISTS = ("all_reduce", "broadcast", "recv", "reduce", "send")
+
+
 class Collectives(World):
     """See ``comm_utils.backend.Backend`` for what every method does."""
 
@@ -63,17 +67,9 @@ class Collectives(World):
 
         alive = internals._world.pg_map
 
-        def check() -> None:
-            """The group was destroyed through torch.distributed; a world may have been made anew."""
-            this.prepared.clear()
-            try:
-                this.check_group(group)
-            except NotInitializedError as error:
-                raise NotInitializedError(f"{this._call}: {error}") from None
-
         def on_list(tensor: torch.Tensor) -> None:
             if pg not in alive:
-                check()
+                this._check_replaced(group)
                 again(tensor)
                 return
             try:
@@ -85,7 +81,7 @@ class Collectives(World):
 
         def on_tensors(*tensors: torch.Tensor) -> None:
             if pg not in alive:
-                check()
+                this._check_replaced(group)
                 again(*tensors)
                 return
             try:
@@ -95,7 +91,44 @@ class Collectives(World):
             except RuntimeError as error:
                 raise this._failure(operation, group, error) from error
 
-        return on_list if operation in ("all_reduce", "broadcast", "recv", "reduce", "send") else on_tensors
+        return on_list if operation in _ON_LISTS else on_tensors
+
+    def prepare_apart(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> tuple[Callable[..., Any], Callable[[Any], None]] | None:
+        if self._end is not None:
+            return self.during(self._call).prepare_apart(operation, group, op, position)
+        pg = self._state(group).pg
+        this = self if self._call else self.during(operation)
+        method, settled, again = this._settled(operation, pg, op, position)
+        alive, of_list = internals._world.pg_map, operation in _ON_LISTS
+
+        def start(*tensors: Any) -> Any:
+            if pg not in alive:
+                this._check_replaced(group)
+                again(*tensors)
+                return None
+            try:
+                return method([*tensors], settled) if of_list else method(*tensors, settled)
+            except RuntimeError as error:
+                raise this._failure(operation, group, error) from error
+
+        def finish(work: Any) -> None:
+            if work is not None:
+                try:
+                    work.wait()
+                except RuntimeError as error:
+                    raise this._failure(operation, group, error) from error
+
+        return start, finish
+
+    def _check_replaced(self, group: ProcessGroup | None) -> None:
+        """The group was destroyed through torch.distributed; a world may have been made anew."""
+        self.prepared.clear()
+        try:
+            self.check_group(group)
+        except NotInitializedError as error:
+            raise NotInitializedError(f"{self._call}: {error}") from None
 
     def _settled(
         self, operation: str, pg: Any, op: object, position: int | None

@@ -27,14 +27,20 @@ class Observed(Observing):
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> Callable[..., None]:
         call = self.inner.prepare(operation, group, op, position)
+        apart = self.inner.prepare_apart(operation, group, op, position)
         if operation == "all_to_all_v":
-            return self._exchanging(group, call)
+            return self._exchanging(group, call, apart)
         part = {"barrier": None, "reduce_scatter_tensor": 0, "gather": 0, "scatter": 0}.get(operation, -1)
-        return self._plainly(operation, group, part, call, op, (None, position))
+        return self._plainly(operation, group, part, call, op, (None, position), apart=apart)
 
-    def _exchanging(self, group: ProcessGroup | None, call: Callable[..., None]) -> Callable[..., None]:
-        by_output, by_input = (self._plainly("all_to_all_single", group, part, call, None, NO_ROOT) for part in (0, 1))
+    def prepare_apart(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> None:
+        return None  # it has something to do in between itself
+
+    def _exchanging(self, group: ProcessGroup | None, call: Callable[..., None], apart: Any) -> Callable[..., None]:
         log, name = self._log, "all_to_all_single"
+        by_output, by_input = (self._plainly(name, group, part, call, None, NO_ROOT, apart=apart) for part in (0, 1))
 
         def recorded(output: torch.Tensor, input: torch.Tensor, rows_out: list[int], rows_in: list[int]) -> None:
             larger = output if output.nbytes > input.nbytes else input

@@ -288,10 +288,15 @@ class Observing:
         op: object,
         root: tuple[int | None, int | None],
         any_dtype: bool = False,
-    ) -> Callable[..., T]:
+        apart: tuple[Callable[..., Any], Callable[[Any], None]] | None = None,
+    ) -> Callable[..., Any]:
         """``call`` of tensors, of which number ``part`` counts, recorded the shortest way.
 
         It takes the place of a call that the collectives have prepared, so it may cost as little as can be.
+
+        Args:
+            any_dtype: the tensors are not all of one dtype and on one device.
+            apart: what ``Backend.prepare_apart`` returned for the same.
         """
         log, like_of, observe = self._log, self._like, self._observe
         known: dict[object, tuple[int, Iterator[int]]] = {}
@@ -299,6 +304,14 @@ class Observing:
         recorder = log.recorder
         waiting = recorder.waiting
         wait = waiting.extend
+
+        def remembered(key: object, tensor: torch.Tensor | None) -> Like:
+            like = like_of(operation, group, tensor, op, root, 0, False)
+            if like.series is not None and like.own is None:  # settings may have changed, in another thread
+                if len(known) >= _MOST_KNOWN:
+                    known.clear()
+                known[key] = like.series.number, like.counter
+            return like
 
         def recorded(*tensors: torch.Tensor) -> T:
             tensor = None if part is None else tensors[part]
@@ -315,19 +328,45 @@ class Observing:
             if outcome is False:
                 return outcome
             if found is None:
-                like = like_of(operation, group, tensor, op, root, 0, False)
-                if like.series is None or like.own is not None:  # settings may have changed, in another thread
-                    like.add(next(like.counter), begin, end)
-                    return outcome
-                if len(known) >= _MOST_KNOWN:
-                    known.clear()
-                found = known[key] = like.series.number, like.counter
+                like = remembered(key, tensor)
+                like.add(next(like.counter), begin, end)
+                return outcome
             wait((found[0], next(found[1]), begin, end))
             if len(waiting) >= NUMBERS_WAITING or end > recorder.due_ns:
                 recorder.settle()
             return outcome
 
-        return recorded
+        if apart is None:
+            return recorded
+        start, finish = apart
+
+        def recorded_meanwhile(*tensors: torch.Tensor) -> T | None:
+            tensor = None if part is None else tensors[part]
+            if (
+                not log.is_plain
+                or label() is not _NO_LABEL
+                or (tensor is not None and not known and not tensor.is_cpu)  # and then neither are the later ones
+            ):
+                return observe(operation, group, tensor, call, tensors, op, root)
+            begin = now()
+            work = start(*tensors)
+            # The library is at work.
+            key = 0 if tensor is None else tensor.nbytes
+            found = known.get(key)
+            if found is None:
+                like = remembered(key, tensor)
+                finish(work)
+                like.add(next(like.counter), begin, now())
+                return None
+            number, sequence = found[0], next(found[1])
+            finish(work)
+            end = now()
+            wait((number, sequence, begin, end))
+            if len(waiting) >= NUMBERS_WAITING or end > recorder.due_ns:
+                recorder.settle()
+            return None
+
+        return recorded_meanwhile
 
     def _watched(self, p2p: Any, work: Work, begin: int, returned: int, start: Any) -> Work:
         root = p2p.peer, getattr(p2p, "group_peer", None)

@@ -169,6 +169,16 @@ class Backend(Protocol):
         :meth:`during` was told.
         """
 
+    def prepare_apart(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> tuple[Callable[..., Any], Callable[[Any], None]] | None:
+        """:meth:`prepare` in two functions, for whoever has something to do while the library works.
+
+        Returns:
+            a function of the tensors that starts the operation, and one that waits, given what the first returned; None
+            where nothing goes on by itself between the two.
+        """
+
     def shortest_all_reduce(
         self, group: ProcessGroup | None = None, op: object = "sum"
     ) -> Callable[[Any], bool] | None:
