@@ -259,6 +259,28 @@ def test_torch_distributed_alone(ccl_environment: dict[str, Any]) -> None:
 # --- sizes, ranks, processes
 
 
+def run_lists_that_need_gradients() -> None:
+    """What is read may be part of a graph; it is joined from memory of its own, or read where it lies."""
+    rank = dist.get_rank()
+    for apart in (True, False):
+        leaf = torch.full((4,), rank + 1.0, requires_grad=True)
+        parts = [leaf[:2] * 1.0, leaf[2:] * 1.0] if apart else list((leaf * 1.0).chunk(2))
+        for api in (c10d, dist):
+            received: Any = torch.zeros(2)
+            api.reduce_scatter(received, parts)
+            assert received.tolist() == [3.0, 3.0]
+            outputs: Any = [torch.zeros(2), torch.zeros(2)]
+            api.all_to_all(outputs, parts)
+            assert [one.tolist() for one in outputs] == [[1.0, 1.0], [2.0, 2.0]]
+            api.scatter(received, parts if rank == 1 else None, 1)
+            assert received.tolist() == [2.0, 2.0]
+            assert not received.requires_grad
+
+
+def test_lists_that_need_gradients(ccl_pools: Pools) -> None:
+    ccl_pools(2).run(run_lists_that_need_gradients)
+
+
 def run_large() -> None:
     """Above 1 MiB another algorithm of oneCCL's is at work."""
     rank, size = dist.get_rank(), dist.get_world_size()

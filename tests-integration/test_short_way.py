@@ -302,6 +302,50 @@ def test_lists_in_one_memory(pools: Pools, W: int) -> None:
     pools(W).run(run_chunks)
 
 
+def run_graphs_and_scalars() -> None:
+    rank = dist.get_rank()
+    needed = torch.full((4,), rank + 1.0, requires_grad=True)
+    for _ in range(30):
+        found = torch.zeros(8)
+        dist.all_gather_into_tensor(found, needed)
+        assert found.tolist() == [1.0] * 4 + [2.0] * 4
+        one, rows = torch.zeros(()), [1, 0] if rank == 0 else [0, 1]
+        dist.all_to_all_single(one, torch.full((1,), rank + 5.0), rows, rows)  # a scalar has no rows
+        assert one.item() == rank + 5.0
+        one = torch.zeros(1)
+        dist.all_to_all_single(one, torch.full((1,), rank + 5.0), rows, rows)
+        assert one.item() == rank + 5.0
+        chunks = list(torch.zeros(6).chunk(2))
+        weights = torch.ones(3, requires_grad=True)
+        loss = (chunks[1] * weights).sum()
+        dist.all_to_all(chunks, [torch.ones(3)] * 2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()  # type: ignore[no-untyped-call]
+
+
+def test_gradients_and_scalars(pools: Pools) -> None:
+    pools(2).run(run_graphs_and_scalars)
+
+
+def run_nothing_to_exchange() -> None:
+    """Ranks need not say in the same way that they have nothing for each other."""
+    rank = dist.get_rank()
+    dist.all_to_all_single(torch.zeros(2), torch.zeros(2))
+    for sizes in ([0, 0], None):
+        for _ in range(3):
+            if rank == 0:
+                dist.all_to_all_single(torch.zeros(0), torch.zeros(0))
+            else:
+                dist.all_to_all_single(torch.zeros(0), torch.zeros(4)[:0:2], sizes, sizes)
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == 2.0
+
+
+def test_nothing_to_exchange(pools: Pools) -> None:
+    pools(2).run(run_nothing_to_exchange)
+
+
 def run_late() -> None:
     """A rank that is late has the others wait for their memory, whatever else it is in."""
     rank = dist.get_rank()

@@ -1,10 +1,14 @@
 """The end of a process whose gloo threads have not let go of their last tensor."""
 
+import ctypes
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
+
+from comm_backend_torch.gloo_workers import let_workers_rest
 
 # The thread of gloo finds the GIL taken when it drops the tensor, until the process ends.
 PROGRAM = """
@@ -34,3 +38,22 @@ def test_a_process_ends_after_gloo_has_let_go(end: str) -> None:
         [sys.executable, "-c", PROGRAM + end], env=environment, capture_output=True, text=True, timeout=60
     )
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_threads_of_any_name() -> None:
+    done = threading.Event()
+
+    def run() -> None:
+        # The kernel keeps 15 bytes of it, and so a part of a character.
+        ctypes.CDLL(None).prctl(15, "aデータ読み込み".encode())
+        named.set()
+        done.wait()
+
+    named, thread = threading.Event(), threading.Thread(target=run)
+    thread.start()
+    named.wait()
+    try:
+        let_workers_rest()
+    finally:
+        done.set()
+        thread.join()

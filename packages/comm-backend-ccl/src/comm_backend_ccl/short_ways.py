@@ -139,8 +139,7 @@ def _at_once(ours: SharedCommunicator, operation: str, op: object, position: int
             return way(outputs, tensor) if operation == "all_gather" else way(tensor, outputs)
         if done is not True:
             return done.then(finish)
-        if finish is not None:
-            finish()
+        finish()
         return None
 
     if operation == "all_gather":
@@ -193,7 +192,7 @@ def _on_oneccl(ours: OneCclCommunicator, operation: str, op: object, position: i
 
         return all_reduce if operation == "all_reduce" else reduce_scatter
 
-    kind = _OF_BYTES[operation]
+    kind, none = _OF_BYTES[operation], [0] * size
     run = native.plan(group, kind, ONECCL_DTYPES[torch.uint8], 0, position or 0, LOOK_AROUND_S)
 
     def on_one(tensor: torch.Tensor) -> CclWork | None:
@@ -205,7 +204,8 @@ def _on_oneccl(ours: OneCclCommunicator, operation: str, op: object, position: i
     def between(output: torch.Tensor, input: torch.Tensor) -> CclWork | None:
         count = input.nbytes // size if kind is Operation.ALL_TO_ALL else input.nbytes
         if not count:
-            return None
+            # The full way does not know that nobody has anything, and begins an operation.
+            return ours.all_to_all(output, input, none, none) if kind is Operation.ALL_TO_ALL else None
         handle = run(input.data_ptr(), output.data_ptr(), count)
         return None if handle == native.COMPLETE else later(handle, kind, output, input)
 
@@ -214,8 +214,7 @@ def _on_oneccl(ours: OneCclCommunicator, operation: str, op: object, position: i
         work = between(memory, tensor)
         if work is not None:
             return work.then(finish)
-        if finish is not None:
-            finish()
+        finish()
         return None
 
     ways: dict[str, Callable[..., Any]] = {"broadcast": on_one, "recv": on_one, "send": on_one, "all_gather": into_list}

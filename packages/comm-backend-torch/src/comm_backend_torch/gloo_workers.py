@@ -9,19 +9,19 @@ from pathlib import Path
 
 __all__ = ["let_workers_rest"]
 
-_NAME = "pt_gloo_runloop"
-_TELLING = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
+_NAME = b"pt_gloo_runloop"
+_TELLING = (b"State:", b"voluntary_ctxt_switches:", b"nonvoluntary_ctxt_switches:")
 _TASKS = Path("/proc/self/task")
 
 
-def _workers() -> dict[str, tuple[str, ...]] | None:
+def _workers() -> dict[str, tuple[bytes, ...]] | None:
     """For each of gloo's threads whether it sleeps, and how often it has slept; None where that cannot be seen."""
     found = {}
     try:
         for task in _TASKS.iterdir():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-                if (task / "comm").read_text().strip() == _NAME:
-                    lines = (task / "status").read_text().splitlines()
+                if (task / "comm").read_bytes().strip() == _NAME:
+                    lines = (task / "status").read_bytes().splitlines()
                     found[task.name] = tuple(line for line in lines if line.startswith(_TELLING))
     except OSError:
         return None
@@ -44,9 +44,9 @@ def let_workers_rest(patience_s: float = 1.0, *, unseen_s: float = 0.02) -> None
     if before is None:
         time.sleep(unseen_s)
         return
-    while time.monotonic() < end:
-        time.sleep(max(0.002, 1.5 * sys.getswitchinterval()))
+    while (left_s := end - time.monotonic()) > 0:
+        time.sleep(min(max(0.002, 1.5 * sys.getswitchinterval()), left_s))
         now = _workers()
-        if now is None or (now == before and all("S (sleeping)" in seen[0] for seen in now.values())):
+        if now is None or (now == before and all(b"S (sleeping)" in seen[0] for seen in now.values())):
             return
         before = now

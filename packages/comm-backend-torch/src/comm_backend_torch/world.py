@@ -28,6 +28,9 @@ __all__ = ["World"]
 
 T = TypeVar("T", bound="World")
 
+# Those of other groups may be at work all the time.
+_PATIENCE_S = 0.05
+
 
 class World:
     """Every process group of this process, whoever created it.
@@ -166,7 +169,7 @@ class World:
         if group is None:
             self._groups.clear()
         self.prepared.clear()
-        let_workers_rest()
+        let_workers_rest(_PATIENCE_S)
         c10d.destroy_process_group(group)
 
     # --- failures

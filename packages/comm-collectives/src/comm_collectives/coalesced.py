@@ -70,8 +70,9 @@ def _short_way(
     if type(tensor) is not torch.Tensor or like not in backend.capabilities(group, tensor.device.type).reductions:
         return None
     key = (call, reduce_op, tensor.dtype, tensor.device, group)
-    prepared.remember(backend, key, lambda: backend.prepare("all_reduce", group, op))
-    short: Callable[[torch.Tensor], None] = backend.prepared[key]
+    short: Callable[[torch.Tensor], None] = prepared.remember(
+        backend, key, lambda: backend.prepare("all_reduce", group, op)
+    )
     return short
 
 

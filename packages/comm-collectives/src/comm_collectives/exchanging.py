@@ -228,12 +228,11 @@ def all_to_all(
         short = prepared.exchange_of_lists(output_tensor_list, input_tensor_list, group)
         if short is not None:
             source = parts.together(input_tensor_list)
-            memory, spread = parts.landing(output_tensor_list, source)
+            memory, finish_list = parts.landing(output_tensor_list, source)
             sizes_out = [tensor.numel() for tensor in output_tensor_list]
             with suppress(NotImplementedError):  # as in all_reduce
                 short(memory, source, sizes_out, [tensor.numel() for tensor in input_tensor_list])
-                if spread is not None:
-                    spread()
+                finish_list()
                 return None
     backend = enter("all_to_all", group, timeout)
     if backend is None:

@@ -34,15 +34,18 @@ __all__ = [
 _Tensor = torch.Tensor
 
 
-def remember(backend: Backend, key: tuple[Any, ...], make: Callable[[], Any]) -> None:
-    """Take the short way for calls like this one from now on.
+def remember(backend: Backend, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """Take the short way for calls like this one from now on, which is returned.
 
     Args:
         key: (operation, op or root or both, dtype, device, group).
         make: makes what :func:`on` or :func:`between` returns for them.
     """
-    if key not in backend.prepared:
-        backend.prepared[key] = make()
+    try:
+        return backend.prepared[key]
+    except KeyError:
+        made = backend.prepared[key] = make()
+        return made
 
 
 def remember_shortest(backend: Backend, name: str, op: object, group: ProcessGroup | None) -> None:
@@ -113,6 +116,7 @@ def between(operation: str, op: object, output: Any, input: Any, group: ProcessG
             or output.is_nested
             or output.is_inference()
             or output.requires_grad
+            or input.requires_grad
         ):
             return None
     except (AttributeError, RuntimeError, TypeError):
@@ -156,7 +160,7 @@ def from_list(operation: str, op: object, parts: Any, output: Any, group: Proces
 def exchange(output: Any, input: Any, rows_out: Any, rows_in: Any, group: ProcessGroup | None) -> Any:
     """What was remembered for an ``all_to_all_single`` with sizes; None where it has to be checked in full."""
     found = between("all_to_all_v", None, output, input, group)
-    if found is None or not input.dim() or output.shape[1:] != input.shape[1:]:
+    if found is None or not (input.dim() and output.dim()) or output.shape[1:] != input.shape[1:]:
         return None
     call, W, rank = found
     for rows, tensor in ((rows_out, output), (rows_in, input)):

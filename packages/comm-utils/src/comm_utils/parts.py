@@ -1,13 +1,15 @@
-"""Tensors of a list as one stretch of memory, for libraries that know no lists. Needs torch.
+"""Tensors of a list as one stretch of memory, for libraries that know no lists.
 
-The tensors are dense, of one dtype, on one device, and do not require gradients.
+The tensors are dense, of one dtype and on one device; those that are written do not require gradients.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["flat", "joined", "landing", "spread", "together"]
 
@@ -21,13 +23,17 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """A copy of their elements, one after the other: (n,)."""
-    return torch.cat([flat(tensor) for tensor in tensors])
+    sizes = [tensor.numel() for tensor in tensors]
+    memory = tensors[0].new_empty(sum(sizes))
+    for part, tensor in zip(memory.split_with_sizes(sizes), tensors, strict=True):
+        part.copy_(flat(tensor).detach())
+    return memory
 
 
 def spread(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
     """Overwrite ``targets`` with consecutive parts of ``source``, (n,)."""
     sizes = [target.numel() for target in targets]
-    for target, part in zip(targets, torch.split_with_sizes(source, sizes), strict=True):
+    for target, part in zip(targets, source.split_with_sizes(sizes), strict=True):
         flat(target).copy_(part)
 
 
@@ -37,17 +43,23 @@ def together(sources: Sequence[torch.Tensor], target: torch.Tensor | None = None
     return joined(sources) if found is None else found
 
 
-def landing(targets: Sequence[torch.Tensor], source: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None] | None]:
+def landing(targets: Sequence[torch.Tensor], source: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
     """Memory for all of them, one after the other, (n,), to be written while ``source`` is read.
 
     Returns:
-        the memory, and what brings it to ``targets`` afterwards; None where it is theirs.
+        the memory, which may be theirs, and what to do when it was written.
     """
     found = _lying_together(targets, source)
     if found is not None:
-        return found, None
+        return found, lambda: _tell_autograd(targets)
     memory = source.new_empty(sum([target.numel() for target in targets]))
     return memory, lambda: spread(memory, targets)
+
+
+def _tell_autograd(written: Sequence[torch.Tensor]) -> None:
+    """Have it refuse a backward pass that would need what they held before, as after any operation in place."""
+    for tensor in written:
+        tensor.copy_(tensor)  # which copies nothing
 
 
 def _lying_together(tensors: Sequence[torch.Tensor], apart_from: torch.Tensor | None) -> torch.Tensor | None:
