@@ -87,6 +87,27 @@ def test_each_call_counts_once(pools: Pools) -> None:
     pools(2).run(run_calls)
 
 
+def run_parts_of_different_sizes() -> None:
+    me = dist.get_rank()
+    out, parts = torch.zeros(30 * (me + 1)), [torch.ones(30), torch.ones(60)]
+    for again in range(2):
+        with recording():
+            dist.reduce_scatter(out, parts)
+            found = {name: {size: row["count"] for size, row in rows.items()} for name, rows in recorded().items()}
+            assert found == {"reduce_scatter": {360: 1}}, (again, found)  # the whole, on every rank
+
+
+def test_the_size_of_a_reduce_scatter_in_different_parts(pools: Pools) -> None:
+    pools(2).run(run_parts_of_different_sizes)
+
+
+@pytest.mark.parametrize("name", ["enabled", "prof_all", "verbose", "debug", "ranges"])
+@pytest.mark.parametrize("value", ["no", "off", 2, 0.5, []])
+def test_switches_are_on_or_off(name: str, value: object) -> None:
+    with pytest.raises(dist.ArgumentTypeError, match=rf"^configure: {name}: got .*; expected True or False"):
+        dist.configure(**{name: value})
+
+
 def run_without_waiting() -> None:
     """gloo calls back, so an operation is in the log when it has ended, whoever waits and when."""
     if dist.get_backend() != "gloo":

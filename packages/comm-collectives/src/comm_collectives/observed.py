@@ -43,7 +43,7 @@ class Observed(Observing):
         by_output, by_input = (self._plainly(name, group, part, call, None, NO_ROOT, apart=apart) for part in (0, 1))
 
         def recorded(output: torch.Tensor, input: torch.Tensor, rows_out: list[int], rows_in: list[int]) -> None:
-            larger = output if output.nbytes > input.nbytes else input
+            larger = self._counting(output, input)
             if log.writes:  # and tells of every part
                 splits = _splits(output, input, rows_out, rows_in)
                 self._observe(name, group, larger, call, (output, input, rows_out, rows_in), splits=splits)
@@ -137,9 +137,12 @@ class Observed(Observing):
         # Only a trace has them, which may be written by the time that the operation ends.
         wanted = async_op or self._log.writes
         splits = _splits(output, input, output_split_sizes, input_split_sizes) if wanted else None
-        larger = output if output.nbytes > input.nbytes else input
-        call = self.inner.all_to_all_single
-        return self._observe("all_to_all_single", group, larger, call, args, async_op=async_op, splits=splits)
+        counts, call = self._counting(output, input), self.inner.all_to_all_single
+        return self._observe("all_to_all_single", group, counts, call, args, async_op=async_op, splits=splits)
+
+    def _counting(self, output: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+        """Whose size is an exchange's: that of the larger one; of what is reduced the whole, the same everywhere."""
+        return input if self.call.startswith("reduce_scatter") or output.nbytes <= input.nbytes else output
 
     def gather(
         self,

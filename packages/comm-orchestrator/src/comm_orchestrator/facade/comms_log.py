@@ -106,6 +106,10 @@ def configure(
         debug: keep calls apart by the calling function.
         ranges: put a range around every operation for ``torch.profiler`` while it runs, and for tools that read NVTX.
     """
+    switches = {"enabled": enabled, "prof_all": prof_all, "verbose": verbose, "debug": debug, "ranges": ranges}
+    for name, value in switches.items():
+        if value is not None and not (isinstance(value, int) and value in (0, 1)):
+            raise ArgumentTypeError(f"configure: {name}: got {value!r:.60}; expected True or False, or None")
     log = _Log.comms
     if config is not None and orchestrator.names_comms_logger(config):
         section = orchestrator.load_config(config).comms_logger
