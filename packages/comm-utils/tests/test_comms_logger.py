@@ -337,12 +337,14 @@ def test_many_different_operations_are_taken_together(caplog: pytest.LogCaptureF
         for number in range(1000):
             record(log, "send", 10_000 + number, US, caller=f"caller {number}", name=f"name {number}")
             record(log, "send", 17_000, US)
+        record(log, "barrier", 0, US)
     (message,) = caplog.messages
     assert "more than 4096 different operations" in message
     sizes = {row.size_bytes: row.calls for row in log.rows()}
     assert (sizes[16384], sizes[32768]) == (1000, 1000)
-    assert sum(sizes.values()) == SERIES_KEPT + 2000
-    assert len(list(log.recent()[0])) == SERIES_KEPT + 2
+    assert sizes[0] == 1
+    assert sum(sizes.values()) == SERIES_KEPT + 2001
+    assert len(list(log.recent()[0])) == SERIES_KEPT + 3
 
 
 def test_tags_and_groups_make_no_end_of_channels() -> None:

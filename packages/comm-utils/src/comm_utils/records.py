@@ -138,7 +138,8 @@ class Records:
                 "rounded up to a power of two, whatever their names, groups and tags",
                 SERIES_KEPT,
             )
-        rounded = 1 << max(operation.size_bytes - 1, 0).bit_length()
+        size = operation.size_bytes
+        rounded = 1 << (size - 1).bit_length() if size else 0
         ranks = tuple(range(operation.world_size))
         kind = operation.operation
         return Operation(kind, kind, rounded, ranks, asynchronous=operation.asynchronous, on_device=operation.on_device)
