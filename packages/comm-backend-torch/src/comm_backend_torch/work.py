@@ -11,6 +11,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import torch.distributed as c10d
+
 from comm_backend_torch.gloo_workers import let_workers_rest
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 
@@ -190,4 +192,4 @@ def _let_works_finish() -> None:
     end = time.monotonic() + _PATIENCE_AT_EXIT_S
     while time.monotonic() < end and not all(work.is_completed() for work in pending):
         time.sleep(0.001)
-    let_workers_rest(unseen_s=0.02 if pending else 0.0)
+    let_workers_rest(unseen_s=0.02 if pending or c10d.is_initialized() else 0.0)
