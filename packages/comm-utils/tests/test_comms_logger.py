@@ -19,6 +19,7 @@ from comm_utils.comms_logger import EVENTS_KEPT, SERIES_KEPT, CommsLogger, Row
 from comm_utils.errors import ArgumentError
 from comm_utils.log_table import format_table
 from comm_utils.numbering import Numbering, era_of
+from comm_utils.series import Histogram
 from comm_utils.sizes import bandwidth
 from comm_utils.traces import Operation, RankTrace
 from comm_utils.traces.file import TraceWriter, load_rank
@@ -67,6 +68,16 @@ def test_counts_and_sums(durations_ns: list[int]) -> None:
     assert row.total_bytes == 4096 * len(durations_ns)
     assert row.total_s == sum(durations_ns) * 1e-9
     assert (row.min_s, row.max_s) == (min(durations_ns) * 1e-9, max(durations_ns) * 1e-9)
+
+
+@given(st.lists(st.integers(0, 2**53), min_size=1, max_size=200))
+def test_counting_many_is_counting_each(durations_ns: list[int]) -> None:
+    together, one_by_one = Histogram(), Histogram()
+    together.count_all(durations_ns)
+    for duration_ns in durations_ns:
+        one_by_one.count(duration_ns)
+    for name in Histogram.__slots__:
+        assert getattr(together, name) == getattr(one_by_one, name), name
 
 
 @given(DURATIONS_NS)

@@ -103,6 +103,7 @@ class Collectives(World):
         method, settled, again = this._settled(operation, pg, op, position)
         alive, of_list = internals._world.pg_map, operation in _ON_LISTS
 
+        # prepare() is not made of these two, as each call between functions is felt in its time.
         def start(*tensors: Any) -> Any:
             if pg not in alive:
                 this._check_replaced(group)
