@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy
@@ -138,14 +139,18 @@ def test_reductions_and_parts_of_a_root(pools: Pools) -> None:
         assert found[-1] == [1.0 + rank]
 
 
+def refused(found: list[str], call: Callable[[], Any]) -> None:
+    """Make a call that has to be refused, and add to ``found`` how it was."""
+    with pytest.raises(dist.CommError) as refusal:
+        call()
+    found.append(f"{type(refusal.value).__name__}: {refusal.value}")
+
+
 def run_rooted_refusals() -> list[str]:
     """What a root is refused before anything is sent, in the second call as in the first; the others do not call."""
-    rank, found = dist.get_rank(), []
-
-    def attempt(call: Callable[[], Any]) -> None:
-        with pytest.raises(dist.CommError) as refused:
-            call()
-        found.append(f"{type(refused.value).__name__}: {refused.value}")
+    rank = dist.get_rank()
+    found: list[str] = []
+    attempt = partial(refused, found)
 
     for _ in range(2):
         parts = [torch.ones(2), torch.ones(2)]
@@ -383,12 +388,9 @@ def test_late_ranks(pools: Pools) -> None:
 
 
 def run_list_refusals() -> list[str]:
-    rank, found = dist.get_rank(), []
-
-    def attempt(call: Callable[[], Any]) -> None:
-        with pytest.raises(dist.CommError) as refused:
-            call()
-        found.append(f"{type(refused.value).__name__}: {refused.value}")
+    rank = dist.get_rank()
+    found: list[str] = []
+    attempt = partial(refused, found)
 
     for _ in range(2):
         two, shared = [torch.ones(2), torch.ones(2)], torch.empty(3)
