@@ -17,7 +17,7 @@ from logger import answer, started
 PROGRAM = """
 import sys, time, torch
 import torch.distributed as dist
-from comm_collectives.observed_work import _keep_thread_state, _thread
+from comm_collectives.recorded.work import _keep_thread_state, _thread
 dist.init_process_group("gloo")
 tensor, keeps = torch.ones(1), {keeps}
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 import comm_orchestrator as dist
-from comm_utils.bench_results import OPERATIONS, load
+from comm_utils.observability.bench_results import OPERATIONS, load
 from comm_utils.testing import run_ranks
 
 BENCH = (sys.executable, "-m", "comm_orchestrator", "bench")
@@ -133,9 +133,9 @@ def test_under_torchrun_rank_0_alone_prints(run: Run) -> None:
 
 WRONG = """
 import sys
-from comm_orchestrator.bench import libraries, rank
-from comm_orchestrator.bench.libraries.ours import open_ours
-from comm_orchestrator.bench.options import Options
+from comm_orchestrator.tools.bench import libraries, rank
+from comm_orchestrator.tools.bench.libraries.ours import open_ours
+from comm_orchestrator.tools.bench.options import Options
 
 class Wrong:
     def __init__(self, backend, group):
@@ -173,7 +173,7 @@ print("code", code)
     ],
 )
 def test_wrong_results_are_found(operation: str, how: str, tmp_path: Path, rank_environment: dict[str, Any]) -> None:
-    from comm_orchestrator.bench.options import Options
+    from comm_orchestrator.tools.bench.options import Options
 
     script = tmp_path / "wrong.py"
     script.write_text(WRONG)
@@ -233,7 +233,7 @@ def test_compared_with_an_earlier_run(run: Run, tmp_path: Path) -> None:
 def test_wrong_usage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: list[str], told: str) -> None:
     from typer.testing import CliRunner
 
-    from comm_orchestrator.commands import app
+    from comm_orchestrator.tools.commands import app
 
     for name in _LAUNCHER:
         monkeypatch.delenv(name, raising=False)
@@ -254,7 +254,7 @@ def test_matplotlib_is_asked_for_before_anything_is_measured(run: Run, tmp_path:
     hidden = (
         "import sys; from importlib.machinery import PathFinder; find = PathFinder.find_spec\n"
         "PathFinder.find_spec = lambda name, *rest: None if name == 'matplotlib' else find(name, *rest)\n"
-        "from comm_orchestrator.cli import main; sys.argv[0] = 'commctl'; main()"
+        "from comm_orchestrator.tools.cli import main; sys.argv[0] = 'commctl'; main()"
     )
     done = run("bench", "--plot", "a.svg", by=(sys.executable, "-c", hidden))
     assert (done.returncode, done.stdout) == (2, "")

@@ -16,16 +16,16 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
+from comm_utils.observability.traces.alignment import aligned
+from comm_utils.observability.traces.file import load
+from comm_utils.observability.traces.waiting import account
 
 import comm_orchestrator as dist
-from comm_collectives import clocks
-from comm_collectives.observed import Observed
+from comm_collectives.recorded import clocks
+from comm_collectives.recorded.backend import Observed
 from comm_utils.active import active_backend
-from comm_utils.comms_logger import OPERATIONS
+from comm_utils.observability.comms_logger import OPERATIONS
 from comm_utils.testing import RankPool, run_ranks, run_ranks_outcomes
-from comm_utils.traces.alignment import aligned
-from comm_utils.traces.file import load
-from comm_utils.traces.waiting import account
 
 Pools: TypeAlias = Callable[[int], RankPool]
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import comm_orchestrator as dist
-from comm_orchestrator.doctor import clocks, trial
+from comm_orchestrator.tools.doctor import clocks, trial
 from comm_utils.testing import run_ranks
 
 DOCTOR = (sys.executable, "-m", "comm_orchestrator", "doctor")
@@ -234,7 +234,7 @@ def test_few_open_files(run: Run) -> None:
 
 NOISY = """
 import os
-from comm_orchestrator.doctor import command
+from comm_orchestrator.tools.doctor import command
 
 examine = command.examine
 command.examine = lambda timeout_s: (os.write(1, b"noise"), print("noise"), examine(timeout_s))[-1]

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
-from comm_collectives.observed import Observed
+from comm_collectives.recorded.backend import Observed
 from comm_utils import active
 from comm_utils.testing import RankPool, per_rank
 

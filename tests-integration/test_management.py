@@ -17,10 +17,10 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
-from comm_collectives.observed import Observed
-from comm_collectives.observing import KINDS
+from comm_collectives.recorded.backend import Observed
+from comm_collectives.recorded.observing import KINDS
 from comm_utils import active
-from comm_utils.comms_logger import OPERATIONS
+from comm_utils.observability.comms_logger import OPERATIONS
 from comm_utils.testing import RankPool
 
 Pools: TypeAlias = Callable[[int], RankPool]

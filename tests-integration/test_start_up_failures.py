@@ -20,7 +20,8 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
-from comm_orchestrator import devices, joining
+from comm_orchestrator import devices
+from comm_orchestrator.rendezvous import join
 from comm_utils.testing import RankPool, per_rank
 
 Pools = Callable[[int], RankPool]
@@ -254,15 +255,15 @@ def test_versions_that_differ(bare_pools: Pools, name: str) -> None:
 
 
 def run_other_version(name: str | None) -> Ended:
-    real, own = joining.version, torch.__version__
+    real, own = join.version, torch.__version__
     try:
         if name == "torch":
             torch.__version__ = "0.0.7+cpu"  # type: ignore[assignment]
         elif name is not None:
-            joining.version = lambda _: "0.0.7"  # type: ignore[attr-defined]
+            join.version = lambda _: "0.0.7"  # type: ignore[attr-defined]
         return attempt({})
     finally:
-        joining.version, torch.__version__ = real, own  # type: ignore[attr-defined]
+        join.version, torch.__version__ = real, own  # type: ignore[attr-defined]
 
 
 def test_settings_that_differ(bare_pools: Pools) -> None:
@@ -300,14 +301,14 @@ def test_fewer_devices_than_ranks(bare_pools: Pools) -> None:
 
 def run_with_one_device() -> Ended:
     """A machine with one GPU, as far as a machine without any can be one."""
-    real = devices.device_type, devices.visible_devices, joining.selector.choose
+    real = devices.device_type, devices.visible_devices, join.selector.choose
     try:
         devices.device_type = lambda: "cuda"
         devices.visible_devices = lambda kind: (1, None)
-        joining.selector.choose = lambda name: joining.selector.Choice(name, "named")
+        join.selector.choose = lambda name: join.selector.Choice(name, "named")
         return attempt({}, config={"process_group": {"backend": "nccl"}})
     finally:
-        devices.device_type, devices.visible_devices, joining.selector.choose = real
+        devices.device_type, devices.visible_devices, join.selector.choose = real
 
 
 def test_an_interface_that_is_not_there(bare_pools: Pools) -> None:

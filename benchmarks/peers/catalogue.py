@@ -47,9 +47,9 @@ class Peer:
         if self.mpi and not (self.folder / "bin" / "mpirun").exists():
             return f"there is no {self.folder}/bin/mpirun (python tools/install_launchers.py {self.mpi})"
         if self.module == "ours":
-            from comm_backend_ccl import native, provider
+            from comm_backend_ccl import oneccl_library, provider
 
-            if self.variables and (obstacle := native.obstacle()):
+            if self.variables and (obstacle := oneccl_library.obstacle()):
                 return obstacle[0]
             available = provider.availability()["ccl"]
             return "" if available.usable else available.reason

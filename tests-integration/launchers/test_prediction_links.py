@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from comm_utils import bench_results
-from comm_utils.bench_results import BenchFile
-from comm_utils.cost_model import Estimator, Shape, parse_link
-from comm_utils.cost_model.model import load
+from comm_utils.observability import bench_results
+from comm_utils.observability.bench_results import BenchFile
+from comm_utils.observability.cost_model import Estimator, Shape, parse_link
+from comm_utils.observability.cost_model.model import load
 from launchers import torchrun
 from launchers.hosts import Host
 

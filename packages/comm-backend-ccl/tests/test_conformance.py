@@ -1,6 +1,6 @@
 import pytest
 
-from comm_backend_ccl import CclBackend, native, shared_memory
+from comm_backend_ccl import CclBackend, oneccl_library, shared_memory
 from comm_utils.testing.conformance import BackendConformance
 
 
@@ -11,7 +11,7 @@ class TestInSharedMemory(BackendConformance):
     backend = "ccl"
 
 
-@pytest.mark.skipif(native.obstacle() is not None, reason=str(native.obstacle()))
+@pytest.mark.skipif(oneccl_library.obstacle() is not None, reason=str(oneccl_library.obstacle()))
 class TestOnOneccl(BackendConformance):
     provider = "comm_backend_ccl:provider"
     backend_class = CclBackend

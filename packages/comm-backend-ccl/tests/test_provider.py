@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from comm_backend_ccl import libraries, native, provider, shared_memory
+from comm_backend_ccl import libraries, oneccl_library, provider, shared_memory
 from comm_utils import BackendUnavailableError, Setup
 from comm_utils.backend import ENTRY_POINT_GROUP
 
-needs_oneccl = pytest.mark.skipif(native.obstacle() is not None, reason=str(native.obstacle()))
+needs_oneccl = pytest.mark.skipif(oneccl_library.obstacle() is not None, reason=str(oneccl_library.obstacle()))
 
 
 def test_it_registers_itself() -> None:
@@ -38,7 +38,7 @@ def test_what_is_found_is_told() -> None:
     ("change", "reason"),
     [
         (lambda patch, _: patch.setattr(sys, "platform", "darwin"), "Linux on x86-64 only, this is darwin"),
-        (lambda patch, _: patch.setattr(native, "folder", lambda: None), "was built without oneCCL"),
+        (lambda patch, _: patch.setattr(oneccl_library, "folder", lambda: None), "was built without oneCCL"),
         (lambda patch, path: patch.setenv("CCL_OFI_LIBRARY_PATH", str(path / "none.so")), "cannot be loaded .*none.so"),
     ],
 )
@@ -59,7 +59,7 @@ def test_what_keeps_it_from_running_is_told(
 
 
 def test_without_the_package_that_knows_groups_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "obstacle", lambda: None)
+    monkeypatch.setattr(oneccl_library, "obstacle", lambda: None)
     monkeypatch.setattr(provider, "entry_points", lambda group: ())
     found = provider.availability()["ccl"]
     assert not found.usable

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-import comm_collectives.device_times as device_times
-from comm_collectives.device_times import DeviceTimes
+import comm_collectives.recorded.device_times as device_times
+from comm_collectives.recorded.device_times import DeviceTimes
 
 META = torch.device("meta")
 

@@ -15,8 +15,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import comm_orchestrator as dist
 from comm_orchestrator.telemetry import COUNTERS, GAUGES, start_telemetry
-from comm_utils.comms_logger import CommsLogger
 from comm_utils.errors import ArgumentTypeError, BackendUnavailableError
+from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.testing import RankPool
 
 ENVIRONMENT = {"CUDA_VISIBLE_DEVICES": "", "OTEL_PYTHON_METER_PROVIDER": None, "OTEL_SDK_DISABLED": None}

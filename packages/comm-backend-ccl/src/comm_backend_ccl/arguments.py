@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from comm_backend_ccl import deriving
+from comm_backend_ccl import reduction_fallbacks
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 
@@ -70,7 +70,7 @@ def op_of(options: Any, *tensors: torch.Tensor) -> ReduceOp:
     """The reduction that c10d's options name, which every dtype can do."""
     op = parse_reduce_op("sum" if options is None else getattr(options, "reduceOp", options))
     for tensor in tensors:
-        deriving.check(op, tensor.dtype)
+        reduction_fallbacks.check(op, tensor.dtype)
     return op
 
 

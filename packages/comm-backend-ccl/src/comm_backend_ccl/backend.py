@@ -13,10 +13,10 @@ import torch.distributed as c10d
 from torch.distributed import GroupMember, ProcessGroup, Store
 
 from comm_backend_ccl.communicator import Communicator
+from comm_backend_ccl.fast_path import short_way, shortest_way
 from comm_backend_ccl.process_group import CclProcessGroup
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
-from comm_backend_ccl.short_ways import short_way, shortest_way
 from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import BrokenGroupError, NotInitializedError

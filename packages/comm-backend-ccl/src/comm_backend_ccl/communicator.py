@@ -22,8 +22,8 @@ from comm_utils.errors import (
     NotInitializedError,
     PeerLostError,
 )
-from comm_utils.parts import flat, landing, together
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.flattening import flat, landing, together
 
 __all__ = ["Begun", "Call", "Communicator"]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from comm_utils.parts import spread
+from comm_utils.torch_support.flattening import spread
 
 __all__ = ["for_writing", "spread_any"]
 

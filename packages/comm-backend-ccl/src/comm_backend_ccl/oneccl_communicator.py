@@ -11,11 +11,11 @@ from datetime import timedelta
 import torch
 from torch.distributed import Store
 
-from comm_backend_ccl import native
+from comm_backend_ccl import oneccl_library
 from comm_backend_ccl.communicator import Begun, Call, Communicator
 from comm_backend_ccl.interface import interface_between
-from comm_backend_ccl.leftovers import sweep
 from comm_backend_ccl.peers import Peers
+from comm_backend_ccl.shm_cleanup import sweep
 from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import LOOK_AROUND_S
 from comm_utils.errors import CommTimeoutError, NotInitializedError
@@ -54,7 +54,7 @@ class OneCclCommunicator(Communicator):
         if os.environ.get("CCL_ATL_SHM") == "1":
             sweep()
         interface = interface_between(len({process.machine for process in peers.processes}))
-        native.initialize(peers.local.index(rank), len(peers.local), interface)
+        oneccl_library.initialize(peers.local.index(rank), len(peers.local), interface)
         self._group: int | None = self._make(end)
 
     # --- how it comes to be, and ends
@@ -87,9 +87,9 @@ class OneCclCommunicator(Communicator):
 
         def create() -> None:
             try:
-                made.append(native.create(self.size, self.rank, lambda key: self._get(key, end), self._put))
+                made.append(oneccl_library.create(self.size, self.rank, lambda key: self._get(key, end), self._put))
                 if given_up:
-                    native.destroy(made[0])
+                    oneccl_library.destroy(made[0])
             except BaseException as error:
                 failed.append(error)
 
@@ -124,7 +124,7 @@ class OneCclCommunicator(Communicator):
     def _end(self) -> None:
         group, self._group = self._group, None
         if group is not None:
-            native.destroy(group)
+            oneccl_library.destroy(group)
             if self.peers.gone() and os.environ.get("CCL_ATL_SHM") == "1":
                 sweep()
 
@@ -145,7 +145,7 @@ class OneCclCommunicator(Communicator):
             source_counts, target_counts = (part, whole) if operation is Operation.GATHER else (whole, part)
             operation = Operation.ALL_TO_ALL_V
         if operation is Operation.ALL_TO_ALL_V:
-            handle = native.start(
+            handle = oneccl_library.start(
                 self.group,
                 operation,
                 source.data_ptr(),
@@ -160,7 +160,7 @@ class OneCclCommunicator(Communicator):
         if operation is Operation.REDUCE and call.root != self.rank:
             target = torch.empty_like(target)  # oneCCL uses the output of every rank
         reducing = operation in _REDUCING
-        handle = native.start(
+        handle = oneccl_library.start(
             self.group,
             operation,
             source.data_ptr(),
@@ -174,10 +174,10 @@ class OneCclCommunicator(Communicator):
         return handle, (source, target)
 
     def within(self, handle: int, seconds: float) -> bool:
-        return native.wait(handle, seconds)
+        return oneccl_library.wait(handle, seconds)
 
     def ended_ns(self, handle: int) -> int | None:
-        return native.ended_ns(handle)
+        return oneccl_library.ended_ns(handle)
 
     def release(self, handle: int) -> None:
-        native.release(handle)
+        oneccl_library.release(handle)

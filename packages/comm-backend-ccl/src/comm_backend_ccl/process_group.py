@@ -9,18 +9,18 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup, Store
 
-from comm_backend_ccl import deriving
+from comm_backend_ccl import reduction_fallbacks
 from comm_backend_ccl.arguments import check_splits, fit, no_tag, one, op_of
 from comm_backend_ccl.c10d_work import C10dWork
 from comm_backend_ccl.communicator import Communicator
+from comm_backend_ccl.communicator_factory import make_communicator
 from comm_backend_ccl.layout import for_writing, spread_any
-from comm_backend_ccl.making import make_communicator
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
 from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentError, ArgumentTypeError
-from comm_utils.parts import joined
+from comm_utils.torch_support.flattening import joined
 
 __all__ = ["NAME", "CclProcessGroup"]
 
@@ -138,7 +138,7 @@ class CclProcessGroup(ProcessGroup):
         tensor = one(tensors, "allreduce")
         op = op_of(options, tensor)
         memory, finish = for_writing(tensor, read=True)
-        work = deriving.all_reduce(self._open(), memory, op)
+        work = reduction_fallbacks.all_reduce(self._open(), memory, op)
         return self._started(work.then(finish), "all_reduce", [tensor], options)
 
     def allreduce_coalesced(self, tensors: _Tensors, options: Any = None) -> C10dWork:
@@ -148,14 +148,14 @@ class CclProcessGroup(ProcessGroup):
         if len({tensor.dtype for tensor in tensors}) != 1:
             raise ArgumentTypeError("allreduce_coalesced: the tensors have different dtypes; expected one")
         together = joined([tensor.contiguous() for tensor in tensors])
-        work = deriving.all_reduce(communicator, together, op)
+        work = reduction_fallbacks.all_reduce(communicator, together, op)
         return self._started(work.then(lambda: spread_any(together, tensors)), "all_reduce", tensors, options)
 
     def reduce(self, tensors: _Tensors | torch.Tensor, root: Any = None, *rest: Any) -> C10dWork:
         tensor, options = one(tensors, "reduce"), root
         op = op_of(options, tensor)
         memory, finish = for_writing(tensor, read=True)
-        work = deriving.reduce(self._open(), memory, options.rootRank, op)
+        work = reduction_fallbacks.reduce(self._open(), memory, options.rootRank, op)
         return self._started(work.then(finish), "reduce", [tensor], options)
 
     def broadcast(self, tensors: _Tensors | torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
@@ -212,7 +212,7 @@ class CclProcessGroup(ProcessGroup):
     def _reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, name: str, options: Any) -> C10dWork:
         op = op_of(options, output)
         memory, finish = for_writing(output)
-        work = deriving.reduce_scatter(self._open(), memory, source, op)
+        work = reduction_fallbacks.reduce_scatter(self._open(), memory, source, op)
         return self._started(work.then(finish), name, [output], options)
 
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, options: Any = None) -> C10dWork:

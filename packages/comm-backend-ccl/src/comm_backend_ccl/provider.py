@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import cast
 
-from comm_backend_ccl import bindings, native, shared_memory
+from comm_backend_ccl import bindings, oneccl_library, shared_memory
 from comm_backend_ccl.backend import CclBackend
 from comm_backend_ccl.process_group import NAME
 from comm_backend_ccl.registration import register
@@ -33,14 +33,14 @@ def _own() -> Availability:
         return Availability(False, _NO_GROUPS, _REMEDY)
     details: dict[str, str] = {}
     parts = []
-    without_memory, without_oneccl = shared_memory.obstacle(), native.obstacle()
+    without_memory, without_oneccl = shared_memory.obstacle(), oneccl_library.obstacle()
     if without_memory is None:
         details |= shared_memory.facts()
         parts.append("shared memory within a host")
     else:
         details["shared memory"] = without_memory[0]
     if without_oneccl is None:
-        facts = native.facts()
+        facts = oneccl_library.facts()
         details |= facts
         version = facts["oneCCL"].split()[0].removeprefix("Gold-")
         parts.append(f"oneCCL {version} over libfabric's {facts['fabric provider']}")
@@ -53,7 +53,7 @@ def _own() -> Availability:
 
 def _obstacle() -> tuple[str, str] | None:
     """Why neither engine can be used."""
-    obstacle = native.obstacle()
+    obstacle = oneccl_library.obstacle()
     return obstacle if obstacle is not None and shared_memory.obstacle() is not None else None
 
 

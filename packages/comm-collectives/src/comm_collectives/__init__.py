@@ -1,9 +1,9 @@
 """The high-level collective API, built on low-level reduction operations over any backend."""
 
+from comm_collectives.alltoall import all_to_all, all_to_all_single, reduce_scatter, reduce_scatter_tensor
 from comm_collectives.coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
 from comm_collectives.collectives import all_reduce, barrier, broadcast, inference_all_reduce, reduce
-from comm_collectives.exchanging import all_to_all, all_to_all_single, reduce_scatter, reduce_scatter_tensor
-from comm_collectives.gathering import all_gather, all_gather_into_tensor, gather, scatter
+from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor, gather, scatter
 from comm_collectives.groups import (
     destroy_process_group,
     get_all_ranks_from_group,

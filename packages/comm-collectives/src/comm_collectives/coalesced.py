@@ -11,7 +11,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import prepared, reduction, untraced
+from comm_collectives import fast_path, reduction, untraced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.memory import as_bytes, flat, readable
 from comm_collectives.reduction import encoding_for
@@ -70,7 +70,7 @@ def _short_way(
     if type(tensor) is not torch.Tensor or like not in backend.capabilities(group, tensor.device.type).reductions:
         return None
     key = (call, reduce_op, tensor.dtype, tensor.device, group)
-    short: Callable[[torch.Tensor], None] = prepared.remember(
+    short: Callable[[torch.Tensor], None] = fast_path.remember(
         backend, key, lambda: backend.prepare("all_reduce", group, op)
     )
     return short

@@ -21,7 +21,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import prepared, reduction, traced, untraced
+from comm_collectives import fast_path, reduction, traced, untraced
 from comm_collectives.arguments import check_tensor, enter, group_rank_of, integer
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
 from comm_collectives.work import deliver
@@ -96,8 +96,8 @@ def _all_reduce_checked(
     if (reduce_op, tensor.dtype) in backend.capabilities(group, tensor.device.type).reductions:
         like = (op, tensor.dtype, tensor.device, group)
         key = like if name == "all_reduce" else (name, *like)  # they are recorded apart
-        prepared.remember(backend, key, lambda: backend.prepare("all_reduce", group, op))
-        prepared.remember_shortest(backend, name, op, group)
+        fast_path.remember(backend, key, lambda: backend.prepare("all_reduce", group, op))
+        fast_path.remember_shortest(backend, name, op, group)
         if tensor.is_contiguous():
             return backend.all_reduce(tensor, op, group, async_op)
     return reduction.all_reduce(backend, tensor, reduce_op, group, async_op, name)
@@ -158,7 +158,7 @@ def reduce(
         return untraced.reduce(tensor, dst, op, group, async_op, group_dst, timeout=timeout)
     is_usual = group_dst is None and type(dst) is int and isinstance(op, _OPS)
     if is_usual and not async_op and timeout is None:
-        call = prepared.on("reduce", (dst, op), tensor, group)
+        call = fast_path.on("reduce", (dst, op), tensor, group)
         if call is not None:
             with suppress(NotImplementedError):  # as in all_reduce
                 call(tensor)
@@ -174,7 +174,7 @@ def reduce(
     if is_usual and (reduce_op, tensor.dtype) in capabilities.reductions:
         keeps = is_dst or capabilities.preserving_reduce
         like = ("reduce", (dst, op), tensor.dtype, tensor.device, group)
-        prepared.remember(backend, like, lambda: _reduction(backend, group, op, position, keeps))
+        fast_path.remember(backend, like, lambda: _reduction(backend, group, op, position, keeps))
     return reduction.reduce(backend, tensor, position, reduce_op, group, async_op)
 
 
@@ -202,7 +202,7 @@ def broadcast(
     if is_dynamo_compiling():
         return untraced.broadcast(tensor, src, group, async_op, group_src, timeout=timeout)
     if not async_op and timeout is None and group_src is None and type(src) is int:
-        call = prepared.on("broadcast", src, tensor, group)
+        call = fast_path.on("broadcast", src, tensor, group)
         if call is not None:
             with suppress(NotImplementedError):  # as in all_reduce
                 call(tensor)
@@ -215,7 +215,7 @@ def broadcast(
     check_tensor("broadcast", "tensor", tensor, backend, group, written=not is_src)
     native = backend.capabilities(group, tensor.device.type).dtypes
     if type(src) is int:
-        prepared.remember_moving(
+        fast_path.remember_moving(
             backend, "broadcast", src, tensor, group, lambda: backend.prepare("broadcast", group, None, position)
         )
     if is_src:
@@ -240,7 +240,7 @@ def barrier(
     if torch.compiler.is_dynamo_compiling():
         return untraced.barrier(group, async_op, device_ids, timeout=timeout)
     if not async_op and timeout is None and device_ids is None:
-        call = prepared.barrier(group)
+        call = fast_path.barrier(group)
         if call is not None:
             call()
             return None
@@ -252,5 +252,5 @@ def barrier(
             raise ArgumentTypeError(f"barrier: device_ids: got {device_ids!r:.60}; expected a list of device indices")
         device_ids = [integer("barrier", "device_ids", index) for index in device_ids]
     if device_ids is None:
-        prepared.remember(backend, ("barrier", group), lambda: backend.prepare("barrier", group))
+        fast_path.remember(backend, ("barrier", group), lambda: backend.prepare("barrier", group))
     return backend.barrier(group, async_op, device_ids)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from comm_collectives.device_times import DeviceTimes
-from comm_collectives.observed import Observed
-from comm_collectives.observing import labelled
-from comm_utils.active import activate, active_backend
-from comm_utils.backend import Backend
-from comm_utils.comms_logger import CommsLogger
+from comm_collectives.recorded.backend import Observed
+from comm_collectives.recorded.device_times import DeviceTimes
+from comm_collectives.recorded.observing import labelled
+from comm_collectives.wrapping import bare_backend
+from comm_utils.active import activate
+from comm_utils.observability.comms_logger import CommsLogger
 
 __all__ = ["bare_backend", "instrument", "labelled"]
-
-
-def bare_backend() -> Backend:
-    """The active backend without wrappers."""
-    backend = active_backend()
-    while isinstance(backend, Observed):
-        backend = backend.inner
-    return backend
 
 
 # What is under way on devices outlives the wrapper.

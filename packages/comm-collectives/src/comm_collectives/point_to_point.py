@@ -12,7 +12,7 @@ import torch.distributed as c10d
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import prepared, untraced
+from comm_collectives import fast_path, untraced
 from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
 from comm_collectives.work import After, run
@@ -44,7 +44,7 @@ def send(
     if async_op:
         return isend(tensor, dst, group, tag, group_dst, timeout=timeout)
     usual = timeout is None and type(dst) is int and type(tag) is int and tag == 0 and group_dst is None
-    short = prepared.on("send", dst, tensor, group) if usual else None
+    short = fast_path.on("send", dst, tensor, group) if usual else None
     if short is not None:
         with suppress(NotImplementedError):  # as in all_reduce
             short(tensor)
@@ -53,7 +53,7 @@ def send(
     if backend is not None:
         position, sent = _prepare_send("send", backend, tensor, dst, group, tag, group_dst)
         if usual:
-            prepared.remember_moving(
+            fast_path.remember_moving(
                 backend, "send", dst, tensor, group, lambda: backend.prepare("send", group, None, position)
             )
         backend.send(sent, None, group, tag, position)
@@ -81,7 +81,7 @@ def recv(
     if async_op:
         return irecv(tensor, src, group, tag, group_src, timeout=timeout)
     usual = timeout is None and type(src) is int and type(tag) is int and tag == 0 and group_src is None
-    short = prepared.on("recv", src, tensor, group) if usual else None
+    short = fast_path.on("recv", src, tensor, group) if usual else None
     if short is not None:
         with suppress(NotImplementedError):
             short(tensor)
@@ -91,7 +91,7 @@ def recv(
         return -1
     position, received, landing = _prepare_recv("recv", backend, tensor, src, group, tag, group_src)
     if usual:
-        prepared.remember_moving(
+        fast_path.remember_moving(
             backend, "recv", src, tensor, group, lambda: backend.prepare("recv", group, None, position)
         )
     source = backend.recv(received, None, group, tag, position)

@@ -1,3 +1,3 @@
-from comm_orchestrator.cli import main
+from comm_orchestrator.tools.cli import main
 
 main()

@@ -15,9 +15,9 @@ import torch.distributed as c10d
 from torch.distributed import Store
 
 import comm_config
-from comm_orchestrator import interfaces, launching, selector
+from comm_orchestrator import interfaces, rank_discovery, selector
 from comm_orchestrator.environment import applied, put_back
-from comm_orchestrator.joining import join, last_words
+from comm_orchestrator.rendezvous.join import join, last_words
 from comm_orchestrator.report import describe
 from comm_utils import active
 from comm_utils.backend import Setup
@@ -173,7 +173,7 @@ def _tell_the_others(request: Request, error: ConfigurationError) -> None:
         where = {"process_group.init_method": request.init_method, "launch.master_port": request.distributed_port}
         known = comm_config.resolve(environ={}, overrides=where)
         meets_elsewhere = request.init_method is not None or request.store is not None
-        launch = launching.find(os.environ, request.rank, request.world_size, known, meets_elsewhere)
+        launch = rank_discovery.find(os.environ, request.rank, request.world_size, known, meets_elsewhere)
         last_words(launch, known, _START_UP_TIMEOUT, request.store, error)
 
 
@@ -204,13 +204,13 @@ def _start(request: Request, settings: comm_config.Settings) -> None:
     timeout = timedelta(seconds=collective_s) if collective_s is not None else None
     start_up = timedelta(seconds=start_s) if start_s is not None else timeout or _START_UP_TIMEOUT
     meets_elsewhere = settings.process_group.init_method is not None or request.store is not None
-    launch = launching.find(os.environ, request.rank, request.world_size, settings, meets_elsewhere)
+    launch = rank_discovery.find(os.environ, request.rank, request.world_size, settings, meets_elsewhere)
     remember_rank(launch.rank)
     with applied(settings.variables):
         joined = join(launch, settings, start_up, request.store)
         launch, choice = joined.launch, joined.choice
         network = interfaces.variables(os.environ, joined.peer, interfaces.addresses(), "ccl" in choice.backend)
-        with applied(network, launching.variables(launch, os.environ)):
+        with applied(network, rank_discovery.variables(launch, os.environ)):
             device = joined.bind() if request.device is None else request.device
             setup = Setup(choice.backend, launch.rank, launch.world_size, joined.place.store, timeout, device)
             active.activate(selector.activate(setup))

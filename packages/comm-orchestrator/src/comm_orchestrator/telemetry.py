@@ -15,9 +15,9 @@ from contextlib import suppress
 from typing import Any, ClassVar, NamedTuple
 
 from comm_utils.active import active_backend
-from comm_utils.comms_logger import CommsLogger, Row
 from comm_utils.errors import ArgumentTypeError, BackendUnavailableError, NotInitializedError
-from comm_utils.exports.groups import format_ranks
+from comm_utils.observability.comms_logger import CommsLogger, Row
+from comm_utils.observability.exports.groups import format_ranks
 
 __all__ = ["COUNTERS", "GAUGES", "Total", "start_telemetry"]
 

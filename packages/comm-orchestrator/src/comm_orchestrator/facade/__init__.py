@@ -18,8 +18,8 @@ from torch.distributed import (
 )
 
 import comm_collectives
-from comm_collectives import clocks as clocks
 from comm_collectives import object_codec, objects
+from comm_collectives.recorded import clocks as clocks
 from comm_orchestrator.facade import comms_log, deepspeed_names
 from comm_orchestrator.facade.comms_log import (
     export_log,

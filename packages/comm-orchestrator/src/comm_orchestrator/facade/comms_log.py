@@ -11,11 +11,13 @@ from typing import Any
 
 import comm_collectives
 import comm_config
-from comm_collectives import arguments, recording, summary
+from comm_collectives import arguments
+from comm_collectives.recorded import summary, trace_files
 from comm_orchestrator import orchestrator, telemetry
-from comm_utils import active, exports
-from comm_utils.comms_logger import CommsLogger, Row, Window
+from comm_utils import active
 from comm_utils.errors import ArgumentTypeError
+from comm_utils.observability import exports
+from comm_utils.observability.comms_logger import CommsLogger, Row, Window
 
 __all__ = [
     "begin",
@@ -74,13 +76,13 @@ def begin_trace(settings: comm_config.Settings) -> None:
 
 def end() -> None:
     """The world ends, and with it its trace."""
-    recording.end_trace(_Log.comms)
+    trace_files.end_trace(_Log.comms)
     _Log.comms.forget_events()  # which are of ranks and groups that are no more
     _Log.on, _Log.on_for_trace = False, None
 
 
 # A program may end without ending its world.
-atexit.register(recording.end_trace, _Log.comms)
+atexit.register(trace_files.end_trace, _Log.comms)
 
 
 def configure(
@@ -130,7 +132,7 @@ def _turn(on: bool, with_others: bool = False) -> None:
     _Log.on, _Log.on_for_trace = on, None
     comm_collectives.instrument(observe=_Log.comms if on else None)
     if begins:
-        recording.begin_era(_Log.comms)
+        trace_files.begin_era(_Log.comms)
 
 
 def start_profiling_comms() -> None:
@@ -169,7 +171,7 @@ def start_trace(folder: Path | str) -> Path:
         folder: made where it does not exist; the files of an earlier trace in it are replaced.
 
     Returns:
-        The file of this rank, ``rank<N>.jsonl``; the format is described in :mod:`comm_utils.traces.file`.
+        The file of this rank, ``rank<N>.jsonl``; its format: :mod:`comm_utils.observability.traces.file`.
 
     Raises:
         ArgumentError: a trace is being written already, or some rank cannot write there; on every rank.
@@ -177,8 +179,8 @@ def start_trace(folder: Path | str) -> Path:
     """
     log = _Log.comms
     if _Log.on:
-        return recording.start_trace(log, folder)
-    path = recording.start_trace(log, folder)
+        return trace_files.start_trace(log, folder)
+    path = trace_files.start_trace(log, folder)
     before = log.prof_all
     log.choose(prof_all=True)
     _turn(True, with_others=True)
@@ -193,7 +195,7 @@ def stop_trace() -> Path | None:
         The file of this rank; None where no trace was being written.
     """
     try:
-        return recording.stop_trace(_Log.comms)
+        return trace_files.stop_trace(_Log.comms)
     finally:
         if _Log.on_for_trace is not None:
             _Log.comms.choose(prof_all=_Log.on_for_trace)

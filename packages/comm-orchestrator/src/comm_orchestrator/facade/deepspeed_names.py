@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 import comm_collectives
 from comm_collectives import arguments
-from comm_orchestrator import launching, mpi
+from comm_orchestrator import mpi, rank_discovery
 from comm_utils.backend import Work
 from comm_utils.errors import BackendUnavailableError, LaunchError
 from comm_utils.launch import LaunchInfo, azureml, discover, mpi_launcher, sagemaker, with_plugins
@@ -211,7 +211,7 @@ def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
 
 
 def _set(launch: LaunchInfo, more: Mapping[str, str], source: str, verbose: bool) -> None:
-    found = {**launching.variables(launch, {}), **more}
+    found = {**rank_discovery.variables(launch, {}), **more}
     os.environ.update(found)
     if verbose:
         logger.info("from %s: %s", source, ", ".join(f"{name}={value}" for name, value in found.items()))

@@ -1,0 +1,183 @@
+"""How the ranks of a group find each other through its store, and which engine serves them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+from torch.distributed import Store
+
+from comm_backend_ccl import oneccl_library, shared_memory
+from comm_backend_ccl.communicator import Communicator
+from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
+from comm_backend_ccl.peers import Peers, Process, this_process
+from comm_backend_ccl.shared_communicator import SharedCommunicator
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
+from comm_utils.log import logger
+
+__all__ = ["make_communicator"]
+
+_NO_TIMEOUT_S = 10.0**6
+_LAST_MOMENT_S = 5.0
+# How often a rank looks whether those that it waits for still live.
+_LOOK_AROUND_S = 0.25
+
+
+def make_communicator(
+    store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] | None = None
+) -> Communicator:
+    """A group's communicator; every rank calls this with the same store, and it returns when all have come.
+
+    Ranks of one host share memory; ranks of several hosts, and those that cannot, use oneCCL.
+
+    Args:
+        ranks: global ranks of the members; None is the world.
+
+    Raises:
+        CommTimeoutError: not every rank came in time.
+        BackendUnavailableError: there is not enough shared memory, or oneCCL is needed and cannot be used.
+    """
+    return _Meeting(store, rank, size, timeout, ranks).communicator()
+
+
+def _is_crowded(size: int, cores: int) -> bool:
+    """Whether ranks share cores: those of this group, each perhaps bound to some, or those of the host."""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return size > cores or (local.isdigit() and int(local) > (os.cpu_count() or 1))
+
+
+class _Meeting:
+    def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] | None) -> None:
+        self._store, self._rank, self._size, self._timeout, self._ranks = store, rank, size, timeout, ranks
+        self._limit_s = timeout.total_seconds() or _NO_TIMEOUT_S
+        self._end = time.monotonic() + self._limit_s
+
+    def communicator(self) -> Communicator:
+        obstacle = shared_memory.obstacle()
+        mine = {
+            "process": this_process().encoded().decode(),
+            "obstacle": obstacle and obstacle[0],
+            "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+        }
+        met = [json.loads(text) for text in self._told("process", json.dumps(mine))]
+        peers = Peers([Process.decoded(one["process"].encode()) for one in met], self._rank)
+        try:
+            if len(peers.local) == self._size:
+                why = next((one["obstacle"] for one in met if one["obstacle"]), None)
+                if why is None and self._size > shared_memory.MOST_RANKS:
+                    why = f"shared memory serves up to {shared_memory.MOST_RANKS} ranks, the group has {self._size}"
+                if why is None:
+                    cores = {core for one in met for core in one["cores"]}
+                    made = self._in_shared_memory(peers, _is_crowded(self._size, len(cores)))
+                    if isinstance(made, Communicator):
+                        return made
+                    why = made
+                self._need_oneccl(why)
+            else:
+                self._need_oneccl("the group spans hosts")
+            return OneCclCommunicator(self._store, peers, self._rank, self._timeout, self._ranks, self._end)
+        except BaseException:
+            peers.close()
+            raise
+
+    def _need_oneccl(self, why: str) -> None:
+        obstacle = oneccl_library.obstacle()
+        if obstacle is not None:
+            raise BackendUnavailableError(f"{why}, and {obstacle[0]}; {obstacle[1]}")
+
+    def _in_shared_memory(self, peers: Peers, crowded: bool) -> SharedCommunicator | str:
+        """The communicator, or why all ranks have to do without."""
+        made: SharedCommunicator | None = None
+        created = -1, 0
+        problem: tuple[str, str] | None = None
+        try:
+            try:
+                if self._rank == 0:
+                    created = shared_memory.create(self._size)
+            finally:
+                # The others are waiting for it, whatever became of it.
+                if self._rank == 0:
+                    self._store.set("memory", json.dumps(created))
+            descriptor, inode = json.loads(self._await(["memory"], [0], peers)[0])
+            if descriptor >= 0:
+                memory = descriptor, inode
+                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, memory, crowded)
+        except CommError:
+            raise
+        except MemoryError as error:
+            problem = "memory", str(error)
+        except OSError as error:
+            problem = "access", str(error)
+        except RuntimeError as error:
+            problem = "other", str(error)
+        try:
+            told = [json.loads(text) for text in self._told("joined", json.dumps(problem), peers)]
+        except BaseException:
+            if made is not None:
+                shared_memory.close(made.number)
+            raise
+        finally:
+            if created[0] >= 0:
+                shared_memory.close_descriptor(created[0])
+        failures = [(rank, one) for rank, one in enumerate(told) if one is not None]
+        if made is not None and not failures:
+            return made
+        if made is not None:
+            shared_memory.close(made.number)
+        rank, (kind, text) = failures[0]
+        if kind != "access":
+            self._leave_together(peers)
+            raise BackendUnavailableError(
+                f"rank {self._name(rank)}: {text}; {shared_memory.SWITCH}=0 does without shared memory"
+            )
+        if self._rank == 0:
+            logger.warning("oneCCL is used instead of shared memory: rank %s: %s", self._name(rank), text)
+        return str(text)
+
+    def _leave_together(self, peers: Peers) -> None:
+        """Let all ranks have read what failed before the one that serves the store may end."""
+        self._end = min(self._end, time.monotonic() + _LAST_MOMENT_S)
+        with suppress(CommError, RuntimeError):
+            self._store.set(f"left/{self._rank}", "")
+            if self._rank == 0:
+                self._await([f"left/{rank}" for rank in range(self._size)], range(self._size), peers)
+
+    # --- through the store
+
+    def _name(self, rank: int) -> int:
+        return rank if self._ranks is None else self._ranks[rank]
+
+    def _told(self, what: str, mine: str, peers: Peers | None = None) -> list[str]:
+        """What every rank says of ``what``."""
+        self._store.set(f"{what}/{self._rank}", mine)
+        return self._await([f"{what}/{rank}" for rank in range(self._size)], range(self._size), peers)
+
+    def _await(self, keys: list[str], ranks: Sequence[int], peers: Peers | None = None) -> list[str]:
+        while True:
+            left_s = min(self._end - time.monotonic(), _NO_TIMEOUT_S)
+            try:
+                part_s = left_s if peers is None else min(left_s, _LOOK_AROUND_S)
+                self._store.wait(keys, timedelta(seconds=max(0.001, part_s)))
+            except RuntimeError as error:
+                missing = [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]
+                lost = sorted(set(missing) & peers.gone()) if peers is not None else []
+                if lost:
+                    who = ", ".join(f"rank {self._name(one)} ({peers.processes[one]})" for one in lost if peers)
+                    raise PeerLostError(
+                        f"the making of {self._group()} lost a peer, as seen by rank {self._name(self._rank)}: {who} "
+                        "ended; its own output says why"
+                    ) from error
+                if left_s > part_s:
+                    continue
+                raise CommTimeoutError(
+                    f"rank {self._name(self._rank)}: ranks {[self._name(one) for one in missing]} of {self._group()} "
+                    f"did not come to make it within {self._limit_s:g} s"
+                ) from error
+            return [self._store.get(key).decode() for key in keys]
+
+    def _group(self) -> str:
+        return f"the group of ranks {list(range(self._size)) if self._ranks is None else list(self._ranks)}"

@@ -1,0 +1,309 @@
+"""The compiled library: the one module that calls into it."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import os
+import platform
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from comm_backend_ccl.libraries import LIBFABRIC, ONECCL, folder
+from comm_backend_ccl.shm_cleanup import sweep
+from comm_backend_ccl.tables import Operation
+from comm_utils.errors import BackendUnavailableError
+
+__all__ = [
+    "COMPLETE",
+    "Pending",
+    "create",
+    "destroy",
+    "ended_ns",
+    "facts",
+    "initialize",
+    "obstacle",
+    "plan",
+    "release",
+    "start",
+    "wait",
+]
+
+_CAPACITY = 1024
+_GET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
+_SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
+
+#: A handle of an operation that is under way.
+Pending = int
+COMPLETE = 1
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = (
+        ("group", ctypes.c_void_p),
+        ("operation", ctypes.c_int),
+        ("dtype", ctypes.c_int),
+        ("op", ctypes.c_int),
+        ("peer", ctypes.c_int),
+        ("seconds", ctypes.c_double),
+    )
+
+
+class _Loaded:
+    """The library, once it is loaded."""
+
+    library: Any = None
+    lock = threading.Lock()
+    #: oneCCL's settings are read once in a process.
+    initialized = False
+
+
+def obstacle() -> tuple[str, str] | None:
+    """Why oneCCL cannot run here and what would change that; None where it can."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"oneCCL runs on Linux on x86-64 only, this is {sys.platform} on {platform.machine()}", _GLOO
+    where = folder()
+    if where is None:
+        return "this installation of comm-backend-ccl was built without oneCCL", (
+            "reinstall it without COMM_CCL_WITHOUT_NATIVE in the environment"
+        )
+    try:
+        _library()
+        # oneCCL itself would look for it only when the first group is made.
+        ctypes.CDLL(str(_libfabric(where)))
+    except (AttributeError, OSError) as error:
+        named = "CCL_OFI_LIBRARY_PATH" in os.environ
+        remedy = "unset CCL_OFI_LIBRARY_PATH" if named else "reinstall comm-backend-ccl"
+        return f"oneCCL cannot be loaded ({error})", f"{remedy}, or {_GLOO}"
+    return None
+
+
+_GLOO = "use dist_backend='gloo'"
+
+
+def _libfabric(where: Path) -> Path:
+    return Path(os.environ.get("CCL_OFI_LIBRARY_PATH") or where / LIBFABRIC)
+
+
+def _library() -> Any:
+    with _Loaded.lock:
+        if _Loaded.library is None:
+            where = folder()
+            if where is None:
+                raise BackendUnavailableError("this installation of comm-backend-ccl was built without oneCCL")
+            _Loaded.library = _typed(ctypes.CDLL(str(where / ONECCL)))
+        return _Loaded.library
+
+
+def _typed(library: Any) -> Any:
+    sizes = ctypes.POINTER(ctypes.c_size_t)
+    text = (ctypes.c_char_p, ctypes.c_int)
+    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+        "initialize": (
+            ctypes.c_int,
+            (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, *text),
+        ),
+        "version": (ctypes.c_int, text),
+        "create": (ctypes.c_void_p, (ctypes.c_int, ctypes.c_int, _GET, _SET, ctypes.c_void_p, *text)),
+        "destroy": (None, (ctypes.c_void_p,)),
+        "start": (
+            ctypes.c_void_p,
+            (
+                ctypes.c_void_p,
+                ctypes.c_int,
+                ctypes.c_void_p,
+                ctypes.c_void_p,
+                ctypes.c_size_t,
+                sizes,
+                sizes,
+                ctypes.c_int,
+                ctypes.c_int,
+                ctypes.c_int,
+                ctypes.c_int,
+                *text,
+            ),
+        ),
+        "run": (ctypes.c_void_p, (ctypes.POINTER(_Plan), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)),
+        "wait": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_double, *text)),
+        "ended": (ctypes.c_int64, (ctypes.c_void_p,)),
+        "release": (None, (ctypes.c_void_p,)),
+        "stop": (None, ()),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, f"comm_oneccl_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+class _Message(threading.local):
+    """Where the library writes what went wrong."""
+
+    def __init__(self) -> None:
+        self.buffer = ctypes.create_string_buffer(_CAPACITY)
+
+    def text(self) -> str:
+        return self.buffer.value.decode(errors="replace")
+
+
+_message = _Message()
+
+
+def facts() -> dict[str, str]:
+    """The versions of what is used, and where each library came from."""
+    where = folder()
+    assert where is not None
+    buffer = ctypes.create_string_buffer(_CAPACITY)
+    _library().comm_oneccl_version(buffer, _CAPACITY)
+    libfabric = _libfabric(where)
+    version = ctypes.CDLL(str(libfabric)).fi_version()
+    return {
+        "oneCCL": buffer.value.decode().split(" (")[0],
+        "oneCCL from": str(where / ONECCL),
+        "libfabric": f"{version >> 16}.{version & 0xFFFF}",
+        "libfabric from": str(libfabric),
+        "fabric provider": os.environ.get("FI_PROVIDER", "tcp"),
+        "shared memory of oneCCL": "on" if os.environ.get("CCL_ATL_SHM") == "1" else "off",
+    }
+
+
+def initialize(local_rank: int, local_size: int, interface: str) -> None:
+    """Prepare oneCCL for groups whose ranks on this host are so many.
+
+    Args:
+        interface: for TCP; "" leaves it to libfabric.
+
+    Raises:
+        BackendUnavailableError: oneCCL refused, and why.
+    """
+    where = folder()
+    library = _library()
+    assert where is not None
+    libfabric = str(_libfabric(where)).encode()
+    text = _message.buffer
+    if library.comm_oneccl_initialize(libfabric, b"tcp", interface.encode(), local_rank, local_size, text, _CAPACITY):
+        raise BackendUnavailableError(f"oneCCL could not be initialised: {_message.text()}")
+    if not _Loaded.initialized:
+        _Loaded.initialized = True
+        atexit.register(_stop)
+
+
+def _stop() -> None:
+    _Loaded.library.comm_oneccl_stop()
+    if os.environ.get("CCL_ATL_SHM") == "1":
+        sweep(ending=True)
+
+
+def create(size: int, rank: int, get: Callable[[str], bytes | None], put: Callable[[str, bytes], None]) -> int:
+    """Make a group together with its other ranks, which do the same; returns when all have come.
+
+    Args:
+        get: the value of a key, None where it has none yet; an exception ends the wait and is raised from here.
+        put: sets a key.
+    """
+    library = _library()
+    failure: list[BaseException] = []
+
+    def read(_: object, key: bytes, value: int, capacity: int) -> int:
+        try:
+            found = get(key.decode())
+            if found is None:
+                return 0
+            if len(found) > capacity:
+                raise BackendUnavailableError(f"{key.decode()} of the store has {len(found)} bytes, not {capacity}")
+            ctypes.memmove(value, found, len(found))
+            return len(found)
+        except BaseException as error:
+            failure.append(error)
+            return -1
+
+    def write(_: object, key: bytes, value: int, size: int) -> int:
+        try:
+            put(key.decode(), ctypes.string_at(value, size))
+            return 0
+        except BaseException as error:
+            failure.append(error)
+            return -1
+
+    buffer = ctypes.create_string_buffer(_CAPACITY)
+    made = library.comm_oneccl_create(size, rank, _GET(read), _SET(write), None, buffer, _CAPACITY)
+    if made is None:
+        if failure:
+            raise failure[0]
+        raise BackendUnavailableError(f"oneCCL could not make a group: {buffer.value.decode(errors='replace')}")
+    return int(made)
+
+
+def destroy(group: int) -> None:
+    """Free what :func:`create` returned."""
+    _library().comm_oneccl_destroy(group)
+
+
+def start(
+    group: int,
+    operation: Operation,
+    source: int,
+    target: int,
+    count: int,
+    dtype: int,
+    op: int = 0,
+    peer: int = 0,
+    watched: bool = False,
+    source_counts: Sequence[int] = (),
+    target_counts: Sequence[int] = (),
+) -> Pending:
+    """Start an operation on memory that stays where it is until the handle is complete.
+
+    Args:
+        source, target: addresses.
+        count: elements; what it counts is oneCCL's for each operation.
+        watched: it has to come to an end even if nobody waits.
+
+    Raises:
+        RuntimeError: oneCCL refused.
+    """
+    sent = (ctypes.c_size_t * len(source_counts))(*source_counts) if source_counts else None
+    received = (ctypes.c_size_t * len(target_counts))(*target_counts) if target_counts else None
+    text = _message.buffer
+    handle = _Loaded.library.comm_oneccl_start(
+        group, operation, source, target, count, sent, received, dtype, op, peer, watched, text, _CAPACITY
+    )
+    if handle is None:
+        raise RuntimeError(_message.text())
+    return handle  # type: ignore[no-any-return]
+
+
+def plan(
+    group: int, operation: Operation, dtype: int, op: int, peer: int, seconds: float
+) -> Callable[[int, int, int], Pending]:
+    """A function of source, target and count that starts ``operation`` and waits for it up to ``seconds``.
+
+    It returns ``COMPLETE``, or a handle as :func:`start` does, of what is under way or failed.
+    """
+    settled = _Plan(group, operation, dtype, op, peer, seconds)
+    return functools.partial(_Loaded.library.comm_oneccl_run, ctypes.byref(settled))
+
+
+def wait(handle: Pending, seconds: float) -> bool:
+    """Whether the operation was complete within ``seconds``; 0 asks and does not wait.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    state = _Loaded.library.comm_oneccl_wait(handle, seconds, _message.buffer, _CAPACITY)
+    if state < 0:
+        raise RuntimeError(_message.text())
+    return bool(state)
+
+
+def ended_ns(handle: Pending) -> int | None:
+    """When the operation was complete, by ``time.perf_counter_ns``; None where it is not."""
+    return _Loaded.library.comm_oneccl_ended(handle) or None
+
+
+def release(handle: Pending) -> None:
+    """Give a handle back. An operation that is under way goes on."""
+    _Loaded.library.comm_oneccl_release(handle)

@@ -1,0 +1,334 @@
+"""Collectives that bring every rank's tensor together, or hand parts out: all_gather, gather, scatter."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, overload
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.distributed import ProcessGroup
+
+from comm_collectives import fast_path, traced, untraced
+from comm_collectives.arguments import (
+    check_dtype,
+    check_list,
+    check_numel,
+    check_tensor,
+    describe,
+    enter,
+    group_rank_of,
+)
+from comm_collectives.memory import Landing, after_landing, apart, as_bytes, disjoint, flat, readable
+from comm_collectives.work import deliver
+from comm_utils.backend import Backend, Work
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+
+__all__ = ["all_gather", "all_gather_into_tensor", "gather", "scatter"]
+
+
+@overload
+def all_gather(
+    tensor_list: torch.Tensor,
+    tensor: ProcessGroup | None = None,
+    group: None = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
+) -> Any: ...
+@overload
+def all_gather(
+    tensor_list: list[torch.Tensor],
+    tensor: torch.Tensor,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
+) -> Work | None: ...
+def all_gather(
+    tensor_list: Any = None,
+    tensor: Any = None,
+    group: Any = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
+) -> Any:
+    """Collect every rank's tensor on every rank.
+
+    Two forms: ``all_gather(tensor, group=None, async_op=False)`` returns the list (with ``async_op`` the handle's
+    ``result()`` is the list); ``all_gather(tensor_list, tensor, group, async_op)`` fills a given one.
+
+    Args:
+        tensor_list: W tensors of the dtype of ``tensor``; entry r has the size of rank r's tensor (sizes may differ
+            between ranks); overwritten.
+        tensor: any shape and dtype; only read. In the one-tensor form the same shape on every rank.
+    """
+    if is_dynamo_compiling():
+        return untraced.all_gather(tensor_list, tensor, group, async_op, timeout=timeout)
+    if isinstance(tensor_list, torch.Tensor) and not isinstance(tensor, torch.Tensor):
+        if isinstance(group, bool):
+            group, async_op = tensor, group  # all_gather(tensor, group, async_op)
+        elif tensor is not None and group is None:
+            group = tensor  # all_gather(tensor, group)
+        if isinstance(group, (list, tuple)) and any(isinstance(entry, torch.Tensor) for entry in group):
+            raise ArgumentTypeError(
+                f"all_gather: tensor_list: got a tensor, and after it {describe(group)}; expected the list first: "
+                "all_gather(tensor_list, tensor)"
+            )
+        return _all_gather_one(tensor_list, group, async_op, timeout)
+    if tensor_list is None and isinstance(tensor, torch.Tensor):
+        return _all_gather_one(tensor, group, async_op, timeout)
+    if not async_op and timeout is None:
+        short = fast_path.into_list(tensor_list, tensor, group)
+        if short is not None:
+            with suppress(NotImplementedError):  # as in all_reduce
+                short(tensor_list, tensor)
+                return None
+    backend = enter("all_gather", group, timeout)
+    if backend is None:
+        return None
+    check_tensor("all_gather", "tensor", tensor, backend, group)
+    W = backend.get_world_size(group)
+    check_list("all_gather", "tensor_list", tensor_list, W, backend, group, like=tensor, written=True)
+    own = tensor_list[backend.get_rank(group)]
+    check_numel(
+        "all_gather", f"tensor_list[{backend.get_rank(group)}]", own, tensor.numel(), "this rank's tensor goes there"
+    )
+    native = backend.capabilities(group, tensor.device.type).dtypes
+    fast_path.remember_moving(
+        backend,
+        "all_gather",
+        None,
+        tensor,
+        group,
+        lambda: (backend.prepare("all_gather", group), W, backend.get_rank(group)),
+    )
+    landings = [Landing(output) for output in tensor_list]
+    sent = as_bytes(_apart_from_all(readable(tensor), landings, backend.get_rank(group)), native)
+    received = [as_bytes(landing.memory, native) for landing in landings]
+    if len({part.numel() for part in received}) == 1:
+        works = [backend.all_gather(received, sent, group, async_op)]
+    else:
+        works = _all_gather_uneven(backend, received, sent, group, async_op)
+    return deliver(works, after_landing(landings), tensor_list, async_op)
+
+
+def _all_gather_one(
+    tensor: torch.Tensor, group: ProcessGroup | None, async_op: bool, timeout: float | timedelta | None
+) -> Any:
+    backend = enter("all_gather", group, timeout)
+    if backend is None:
+        return None
+    check_tensor("all_gather", "tensor", tensor, backend, group)
+    native = backend.capabilities(group, tensor.device.type).dtypes
+    gathered = torch.empty((backend.get_world_size(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
+    parts = list(gathered.unbind(0))
+    sent, received = as_bytes(readable(tensor), native), as_bytes(gathered.view(-1), native)
+    work = backend.all_gather_into_tensor(received, sent, group, async_op)
+    return deliver([work], None, parts, True) if async_op else parts
+
+
+def _all_gather_uneven(
+    backend: Backend, received: list[torch.Tensor], sent: torch.Tensor, group: ProcessGroup | None, async_op: bool
+) -> list[Work | None]:
+    """One broadcast from every rank, all started before any is waited for."""
+    received[backend.get_rank(group)].copy_(sent)
+    started = [backend.broadcast(part, None, group, True, position) for position, part in enumerate(received)]
+    if not async_op:
+        for work in started:
+            if work is not None:
+                work.wait()
+    return started
+
+
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
+) -> Work | None:
+    """Collect every rank's tensor, one after the other in rank order, in one tensor on every rank.
+
+    Args:
+        output_tensor: W times the elements of ``input_tensor``, such as (W*n, ...) or (W, n, ...), same dtype; dense;
+            overwritten.
+        input_tensor: any shape and dtype, the same on every rank; only read.
+    """
+    if is_dynamo_compiling():
+        return traced.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, timeout)
+    call = "all_gather_into_tensor"
+    if not async_op and timeout is None:
+        known = fast_path.between(call, None, output_tensor, input_tensor, group)
+        if known is not None:
+            short, W, rank = known
+            count = input_tensor.numel()
+            if output_tensor.numel() == W * count and (
+                disjoint(output_tensor, input_tensor)
+                or input_tensor.data_ptr() == output_tensor.data_ptr() + rank * input_tensor.nbytes
+            ):
+                with suppress(NotImplementedError):  # as in all_reduce
+                    short(
+                        output_tensor if output_tensor.dim() == 1 else flat(output_tensor),
+                        input_tensor if input_tensor.dim() == 1 else flat(input_tensor),
+                    )
+                    return None
+    backend = enter(call, group, timeout)
+    if backend is None:
+        return None
+    check_tensor(call, "input_tensor", input_tensor, backend, group)
+    check_tensor(call, "output_tensor", output_tensor, backend, group, written=True)
+    check_dtype(call, "output_tensor", output_tensor, input_tensor)
+    W, n = backend.get_world_size(group), input_tensor.numel()
+    check_numel(call, "output_tensor", output_tensor, W * n, f"{n} elements of input_tensor from each of {W} ranks")
+    native = backend.capabilities(group, input_tensor.device.type).dtypes
+    fast_path.remember_moving(
+        backend, call, None, input_tensor, group, lambda: (backend.prepare(call, group), W, backend.get_rank(group))
+    )
+    landing = Landing(output_tensor)
+    source = apart(readable(input_tensor), landing.memory, own_slot=n * backend.get_rank(group))
+    sent, received = as_bytes(source, native), as_bytes(landing.memory, native)
+    work = backend.all_gather_into_tensor(received, sent, group, async_op)
+    return deliver([work], after_landing([landing]), output_tensor, async_op)
+
+
+def gather(
+    tensor: torch.Tensor,
+    gather_list: list[torch.Tensor] | None = None,
+    dst: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+) -> Work | None:
+    """Collect every rank's tensor on ``dst``.
+
+    Args:
+        tensor: any shape and dtype, the same on every rank; only read.
+        gather_list: on ``dst``, W tensors of that size and dtype; overwritten. None on the other ranks.
+        dst: by default global rank 0, where it is a member.
+    """
+    if is_dynamo_compiling():
+        return untraced.gather(tensor, gather_list, dst, group, async_op, group_dst, timeout=timeout)
+    if not async_op and timeout is None and group_dst is None and (dst is None or type(dst) is int):
+        short = fast_path.with_root("gather", dst, tensor, gather_list, group)
+        if short is not None:
+            with suppress(NotImplementedError):  # as in all_reduce
+                short(tensor, gather_list)
+                return None
+    backend = enter("gather", group, timeout)
+    if backend is None:
+        return None
+    check_tensor("gather", "tensor", tensor, backend, group)
+    position = group_rank_of("gather", "dst", backend, group, dst, group_dst, default=_first_global(backend, group))
+    native = backend.capabilities(group, tensor.device.type).dtypes
+    _remember_root(backend, "gather", dst, group_dst, tensor, group, position)
+    if backend.get_rank(group) != position:
+        _check_absent("gather", "gather_list", gather_list, "dst")
+        sent = as_bytes(readable(tensor), native)
+        return deliver([backend.gather(sent, None, None, group, async_op, position)], None, None, async_op)
+    W = backend.get_world_size(group)
+    check_list("gather", "gather_list", gather_list, W, backend, group, like=tensor, written=True)
+    assert gather_list is not None
+    for rank, output in enumerate(gather_list):
+        check_numel("gather", f"gather_list[{rank}]", output, tensor.numel(), "the size of tensor")
+    landings = [Landing(output) for output in gather_list]
+    sent = as_bytes(_apart_from_all(readable(tensor), landings, position), native)
+    received = [as_bytes(landing.memory, native) for landing in landings]
+    work = backend.gather(sent, received, None, group, async_op, position)
+    return deliver([work], after_landing(landings), gather_list, async_op)
+
+
+def scatter(
+    tensor: torch.Tensor,
+    scatter_list: list[torch.Tensor] | None = None,
+    src: int | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+) -> Work | None:
+    """Hand entry r of ``scatter_list`` on ``src`` to rank r.
+
+    Args:
+        tensor: any shape and dtype, the same on every rank; dense; overwritten.
+        scatter_list: on ``src``, W tensors of that size and dtype; only read. None on the other ranks.
+        src: by default global rank 0, where it is a member.
+    """
+    if is_dynamo_compiling():
+        return untraced.scatter(tensor, scatter_list, src, group, async_op, group_src, timeout=timeout)
+    if not async_op and timeout is None and group_src is None and (src is None or type(src) is int):
+        short = fast_path.with_root("scatter", src, tensor, scatter_list, group)
+        if short is not None:
+            with suppress(NotImplementedError):  # as in all_reduce
+                short(tensor, scatter_list)
+                return None
+    backend = enter("scatter", group, timeout)
+    if backend is None:
+        return None
+    check_tensor("scatter", "tensor", tensor, backend, group, written=True)
+    position = group_rank_of("scatter", "src", backend, group, src, group_src, default=_first_global(backend, group))
+    native = backend.capabilities(group, tensor.device.type).dtypes
+    _remember_root(backend, "scatter", src, group_src, tensor, group, position)
+    landing = Landing(tensor)
+    received = as_bytes(landing.memory, native)
+    sent = None
+    if backend.get_rank(group) == position:
+        W = backend.get_world_size(group)
+        check_list("scatter", "scatter_list", scatter_list, W, backend, group, like=tensor)
+        assert scatter_list is not None
+        for rank, entry in enumerate(scatter_list):
+            check_numel("scatter", f"scatter_list[{rank}]", entry, tensor.numel(), "the size of tensor")
+        sent = [
+            as_bytes(apart(readable(entry), landing.memory, 0 if rank == position else None), native)
+            for rank, entry in enumerate(scatter_list)
+        ]
+    else:
+        _check_absent("scatter", "scatter_list", scatter_list, "src")
+    work = backend.scatter(received, sent, None, group, async_op, position)
+    return deliver([work], after_landing([landing]), tensor, async_op)
+
+
+def _remember_root(
+    backend: Backend,
+    operation: str,
+    root: Any,
+    group_root: Any,
+    tensor: torch.Tensor,
+    group: ProcessGroup | None,
+    position: int,
+) -> None:
+    if group_root is None and (root is None or type(root) is int):
+        W, rank = backend.get_world_size(group), backend.get_rank(group)
+        fast_path.remember_moving(
+            backend,
+            operation,
+            root,
+            tensor,
+            group,
+            lambda: (backend.prepare(operation, group, None, position), W, position, rank),
+        )
+
+
+def _apart_from_all(source: torch.Tensor, landings: list[Landing], own: int) -> torch.Tensor:
+    """``source``, copied if it lies where another rank's elements arrive."""
+    for rank, landing in enumerate(landings):
+        source = apart(source, landing.memory, own_slot=0 if rank == own else None)
+    return source
+
+
+def _first_global(backend: Backend, group: ProcessGroup | None) -> int | None:
+    """The group rank of global rank 0, torch's default, where it is a member; otherwise there is no default."""
+    ranks = backend.get_process_group_ranks(group)
+    return ranks.index(0) if 0 in ranks else None
+
+
+def _check_absent(call: str, name: str, value: object, role: str) -> None:
+    if isinstance(value, torch.Tensor):
+        raise ArgumentTypeError(f"{call}: {name}: got a tensor; expected a list of tensors on {role}, None elsewhere")
+    if value:
+        raise ArgumentError(f"{call}: {name}: got a list on a rank that is not {role}; expected None there")

@@ -1,0 +1,257 @@
+"""A backend that times another one. Where nothing is observed it does not exist."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives.recorded.observing import ANYBODY, NO_ROOT, Observing
+from comm_utils.backend import Work
+
+__all__ = ["Observed"]
+
+
+class Observed(Observing):
+    """Passes every call on to ``inner`` and records its time, from the call to the end of the operation.
+
+    What it sees are the operations that travel. They are recorded under the name of the call that the user made where
+    both are of one kind, so that sizes and bandwidths mean the same (:data:`KINDS`), and under their own otherwise.
+    The time of an asynchronous operation ends when the library reports it done, not when somebody waits.
+    """
+
+    def prepare(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> Callable[..., None]:
+        call = self.inner.prepare(operation, group, op, position)
+        apart = self.inner.prepare_apart(operation, group, op, position)
+        if operation == "all_to_all_v":
+            return self._exchanging(group, call, apart)
+        part = {"barrier": None, "reduce_scatter_tensor": 0, "gather": 0, "scatter": 0}.get(operation, -1)
+        return self._plainly(operation, group, part, call, op, (None, position), apart=apart)
+
+    def prepare_apart(
+        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
+    ) -> None:
+        return None  # it has something to do in between itself
+
+    def _exchanging(self, group: ProcessGroup | None, call: Callable[..., None], apart: Any) -> Callable[..., None]:
+        log, name = self._log, "all_to_all_single"
+        by_output, by_input = (self._plainly(name, group, part, call, None, NO_ROOT, apart=apart) for part in (0, 1))
+
+        def recorded(output: torch.Tensor, input: torch.Tensor, rows_out: list[int], rows_in: list[int]) -> None:
+            larger = self._counting(output, input)
+            if log.writes:  # and tells of every part
+                splits = _splits(output, input, rows_out, rows_in)
+                self._observe(name, group, larger, call, (output, input, rows_out, rows_in), splits=splits)
+            else:
+                (by_output if larger is output else by_input)(output, input, rows_out, rows_in)
+
+        return recorded
+
+    def shortest_all_reduce(
+        self, group: ProcessGroup | None = None, op: object = "sum"
+    ) -> Callable[[Any], bool] | None:
+        shortest = self.inner.shortest_all_reduce(group, op)
+        return (
+            None if shortest is None else self._plainly("all_reduce", group, 0, shortest, op, NO_ROOT, any_dtype=True)
+        )
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
+    ) -> Work | None:
+        args = tensor, op, group, async_op
+        return self._observe("all_reduce", group, tensor, self.inner.all_reduce, args, op, async_op=async_op)
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        op: object = "sum",
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        args = tensor, dst, op, group, async_op, group_dst
+        root = dst, group_dst
+        return self._observe("reduce", group, tensor, self.inner.reduce, args, op, root, async_op=async_op)
+
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None:
+        args = tensor, src, group, async_op, group_src
+        root = src, group_src
+        return self._observe("broadcast", group, tensor, self.inner.broadcast, args, None, root, async_op=async_op)
+
+    def all_gather(
+        self,
+        tensor_list: list[torch.Tensor],
+        tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        args = tensor_list, tensor, group, async_op
+        return self._observe("all_gather", group, tensor, self.inner.all_gather, args, async_op=async_op)
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        call = self.inner.all_gather_into_tensor
+        args = output_tensor, input_tensor, group, async_op
+        return self._observe("all_gather_into_tensor", group, input_tensor, call, args, async_op=async_op)
+
+    def reduce_scatter_tensor(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: object = "sum",
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        call = self.inner.reduce_scatter_tensor
+        args = output, input, op, group, async_op
+        return self._observe("reduce_scatter_tensor", group, output, call, args, op, async_op=async_op)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int] | None = None,
+        input_split_sizes: Sequence[int] | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        args = output, input, output_split_sizes, input_split_sizes, group, async_op
+        # Only a trace has them, which may be written by the time that the operation ends.
+        wanted = async_op or self._log.writes
+        splits = _splits(output, input, output_split_sizes, input_split_sizes) if wanted else None
+        counts, call = self._counting(output, input), self.inner.all_to_all_single
+        return self._observe("all_to_all_single", group, counts, call, args, async_op=async_op, splits=splits)
+
+    def _counting(self, output: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+        """Whose size is an exchange's: that of the larger one; of what is reduced the whole, the same everywhere."""
+        return input if self.call.startswith("reduce_scatter") or output.nbytes <= input.nbytes else output
+
+    def gather(
+        self,
+        tensor: torch.Tensor,
+        gather_list: list[torch.Tensor] | None = None,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_dst: int | None = None,
+    ) -> Work | None:
+        args = tensor, gather_list, dst, group, async_op, group_dst
+        root = dst, group_dst
+        return self._observe("gather", group, tensor, self.inner.gather, args, None, root, async_op=async_op)
+
+    def scatter(
+        self,
+        tensor: torch.Tensor,
+        scatter_list: list[torch.Tensor] | None = None,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None:
+        args = tensor, scatter_list, src, group, async_op, group_src
+        root = src, group_src
+        return self._observe("scatter", group, tensor, self.inner.scatter, args, None, root, async_op=async_op)
+
+    def barrier(
+        self,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        device_ids: list[int] | None = None,
+    ) -> Work | None:
+        args = group, async_op, device_ids
+        return self._observe("barrier", group, None, self.inner.barrier, args, async_op=async_op)
+
+    def send(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> None:
+        args = tensor, dst, group, tag, group_dst
+        self._observe("send", group, tensor, self.inner.send, args, None, (dst, group_dst), tag)
+
+    def recv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> int:
+        args = tensor, src, group, tag, group_src
+        return self._observe("recv", group, tensor, self.inner.recv, args, None, _source(src, group_src), tag)
+
+    def isend(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_dst: int | None = None,
+    ) -> Work:
+        args = tensor, dst, group, tag, group_dst
+        return self._observe("isend", group, tensor, self.inner.isend, args, None, (dst, group_dst), tag, True)
+
+    def irecv(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        tag: int = 0,
+        group_src: int | None = None,
+    ) -> Work:
+        args = tensor, src, group, tag, group_src
+        return self._observe("irecv", group, tensor, self.inner.irecv, args, None, _source(src, group_src), tag, True)
+
+    def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
+        device = p2p_op_list[0].tensor.device if p2p_op_list else torch.device("cpu")
+        start = None if device.type == "cpu" else self._devices.start(device)
+        begin = perf_counter_ns()
+        works = self.inner.batch_isend_irecv(p2p_op_list)
+        returned = perf_counter_ns()
+        # A library may have one handle for all.
+        each = works if len(works) == len(p2p_op_list) else works[:1] * len(p2p_op_list)
+        found = [
+            # No two begin at the same time, as that is how waits find what they were for.
+            self._watched(p2p, work, begin + place, max(returned, begin + place), start)
+            for place, (p2p, work) in enumerate(zip(p2p_op_list, each, strict=False))
+        ]
+        return found[: len(works)]
+
+
+def _source(src: int | None, group_src: int | None) -> tuple[int | None, int | None]:
+    return ANYBODY if src is None and group_src is None else (src, group_src)
+
+
+def _splits(
+    output: torch.Tensor, input: torch.Tensor, rows_out: Sequence[int] | None, rows_in: Sequence[int] | None
+) -> dict[str, Any] | None:
+    """Uneven parts of an exchange, in elements."""
+    if not rows_out and not rows_in:
+        return None
+    found = {}
+    for name, tensor, rows in (("input_splits", input, rows_in), ("output_splits", output, rows_out)):
+        if rows:
+            in_row = tensor.numel() // max(tensor.shape[0], 1)
+            found[name] = [number * in_row for number in rows]
+    return found

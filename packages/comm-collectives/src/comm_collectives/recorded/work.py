@@ -1,0 +1,161 @@
+"""A handle that records when its operation ended."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from time import perf_counter_ns
+from typing import Any, NamedTuple
+
+from comm_utils.observability.traces.events import Operation
+
+from comm_utils.observability.comms_logger import CommsLogger
+from comm_utils.observability.series import Series
+
+__all__ = ["Like", "ObservedWork"]
+
+
+class Like(NamedTuple):
+    """What is recorded of calls that are alike.
+
+    Attributes:
+        series: where their times go; None where they are not recorded.
+        counter: of their sequence numbers, recorded or not.
+        own: fields of :class:`Operation` that are other than the series'.
+    """
+
+    series: Series | None
+    counter: Iterator[int]
+    own: dict[str, Any] | None
+    operation: Operation
+
+    def add(self, sequence: int, begin_ns: int, end_ns: int) -> None:
+        """Add a synchronous operation."""
+        if self.series is not None:
+            self.series.add_event(sequence, begin_ns, end_ns, None, self.own)
+
+
+class ObservedWork:
+    """Records once, with the time at which the operation ended.
+
+    A backend's handle may know that time (``ended_ns()``), and it is recorded when somebody has waited or the handle is
+    gone; otherwise the library calls back as the operation ends, or else it is when somebody has waited.
+
+    Args:
+        timed: somebody else records; only who waits is recorded here.
+    """
+
+    __slots__ = ("__weakref__", "_begin_ns", "_ended_ns", "_event", "_like", "_log", "_waited", "_work")
+
+    def __init__(
+        self,
+        work: Any,
+        log: CommsLogger,
+        like: Like,
+        sequence: int,
+        begin_ns: int,
+        returned_ns: int,
+        timed: bool = False,
+    ) -> None:
+        self._work = work
+        self._log, self._like = log, like
+        self._event: tuple[int, int, int] | None = None if timed else (sequence, begin_ns, returned_ns)
+        self._begin_ns = begin_ns
+        self._waited = False
+        self._ended_ns: Callable[[], int | None] | None = getattr(work, "ended_ns", None)
+        if self._ended_ns is None and not timed:
+            _thread.has_state = True  # it calls back at once, in this thread, what is complete already
+            with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
+                work.get_future().add_done_callback(self._called_back)
+
+    def _called_back(self, future: Any) -> None:
+        end_ns = perf_counter_ns()
+        if not _thread.has_state:
+            _keep_thread_state()
+        try:
+            future.value()
+        except Exception:  # a time that ended with a failure says nothing about the operation
+            self._event = None
+        self._record(end_ns)
+
+    def _record(self, end_ns: int | None) -> None:
+        # Whoever takes the event records it: the library's thread or who waits.
+        event, self._event = self._event, None
+        if event is None:
+            return
+        sequence, begin_ns, returned_ns = event
+        end_ns = max(end_ns or perf_counter_ns(), begin_ns)
+        log, like = self._log, self._like
+        assert like.series is not None
+        if log.writes:
+            like.series.add_event(sequence, begin_ns, end_ns, returned_ns, like.own)
+        else:
+            like.series.add(sequence, begin_ns, end_ns)
+        if log.verbose:
+            log.line(like.operation, end_ns - begin_ns)
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        begin_ns = perf_counter_ns()
+        done: bool = self._work.wait(timeout)
+        if self._event is not None:
+            self._record(None if self._ended_ns is None else self._ended_ns())
+        if self._log.writes and not self._waited and self._like.series is not None:
+            self._like.series.add_wait(self._begin_ns, begin_ns, perf_counter_ns())
+        self._waited = True
+        return done
+
+    def is_completed(self) -> bool:
+        done = bool(self._work.is_completed())
+        if done:
+            self.exception()
+        return done
+
+    def exception(self) -> BaseException | None:
+        failure: BaseException | None = self._work.exception()
+        if failure is None and self._event is not None and self._work.is_completed():
+            self._record(None if self._ended_ns is None else self._ended_ns())
+        return failure
+
+    def result(self) -> Any:
+        self.wait()
+        return self._work.result()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+    def __del__(self) -> None:
+        # Nobody waited, and nobody calls back.
+        if getattr(self, "_event", None) is not None and self._ended_ns is not None:
+            with suppress(Exception):
+                end_ns = self._ended_ns()
+                if end_ns is not None:
+                    self._record(end_ns)
+
+
+# Each costs memory, and a line in what faulthandler prints, which stops at a hundred.
+_MOST_KEPT = 32
+_kept = itertools.count()
+
+
+class _Thread(threading.local):
+    has_state = False
+
+
+_thread = _Thread()
+
+
+def _keep_thread_state() -> None:
+    """Keep the state that Python has for this thread of a library, and would make and destroy for each callback.
+
+    That takes longer than the callback, and the library's next operation waits for it. It is what
+    ``PyGILState_Ensure`` gives to a caller that does not call ``PyGILState_Release``. It stays until the process ends,
+    so it is done for the first threads alone.
+    """
+    _thread.has_state = True
+    if sys.implementation.name == "cpython" and next(_kept) < _MOST_KEPT:
+        ctypes.pythonapi.PyGILState_Ensure()

@@ -1,0 +1,1 @@
+"""How the ranks find each other, compare what has to be the same, and start together."""

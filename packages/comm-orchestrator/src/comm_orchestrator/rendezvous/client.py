@@ -1,0 +1,170 @@
+"""How the other ranks get to where rank 0 listens."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import socket
+import struct
+import sys
+from datetime import timedelta
+
+from torch.distributed import TCPStore
+
+from comm_orchestrator.rendezvous.dns import resolve, with_limit
+from comm_orchestrator.rendezvous.protocol import Deadline
+from comm_orchestrator.rendezvous.server import who_listens
+from comm_utils.errors import CommTimeoutError, LaunchError
+
+__all__ = ["ConnectionEndedError", "connect", "leads_here", "reach"]
+
+# A name that does not resolve may still come, as that of a pod does; not for longer than this.
+_RESOLVING_S = 300.0
+_SILENCE_S = 20.0
+# What torch's own client says first: validate with this number, then ping with a number that comes back.
+# Source: torch/csrc/distributed/c10d/TCPStoreBackend.hpp, the same from torch 2.6 to 2.15.
+_HELLO = struct.Struct("=BIBI")
+_VALIDATE, _MAGIC, _PING = 0, 0x3C85F7CE, 13
+
+
+class ConnectionEndedError(CommTimeoutError):
+    """Whoever listens there has hung up, or is no store: perhaps one that is just being closed."""
+
+
+def reach(host: str, port: int, deadline: Deadline, source: str) -> str:
+    """Wait until somebody listens at ``host``; return this machine's address on the way there.
+
+    torch would do the same, with a page of C++ stack frames for every try.
+
+    Raises:
+        LaunchError: ``host`` does not resolve.
+        CommTimeoutError: nobody answers; says what happened at the last try.
+    """
+    where = f"{host}:{port} ({source})"
+    problem = ""
+
+    def waiting() -> str:
+        return f"for rank 0 at {where}, which {problem}"
+
+    while True:
+        resolved = False
+        try:
+            infos = resolve(host, port, max(0.1, deadline.left_s()))
+            resolved = True
+            for family, kind, protocol, _, address in infos:
+                with socket.socket(family, kind, protocol) as sock:
+                    sock.settimeout(max(0.05, min(3.0, deadline.left_s())))
+                    try:
+                        sock.connect(address)
+                        return str(sock.getsockname()[0])
+                    except TimeoutError:
+                        problem = "does not answer"
+                    except OSError as error:
+                        problem = _REASONS.get(error.errno or 0, str(error.strerror or error))
+        except socket.gaierror as error:
+            problem = f"does not resolve on {socket.gethostname()} ({error.strerror})"
+        late = not resolved and deadline.elapsed_s() > _RESOLVING_S
+        if late or not deadline.pause(waiting):
+            break
+    waited = f"{deadline.elapsed_s():.3g} s"
+    if not resolved:
+        raise LaunchError(
+            f"the master address {host!r} ({source}) {problem}, for {waited}; set MASTER_ADDR to a name or address of "
+            "rank 0's host that every host can resolve"
+        )
+    raise CommTimeoutError(
+        f"rank 0 is not to be found at {where}, which {problem}, for {waited}; check that rank 0 was started, that it "
+        f"runs on {host}, and that no firewall is between"
+    )
+
+
+_SILENT = "says nothing"
+_REASONS = {
+    errno.ECONNREFUSED: "refuses connections",
+    errno.EHOSTUNREACH: "has no route to it",
+    errno.ENETUNREACH: "is in a network that cannot be reached",
+}
+
+
+def leads_here(host: str, port: int) -> str:
+    """Why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
+    own = socket.gethostname()
+    reason = ""
+    try:
+        for *_, address in resolve(host, port, 0.5):
+            reason = _greet(str(address[0]), port, 0.25)
+            if not reason or not _known():
+                return ""
+    except socket.gaierror as error:
+        return f"the master address {host!r} does not resolve on {own} ({error.strerror}), where rank 0 runs"
+    return f"rank 0 runs on {own}, but {host}:{port}, where the others look for it, {reason} from there"
+
+
+def _greet(host: str, port: int, limit_s: float) -> str:
+    """Ask whoever listens at ``host`` whether it is a store; what is wrong, or empty.
+
+    torch's own client asks as well, but it waits for an answer without a limit, in C++ that ends the process if the
+    interpreter ends meanwhile, and prints a page of stack frames for every wrong answer.
+    """
+    number = os.urandom(4)
+    try:
+        with socket.create_connection((host, port), timeout=limit_s) as sock:
+            sock.sendall(_HELLO.pack(_VALIDATE, _MAGIC, _PING, int.from_bytes(number, sys.byteorder)))
+            answer = b""
+            while len(answer) < len(number) and (more := sock.recv(len(number) - len(answer))):
+                answer += more
+    except TimeoutError:
+        return _SILENT
+    except OSError as error:
+        return _REASONS.get(error.errno or 0, str(error.strerror or error))
+    if answer == number:
+        return ""
+    return f"answers with {answer!r}" if answer else "hangs up"
+
+
+@functools.cache
+def _known() -> bool:
+    """Whether this torch's stores answer as :func:`_greet` expects; asked only where one did not."""
+    store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
+    return not _greet("127.0.0.1", store.port, 5.0)
+
+
+def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCPStore:
+    """A client of the store at ``host``, where somebody listens.
+
+    Raises:
+        CommTimeoutError: whoever listens there is not a store.
+    """
+    limit_s = max(0.2, min(deadline.left_s(), _SILENCE_S))
+    reason = _greet(host, port, limit_s)
+    if not reason or not _known():
+        limit = min(timeout, timedelta(seconds=limit_s))
+        # In a thread that can be left behind.
+        made = with_limit(lambda: TCPStore(host, port, None, False, limit, wait_for_workers=False), limit_s)
+        if isinstance(made, TCPStore):
+            made.set_timeout(timeout)
+            return made
+        reason = _SILENT if made is None else str(made).splitlines()[0]
+    own = _own(host)
+    who = who_listens(port, host) if own else ""
+    remedy = (
+        "see whether that process is stopped, or set MASTER_PORT to a free port"
+        if own and reason == _SILENT
+        else "set MASTER_PORT to a free port"
+        if own
+        else "check that MASTER_ADDR is the host of rank 0 and MASTER_PORT a port that is free there"
+    )
+    kind = CommTimeoutError if reason == _SILENT else ConnectionEndedError
+    raise kind(
+        f"{host}:{port} accepts connections but does not answer like a store of torch.distributed: it {reason}; "
+        f"{f'there listens {who}; ' if who else ''}{remedy}"
+    )
+
+
+def _own(host: str) -> bool:
+    try:
+        with socket.create_server((socket.gethostbyname(host), 0)):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,139 @@
+"""Where rank 0 lets the others meet: listening there, no wider than needed."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import socket
+from datetime import timedelta
+
+import psutil
+import torch
+from torch.distributed import TCPStore
+from torch.torch_version import TorchVersion
+
+from comm_orchestrator.rendezvous.dns import resolve
+from comm_utils.errors import LaunchError
+
+__all__ = ["PortInUseError", "listen", "serve", "serve_again", "who_listens"]
+
+_NAMES_S = 2.0
+# Before, libuv's server did not take a socket that somebody else had opened; the older server does.
+_LIBUV_TAKES_SOCKETS = TorchVersion(torch.__version__) >= "2.13"
+
+
+class PortInUseError(LaunchError):
+    """Rank 0 cannot listen where the others look for it, because ``pid`` does, where that can be known.
+
+    ``closing``: nobody does any more.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        listens, self.pid, command = _owner(port, host)
+        self.closing = not listens
+        who = f" by pid {self.pid}, {command}" if self.pid is not None else ""
+        super().__init__(f"port {port} of {host} is in use{who}")
+
+
+def who_listens(port: int, host: str | None = None) -> str:
+    """``"pid 12, python train.py"``; empty where that cannot be known, as for another user's process.
+
+    Args:
+        host: at an address of this host, or at all; None for any.
+    """
+    _, pid, command = _owner(port, host)
+    return f"pid {pid}, {command}" if pid is not None else ""
+
+
+def _owner(port: int, host: str | None) -> tuple[bool, int | None, str]:
+    """Whether somebody listens there, as far as that can be seen, and which process it is."""
+    seen: tuple[bool, int | None, str] = False, None, ""
+    try:
+        own = {"0.0.0.0", "::"} | ({str(info[4][0]) for info in resolve(host, port, _NAMES_S)} if host else set())
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr
+            if listens and listens.port == port and (host is None or listens.ip in own):
+                seen = True, None, ""
+                if connection.pid:
+                    return True, connection.pid, " ".join(psutil.Process(connection.pid).cmdline())[:120]
+    except (psutil.Error, OSError):
+        return True, None, ""
+    return seen
+
+
+def listen(host: str, port: int, alone: bool) -> socket.socket:
+    """A listening socket for ``host``, no wider than it has to be.
+
+    On the address itself where ``host`` is one or stands for exactly one of this machine that others can reach, or for
+    any where all ranks are on this machine; on all otherwise, because other hosts may know ``host`` by another.
+
+    Args:
+        alone: all ranks run on this machine.
+
+    Raises:
+        PortInUseError: says by whom, where that can be known.
+    """
+    try:
+        address = _own_address(host, alone)
+        if address is not None:
+            try:
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                return socket.create_server((address, port), family=family, backlog=4096)
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:  # translated on the way, as a service's address is
+                    raise
+        if socket.has_dualstack_ipv6():
+            try:
+                return socket.create_server(("", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    raise
+        return socket.create_server(("", port), backlog=4096)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise LaunchError(f"rank 0 cannot listen at {host}:{port}: {error.strerror or error}") from error
+        raise PortInUseError(host, port) from error
+
+
+def _own_address(host: str, alone: bool) -> str | None:
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(host))
+    try:
+        found = {str(info[4][0]) for info in resolve(host, 0, _NAMES_S)}
+    except socket.gaierror:
+        return None
+    v4 = sorted(address for address in found if ":" not in address)
+    if alone:
+        return (v4 or sorted(found))[0]
+    return v4[0] if len(v4) == 1 == len(found) and not ipaddress.ip_address(v4[0]).is_loopback else None
+
+
+def serve(listener: socket.socket, timeout: timedelta) -> TCPStore:
+    """A store on ``listener``, which it takes over."""
+    host, port = listener.getsockname()[:2]
+    local = {"0.0.0.0": "127.0.0.1", "::": "localhost"}.get(host, host)
+    return _server(local, port, timeout, listener.detach())
+
+
+def serve_again(host: str, port: int, timeout: timedelta) -> TCPStore:
+    """The store that this process has made at ``port`` before, which a group that somebody still holds keeps alive.
+
+    Raises:
+        RuntimeError: it is something else that this process has there.
+    """
+    return _server(host, port, timeout, None)
+
+
+def _server(host: str, port: int, timeout: timedelta, listener: int | None) -> TCPStore:
+    return TCPStore(
+        host,
+        port,
+        None,
+        True,
+        timeout,
+        wait_for_workers=False,
+        multi_tenant=True,  # finds the server again, for serve_again
+        master_listen_fd=listener,
+        use_libuv=_LIBUV_TAKES_SOCKETS,
+    )

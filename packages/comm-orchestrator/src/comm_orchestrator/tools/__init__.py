@@ -1,0 +1,1 @@
+"""The command ``commctl`` and its subcommands; nothing outside of this package imports it."""

@@ -1,0 +1,99 @@
+"""Libraries whose functions have the names and the positional parameters of ``torch.distributed``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from comm_orchestrator.tools.bench.libraries.contract import Group
+from comm_orchestrator.tools.bench.plan import Row
+
+__all__ = ["TorchLike", "device_of"]
+
+# By their new names they do not warn, which takes longer than a short call.
+_RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
+_ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
+
+
+def device_of(backend: str) -> torch.device:
+    """Where tensors for ``backend`` have to be."""
+    kind = _ACCELERATORS.get(backend, "cpu")
+    return torch.device(kind, getattr(torch, kind).current_device()) if kind != "cpu" else torch.device("cpu")
+
+
+class TorchLike:
+    """Functions of ``module``.
+
+    Args:
+        handle: the group to pass, None for the world.
+        op_of: turns the name of a reduction into what ``module`` takes.
+        close: frees what was made for this.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        backend: str,
+        module: Any,
+        group: Group,
+        handle: Any,
+        op_of: Callable[[str], Any],
+        close: Callable[[], object] = lambda: None,
+    ) -> None:
+        self.name, self.backend, self.device = name, backend, device_of(backend)
+        self._module, self._group, self._handle, self._op_of, self._close = module, group, handle, op_of, close
+
+    def call(
+        self, row: Row, way: str, source: torch.Tensor, target: torch.Tensor
+    ) -> tuple[Callable[..., object], Sequence[object]]:
+        if row.operation == "send":
+            return self._ping_pong(source, target), ()
+        name = _RENAMED.get(row.operation, row.operation)
+        function = getattr(self._module, name if hasattr(self._module, name) else row.operation)
+        return function, self._arguments(row, source, target)
+
+    def close(self) -> None:
+        self._close()
+
+    def _arguments(self, row: Row, source: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
+        handle, name = self._handle, row.operation
+        # As one writes it: what is left out takes its default.
+        group = () if handle is None else (handle,)
+        if name == "barrier":
+            return group
+        op = self._op_of(row.op) if row.op else None
+        reduction = () if handle is None and row.op == "sum" else (op, *group)
+        if name == "all_reduce":
+            return source, *reduction
+        if name == "reduce_scatter_tensor":
+            return target, source, *reduction
+        if name in ("all_gather_into_tensor", "all_to_all_single"):
+            if name == "all_to_all_single" and group:
+                return target, source, None, None, *group
+            return target, source, *group
+        root = self._group.members[row.root]
+        if name == "reduce":
+            return source, root, *reduction
+        if name == "broadcast":
+            return source, root, *group
+        own, whole = (source, target) if name == "gather" else (target, source)
+        parts = list(torch.split(whole, row.count)) if self._group.rank == row.root else None
+        return own, parts, root, *group
+
+    def _ping_pong(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
+        """Between the first and the last rank; the others do nothing."""
+        send, recv, members, group = self._module.send, self._module.recv, self._group.members, self._handle
+        more = () if group is None else (group,)
+        first, last = members[0], members[-1]
+
+        def ping() -> None:
+            send(source, last, *more)
+            recv(target, last, *more)
+
+        def pong() -> None:
+            recv(target, first, *more)
+            send(target, first, *more)
+
+        return {0: ping, len(members) - 1: pong}.get(self._group.rank, lambda: None)

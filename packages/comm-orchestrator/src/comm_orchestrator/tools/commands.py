@@ -1,0 +1,112 @@
+"""Subcommands of ``commctl``."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import comm_config
+from comm_orchestrator import selector
+from comm_orchestrator.tools.bench.command_line import BenchCommand, bench
+from comm_orchestrator.tools.predict import command as prediction
+from comm_orchestrator.tools.trace.command import app as trace_app
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Distributed communication for PyTorch.", pretty_exceptions_enable=False)
+config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
+app.add_typer(config_app, name="config")
+app.command(cls=BenchCommand)(bench)
+app.command()(prediction.fit)
+app.command()(prediction.predict)
+app.add_typer(trace_app, name="trace")
+
+
+@app.callback()
+def _root() -> None:
+    """Keeps one-word subcommands subcommands."""
+
+
+@app.command("version")
+def print_version() -> None:
+    """Print the version of these packages and of torch."""
+    import torch
+
+    print(f"comm-orchestrator {version('comm-orchestrator')}, torch {torch.__version__}")
+
+
+@app.command()
+def backends(as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False) -> None:
+    """List the communication libraries and whether each can be used here."""
+    found = selector.available_backends()
+    if as_json:
+        print(json.dumps({name: vars(one) for name, one in sorted(found.items())}, indent=2))
+        return
+    table = Table("backend", "usable", "why", "remedy")
+    for name, one in sorted(found.items()):
+        table.add_row(name, "yes" if one.usable else "no", one.reason, one.remedy)
+    Console().print(table)
+
+
+def _seconds(value: float) -> float:
+    if not 0.5 <= value <= 3600:
+        raise typer.BadParameter(f"got {value:g}; expected 0.5 to 3600 seconds")
+    return value
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")] = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that each step with other ranks may take.", callback=_seconds)
+    ] = 20.0,
+) -> None:
+    """Look at everything that communication depends on, try it, and say what to do about what is wrong.
+
+    Under a launcher (torchrun --no-python, mpirun, srun) all ranks are examined together. Exit code 1 if there is a
+    problem; warnings do not count.
+    """
+    from comm_orchestrator.tools.doctor.command import run
+
+    raise typer.Exit(run(timeout, as_json))
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of configuration files, for editors."""
+    print(json.dumps(comm_config.json_schema(), indent=2))
+
+
+@config_app.command("check")
+def config_check(
+    file: Annotated[Path, typer.Argument(help="A JSON file, of these packages or DeepSpeed's.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the settings in force as JSON.")] = False,
+) -> None:
+    """Check a configuration file together with the COMM_* variables; exit code 1 and a message if it is wrong."""
+    try:
+        config = comm_config.load_config(file)
+    except comm_config.ConfigError as error:
+        print(f"error: {error}", file=typer.get_text_stream("stderr"))
+        raise typer.Exit(1) from None
+    if as_json:
+        print(config.model_dump_json(indent=2))
+        return
+    sources = comm_config.sources_of(config)
+    table = Table("key", "value", "from")
+    for key, value in _leaves("", config.model_dump()):
+        if key in sources:
+            table.add_row(key, json.dumps(value), sources[key])
+    Console().print(table)
+    print(f"{file}: ok")
+
+
+def _leaves(prefix: str, value: object) -> list[tuple[str, object]]:
+    if isinstance(value, dict) and value:
+        return [leaf for key, inner in value.items() for leaf in _leaves(f"{prefix}.{key}" if prefix else key, inner)]
+    return [(prefix, value)]

@@ -1,0 +1,133 @@
+"""Everything that a rank can check alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import comm_config
+from comm_orchestrator import facade, interfaces, orchestrator
+from comm_orchestrator.tools.doctor import (
+    backends,
+    launch,
+    names,
+    network,
+    open_files,
+    packages,
+    port,
+    shared_memory,
+    variables,
+)
+from comm_orchestrator.tools.doctor.finding import Finding, from_error, guarded, worst
+from comm_orchestrator.tools.doctor.limit import within
+from comm_orchestrator.tools.doctor.report import RankReport
+from comm_orchestrator.tools.doctor.warned import warnings_logged
+from comm_utils.errors import ConfigurationError
+from comm_utils.launch import LaunchInfo
+
+__all__ = ["Local", "examine", "with_hosts"]
+
+
+@dataclass(frozen=True)
+class Local:
+    """A rank's report, and what it needs to meet the others; None where that cannot be had."""
+
+    report: RankReport
+    launch: LaunchInfo | None
+    settings: comm_config.Settings | None
+
+
+def examine(timeout_s: float) -> Local:
+    """Check this process, its host and its surroundings."""
+    findings: list[Finding] = []
+    settings, warnings = _settings(timeout_s, findings)
+    known = settings or comm_config.resolve(environ={})
+    environ = dict(os.environ)
+    applied = {**environ, **known.variables}
+    found, build = packages.versions(), packages.torch_build()
+    findings += guarded("packages", lambda: packages.check(found, build))
+    available = facade.available_backends()
+    findings += guarded("backends", lambda: backends.check(available, known))
+    info, told = _launch(environ, known, timeout_s)
+    findings += told
+    findings += guarded("variables", lambda: variables.check(applied, warnings))
+    addresses = interfaces.addresses()
+    nccl = "nccl" in available and available["nccl"].usable
+    findings += _of_host(info, applied, addresses, nccl, timeout_s)
+    if info is not None:
+        one, default = info, known.launch.master_port
+        findings += guarded("port", lambda: port.check(one, environ, default))
+    world_size = info.world_size if info is not None else 1
+    findings += guarded("open_files", lambda: open_files.check(world_size))
+    report = RankReport(
+        info.rank if info is not None else None,
+        world_size,
+        socket.gethostname(),
+        os.getpid(),
+        launcher=info.launcher if info is not None else "",
+        node_rank=info.node_rank if info is not None else None,
+        launch=launch.as_table(info) if info is not None else {},
+        packages=found,
+        torch=build,
+        backends={name: dict(vars(one)) for name, one in sorted(available.items())},
+        interfaces=network.as_table(info.master_addr if info is not None else None, addresses),
+        variables=variables.relevant(environ),
+        findings=findings,
+    )
+    return Local(report, info, settings)
+
+
+def _of_host(
+    info: LaunchInfo | None, applied: Mapping[str, str], addresses: interfaces.Addresses, nccl: bool, timeout_s: float
+) -> list[Finding]:
+    """What depends on which ranks share a host."""
+    findings: list[Finding] = []
+    if info is not None:
+        one = info
+        findings += guarded("names", lambda: names.check(one, addresses, min(timeout_s, 10.0)))
+        master = one.master_addr if worst(findings) != "problem" else None
+        findings += guarded("interfaces", lambda: network.check(one, master, applied, addresses, nccl))
+    local_ranks = (info.local_world_size if info is not None else None) or 1
+    return findings + guarded("shared_memory", lambda: shared_memory.check(local_ranks))
+
+
+def with_hosts(report: RankReport, met: LaunchInfo, settings: comm_config.Settings, timeout_s: float) -> RankReport:
+    """``report`` with what the launcher had not said about hosts, and what follows from it."""
+    known = report.launch.get("local_world_size", {}).get("value") is not None
+    report = replace(report, launch=launch.as_table(met), node_rank=met.node_rank)
+    if known or met.local_world_size is None:
+        return report
+    nccl = bool(report.backends.get("nccl", {}).get("usable"))
+    applied = {**os.environ, **settings.variables}
+    found = _of_host(met, applied, interfaces.addresses(), nccl, timeout_s)
+    again = {one.check for one in found}
+    return replace(report, findings=[*(one for one in report.findings if one.check not in again), *found])
+
+
+def _settings(timeout_s: float, findings: list[Finding]) -> tuple[comm_config.Settings | None, list[str]]:
+    """The configuration in force, with time limits that suit a check; and what reading it warned of."""
+    with warnings_logged() as warnings:
+        try:
+            settings = orchestrator.load_config(
+                None, timeouts__init_s=timeout_s, timeouts__collective_s=timeout_s, comms_logger__enabled=False
+            )
+        except ConfigurationError as error:
+            told = from_error("configuration", error)
+            findings.append(Finding("problem", "configuration", told.found, told.remedy or "correct or unset it"))
+            return None, warnings
+    origins = set(settings.sources.values()) - {"default", "argument"}
+    text = f"read from {', '.join(sorted(origins))}" if origins else "all settings are defaults"
+    findings.append(Finding("ok", "configuration", text))
+    return settings, warnings
+
+
+def _launch(
+    environ: dict[str, str], settings: comm_config.Settings, timeout_s: float
+) -> tuple[LaunchInfo | None, list[Finding]]:
+    try:
+        # MPI may be asked, and may hang.
+        return within(timeout_s, lambda: launch.find(environ, settings), "asking the launcher")
+    except Exception as error:
+        return None, [from_error("launch", error)]

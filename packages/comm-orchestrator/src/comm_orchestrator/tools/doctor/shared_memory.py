@@ -1,0 +1,65 @@
+"""Shared memory: NCCL, oneCCL and data loaders put their buffers there."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from comm_orchestrator.tools.doctor.finding import Finding
+
+__all__ = ["FULL_BYTES_PER_RANK", "MIN_BYTES_PER_RANK", "check"]
+
+_MIB = 1024**2
+#: below this, libraries run short of it under load
+MIN_BYTES_PER_RANK = 64 * _MIB
+#: below this, they end with a bus error at the start
+FULL_BYTES_PER_RANK = 8 * _MIB
+
+
+def check(local_ranks: int, folder: Path = Path("/dev/shm")) -> list[Finding]:
+    """Whether ``local_ranks`` processes can share memory."""
+    try:
+        mode, size = stat.S_IMODE(folder.stat().st_mode), os.statvfs(folder)
+    except OSError as error:
+        text = f"{folder} cannot be used ({error.strerror})"
+        return [_finding("problem", text, f"mount it: mount -t tmpfs -o mode=1777 shm {folder}")]
+    findings = []
+    rights = f"chmod 1777 {folder}"
+    if (why := _refusal(folder)) is not None:
+        findings.append(_finding("problem", f"{folder} (mode {mode:04o}) cannot be written to: {why}", rights))
+    elif mode != 0o1777:
+        findings.append(_finding("warning", f"{folder} has mode {mode:04o} instead of 1777", rights))
+    free, total = size.f_bavail * size.f_frsize, size.f_blocks * size.f_frsize
+    ranks = f"{local_ranks} rank{'s' if local_ranks != 1 else ''}"
+    text = f"{folder}: {_mib(free)} of {_mib(total)} free, for {ranks} here"
+    wanted = MIN_BYTES_PER_RANK * local_ranks
+    if free >= wanted:
+        return findings or [_finding("ok", text)]
+    level = "problem" if free < FULL_BYTES_PER_RANK * local_ranks else "warning"
+    text += f"; less than the {_mib(MIN_BYTES_PER_RANK)} a rank that should be"
+    size_mib = max(1024, -(-2 * wanted // _MIB))
+    if total >= 2 * wanted:
+        remedy = f"remove what dead processes left in {folder} (ls -l {folder})"
+    else:
+        remedy = (
+            f"docker run --shm-size={size_mib}m or --ipc=host; elsewhere mount -o remount,size={size_mib}m {folder}"
+        )
+    return [*findings, _finding(level, text, remedy)]
+
+
+def _refusal(folder: Path) -> str | None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _finding(level: str, text: str, remedy: str = "") -> Finding:
+    return Finding(level, "shared_memory", text, remedy, of_host=True)  # type: ignore[arg-type]
+
+
+def _mib(size: int) -> str:
+    return f"{size / _MIB:.0f} MiB" if size < 10 * 1024 * _MIB else f"{size / 1024 / _MIB:.0f} GiB"

@@ -1,0 +1,87 @@
+"""The picture of a fit: measured against fitted, and relative residuals against size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comm_utils.errors import ArgumentError, BackendUnavailableError
+
+if TYPE_CHECKING:
+    from comm_utils.observability.cost_model import Fit, Model
+
+__all__ = ["check_plot", "plot_residuals"]
+
+_SUFFIXES = (".svg", ".png", ".pdf")
+# Okabe and Ito's colours, which people with any colour vision can tell apart.
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
+_MARKERS = "os^vDP*X"
+_TICKS = {1: "1 B", 2**10: "1 KiB", 2**20: "1 MiB", 2**30: "1 GiB"}
+
+
+def check_plot(path: Path, option: str = "--plot") -> None:
+    """Refuse before anything starts what could not be plotted in the end.
+
+    Raises:
+        ArgumentError: no picture has such a name.
+        BackendUnavailableError: matplotlib is missing.
+    """
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ArgumentError(f"{option}: got {str(path)!r}; expected a name that ends in {', '.join(_SUFFIXES)}")
+    try:
+        import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise BackendUnavailableError(
+            f"{option}: needs matplotlib; install it with: pip install 'comm-orchestrator[plot]'"
+        ) from error
+
+
+def plot_residuals(model: Model, path: Path) -> None:
+    """Draw ``model`` into ``path``; the same model gives the same file."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context({"svg.hashsalt": "commctl fit", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(10, 4.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for number, fit in enumerate(model.fits):
+            _points(
+                left, right, fit, _COLOURS[number % len(_COLOURS)], _MARKERS[number // len(_COLOURS) % len(_MARKERS)]
+            )
+        times = [
+            value for fit in model.fits for one in fit.points for value in (one.measured_us, one.fitted_us) if value
+        ]
+        span = (min(times), max(times))
+        left.plot(span, span, color="0.4", linewidth=1, zorder=1)
+        left.set(xscale="log", yscale="log", xlabel="fitted by the model, µs", ylabel="measured, µs")
+        left.set_title("Measured against fitted")
+        right.axhline(0, color="0.4", linewidth=1, zorder=1)
+        right.set_xscale("symlog", base=2, linthresh=1)
+        greatest = max(fit.sizes_bytes[1] for fit in model.fits)
+        right.set_xticks([at for at in _TICKS if at <= 2 * greatest], minor=False)
+        right.set_xticklabels([text for at, text in _TICKS.items() if at <= 2 * greatest])
+        least = min((one.size_bytes for fit in model.fits for one in fit.points if one.size_bytes), default=1)
+        if least < greatest:
+            right.set_xlim(-0.5 if any(not fit.sizes_bytes[0] for fit in model.fits) else least / 2, 2 * greatest)
+        right.set(xlabel="size", ylabel="(fitted - measured) / measured, %")
+        right.set_title("Relative residuals")
+        for axes in (left, right):
+            axes.grid(True, color="0.9", linewidth=0.6)
+            axes.set_axisbelow(True)
+        figure.suptitle("A model: latency and bandwidth fitted to measurements", fontsize=10)
+        figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
+        figure.savefig(path, metadata=_metadata(path))
+
+
+def _points(left: Any, right: Any, fit: Fit, colour: str, marker: str) -> None:
+    style = {"s": 14, "color": colour, "marker": marker, "linewidths": 0, "alpha": 0.85}
+    shown = [one for one in fit.points if one.fitted_us > 0]
+    left.scatter([one.fitted_us for one in shown], [one.measured_us for one in shown], label=str(fit.key), **style)
+    residuals = [100 * (one.fitted_us - one.measured_us) / one.measured_us for one in fit.points]
+    right.scatter([one.size_bytes for one in fit.points], residuals, **style)
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    # When and with what a picture was made says nothing about the model.
+    names = {".svg": ("Date", "Creator"), ".pdf": ("CreationDate", "Creator", "Producer"), ".png": ("Software",)}
+    return dict.fromkeys(names[path.suffix.lower()])

@@ -1,0 +1,149 @@
+"""What ``commctl trace replay`` was asked for, checked as far as that can be done before any rank starts."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from comm_orchestrator import facade
+from comm_orchestrator.tools.trace.output import replaced
+from comm_orchestrator.tools.trace.replay_plan import Plan
+from comm_utils.errors import ArgumentError, BackendUnavailableError
+from comm_utils.observability.traces import RankTrace
+from comm_utils.sizes import format_size
+
+__all__ = ["Options", "check_files", "check_here", "peak_bytes"]
+
+_LEAST_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """Everything that ranks have to know.
+
+    Attributes:
+        backend: empty for the recorded one.
+        output: the folder for the trace of the replay; empty for none.
+        timeout_s: of each operation; 0 for three times the longest that was recorded, and at least a minute.
+        planned: a folder with the traces as they are to be replayed; empty where a rank has to find that out itself.
+        begin_ns: when the first rank began; with ``planned``.
+    """
+
+    folder: str
+    backend: str = ""
+    output: str = ""
+    keep_gaps: bool = False
+    json: str = ""
+    timeout_s: float = 0.0
+    planned: str = ""
+    begin_ns: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.timeout_s) and (self.timeout_s == 0 or 1 <= self.timeout_s <= 86400)):
+            raise ArgumentError(f"--timeout: got {self.timeout_s:g}; expected 1 to 86400 seconds, or 0 to derive it")
+
+    def dumps(self) -> str:
+        """As text, for :meth:`loads`."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def loads(cls, text: str) -> Options:
+        """What :meth:`dumps` wrote."""
+        return cls(**json.loads(text))
+
+    def limit_s(self, longest_s: float) -> float:
+        """How long an operation may take, where the longest recorded one took ``longest_s``."""
+        return self.timeout_s or max(_LEAST_TIMEOUT_S, 3 * longest_s)
+
+
+def check_files(options: Options) -> None:
+    """Refuse files that cannot be written.
+
+    Raises:
+        ArgumentError: names the option.
+    """
+    if options.json:
+        path = Path(options.json)
+        before = path.exists()
+        if before and not path.is_file() and not path.is_dir():
+            raise ArgumentError(f"--json: {path} is no file")
+        try:
+            with replaced(path) as place:
+                place.write_bytes(path.read_bytes() if before else b"")
+        except ArgumentError as error:
+            raise ArgumentError(f"--json: {error}") from None
+        if not before:
+            path.unlink()
+    if not options.output:
+        return
+    output = Path(options.output)
+    if output.exists() and not output.is_dir():
+        raise ArgumentError(f"--output: {output}: got a file; expected a folder for the trace of the replay")
+    if output.exists() and output.samefile(options.folder):
+        raise ArgumentError(f"--output: {output} is the trace that is replayed; expected another folder")
+    existing = next(one for one in (output, *output.absolute().parents) if one.exists())
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        raise ArgumentError(f"--output: {output} cannot be written: {existing} cannot be written to")
+
+
+def check_here(options: Options, plan: Plan) -> None:
+    """Refuse what ranks of this host alone cannot do.
+
+    Raises:
+        BackendUnavailableError: the backend is not there.
+        ArgumentError: too many ranks for the devices, or for the memory.
+    """
+    W = plan.traces[0].world_size
+    if options.backend:
+        known = facade.available_backends()
+        names = {part.rpartition(":")[2].strip().lower() for part in options.backend.split(",")}
+        for name in sorted(names):
+            if name not in known:
+                raise ArgumentError(f"--backend: got {name!r}; expected one of {', '.join(sorted(known))}")
+            if not known[name].usable:
+                why, remedy = known[name].reason, known[name].remedy
+                raise BackendUnavailableError(f"--backend: {name} cannot be used here: {why}; {remedy}".rstrip("; "))
+        if "nccl" in names:
+            _check_devices(W)
+    needed, free = sum(map(peak_bytes, plan.traces)), psutil.virtual_memory().available
+    if needed > 0.9 * free:
+        raise ArgumentError(
+            f"the replay of {W} ranks needs {format_size(needed)} and {format_size(free)} of memory are free here; "
+            "start it by a launcher, on the hosts of the job"
+        )
+
+
+def _check_devices(W: int) -> None:
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < W:
+        raise ArgumentError(
+            f"--backend: nccl needs a GPU for each of the {W} ranks and {found} are here; start it by a launcher, on "
+            "the hosts of the job, or use --backend gloo"
+        )
+
+
+def peak_bytes(trace: RankTrace) -> int:
+    """At least what the replay of one rank needs for its tensors: each in a buffer of up to twice its size."""
+    synchronous = 0
+    changes: list[tuple[int, int]] = []
+    for event in trace.events:
+        operation = event.operation
+        size = 2 * operation.size_bytes
+        if not operation.asynchronous:
+            synchronous = max(synchronous, size)
+            continue
+        until = event.waits[0].end_ns if event.waits else event.end_ns
+        changes += [(event.begin_ns, size), (max(until, event.begin_ns), -size)]
+    changes.sort()
+    most = now = 0
+    for _, size in changes:
+        now += size
+        most = max(most, now)
+    return synchronous + most

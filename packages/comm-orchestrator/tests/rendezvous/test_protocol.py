@@ -1,0 +1,141 @@
+"""The meeting, with a thread for each rank and torch's in-memory store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore, Store
+
+from comm_orchestrator.rendezvous import protocol
+from comm_orchestrator.rendezvous.protocol import Deadline, Place, meet
+from comm_orchestrator.rendezvous.records import Arrival, Finding
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError
+
+
+def arrival(rank: int, world_size: int, **changes: Any) -> Arrival:
+    return Arrival(rank, world_size, "host", "host-id", 100 + rank, **changes)
+
+
+def names(arrivals: Sequence[Arrival]) -> Any:
+    return {"ranks": [one.rank for one in arrivals]}
+
+
+def together(
+    arrivals: Sequence[Arrival],
+    limit_s: float = 10.0,
+    judge: Callable[[Sequence[Arrival]], Any] = names,
+    store: Store | None = None,
+) -> list[Any]:
+    """What ``meet`` returned or raised in each thread."""
+    shared = store or HashStore()
+    outcomes: list[Any] = [None] * len(arrivals)
+
+    def rank(place: int) -> None:
+        try:
+            outcomes[place] = meet(
+                arrivals[place], Deadline(limit_s), judge, Place(shared, hosted=store is None and place == 0)
+            )
+        except CommError as error:
+            outcomes[place] = error
+
+    threads = [threading.Thread(target=rank, args=(place,)) for place in range(len(arrivals))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(limit_s + 10)
+    return outcomes
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 64])
+def test_all_hear_the_same(world_size: int) -> None:
+    found = together([arrival(rank, world_size) for rank in reversed(range(world_size))])
+    assert found == [{"ranks": list(range(world_size))}] * world_size
+
+
+def test_a_judge_may_refuse_them() -> None:
+    refusal = Finding("BackendUnavailableError", "none for all")
+    found = together([arrival(rank, 3) for rank in range(3)], judge=lambda _: refusal)
+    assert [type(one) for one in found] == [BackendUnavailableError] * 3
+    assert {str(one) for one in found} == {"init_distributed: none for all"}
+
+
+def test_a_judge_that_breaks_leaves_nobody_waiting() -> None:
+    def broken(arrivals: Sequence[Arrival]) -> Any:
+        raise KeyError("judge")
+
+    start = time.monotonic()
+    found = together([arrival(rank, 3) for rank in range(3)], judge=broken)
+    assert [type(one) for one in found] == [LaunchError] * 3
+    assert all("KeyError: 'judge'" in str(one) for one in found)
+    assert time.monotonic() - start < 5
+
+
+def test_who_came_first_and_went_away() -> None:
+    """It arrived and will never compare: the others say so when their time is up, all at once."""
+    store = HashStore()
+    store.set("arrival/1", arrival(0, 3).to_json())
+    store.add("arrived", 1)
+    start = time.monotonic()
+    found = together([arrival(1, 3), arrival(2, 3)], limit_s=0.6, store=store)
+    assert [type(one) for one in found] == [CommTimeoutError] * 2
+    assert len({str(one) for one in found}) == 1
+    assert "rank 0 (pid 100 on host), who came first and compares the ranks, said nothing" in str(found[0])
+    assert time.monotonic() - start < 2.6
+
+
+def test_one_who_arrived_without_a_record() -> None:
+    """Killed between two steps."""
+    store = HashStore()
+    store.add("arrived", 1)
+    (found,) = together([arrival(1, 2)], limit_s=0.4, store=store)
+    assert isinstance(found, CommTimeoutError)
+    assert "rank 0 of 2 did not come within 0.4 s (rank 1 on host came)" in str(found)
+
+
+def test_one_who_comes_after_the_others_gave_up_hears_why() -> None:
+    store = HashStore()
+    (first,) = together([arrival(0, 2)], limit_s=0.2, store=store)
+    (second,) = together([arrival(1, 2)], store=store)
+    assert str(first) == str(second)
+    assert "rank 1 of 2 did not come" in str(second)
+
+
+@pytest.mark.parametrize(
+    ("late", "text"),
+    [
+        (arrival(1, 2, program="late.py"), "two processes have rank 1: pid 101 on host "),
+        (arrival(2, 3), "the ranks disagree on the world size"),
+    ],
+)
+def test_one_who_comes_to_a_world_that_is_complete(late: Arrival, text: str) -> None:
+    store = HashStore()
+    assert together([arrival(0, 2), arrival(1, 2)], store=store) == [{"ranks": [0, 1]}] * 2
+    (found,) = together([late], store=store)
+    assert isinstance(found, LaunchError)
+    assert text in str(found)
+
+
+def test_rank_0_waits_for_the_others_to_hear_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "_GRACE_S", 0.3)
+    start = time.monotonic()
+    (found,) = together([arrival(0, 2, problem=("LaunchError", "no"))], limit_s=0.6)
+    assert "rank 0 (pid 100 on host) cannot go on: no" in str(found)
+    assert 0.5 <= time.monotonic() - start < 2
+
+
+def test_a_record_that_nobody_can_read() -> None:
+    store = HashStore()
+    store.add("arrived", 1)
+    store.set("arrival/1", '{"rank": 1}')
+    (found,) = together([arrival(1, 2)], limit_s=0.3, store=store)
+    assert isinstance(found, LaunchError)
+    assert "cannot be understood" in str(found)
+
+
+def test_one_finding_is_not_lost_while_others_are_waited_for() -> None:
+    found = together([arrival(0, 3), arrival(0, 3)], limit_s=0.5)
+    assert all("two processes have rank 0" in str(one) for one in found)

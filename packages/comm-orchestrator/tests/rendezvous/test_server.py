@@ -1,0 +1,138 @@
+"""Where rank 0 listens, and how it is found: real sockets on the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from comm_orchestrator.rendezvous import client, server
+from comm_orchestrator.rendezvous.protocol import Deadline
+from comm_utils.errors import CommTimeoutError, LaunchError
+
+LIMIT = timedelta(seconds=10)
+
+
+@pytest.mark.parametrize(
+    ("host", "alone", "bound"),
+    [
+        ("127.0.0.1", False, "127.0.0.1"),
+        ("127.0.0.1", True, "127.0.0.1"),
+        ("localhost", True, "127.0.0.1"),
+        # Other hosts may know this one by an address that is none of its loopback interface's.
+        ("localhost", False, None),
+        ("no-such-host.invalid", False, None),
+        # A service's address, which leads here through a translation.
+        ("192.0.2.200", False, None),
+    ],
+)
+def test_no_wider_than_it_has_to(host: str, alone: bool, bound: str | None) -> None:
+    with server.listen(host, 0, alone) as listener:
+        assert listener.getsockname()[0] == bound or (bound is None and listener.getsockname()[0] in ("::", "0.0.0.0"))
+
+
+def test_a_port_in_use_names_its_owner() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(server.PortInUseError, match=f"port {port} of 127.0.0.1 is in use by pid {os.getpid()}, "):
+            server.listen("127.0.0.1", port, alone=True)
+
+
+def test_a_store_on_the_listener_and_its_clients() -> None:
+    listener = server.listen("127.0.0.1", 0, alone=True)
+    port = listener.getsockname()[1]
+    store = server.serve(listener, LIMIT)
+    assert client.reach("127.0.0.1", port, Deadline(5), "here") == "127.0.0.1"
+    client = client.connect("127.0.0.1", port, Deadline(5), LIMIT)
+    client.set("key", "value")
+    assert store.get("key") == b"value"
+    assert client.leads_here("127.0.0.1", port) == ""
+    # Somebody still holds the store of the last world: the next one is made in the same server.
+    again = server.serve_again("127.0.0.1", port, LIMIT)
+    assert again.get("key") == b"value"
+    del store, client, again
+    with server.listen("127.0.0.1", port, alone=True):
+        pass
+
+
+def test_one_who_comes_late_is_waited_for() -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    servers = []
+    timer = threading.Timer(0.4, lambda: servers.append(socket.create_server(("127.0.0.1", port))))
+    timer.start()
+    start = time.monotonic()
+    assert client.reach("127.0.0.1", port, Deadline(10), "here") == "127.0.0.1"
+    assert time.monotonic() - start >= 0.4
+    timer.join()
+    servers[0].close()
+
+
+@pytest.mark.parametrize(
+    ("host", "error", "text"),
+    [
+        ("127.0.0.1", CommTimeoutError, "rank 0 is not to be found at 127.0.0.1:1 (told), which refuses connections"),
+        ("no-such-host.invalid", LaunchError, "the master address 'no-such-host.invalid' (told) does not resolve on "),
+    ],
+)
+def test_one_who_never_comes(host: str, error: type[Exception], text: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(error) as caught:
+        client.reach(host, 1, Deadline(0.3), "told")
+    assert str(caught.value).startswith(text)
+    assert time.monotonic() - start < 2
+    assert client.leads_here(host, 1) != ""
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said"),
+    [
+        (None, CommTimeoutError, "says nothing"),
+        (b"HTTP/1.1 400 Bad Request", client.ConnectionEndedError, "answers with b'HTTP'"),
+        (b"", client.ConnectionEndedError, "(hangs up|Connection reset by peer)"),
+    ],
+)
+def test_something_that_is_no_store(
+    answer: bytes | None, error: type[Exception], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def serve() -> None:
+            with server.accept()[0] as client:
+                client.sendall(answer or b"")
+
+        if answer is not None:
+            threading.Thread(target=serve, daemon=True).start()
+        start, threads = time.monotonic(), threading.active_count()
+        with pytest.raises(error, match=rf"does not answer like a store of torch\.distributed: it {said}") as caught:
+            client.connect("127.0.0.1", port, Deadline(0.5), LIMIT)
+        assert f"there listens pid {os.getpid()}, " in str(caught.value)
+        assert str(caught.value).endswith("set MASTER_PORT to a free port")
+        assert ("see whether that process is stopped" in str(caught.value)) == (answer is None)
+        assert time.monotonic() - start < 3
+        assert threading.active_count() <= threads
+    assert capfd.readouterr().err == ""  # no page of C++ stack frames
+
+
+def test_an_address_that_leads_to_somebody_else() -> None:
+    """As a proxy may accept connections for any host: rank 0, whose store runs, can say so."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert "127.0.0.1" in client.leads_here("127.0.0.1", port)
+        assert "says nothing from there" in client.leads_here("127.0.0.1", port)
+
+
+def test_waiting_is_no_secret(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("comm_orchestrator.rendezvous.protocol._FIRST_NOTICE_S", 0.05)
+    deadline = Deadline(0.5)
+    while deadline.pause(lambda: "for Godot"):
+        pass
+    told = [record.getMessage() for record in caplog.records]
+    assert 3 <= len(told) <= 4  # after 0.05, 0.1, 0.2 and 0.4 s
+    assert told[0].endswith("and still waiting: for Godot")

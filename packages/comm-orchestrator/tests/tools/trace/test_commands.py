@@ -1,0 +1,103 @@
+"""The command line of ``commctl trace``: what it writes, and what a wrong call gets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from comm_utils.observability.traces.file import save
+from typer.testing import CliRunner
+
+from comm_orchestrator.tools.commands import app
+from comm_utils.observability.traces import Event, Operation, RankTrace
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    operation = Operation("all_reduce", "all_reduce", 4096, (0, 1), "0", "float32", "sum")
+    for rank, late in ((0, 0), (1, 30)):
+        event = Event(operation, 0, late * 1000, 50_000, 50_000)
+        save(tmp_path / "trace", RankTrace(rank, 2, "host", rank, "gloo", events=[event]))
+    return tmp_path
+
+
+def test_merge_writes_one_trace_with_waiting_times(folder: Path) -> None:
+    for name in ("merged.json", "merged.json.gz"):
+        done = CliRunner().invoke(app, ["trace", "merge", str(folder / "trace"), "-o", str(folder / name)])
+        assert (done.exit_code, done.output) == (0, "")
+    text = (folder / "merged.json").read_text()
+    assert gzip.decompress((folder / "merged.json.gz").read_bytes()).decode() == text
+    slices = [event for event in json.loads(text)["traceEvents"] if event["ph"] == "X"]
+    assert [(event["args"]["waiting_us"], event["args"]["transfer_us"]) for event in slices] == [(30, 20), (0, 20)]
+    assert slices[0]["args"]["waited_for_rank"] == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["merged.json", "merged.json.gz", "trace"]
+
+
+def test_summary_is_text_or_one_document(folder: Path) -> None:
+    shown = CliRunner().invoke(app, ["trace", "summary", str(folder / "trace")])
+    assert shown.exit_code == 0
+    assert "all_reduce" in shown.output
+    assert "rank 1" in shown.output
+    found = json.loads(CliRunner().invoke(app, ["trace", "summary", str(folder / "trace"), "--json"]).output)
+    assert found["stragglers"][0]["rank"] == 1
+    assert found["operations"][0]["waiting_s"] == pytest.approx(30e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["summary", "nothing"], "nothing: got nothing; expected a folder with rank0.jsonl"),
+        (["merge", "trace", "-o", "no/m.json"], "no/m.json: cannot be written: No such file or directory"),
+        (["merge", "trace", "-o", "."], "got a folder; expected the name of a file"),
+        (["merge", "half", "-o", "m.json"], "got 1 of 2 ranks' files; missing: rank1.jsonl"),
+        (["plot", "trace", "-o", "it.gif"], "expected .svg or .png"),
+        (["plot", "trace", "-o", "it.svg", "--kind", "bars"], "expected one of timeline, traffic, both"),
+        (["plot", "trace", "-o", "it.svg", "--ranks", "0,x"], "expected ranks such as 0,2,4-6"),
+        (["plot", "trace", "-o", "it.svg", "--ranks", "9"], "the trace has the ranks 0 to 1"),
+        (["plot", "trace", "-o", "it.svg", "--from", "1"], "the trace lasts 5e-05 s"),
+        (["plot", "empty", "-o", "it.svg"], "no operations"),
+        (["replay", "nothing"], "got nothing"),
+        (["replay", "empty"], "no operations"),
+        (["replay", "trace", "--backend", "smoke"], "--backend: got 'smoke'; expected one of"),
+        (["replay", "trace", "-o", "trace"], "is the trace that is replayed"),
+        (["replay", "trace", "--json", "no/x.json"], "--json: no/x.json: cannot be written"),
+        (["replay", "trace", "--timeout", "0.01"], "--timeout: got 0.01"),
+    ],
+)
+def test_a_wrong_call_gets_one_sentence(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
+) -> None:
+    monkeypatch.chdir(folder)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    save("empty", RankTrace(0, 1))
+    save("half", RankTrace(0, 2))
+    before = sorted(folder.rglob("*"))
+    done = CliRunner().invoke(app, ["trace", *arguments])
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert expected in done.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_who_stops_reading_sees_no_error(folder: Path) -> None:
+    command = f"{sys.executable} -m comm_orchestrator trace summary {folder / 'trace'} --json | head -c 5"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="has no device that is always full")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_output_that_has_no_place(folder: Path, more: list[str]) -> None:
+    command = [sys.executable, "-m", "comm_orchestrator", "trace", "summary", str(folder / "trace"), *more]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")

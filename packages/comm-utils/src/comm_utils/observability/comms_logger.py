@@ -1,0 +1,216 @@
+"""Counts and times of communication, by operation and message size, in bounded memory."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import weakref
+from collections.abc import Callable, Iterable
+
+from comm_utils.errors import ArgumentError
+from comm_utils.log import logger
+from comm_utils.observability.records import SERIES_KEPT, Records, Row, Window
+from comm_utils.observability.sequence import Numbering
+from comm_utils.observability.series import Recorder, Series
+from comm_utils.observability.traces.events import Operation
+from comm_utils.observability.traces.file import TraceWriter
+from comm_utils.sizes import bandwidth, format_size
+
+__all__ = ["EVENTS_KEPT", "OPERATIONS", "SERIES_KEPT", "CommsLogger", "Row", "Window"]
+
+#: How many of the last operations a log can tell one by one.
+EVENTS_KEPT = 16384
+#: Every name under which an operation may be recorded.
+OPERATIONS = frozenset(
+    (
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "gather",
+        "inference_all_reduce",
+        "irecv",
+        "isend",
+        "recv",
+        "reduce",
+        "reduce_scatter",
+        "reduce_scatter_coalesced",
+        "reduce_scatter_tensor",
+        "scatter",
+        "send",
+    )
+)
+
+
+class CommsLogger:
+    """Records operations; its settings are DeepSpeed's ``comms_logger`` keys.
+
+    Args:
+        verbose: log a line for every operation as it ends.
+        prof_all: record every operation; otherwise only those in ``prof_ops``, names of :data:`OPERATIONS`.
+        debug: keep operations apart by the function of the user's program that called them.
+        ranges: mark operations for profilers.
+
+    Attributes:
+        is_plain: all that is kept of an operation is its time.
+        numbering: of calls, recorded or not.
+        recorder: where events wait to be counted.
+        writes: whether a trace is being written.
+    """
+
+    def __init__(
+        self,
+        verbose: bool = False,
+        prof_all: bool = True,
+        prof_ops: Iterable[str] = (),
+        debug: bool = False,
+        ranges: bool = False,
+    ) -> None:
+        self.verbose, self.prof_all, self.debug, self.ranges = False, True, False, False
+        self.prof_ops: frozenset[str] = frozenset()
+        self.numbering = Numbering()
+        self.writes = False
+        self._writer: TraceWriter | None = None
+        self.recorder = Recorder(EVENTS_KEPT, self._stop_writing)
+        self._records = Records(self.recorder)
+        self.rows = self._records.rows
+        self.totals = self._records.totals
+        self.reset = self._records.reset
+        self.choose(verbose, prof_all, prof_ops, debug, ranges)
+        _loggers.add(self)
+
+    def choose(
+        self,
+        verbose: bool | None = None,
+        prof_all: bool | None = None,
+        prof_ops: Iterable[str] | None = None,
+        debug: bool | None = None,
+        ranges: bool | None = None,
+    ) -> None:
+        """Change settings; None leaves one as it is.
+
+        A name in ``prof_ops`` that is no operation is kept, with a WARNING: DeepSpeed has others.
+
+        Raises:
+            ArgumentError: ``prof_ops`` are no names; nothing is changed.
+        """
+        self.prof_ops = self.prof_ops if prof_ops is None else _checked(prof_ops, self.prof_ops)
+        self.verbose = self.verbose if verbose is None else verbose
+        self.prof_all = self.prof_all if prof_all is None else prof_all
+        self.debug = self.debug if debug is None else debug
+        self.ranges = self.ranges if ranges is None else ranges
+        self.is_plain = self.prof_all and not (self.verbose or self.debug or self.ranges)
+
+    def wants(self, name: str) -> bool:
+        """Whether what is recorded under ``name`` is to be recorded."""
+        return self.prof_all or name in self.prof_ops
+
+    def series(self, operation: Operation) -> Series:
+        """Where such operations go, for as long as this logger lives.
+
+        It may be of a coarser operation: beyond :data:`SERIES_KEPT`, new ones are taken together, with a WARNING.
+        """
+        return self._records.series(operation, self._define)
+
+    def when_reading(self, before: Callable[[], None]) -> None:
+        """Have ``before`` called before anything is read, to record what has ended meanwhile."""
+        self._records.before_reading = before
+
+    def window(self, name: str = "") -> Window:
+        """Open a stretch of the program of which what is recorded can be read alone."""
+        return self._records.window(name)
+
+    def line(self, operation: Operation, duration_ns: int) -> None:
+        """Log a line where ``verbose``."""
+        if self.verbose:
+            rate = bandwidth(operation.operation, operation.size_bytes, duration_ns * 1e-9, operation.world_size)
+            logger.info(
+                "%s%s | size: %s | time: %.3f ms | algbw: %.2f GB/s | busbw: %.2f GB/s",
+                operation.name,
+                f" from {operation.caller}" if operation.caller else "",
+                format_size(operation.size_bytes),
+                duration_ns * 1e-6,
+                rate.algbw_gb_per_s,
+                rate.busbw_gb_per_s,
+            )
+
+    def recent(self, most: int = EVENTS_KEPT) -> tuple[list[Operation], list[tuple[int, int, int, int]]]:
+        """The last operations: kinds, and ``(number of the kind, sequence, begin_ns, end_ns)`` for each."""
+        self._records.settle()
+        with self.recorder.lock:
+            return [series.operation for series in self._records], self.recorder.last(most)
+
+    def forget_events(self) -> None:
+        """Forget the last operations, of which each is known by itself; their sums stay."""
+        self._records.settle()
+        with self.recorder.lock:
+            self.recorder.forget()
+
+    def start_writing(self, writer: TraceWriter) -> None:
+        """Write each operation into a trace as it ends."""
+        self._records.settle()
+        with self.recorder.lock:
+            self._write_to(writer)
+            for series in self._records:
+                self._define(series)
+
+    def stop_writing(self) -> TraceWriter | None:
+        """Write no more; returns the writer, still open, or None where there is none or it has failed."""
+        self._records.settle()
+        with self.recorder.lock:
+            return self._write_to(None)
+
+    def _write_to(self, writer: TraceWriter | None) -> TraceWriter | None:
+        """Returns the one until now."""
+        before, self._writer, self.writes = self._writer, writer, writer is not None
+        self.recorder.write_to(writer)
+        return before
+
+    def _define(self, series: Series) -> None:
+        if self._writer is not None:
+            try:
+                self._writer.define(series.number, series.operation)
+            except OSError as error:
+                self._stop_writing(error)
+
+    def _stop_writing(self, error: OSError) -> None:
+        with self.recorder.lock:
+            writer = self._write_to(None)
+        if writer is not None:
+            logger.warning("the trace ends here: %s: %s; communication goes on", writer.path, error.strerror or error)
+            writer.abandon()
+
+    def after_fork(self) -> None:
+        """In a child: leave the parent's trace alone, and the lock, which another thread may have held."""
+        self.recorder.forked()
+        writer = self._write_to(None)
+        if writer is not None:
+            writer.detach()
+
+
+_loggers: weakref.WeakSet[CommsLogger] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for log in list(_loggers):
+        log.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _checked(prof_ops: Iterable[str], before: frozenset[str]) -> frozenset[str]:
+    chosen = list(prof_ops)
+    for name in chosen:
+        if not isinstance(name, str):
+            raise ArgumentError(f"configure: prof_ops: got {name!r:.60}; expected names of operations")
+        if name not in OPERATIONS and name not in before:
+            near = difflib.get_close_matches(name, OPERATIONS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            logger.warning("prof_ops: %r is no operation: only calls with that log_name are recorded%s", name, hint)
+    return frozenset(chosen)

@@ -1,0 +1,186 @@
+"""Puts the traces of several ranks side by side: one clock, and one count of the collectives of each group."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from comm_utils.observability.sequence import era_of
+from comm_utils.observability.traces.events import Event, Operation, RankTrace, Wait
+
+__all__ = [
+    "COLLECTIVES",
+    "EVERYBODY",
+    "MESSAGES",
+    "aligned",
+    "channel_of",
+    "group_of",
+    "is_nothing",
+    "matches",
+    "on_first_clock",
+]
+
+#: Operations in which every rank needs something from every other.
+EVERYBODY = frozenset(
+    (
+        "all_gather",
+        "all_gather_coalesced",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_reduce_coalesced",
+        "all_to_all",
+        "all_to_all_single",
+        "barrier",
+        "inference_all_reduce",
+        "reduce_scatter",
+        "reduce_scatter_coalesced",
+        "reduce_scatter_tensor",
+    )
+)
+COLLECTIVES = EVERYBODY | {"broadcast", "gather", "reduce", "scatter"}
+MESSAGES = frozenset(("irecv", "isend", "recv", "send"))
+
+Group: TypeAlias = tuple[str, tuple[int, ...]]
+# How many events of a rank are looked at to find out how differently it counts.
+_LOOKED_AT = 64
+# So many that end before and after it may be the same call, and so many times closer is much closer.
+_NEIGHBOURS, _MUCH = 4, 4
+
+
+def group_of(operation: Operation) -> Group:
+    """What is the same for all ranks of a group, and for no other group that exists at the time."""
+    return operation.group, operation.ranks
+
+
+def on_first_clock(trace: RankTrace) -> RankTrace:
+    """``trace`` with all times on rank 0's clock; sorted by their beginning."""
+    offset, at, drift = trace.offset_ns, trace.offset_at_ns, trace.drift
+
+    def there(time_ns: int) -> int:
+        return time_ns - offset - round(drift * (time_ns - at))
+
+    events = [
+        replace(
+            event,
+            begin_ns=there(event.begin_ns),
+            end_ns=there(event.end_ns),
+            returned_ns=there(event.returned_ns),
+            waits=[Wait(there(wait.begin_ns), there(wait.end_ns)) for wait in event.waits],
+        )
+        for event in trace.events
+    ]
+    events.sort(key=lambda event: event.begin_ns)
+    return replace(trace, events=events, offset_ns=0, offset_at_ns=0, drift=0.0)
+
+
+def is_nothing(operation: Operation) -> bool:
+    """Whether there is nothing to communicate, and so nobody waits for anybody."""
+    return operation.size_bytes == 0 and operation.operation != "barrier"
+
+
+def channel_of(rank: int, operation: Operation) -> tuple[object, ...]:
+    """What is counted together with a call of ``rank``: a group's collectives, or messages from one rank to another."""
+    if operation.operation not in MESSAGES:
+        return group_of(operation)
+    sends = operation.operation.endswith("send")
+    source, target = (rank, operation.root) if sends else (operation.root, rank)
+    return *group_of(operation), source, target, operation.tag
+
+
+def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """The traces on rank 0's clock, with sequence numbers that mean the same call on every rank of a group.
+
+    Ranks that began to record at different calls count differently, unless they began to count together and none has
+    paused since. Such a rank's numbers are moved, era by era, by what makes most of its calls the same as those of the
+    rank that has recorded most, and among equals by what makes them end closest to each other.
+    """
+    moved = [on_first_clock(trace) for trace in traces]
+    together = all(trace.counted_together for trace in traces)
+    doubt_ns = 2 * max((trace.uncertainty_ns for trace in traces), default=0)
+    channels: dict[tuple[object, ...], dict[int, dict[int, list[Event]]]] = defaultdict(dict)
+    for trace in moved:
+        for event in trace.events:
+            if event.sequence >= 0:
+                eras = channels[channel_of(trace.rank, event.operation)].setdefault(trace.rank, {})
+                eras.setdefault(era_of(event.sequence), []).append(event)
+    for members in channels.values():
+        if len(members) < 2 or (together and len({era for eras in members.values() for era in eras}) == 1):
+            continue
+        most = max(members, key=lambda rank: sum(map(len, members[rank].values())))
+        counted = {event.sequence: event for events in members[most].values() for event in events}
+        for rank, eras in members.items():
+            for era, events in eras.items() if rank != most else ():
+                if together and era in members[most]:
+                    continue
+                shift = _shift(most, counted, rank, events, doubt_ns)
+                for event in events if shift else ():
+                    event.sequence += shift  # a copy of our own
+    return moved
+
+
+def _shift(most: int, counted: Mapping[int, Event], rank: int, events: Sequence[Event], doubt_ns: int) -> int:
+    """What to add to the sequence numbers of ``events``; 0 where that is as good as anything."""
+    step = max(len(events) // _LOOKED_AT, 1)
+    sample = events[::step][:_LOOKED_AT]
+
+    def judged(shift: int) -> tuple[int, int]:
+        """How many may be the same call, and how far apart these end."""
+        pairs = [(counted.get(event.sequence + shift), event) for event in sample]
+        good = [(one, event) for one, event in pairs if one is not None and matches(most, one, rank, event, doubt_ns)]
+        return len(good), sum(abs(one.end_ns - event.end_ns) for one, event in good)
+
+    # Candidates are what ends at about the same time.
+    by_end = sorted((event.end_ns, number) for number, event in counted.items())
+    ends = [end_ns for end_ns, _ in by_end]
+    votes: Counter[int] = Counter()
+    for event in sample:
+        place = bisect_left(ends, event.end_ns)
+        for _, number in by_end[max(place - _NEIGHBOURS, 0) : place + _NEIGHBOURS]:
+            if matches(most, counted[number], rank, event, doubt_ns):
+                votes[number - event.sequence] += 1
+    best, found = 0, judged(0)
+    for shift, _ in votes.most_common(2 * _NEIGHBOURS):
+        other = judged(shift)
+        # Equally many have to be much closer, as ranks are late for reasons of their own.
+        if other[0] > found[0] or (other[0] == found[0] and _MUCH * other[1] < found[1]):
+            best, found = shift, other
+    return best
+
+
+def matches(rank: int, event: Event, other: int, others: Event, doubt_ns: int = 0) -> bool:
+    """Whether two ranks may have recorded one and the same call.
+
+    Args:
+        doubt_ns: how wrong their clocks may be.
+    """
+    mine, theirs = event.operation, others.operation
+    if _signature(mine) != _signature(theirs):
+        return False
+
+    if is_nothing(mine):
+        return True
+
+    def ends_after(needs: Event, needed: Event) -> bool:
+        return needs.end_ns + doubt_ns >= needed.begin_ns
+
+    if mine.operation in MESSAGES:
+        sends = mine.operation.endswith("send")
+        if sends == theirs.operation.endswith("send"):
+            return False
+        return ends_after(others, event) if sends else ends_after(event, others)
+    if mine.operation in EVERYBODY:
+        return ends_after(event, others) and ends_after(others, event)
+    if mine.operation in ("broadcast", "scatter"):
+        return (other != mine.root or ends_after(event, others)) and (rank != mine.root or ends_after(others, event))
+    return (rank != mine.root or ends_after(event, others)) and (other != mine.root or ends_after(others, event))
+
+
+def _signature(operation: Operation) -> tuple[object, ...]:
+    if operation.operation in MESSAGES:
+        return "message", operation.size_bytes
+    # Uneven exchanges are of different sizes on every rank; names are anybody's own.
+    size = -1 if operation.operation in ("all_to_all", "all_to_all_single") else operation.size_bytes
+    return operation.operation, size, operation.dtype, operation.op, operation.root

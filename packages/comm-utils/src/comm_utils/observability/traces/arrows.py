@@ -1,0 +1,75 @@
+"""Arrows of a Chrome trace, from each send to its receive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeAlias
+
+from comm_utils.observability.traces.alignment import MESSAGES, Group, group_of
+from comm_utils.observability.traces.events import Event, RankTrace
+
+__all__ = ["SENDS", "Arrows", "Message", "arrival", "call_end"]
+
+SENDS = ("isend", "send")
+
+#: group, sender, receiver, tag, sequence
+Message: TypeAlias = tuple[Group, int, int, int, int]
+
+
+class Arrows:
+    """The ends of the arrows: where a send is, and where its receive."""
+
+    def __init__(self, traces: Sequence[RankTrace], left_out: list[Message] | None) -> None:
+        sends: dict[Message, int] = {}
+        receives: dict[Message, tuple[int, int]] = {}
+        for trace in traces:
+            for event in trace.events:
+                message = message_of(trace.rank, event)
+                if message is None:
+                    continue
+                if event.operation.operation in SENDS:
+                    sends.setdefault(message, event.begin_ns)
+                else:
+                    receives.setdefault(message, arrival(event))
+        self._ends: dict[tuple[Message, bool], tuple[int, int]] = {}  # (message, sends) -> number, time
+        for number, message in enumerate(sorted(sends.keys() & receives.keys()), 1):
+            start = sends[message]
+            begin, end = receives[message]
+            # An arrow has to end within the slice that it points to, and not before it starts.
+            last = max(begin, end - 1)
+            if last >= start:
+                self._ends[message, True] = number, start
+                self._ends[message, False] = number, last
+            elif left_out is not None:
+                left_out.append(message)
+
+    def of(self, rank: int, event: Event, at: dict[str, Any], origin: int) -> Iterator[dict[str, Any]]:
+        """The arrow's end at this event; ``at`` says on which thread."""
+        message, sends = message_of(rank, event), event.operation.operation in SENDS
+        found = None if message is None else self._ends.pop((message, sends), None)
+        if found is not None:
+            number, time_ns = found
+            way = {"ph": "s"} if sends else {"ph": "f", "bp": "e"}
+            yield {**way, "cat": "message", "name": "message", "id": number, "ts": (time_ns - origin) / 1000, **at}
+
+
+def message_of(rank: int, event: Event) -> Message | None:
+    operation = event.operation
+    if operation.operation not in MESSAGES or operation.root < 0 or event.sequence < 0:
+        return None
+    source, target = (rank, operation.root) if operation.operation in SENDS else (operation.root, rank)
+    return group_of(operation), source, target, operation.tag, event.sequence
+
+
+def arrival(event: Event) -> tuple[int, int]:
+    """The slice on which a message arrives: the first wait that lasted until then, or else the last, or its call."""
+    waits = event.waits
+    found = next((wait for wait in waits if wait.end_ns >= event.end_ns), waits[-1] if waits else None)
+    if found is not None:
+        return found.begin_ns, max(found.begin_ns, found.end_ns)
+    return event.begin_ns, call_end(event)
+
+
+def call_end(event: Event) -> int:
+    """When the call returned, ns."""
+    return max(event.begin_ns, event.returned_ns if event.operation.asynchronous else event.end_ns)

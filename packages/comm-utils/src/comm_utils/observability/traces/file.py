@@ -1,0 +1,223 @@
+"""Trace files: one a rank, JSON lines, written as operations end.
+
+A line is one of
+
+* ``{"format": "comm-trace", "version": 1, ...}``, the first: the fields of :class:`RankTrace` but its events;
+* ``{"number": number, ...}``: the fields of :class:`Operation`, before the first event that refers to it by number;
+* ``[number, sequence, begin_ns, end_ns]``: a synchronous operation;
+* ``[number, sequence, begin_ns, end_ns, returned_ns]``: an asynchronous one;
+* either with an object at the end: fields of :class:`Operation` that this event has instead of the operation's;
+* ``[begin_ns, wait_begin_ns, wait_end_ns]``: somebody waited for the asynchronous operation of this ``begin_ns``;
+* ``{"end": true, ...}``, the last where the recording was ended: fields of :class:`RankTrace` known only then.
+
+Times are nanoseconds on the rank's own monotonic clock.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from comm_utils.errors import ArgumentError
+from comm_utils.observability.traces.events import Event, Operation, RankTrace, Wait
+
+__all__ = ["FORMAT", "VERSION", "TraceWriter", "load", "load_rank", "path_of", "remove_beyond", "save"]
+
+FORMAT, VERSION = "comm-trace", 1
+_NAME = re.compile(r"rank(\d+)\.jsonl")
+_HEADER = {one.name for one in fields(RankTrace)} - {"events"}
+
+
+def path_of(folder: Path | str, rank: int) -> Path:
+    """Where the trace of ``rank`` is."""
+    return Path(folder) / f"rank{rank}.jsonl"
+
+
+class TraceWriter:
+    """Writes the file of one rank; callers see to it that one thread writes at a time."""
+
+    def __init__(self, folder: Path | str, rank: int) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        self.path = path_of(folder, rank)
+        # An earlier trace stays until this one begins.
+        self._beginning = self.path.with_suffix(".begins")
+        self._file: TextIO = self._beginning.open("w", encoding="utf-8")
+        self.write, self.flush = self._file.write, self._file.flush
+
+    def begin(self, trace: RankTrace) -> None:
+        """Write the first line, and take the place of whatever was there."""
+        self._line({"format": FORMAT, "version": VERSION, **_header(trace)})
+        self._file.flush()
+        self._beginning.replace(self.path)
+
+    def define(self, number: int, operation: Operation) -> None:
+        """``operation`` is ``number`` in the events to come."""
+        self._line({**asdict(operation), "number": number})
+
+    def _line(self, found: dict[str, Any]) -> None:
+        self.write(json.dumps(found, separators=(",", ":")) + "\n")
+
+    def close(self, **known: Any) -> None:
+        """End the recording.
+
+        Args:
+            known: fields of :class:`RankTrace`.
+        """
+        self._line({"end": True, **known})
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Close the file, whatever becomes of what was not yet written; one that has not begun goes."""
+        with suppress(OSError):
+            self._file.close()
+        with suppress(OSError):
+            self._beginning.unlink()
+
+    def detach(self) -> None:
+        """In a forked child: write nothing of what the parent has still to write."""
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._file.fileno())
+            os.close(nowhere)
+
+
+def remove_beyond(folder: Path | str, world_size: int) -> None:
+    """Remove the files of ranks that a world of this size does not have, left by a larger one."""
+    for path in Path(folder).glob("rank*.jsonl"):
+        if (match := _NAME.fullmatch(path.name)) and int(match[1]) >= world_size:
+            path.unlink()
+
+
+def _header(trace: RankTrace) -> dict[str, Any]:
+    return {name: getattr(trace, name) for name in sorted(_HEADER) if name not in ("complete", "dropped")}
+
+
+def save(folder: Path | str, trace: RankTrace) -> Path:
+    """Write the whole of ``trace``, whose times are on the rank's own clock."""
+    writer = TraceWriter(folder, trace.rank)
+    writer.begin(trace)
+    numbers: dict[Operation, int] = {}
+    for event in trace.events:
+        if event.operation not in numbers:
+            numbers[event.operation] = len(numbers)
+            writer.define(numbers[event.operation], event.operation)
+        line = [numbers[event.operation], event.sequence, event.begin_ns, event.end_ns]
+        writer.write(json.dumps([*line, event.returned_ns] if event.operation.asynchronous else line) + "\n")
+        for wait in event.waits:
+            writer.write(json.dumps([event.begin_ns, wait.begin_ns, wait.end_ns]) + "\n")
+    writer.close(dropped=trace.dropped)
+    return writer.path
+
+
+def load(folder: Path | str) -> list[RankTrace]:
+    """The traces of all ranks that ``folder`` has, by rank.
+
+    Raises:
+        ArgumentError: it has none, lacks some, or they are of several jobs or of another format.
+    """
+    found = {int(match[1]): path for path in Path(folder).glob("rank*.jsonl") if (match := _NAME.fullmatch(path.name))}
+    if not found:
+        raise ArgumentError(f"{folder}: no trace here; expected a folder with rank0.jsonl, as start_trace() writes it")
+    traces = [load_rank(found[rank]) for rank in sorted(found)]
+    sizes = sorted({trace.world_size for trace in traces})
+    if len(sizes) > 1:
+        raise ArgumentError(f"{folder}: traces of several jobs, of {', '.join(map(str, sizes))} ranks; remove the old")
+    jobs = {trace.job: trace.rank for trace in traces}
+    if len(jobs) > 1:
+        first, second = sorted(jobs.values())[:2]
+        raise ArgumentError(
+            f"{folder}: the files of ranks {first} and {second} are of different jobs; copy those of one job into an "
+            "empty folder"
+        )
+    missing = [rank for rank in range(sizes[0]) if rank not in found]
+    if missing:
+        raise ArgumentError(
+            f"{folder}: got {len(found)} of {sizes[0]} ranks' files; missing: {_shortened(missing)}; "
+            "each host keeps those of its own ranks: copy them here"
+        )
+    return traces
+
+
+def _shortened(ranks: list[int]) -> str:
+    names = [f"rank{rank}.jsonl" for rank in ranks[:8]]
+    return ", ".join([*names, *(["..."] if len(ranks) > 8 else [])])
+
+
+def load_rank(path: Path | str) -> RankTrace:
+    """The trace in one file; the last line may have been cut off.
+
+    Raises:
+        ArgumentError: it is no trace, or of another version.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    except UnicodeDecodeError as error:
+        raise ArgumentError(f"{path}: not a trace: {error}") from None
+    trace = _first_line(path, lines)
+    operations: dict[int, Operation] = {}
+    pending: dict[int, Event] = {}
+    early: dict[int, list[Wait]] = {}  # a wait may be told before the end of what it waited for
+    for number, line in enumerate(lines[1:], 2):
+        try:
+            found = json.loads(line)
+            if isinstance(found, list):
+                _event(found, trace.events, operations, pending, early)
+            elif found.get("end"):
+                trace.complete = True
+                for name in _HEADER & found.keys():
+                    setattr(trace, name, found[name])
+            else:
+                key = found.pop("number")
+                operations[key] = Operation(**_tuples(found))
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            if number == len(lines) and not line.endswith("\n"):
+                break  # the process ended while it wrote
+            raise ArgumentError(f"{path}, line {number}: not a line of a trace: {line.strip()[:80]!r}") from error
+    trace.events.sort(key=lambda event: event.begin_ns)
+    return trace
+
+
+def _first_line(path: Path | str, lines: Iterable[str]) -> RankTrace:
+    try:
+        header = json.loads(next(iter(lines)))
+        ours = header.get("format") == FORMAT
+    except (StopIteration, ValueError, AttributeError):
+        ours = False
+    if not ours:
+        raise ArgumentError(f"{path}: not a trace: its first line is not that of the format {FORMAT!r}")
+    if header["version"] != VERSION:
+        raise ArgumentError(f"{path}: got version {header['version']} of the format, expected {VERSION}")
+    return RankTrace(**{name: header[name] for name in _HEADER & header.keys()}, complete=False)
+
+
+def _tuples(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def _event(
+    found: list[Any],
+    events: list[Event],
+    operations: dict[int, Operation],
+    pending: dict[int, Event],
+    early: dict[int, list[Wait]],
+) -> None:
+    if len(found) == 3:
+        begin, *wait = found
+        event = pending.get(begin)
+        (early.setdefault(begin, []) if event is None else event.waits).append(Wait(*wait))
+        return
+    operation = operations[found[0]]
+    if isinstance(found[-1], dict):
+        operation = replace(operation, **_tuples(found.pop()))
+    _, sequence, begin, end, *returned = found
+    event = Event(operation, sequence, begin, end, *(returned or [end]))
+    if returned:
+        event.waits.extend(early.pop(begin, ()))
+        pending[begin] = event
+    events.append(event)

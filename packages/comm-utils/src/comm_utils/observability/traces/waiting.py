@@ -1,0 +1,220 @@
+"""Where the time of communication went: waiting for others to call, or transferring; and who was waited for.
+
+A rank waits from its own call until the last of those that it needs has called too; all the rest of the operation's
+time is transfer, so that the two make up the whole. It needs
+
+* everybody in all_reduce, all_gather, reduce_scatter, all_to_all and barrier;
+* the root in broadcast and scatter; the root needs everybody in reduce and gather;
+* the sender, to receive; the receiver, to send, and the root, for what the others give it in reduce and gather, unless
+  the call was over before that: then the library has kept the data.
+
+Who is late because it was itself waiting for somebody passes that part of the blame on.
+
+Numbers of calls may differ between ranks: what counts are operations of which every rank that is needed has a record,
+and whose records can be of one call: of one kind and size, and so that nobody was through before those that it needs
+had begun.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from comm_utils.observability.traces.alignment import EVERYBODY, channel_of, is_nothing, matches
+from comm_utils.observability.traces.events import Event, Operation, RankTrace
+
+__all__ = ["Account", "Key", "Share", "Straggler", "account", "key_of", "split", "together"]
+
+#: What is accounted together: name, operation, size in bytes, the group's ranks, caller.
+Key: TypeAlias = tuple[str, str, int, tuple[int, ...], str]
+# From when to when, ns, a rank waited for which other.
+Stretch: TypeAlias = tuple[int, int, int]
+# How often blame is passed on.
+_MOST_PASSED = 64
+
+
+@dataclass
+class Share:
+    """The time that one rank spent in operations that are alike, ns; ``total_ns`` is the sum of the other two."""
+
+    calls: int = 0
+    total_ns: int = 0
+    waiting_ns: int = 0
+
+    @property
+    def transfer_ns(self) -> int:
+        """What was not waiting."""
+        return self.total_ns - self.waiting_ns
+
+
+@dataclass
+class Straggler:
+    """How one rank kept others waiting.
+
+    Attributes:
+        last: of how many operations it was the last that others needed.
+        caused_ns: the sum of what all others waited because of it.
+        late_ns: for each of these operations, how much later it called than the one before it did.
+    """
+
+    rank: int
+    host: str = ""
+    pid: int = 0
+    last: int = 0
+    caused_ns: int = 0
+    late_ns: list[int] = field(default_factory=list)
+
+    @property
+    def typical_late_ns(self) -> int:
+        """At least so late it was for half of all that it was late: many calls that are hardly late do not hide few
+        that are."""
+        half, so_far = sum(self.late_ns) / 2, 0
+        for late_ns in sorted(self.late_ns, reverse=True):
+            so_far += late_ns
+            if so_far >= half:
+                return late_ns
+        return 0
+
+
+@dataclass
+class Account:
+    """Of all ranks.
+
+    Attributes:
+        shares: rank -> what is alike -> its time.
+        stragglers: ranks that others waited for, who caused most first.
+        operations: how many operations are accounted for, each counted once.
+        unmatched: events without the record of a rank that they need, which are not.
+    """
+
+    shares: dict[int, dict[Key, Share]]
+    stragglers: list[Straggler]
+    operations: int
+    unmatched: int
+
+
+def key_of(operation: Operation) -> Key:
+    """What ``operation`` is accounted under."""
+    return operation.name, operation.operation, operation.size_bytes, operation.ranks, operation.caller
+
+
+def account(traces: Sequence[RankTrace]) -> Account:
+    """Account for everything in ``traces``, which are aligned."""
+    shares: dict[int, dict[Key, Share]] = {trace.rank: {} for trace in traces}
+    late: dict[int, Straggler] = {trace.rank: Straggler(trace.rank, trace.host, trace.pid) for trace in traces}
+    operations = matched = 0
+    stretches: list[tuple[int, Stretch]] = []
+    held_up = _HeldUp()
+    doubt_ns = 2 * max((trace.uncertainty_ns for trace in traces), default=0)
+    for calls in together(traces):
+        waited = split(calls, doubt_ns)
+        if not waited:
+            continue
+        operations += 1
+        matched += len(waited)
+        for rank, (waiting_ns, waited_for) in waited.items():
+            event = calls[rank]
+            share = shares[rank].setdefault(key_of(event.operation), Share())
+            share.calls += 1
+            share.total_ns += event.duration_ns
+            share.waiting_ns += waiting_ns
+            if waiting_ns:
+                stretch = event.begin_ns, event.begin_ns + waiting_ns, waited_for
+                stretches.append((rank, stretch))
+                if not event.operation.asynchronous:  # nothing else was done meanwhile
+                    held_up.add(rank, stretch)
+        for rank in {waited_for for waiting_ns, waited_for in waited.values() if waiting_ns}:
+            one = late[rank]
+            one.last += 1
+            others = [event.begin_ns for other, event in calls.items() if other != rank]
+            one.late_ns.append(max(calls[rank].begin_ns - max(others), 0))
+    for _, (begin_ns, end_ns, waited_for) in stretches:
+        for rank, caused_ns in held_up.blame(waited_for, begin_ns, end_ns):
+            late[rank].caused_ns += caused_ns
+    found = sorted((one for one in late.values() if one.caused_ns), key=lambda one: -one.caused_ns)
+    return Account(shares, found, operations, sum(len(trace.events) for trace in traces) - matched)
+
+
+class _HeldUp:
+    """When each rank was held up, and by whom."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, list[Stretch]] = defaultdict(list)
+        self._sorted = False
+
+    def add(self, rank: int, stretch: Stretch) -> None:
+        self._of[rank].append(stretch)
+
+    def blame(self, rank: int, begin_ns: int, end_ns: int, passed: int = 0) -> Iterator[tuple[int, int]]:
+        """Who is to blame for what ``rank`` did not do between these times, and for how much of it, ns."""
+        if not self._sorted:
+            for stretches in self._of.values():
+                stretches.sort()
+            self._sorted = True
+        own_ns = end_ns - begin_ns
+        stretches = self._of.get(rank, [])
+        if passed < _MOST_PASSED:
+            # A rank is in one synchronous call at a time, so stretches follow one another, and so do their ends.
+            place = max(bisect_right(stretches, begin_ns, key=lambda stretch: stretch[0]) - 1, 0)
+            while place < len(stretches) and stretches[place][0] < end_ns:
+                first, last, other = stretches[place]
+                first, last = max(first, begin_ns), min(last, end_ns)
+                if last > first:
+                    own_ns -= last - first
+                    yield from self.blame(other, first, last, passed + 1)
+                begin_ns = max(begin_ns, last)  # threads may be in two at a time
+                place += 1
+        if own_ns:
+            yield rank, own_ns
+
+
+def together(traces: Sequence[RankTrace]) -> Iterator[dict[int, Event]]:
+    """What the ranks recorded of each operation, by global rank."""
+    calls: dict[tuple[object, ...], dict[int, Event]] = {}
+    for trace in traces:
+        for event in trace.events:
+            if event.sequence >= 0:
+                calls.setdefault((channel_of(trace.rank, event.operation), event.sequence), {})[trace.rank] = event
+    yield from calls.values()
+
+
+def split(calls: Mapping[int, Event], doubt_ns: int = 0) -> dict[int, tuple[int, int]]:
+    """How long each rank waited in one operation, ns, and for which rank.
+
+    Args:
+        calls: by global rank.
+        doubt_ns: how wrong the clocks may be.
+
+    Returns:
+        Only ranks of which everyone that they need is in ``calls``, and has made the same call as far as one can see.
+    """
+    found = {}
+    for rank, event in calls.items():
+        needed = set(_needed(rank, event, calls))
+        if not needed <= calls.keys():
+            continue
+        if any(not matches(rank, event, other, calls[other], doubt_ns) for other in needed if other != rank):
+            continue
+        last = max(sorted(needed), key=lambda one: calls[one].begin_ns)
+        # No longer than the operation itself, which only an error of the clocks would make it.
+        waiting_ns = min(max(calls[last].begin_ns - event.begin_ns, 0), max(event.duration_ns, 0))
+        found[rank] = waiting_ns, last
+    return found
+
+
+def _needed(rank: int, event: Event, calls: Mapping[int, Event]) -> Iterable[int]:
+    operation, root = event.operation.operation, event.operation.root
+    if is_nothing(event.operation):
+        return (rank,)
+    if operation in EVERYBODY:
+        return event.operation.ranks
+    if operation in ("broadcast", "scatter", "recv", "irecv"):
+        return rank, root
+    if operation in ("reduce", "gather") and rank == root:
+        return event.operation.ranks
+    # What was given away before the other side asked for it was kept by the library.
+    kept = root in calls and calls[root].begin_ns > event.end_ns
+    return (rank,) if kept else (rank, root)
