@@ -2,8 +2,8 @@
 
     python tools/check_commit_message.py .git/COMMIT_EDITMSG
 
-The subject has at most 72 characters and no full stop at its end, and an empty line separates it from the body. Subjects
-that Git writes itself (merges, reverts, fixups) may have any length. Needs the standard library alone.
+The subject has at most 72 characters and no full stop at its end, and an empty line separates it from the body.
+Subjects that Git writes itself (merges, reverts, fixups) may have any length. Needs the standard library alone.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     python tools/check_words.py
     python tools/check_words.py README.md packages/comm-utils/src
 
-Settings are in ``pyproject.toml`` under ``tool.check_words``. In Python files, comments and strings are checked; names are
-not. In Markdown, everything outside of code blocks and inline code is checked.
+Settings are in ``pyproject.toml`` under ``tool.check_words``. In Python files, comments and strings are checked; names
+are not. In Markdown, everything outside of code blocks and inline code is checked.
 """
 
 from __future__ import annotations
