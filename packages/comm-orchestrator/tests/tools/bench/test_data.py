@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_orchestrator.tools.bench.data import PERIOD, Data
-from comm_orchestrator.tools.bench.datatypes import ITEM_BYTES, averages, reduces
-from comm_orchestrator.tools.bench.operations import OPERATIONS, REDUCTIONS
+from comm_orchestrator.tools.bench.operations import ITEM_BYTES, OPERATIONS, REDUCTIONS, averages, reduces
 from comm_orchestrator.tools.bench.plan import Row
 
 CPU = torch.device("cpu")
