@@ -1,4 +1,4 @@
-"""Calls that may take for ever, ended from outside."""
+"""Bound the time of calls that may never return."""
 
 from __future__ import annotations
 

@@ -1,17 +1,19 @@
-"""From the times of all ranks to results."""
+"""Turn the times of all ranks and rounds into results, and write them as comma-separated values."""
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean, median
 
 from comm_orchestrator.tools.bench.plan import Row
+from comm_utils.atomic_write import replacing
 from comm_utils.observability.bench_results import BenchResult
 from comm_utils.sizes import bandwidth
 
-__all__ = ["Seen", "Setting", "over_ranks", "percentile", "summed_up"]
+__all__ = ["Seen", "Setting", "over_ranks", "percentile", "summed_up", "write_csv"]
 
 
 @dataclass(frozen=True)
@@ -87,3 +89,16 @@ def summed_up(row: Row, library: str, backend: str, way: str, seen: Sequence[See
         busbw_gb_per_s=speed.busbw_gb_per_s,
         wrong=sum(one.wrong for one in seen) if checked else None,
     )
+
+
+def write_csv(results: Sequence[BenchResult], path: str) -> None:
+    """A line for each result, with the names of its fields above; rounds are separated by spaces.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with replacing(path) as file:
+        writer = csv.DictWriter(file, [one.name for one in fields(BenchResult)], lineterminator="\n")
+        writer.writeheader()
+        for one in results:
+            writer.writerow({**asdict(one), "rounds_us": " ".join(f"{time:.3f}" for time in one.rounds_us)})

@@ -1,15 +1,59 @@
-"""Shared memory: NCCL, oneCCL and data loaders put their buffers there."""
+"""Check the limits of a host: open files, where every connection to a rank is one, and shared memory."""
 
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import tempfile
 from pathlib import Path
 
 from comm_orchestrator.tools.doctor.finding import Finding
 
-__all__ = ["FULL_BYTES_PER_RANK", "MIN_BYTES_PER_RANK", "check"]
+__all__ = [
+    "FULL_BYTES_PER_RANK",
+    "MIN_BYTES_PER_RANK",
+    "check_open_files",
+    "check_shared_memory",
+    "enough_open_files",
+    "least_open_files",
+]
+
+
+def least_open_files(world_size: int) -> int:
+    """What one group needs beside Python and torch: a connection to every rank, and on rank 0 two for the store."""
+    return 128 + 3 * world_size
+
+
+def enough_open_files(world_size: int) -> int:
+    """What a program with several groups and data loaders gets by with."""
+    return max(1024, 512 + 8 * world_size)
+
+
+def check_open_files(world_size: int) -> list[Finding]:
+    """The limit of this process, against what ``world_size`` ranks ask for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{_number(soft)} open files allowed, {_number(hard)} at most"
+    wanted = enough_open_files(world_size)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return [Finding("ok", "open_files", text)]
+    ranks = f"{world_size} rank{'s' if world_size != 1 else ''}"
+    if soft < least_open_files(world_size):
+        level, text = "problem", f"{text}; {ranks} cannot connect with less than {least_open_files(world_size)}"
+    else:
+        level, text = "warning", f"{text}; with {ranks} a program with several groups may need {wanted}"
+    remedy = f"ulimit -n {wanted}"
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        remedy = (
+            f"raise the hard limit to {wanted}: 'nofile' in /etc/security/limits.conf, LimitNOFILE= of whatever "
+            f"starts the ranks, or docker run --ulimit nofile={wanted}"
+        )
+    return [Finding(level, "open_files", text, remedy)]  # type: ignore[arg-type]
+
+
+def _number(limit: int) -> str:
+    return "any number of" if limit == resource.RLIM_INFINITY else str(limit)
+
 
 _MIB = 1024**2
 #: below this, libraries run short of it under load
@@ -18,7 +62,7 @@ MIN_BYTES_PER_RANK = 64 * _MIB
 FULL_BYTES_PER_RANK = 8 * _MIB
 
 
-def check(local_ranks: int, folder: Path = Path("/dev/shm")) -> list[Finding]:
+def check_shared_memory(local_ranks: int, folder: Path = Path("/dev/shm")) -> list[Finding]:
     """Whether ``local_ranks`` processes can share memory."""
     try:
         mode, size = stat.S_IMODE(folder.stat().st_mode), os.statvfs(folder)

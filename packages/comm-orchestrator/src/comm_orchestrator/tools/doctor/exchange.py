@@ -1,4 +1,4 @@
-"""What the ranks find out by talking to each other."""
+"""Exchange reports, clocks and the outcomes of trials between all ranks."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from comm_orchestrator.tools.doctor.finding import Finding
 from comm_orchestrator.tools.doctor.report import RankReport
 from comm_orchestrator.tools.doctor.trial import Trial
 
-__all__ = ["Met", "Outcome", "exchange", "leave", "meet", "to_try"]
+__all__ = ["Exchanged", "Outcome", "exchange_outcomes", "exchange_reports", "leave", "to_try"]
 
 # Beyond this many ranks one clock a host is measured; the ranks of a host share it anyway.
 _MANY_RANKS = 64
 
 
 @dataclass(frozen=True)
-class Met:
+class Exchanged:
     """The reports of all ranks, and their clocks on rank 0."""
 
     reports: list[RankReport]
@@ -50,7 +50,7 @@ def _gathered(mine: Any) -> list[Any]:
     return everyone
 
 
-def meet(mine: RankReport, settings: comm_config.Settings, timeout_s: float) -> Met:
+def exchange_reports(mine: RankReport, settings: comm_config.Settings, timeout_s: float) -> Exchanged:
     """Exchange reports and compare clocks; called by all ranks.
 
     Raises:
@@ -65,7 +65,7 @@ def meet(mine: RankReport, settings: comm_config.Settings, timeout_s: float) -> 
     if len(reports) > 1:
         measured = clocks.measure(_clock_owners(reports), trial.device_of(backend.rpartition(":")[2]))
     facade.destroy_process_group()
-    return Met(reports, measured)
+    return Exchanged(reports, measured)
 
 
 def _clock_owners(reports: Sequence[RankReport]) -> list[int]:
@@ -83,7 +83,7 @@ def to_try(reports: Sequence[RankReport]) -> list[str]:
     return [name for name in names if all(one.backends.get(name, {}).get("usable") for one in reports)]
 
 
-def exchange(
+def exchange_outcomes(
     backends: Mapping[str, Any],
     settings: comm_config.Settings,
     trials: Sequence[Trial],

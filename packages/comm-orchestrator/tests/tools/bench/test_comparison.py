@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from comm_orchestrator.tools.bench.comparing import compare, rendered
 from hypothesis import given
 from hypothesis import strategies as st
+
+from comm_orchestrator.tools.bench.comparison import compare, rendered
 
 Make = Callable[..., Any]
 
@@ -40,8 +41,7 @@ TIMES = st.lists(st.floats(0.1, 1e6), min_size=1, max_size=5).map(sorted).map(tu
 def test_slower_and_faster_are_each_others_reverse(
     old: tuple[float, ...], new: tuple[float, ...], tolerance: float
 ) -> None:
-    from comm_orchestrator.tools.bench.comparing import _verdict
-
+    from comm_orchestrator.tools.bench.comparison import _verdict
     from comm_utils.observability.bench_results import BenchResult
 
     def one(rounds: tuple[float, ...]) -> BenchResult:

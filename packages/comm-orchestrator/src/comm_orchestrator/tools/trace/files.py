@@ -1,18 +1,24 @@
-"""Reads a trace and refuses what is none, so that everything else may rely on what it finds."""
+"""Read recorded traces, replace output files atomically, and write one Chrome trace of all ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gzip
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-
-from comm_utils.observability.traces.alignment import aligned
-from comm_utils.observability.traces.file import load, path_of
+from typing import Any, TextIO, cast
 
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.comms_logger import OPERATIONS
-from comm_utils.observability.traces import Operation, RankTrace
+from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.alignment import aligned
+from comm_utils.observability.traces.chrome import write
+from comm_utils.observability.traces.file import load, path_of
+from comm_utils.observability.traces.waiting import split, together
 
-__all__ = ["check", "read"]
+__all__ = ["check", "merge", "read", "replaced", "waiting_of"]
 
 
 def read(folder: Path) -> list[RankTrace]:
@@ -92,3 +98,76 @@ def _wrong(operation: Operation, trace: RankTrace) -> str:
 
 def _whole(values: Iterable[object]) -> bool:
     return all(type(value) is int for value in values)
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A file to write instead of ``path``, which becomes ``path`` at the end of the block, unless that fails.
+
+    Where ``path`` is a link, what it leads to is replaced.
+
+    Raises:
+        ArgumentError: nothing can be written there.
+    """
+    given, path = path, Path(os.path.realpath(path))
+    if path.is_dir():
+        raise ArgumentError(f"{given}: got a folder; expected the name of a file to write")
+    if path.exists() and not path.is_file():  # a device or a pipe, which stays what it is
+        try:
+            yield path
+        except OSError as error:
+            raise _unwritable(given, error) from None
+        return
+    try:
+        number, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise _unwritable(given, error) from None
+    os.close(number)
+    try:
+        yield Path(name)
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(name, 0o666 & ~mask)
+        os.replace(name, path)
+    except OSError as error:
+        raise _unwritable(given, error) from None
+    finally:
+        with suppress(OSError):
+            os.unlink(name)
+
+
+def _unwritable(path: Path, error: OSError) -> ArgumentError:
+    return ArgumentError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+def merge(traces: Sequence[RankTrace], path: Path) -> None:
+    """Write ``traces``, which are aligned, to ``path``; compressed where that ends with ``.gz``.
+
+    Raises:
+        ArgumentError: nothing can be written there.
+    """
+    with replaced(path) as place, _opened(place, compressed=path.suffix == ".gz") as file:
+        write(file, traces, _more(traces))
+
+
+def _opened(path: Path, compressed: bool) -> TextIO:
+    return cast(TextIO, gzip.open(path, "wt", encoding="utf-8") if compressed else path.open("w", encoding="utf-8"))
+
+
+def waiting_of(traces: Sequence[RankTrace]) -> dict[int, tuple[int, int]]:
+    """How long each event waited, ns, and for which rank, by the ``id`` of the event."""
+    return {id(calls[rank]): waited for calls in together(traces) for rank, waited in split(calls).items()}
+
+
+def _more(traces: Sequence[RankTrace]) -> Callable[[int, Event], Mapping[str, Any]]:
+    waited = waiting_of(traces)
+
+    def more(rank: int, event: Event) -> Mapping[str, Any]:
+        found = waited.get(id(event))
+        if found is None:
+            return {}
+        waiting_ns, waited_for = found
+        said = {"waiting_us": waiting_ns / 1000, "transfer_us": (event.duration_ns - waiting_ns) / 1000}
+        return {**said, "waited_for_rank": waited_for} if waiting_ns else said
+
+    return more

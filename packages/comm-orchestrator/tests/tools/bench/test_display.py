@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
+from comm_orchestrator.tools.bench.display import Table, closing, number
 from comm_orchestrator.tools.bench.plan import Row
-from comm_orchestrator.tools.bench.table import Table, closing, number
 
 Make = Callable[..., Any]
 ROW = Row("all_reduce", "float32", "product", -1, 256, 1024)
