@@ -16,15 +16,15 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from comm_utils.observability.traces.alignment import aligned
-from comm_utils.observability.traces.file import load
-from comm_utils.observability.traces.waiting import account
 
 import comm_orchestrator as dist
 from comm_collectives.recorded import clocks
 from comm_collectives.recorded.backend import Observed
 from comm_utils.active import active_backend
 from comm_utils.observability.comms_logger import OPERATIONS
+from comm_utils.observability.traces.alignment import aligned
+from comm_utils.observability.traces.file import load
+from comm_utils.observability.traces.waiting import account
 from comm_utils.testing import RankPool, run_ranks, run_ranks_outcomes
 
 Pools: TypeAlias = Callable[[int], RankPool]
