@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from comm_utils.observability.sequence import era_of
+from comm_utils.observability.sequence import epoch_of
 from comm_utils.observability.traces.events import Event, Operation, RankTrace, Wait
 
 __all__ = [
@@ -72,7 +72,7 @@ def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """The traces on rank 0's clock, with sequence numbers that mean the same call on every rank of a group.
 
     Ranks that began to record at different calls count differently, unless they began to count together and none has
-    paused since. Such a rank's numbers are moved, era by era, by what makes most of its calls the same as those of the
+    paused since. Such a rank's numbers are moved, epoch by epoch, by what makes most of its calls the same as those of the
     rank that has recorded most, and among equals by what makes them end closest to each other.
     """
     moved = [on_first_clock(trace) for trace in traces]
@@ -82,16 +82,16 @@ def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
     for trace in moved:
         for event in trace.events:
             if event.sequence >= 0:
-                eras = channels[channel_of(trace.rank, event.operation)].setdefault(trace.rank, {})
-                eras.setdefault(era_of(event.sequence), []).append(event)
+                epochs = channels[channel_of(trace.rank, event.operation)].setdefault(trace.rank, {})
+                epochs.setdefault(epoch_of(event.sequence), []).append(event)
     for members in channels.values():
-        if len(members) < 2 or (together and len({era for eras in members.values() for era in eras}) == 1):
+        if len(members) < 2 or (together and len({epoch for epochs in members.values() for epoch in epochs}) == 1):
             continue
         most = max(members, key=lambda rank: sum(map(len, members[rank].values())))
         counted = {event.sequence: event for events in members[most].values() for event in events}
-        for rank, eras in members.items():
-            for era, events in eras.items() if rank != most else ():
-                if together and era in members[most]:
+        for rank, epochs in members.items():
+            for epoch, events in epochs.items() if rank != most else ():
+                if together and epoch in members[most]:
                     continue
                 shift = _shift(most, counted, rank, events, doubt_ns)
                 for event in events if shift else ():
