@@ -9,13 +9,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from comm_utils.observability.traces.alignment import aligned
-from comm_utils.observability.traces.file import load as load_traces
-
 from comm_orchestrator.tools.errors import as_one_sentence
 from comm_orchestrator.tools.predict.job import Job, predict
 from comm_orchestrator.tools.predict.placing import SUBGROUPS, Placement
 from comm_orchestrator.tools.predict.rendering import job_tables, show
+from comm_orchestrator.tools.trace.loading import read
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.cost_model import MARKS, NOT_MEASURED, Estimator, Link, Model, parse_link
@@ -53,7 +51,7 @@ def run(
     if json_file is not None and json_file.resolve() == model.resolve():
         raise ArgumentError(f"--json: got {json_file}, which is the model; expected another name")
     loaded = load_model(model)
-    traces = aligned(load_traces(folder))
+    traces = read(folder)
     placement = Placement.of(traces, nodes, ranks_per_node, subgroups)
     if placement.world_size > _MOST_RANKS:
         raise ArgumentError(f"got {nodes} x {placement.per_node} ranks; expected {_MOST_RANKS} at most")
