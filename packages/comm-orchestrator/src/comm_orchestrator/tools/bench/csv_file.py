@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 
 from comm_utils.atomic_write import replacing
+from comm_utils.csv_cells import cell
 from comm_utils.observability.bench_results import BenchResult
 
 __all__ = ["write"]
@@ -22,4 +23,5 @@ def write(results: Sequence[BenchResult], path: str) -> None:
         writer = csv.DictWriter(file, [one.name for one in fields(BenchResult)], lineterminator="\n")
         writer.writeheader()
         for one in results:
-            writer.writerow({**asdict(one), "rounds_us": " ".join(f"{time:.3f}" for time in one.rounds_us)})
+            cells = {**asdict(one), "rounds_us": " ".join(f"{time:.3f}" for time in one.rounds_us)}
+            writer.writerow({name: cell(value) for name, value in cells.items()})
