@@ -13,6 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import pytest
@@ -523,6 +524,12 @@ SIZES_AND_LISTS = {
         VALUE,
         ("output_tensors[1][1]: got 3 elements", "expected 4"),
     ),
+    "all_gather_coalesced-same-output-twice": Row(
+        "all_gather_coalesced",
+        lambda r, W: {"output_tensors": [ones(8)] * 2},
+        VALUE,
+        ("output_tensors: got tensors that share memory", "one memory for each"),
+    ),
     # output of the wrong dtype
     "all_gather-dtype": Row(
         "all_gather",
@@ -887,6 +894,9 @@ def _ranks() -> dict[str, Row]:
                 VALUE if tag == -1 else TYPE,
                 (f"tag: got {tag!r}", "expected an integer of 0 or more"),
             )
+        rows[f"{name}-tag-huge"] = Row(
+            name, lambda r, W: {"tag": 2**70}, VALUE, (f"tag: got {2**70}", "expected an integer of 0 to 2147483647")
+        )
     return rows
 
 
@@ -1092,6 +1102,11 @@ QUERIES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "new_group-negative": (lambda: dist.new_group([-1]), VALUE, ("new_group: ranks: got [-1]", "0 to 1")),
     "new_group-floats": (lambda: dist.new_group([0.0]), TYPE, ("new_group: ranks: got 0.0", "an integer")),
     "new_group-timeout": (lambda: dist.new_group(timeout="1"), TYPE, ("new_group: timeout: got '1'", "seconds")),
+    "new_group-endless-timeout": (
+        lambda: dist.new_group(timeout=timedelta.max),
+        VALUE,
+        ("new_group: timeout: got", "expected at most 36525 days"),
+    ),
     "new_group-negative-timeout": (
         lambda: dist.new_group(timeout=-1),
         VALUE,

@@ -17,6 +17,11 @@ __all__ = ["empty_shared"]
 _MOST_BYTES = 1 << 62
 
 
+def _exbibytes(size_bytes: int) -> str:
+    whole = size_bytes >> 60  # too large for a float, perhaps
+    return f"{size_bytes / 2**60:.3g}" if whole < 1000 else "more than 1000"
+
+
 def empty_shared(
     shape: int | Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
 ) -> torch.Tensor | None:
@@ -53,7 +58,7 @@ def empty_shared(
     # Strides are computed as if no size were 0.
     if prod(max(one, 1) for one in sizes) * dtype.itemsize > _MOST_BYTES:
         raise ArgumentError(
-            f"empty_shared: shape: got {tuple(sizes)!r:.200} of {dtype}, {size_bytes / 2**60:.3g} EiB; expected less than "
+            f"empty_shared: shape: got {tuple(sizes)!r:.200} of {dtype}, {_exbibytes(size_bytes)} EiB; expected less than "
             f"{_MOST_BYTES / 2**60:g} EiB, which is more than any machine has"
         )
     return backend.empty_shared(sizes, dtype, group)

@@ -14,11 +14,11 @@ import torch
 
 from comm_orchestrator.tools.bench import timing
 from comm_orchestrator.tools.bench.data import Data
-from comm_orchestrator.tools.bench.exchange import Exchange
 from comm_orchestrator.tools.bench.libraries import Group, Library, UnsupportedError
 from comm_orchestrator.tools.bench.operations import IN_PLACE, OPERATIONS
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import Row
+from comm_orchestrator.tools.bench.system import Exchange
 from comm_utils.errors import CommError
 
 __all__ = ["Measured", "Measuring"]

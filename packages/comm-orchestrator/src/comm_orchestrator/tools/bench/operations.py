@@ -1,10 +1,21 @@
-"""The operations that are measured, and what sets each apart."""
+"""List what can be measured: operations, reductions and element types, by the names of torch and nccl-tests."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ALIASES", "IN_PLACE", "OPERATIONS", "OUT_OF_PLACE", "REDUCTIONS", "Operation"]
+__all__ = [
+    "ALIASES",
+    "DTYPE_ALIASES",
+    "IN_PLACE",
+    "ITEM_BYTES",
+    "OPERATIONS",
+    "OUT_OF_PLACE",
+    "REDUCTIONS",
+    "Operation",
+    "averages",
+    "reduces",
+]
 
 OUT_OF_PLACE = "out_of_place"
 IN_PLACE = "in_place"
@@ -71,3 +82,44 @@ ALIASES = {
     "alltoall": "all_to_all_single",
     "sendrecv": "send",
 }
+
+
+#: Name in torch -> bytes. ``-d all`` measures these, in this order.
+ITEM_BYTES = {
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+}
+
+DTYPE_ALIASES = {
+    "char": "int8",
+    "int": "int32",
+    "half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "f8e4m3": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "fp8_e5m2": "float8_e5m2",
+}
+
+
+def reduces(dtype: str) -> bool:
+    """Whether anything can be reduced in it."""
+    return not dtype.startswith("float8")
+
+
+def averages(dtype: str) -> bool:
+    """Whether averages exist in it."""
+    return reduces(dtype) and "float" in dtype

@@ -7,8 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from comm_orchestrator.tools.bench import datatypes, scan
-from comm_orchestrator.tools.bench.operations import ALIASES, OPERATIONS, REDUCTIONS
+from comm_orchestrator.tools.bench import scan
+from comm_orchestrator.tools.bench.operations import (
+    ALIASES,
+    DTYPE_ALIASES,
+    ITEM_BYTES,
+    OPERATIONS,
+    REDUCTIONS,
+    averages,
+    reduces,
+)
 from comm_utils.errors import ArgumentError
 
 __all__ = [
@@ -106,7 +114,7 @@ class Options:
     @staticmethod
     def possible(dtype: str, op: str) -> bool:
         """Whether ``op`` exists for ``dtype``."""
-        return datatypes.averages(dtype) if op == "avg" else datatypes.reduces(dtype)
+        return averages(dtype) if op == "avg" else reduces(dtype)
 
     def sizes(self) -> list[int]:
         """Bytes, in the order in which they are measured, before they are rounded to whole elements and parts."""
@@ -130,7 +138,7 @@ class Options:
 
 
 def _lacks(dtype: str) -> str:
-    if not datatypes.reduces(dtype):
+    if not reduces(dtype):
         return "can be moved only; expected an operation that does that"
     return "has no averages; expected sum, product, min or max"
 
@@ -181,7 +189,7 @@ def dtypes(given: str) -> tuple[tuple[str, ...], bool]:
     Raises:
         ArgumentError: one is unknown.
     """
-    return chosen("--datatype", [given], tuple(datatypes.ITEM_BYTES), datatypes.ALIASES)
+    return chosen("--datatype", [given], tuple(ITEM_BYTES), DTYPE_ALIASES)
 
 
 def check_reduces(names: Iterable[str], op: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from comm_orchestrator.tools.bench.datatypes import ITEM_BYTES
-from comm_orchestrator.tools.bench.operations import OPERATIONS, Operation
+from comm_orchestrator.tools.bench.operations import ITEM_BYTES, OPERATIONS, Operation
 from comm_orchestrator.tools.bench.options import Options
 from comm_utils.errors import ArgumentError
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from comm_orchestrator.tools.predict.placing import Placement
-from comm_orchestrator.tools.predict.program import Exchange, programs
-from comm_orchestrator.tools.predict.simulation import simulate
+from comm_orchestrator.tools.predict.placement import Placement
+from comm_orchestrator.tools.predict.simulation import Exchange, programs, simulate
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.cost_model import OPERATION_OF, Estimate, Estimator, NoFitError, Shape
 from comm_utils.observability.traces import RankTrace

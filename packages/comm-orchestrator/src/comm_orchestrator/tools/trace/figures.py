@@ -1,4 +1,4 @@
-"""Pictures: the one module that imports matplotlib."""
+"""Draw figures: colours that are the same in all of them, and the one module that imports matplotlib."""
 
 from __future__ import annotations
 
@@ -7,10 +7,48 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from comm_orchestrator.tools.trace.output import replaced
+from comm_orchestrator.tools.trace.files import replaced
 from comm_utils.errors import ArgumentError, BackendUnavailableError
 
-__all__ = ["FORMATS", "check_format", "draw", "library"]
+__all__ = ["FAMILIES", "FORMATS", "WAIT", "check_format", "draw", "family", "library", "pale"]
+
+# Okabe and Ito, "Color Universal Design" (https://jfly.uni-koeln.de/color/).
+#: family of operations -> colour
+FAMILIES = {
+    "all_reduce": "#0072B2",
+    "all_gather": "#009E73",
+    "reduce_scatter": "#E69F00",
+    "all_to_all": "#D55E00",
+    "broadcast, scatter": "#CC79A7",
+    "reduce, gather": "#F0E442",
+    "send, recv": "#56B4E9",
+    "barrier": "#000000",
+}
+#: a wait for an asynchronous operation
+WAIT = "#999999"
+
+_OF = {
+    "inference_all_reduce": "all_reduce",
+    "broadcast": "broadcast, scatter",
+    "scatter": "broadcast, scatter",
+    "reduce": "reduce, gather",
+    "gather": "reduce, gather",
+    **dict.fromkeys(("irecv", "isend", "recv", "send"), "send, recv"),
+}
+
+
+def family(operation: str) -> str:
+    """Which of :data:`FAMILIES` ``operation`` belongs to."""
+    if operation in _OF:
+        return _OF[operation]
+    return max((name for name in FAMILIES if operation.startswith(name)), key=len)
+
+
+def pale(color: str) -> str:
+    """``color``, mixed with twice as much white."""
+    parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(part * 0.34 + 255 * 0.66):02X}" for part in parts)
+
 
 FORMATS = (".svg", ".png")
 # The same trace gives the same file, byte for byte.

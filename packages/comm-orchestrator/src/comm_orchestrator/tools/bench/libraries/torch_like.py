@@ -1,16 +1,21 @@
-"""Libraries whose functions have the names and the positional parameters of ``torch.distributed``."""
+"""Measure libraries with the functions of ``torch.distributed``: ours, torch and DeepSpeed."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as c10d
 
+from comm_orchestrator import facade
 from comm_orchestrator.tools.bench.libraries.contract import Group
 from comm_orchestrator.tools.bench.plan import Row
 
-__all__ = ["TorchLike", "device_of"]
+__all__ = ["TorchLike", "backend_of", "device_of", "make_group", "op_of", "open_deepspeed", "open_ours", "open_torch"]
 
 # By their new names they do not warn, which takes longer than a short call.
 _RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
@@ -97,3 +102,54 @@ class TorchLike:
             send(target, first, *more)
 
         return {0: ping, len(members) - 1: pong}.get(self._group.rank, lambda: None)
+
+
+def open_ours(backend: str, group: Group) -> TorchLike:
+    """Our collectives on ``backend``: on the world itself where that is what it runs on."""
+    # The same object as in a program's source, by which the facade knows that it was checked before.
+    op_of = sys.intern
+    if group.is_world and backend == facade.get_backend():
+        return TorchLike("ours", backend, facade, group, None, op_of)
+    handle = facade.new_group(group.members, backend=backend)
+    return TorchLike("ours", backend, facade, group, handle, op_of, lambda: facade.destroy_process_group(handle))
+
+
+def backend_of(ours: str) -> str:
+    """What torch uses for the tensors that ``ours`` takes."""
+    return ours if ours in ("nccl", "xccl") else "gloo"
+
+
+def make_group(group: Group, backend: str) -> Any:
+    """This rank's group; torch wants all ranks to make all of them."""
+    made = [c10d.new_group(members, backend=backend) for members in group.all_members]
+    return made[group.all_members.index(group.members)]
+
+
+def op_of(name: str) -> Any:
+    return getattr(c10d.ReduceOp, name.upper())
+
+
+def open_torch(backend: str, group: Group) -> TorchLike:
+    """``torch.distributed`` beside ``backend`` of ours."""
+    chosen = backend_of(backend)
+    handle = make_group(group, chosen)
+    return TorchLike("torch", chosen, c10d, group, handle, op_of, lambda: facade.destroy_process_group(handle))
+
+
+def open_deepspeed(backend: str, group: Group) -> TorchLike:
+    """DeepSpeed on the ``torch.distributed`` that is set up already, as it does in a training program."""
+    deepspeed: Any = importlib.import_module("deepspeed.comm")
+    # It calls torch by names that torch has replaced, which is nothing that who measures could change.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    chosen = backend_of(backend)
+    deepspeed.init_distributed(dist_backend=chosen, verbose=False)
+    handle = make_group(group, chosen)
+    return TorchLike(
+        "deepspeed",
+        chosen,
+        deepspeed,
+        group,
+        handle,
+        lambda name: getattr(deepspeed.ReduceOp, name.upper()),
+        lambda: facade.destroy_process_group(handle),
+    )
