@@ -13,13 +13,14 @@ from comm_utils.operations.registry import (
     find,
     function_of,
     get,
-    primitives,
+    is_benchmarked,
     record_name,
     recorded,
     register,
     rows,
     unregister,
 )
+from comm_utils.operations.table import PRIMITIVES
 from comm_utils.operations.types import (
     Algorithm,
     Argument,
@@ -35,6 +36,7 @@ from comm_utils.operations.types import (
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "PRIMITIVES",
     "Algorithm",
     "Argument",
     "Content",
@@ -50,7 +52,7 @@ __all__ = [
     "find",
     "function_of",
     "get",
-    "primitives",
+    "is_benchmarked",
     "record_name",
     "recorded",
     "register",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comm_utils.operations import patterns
 from comm_utils.operations.types import Argument, Direction, Form, Operation, Pattern, Role
 
-__all__ = ["ROWS"]
+__all__ = ["PRIMITIVES", "ROWS"]
 
 _IN, _OUT, _IN_OUT = Direction.INPUT, Direction.OUTPUT, Direction.IN_OUT
 _FLAT, _PER_RANK, _SEVERAL = Form.FLAT, Form.PER_RANK, Form.SEVERAL
@@ -336,3 +336,6 @@ ROWS: tuple[Operation, ...] = (
     *_MESSAGES,
     *_OBJECTS,
 )
+
+#: Names of the operations that every backend of this project serves; the others are composed of these.
+PRIMITIVES = frozenset(row.name for row in ROWS if row.primitive)

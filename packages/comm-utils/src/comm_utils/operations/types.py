@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 
 __all__ = [
     "Algorithm",
@@ -156,27 +157,32 @@ class Pattern:
     uneven: bool = False
     algorithms: tuple[Algorithm, ...] = ()
 
-    @property
+    @cached_property
     def is_rooted(self) -> bool:
         """Return whether one rank is the root."""
         return any(Side.ROOT in (move.senders, move.receivers) for move in self.moves)
 
-    @property
+    @cached_property
     def is_message(self) -> bool:
         """Return whether it is one side of a message between two ranks."""
         return any(Side.CALLER in (move.senders, move.receivers) for move in self.moves)
 
-    @property
+    @cached_property
     def is_send(self) -> bool:
         """Return whether it is the sending side of a message."""
         return any(move.senders is Side.CALLER for move in self.moves)
 
-    @property
+    @cached_property
+    def is_receive(self) -> bool:
+        """Return whether it is the receiving side of a message."""
+        return any(move.receivers is Side.CALLER for move in self.moves)
+
+    @cached_property
     def is_empty(self) -> bool:
         """Return whether it carries no data, as a barrier."""
         return all(move.content is Content.NOTHING for move in self.moves)
 
-    @property
+    @cached_property
     def from_all_to_all(self) -> bool:
         """Return whether every rank needs something from every other."""
         return any(move.senders is Side.ALL and move.receivers is Side.ALL for move in self.moves)
@@ -263,6 +269,11 @@ class Operation:
     def aliases(self) -> dict[str, str]:
         """Return the other keywords of its arguments, each with the canonical one."""
         return {alias: one.name for one in self.arguments for alias in one.aliases}
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the result takes the place of the input."""
+        return any(one.direction is Direction.IN_OUT for one in self.tensors)
 
     def argument(self, role: Role) -> Argument | None:
         """Return the first argument of ``role``, None where it has none."""
