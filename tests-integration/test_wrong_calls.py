@@ -917,7 +917,7 @@ def run_row(label: str) -> None:
         expect(row.call, {**right, **row.changes(rank, 2)}, row.error, row.texts)
     elif "object" in row.call:  # all ranks are told before any raises
         right = {**RIGHT, **PLAIN}[row.call](rank, 2)
-        told = (f"rank {row.ranks[0]} called with a wrong argument", "as the error there says")
+        told = (f"rank {row.ranks[0]} called with a wrong argument", "see the error there")
         expect(row.call, right, dist.ObjectExchangeError, told)
     check_group_works()
 

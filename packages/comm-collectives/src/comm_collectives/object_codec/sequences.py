@@ -114,7 +114,7 @@ def _read_deque(reader: Reader) -> deque[Any]:
 
 
 def _fields(tag: Tag, *names: str) -> tuple[Write, Callable[[Reader], list[Any]]]:
-    """Writes and reads the attributes ``names``, each any value."""
+    """Write and read the attributes ``names``, each any value."""
 
     def write(writer: Writer, value: object) -> None:
         writer.out.append(tag)
