@@ -13,6 +13,7 @@ import torch.distributed as c10d
 from torch.distributed import GroupMember, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
+from comm_utils.active import how_to_initialize
 from comm_utils.errors import BackendUnavailableError, NotInitializedError
 from comm_utils.torch_support import group_state
 from comm_utils.torch_support.failures import classify, format_failure, summarize
@@ -80,7 +81,7 @@ class ProcessGroups:
             raise NotInitializedError(
                 "this process group no longer exists; make a new one with new_group()"
                 if pg is not None
-                else "torch.distributed's world group no longer exists; call comm_orchestrator.init_distributed() again"
+                else f"torch.distributed's world group no longer exists; {how_to_initialize()} again"
             )
         self._forget_ended()
         self._states[pg] = state = GroupState(pg)
