@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import fast_path, untraced
 from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
-from comm_collectives.work import After, run
+from comm_collectives.work import After, Received, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
@@ -140,7 +140,7 @@ def irecv(
         return None
     position, received, landing = _prepare_recv("irecv", backend, tensor, src, group, tag, group_src)
     work = backend.irecv(received, None, group, tag, position)
-    return After([work], after_landing([landing]), tensor)
+    return Received([work], after_landing([landing]), tensor)
 
 
 def _prepare_send(

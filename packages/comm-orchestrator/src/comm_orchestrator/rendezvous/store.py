@@ -213,12 +213,12 @@ def _join(address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Dea
         except (ConnectionEndedError, RuntimeError) as error:
             if isinstance(error, LaunchError):
                 raise LaunchError(f"{who}: {error}") from None
+            if isinstance(error, CommTimeoutError) and not isinstance(error, ConnectionEndedError):
+                raise CommTimeoutError(f"{who}: {error}") from None
             # The store of the last world, perhaps, which rank 0 is just closing.
             if _Process.server is None or not deadline.pause(None):
                 raise CommTimeoutError(f"{who}: {error}") from error
             continue
-        except CommTimeoutError as error:
-            raise CommTimeoutError(f"{who}: {error}") from None
         if server is None:
             raise CommTimeoutError(f"{who}: a store answers at {address}, but rank 0 has not made it; {_REMEDY}")
         if server["job"] != launch.job_id:
