@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from comm_orchestrator.rendezvous.records import listed
+from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.report import FACTS
 from comm_orchestrator.tools.doctor.finding import Finding
 from comm_orchestrator.tools.doctor.report import Report
@@ -108,7 +108,7 @@ def _where(finding: Finding, report: Report) -> str:
     hosts = dict.fromkeys(one.host for one in report.ranks if one.rank in finding.ranks)
     several = len(report.hosts()) > 1
     on = f" on {', '.join(list(hosts)[:4])}{' and others' if len(hosts) > 4 else ''}" if several else ""
-    return f"{listed(finding.ranks)}{on}: "
+    return f"{format_ranks(finding.ranks)}{on}: "
 
 
 def _summary(report: Report) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from comm_orchestrator.rendezvous.records import listed
+from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.trace.summary import OperationRow, Summary
 from comm_utils.sizes import format_size
 
@@ -161,8 +161,8 @@ def missing(found: Summary) -> list[str]:
     dropped = [row for row in found.ranks if row.dropped]
     if dropped:
         total = sum(row.dropped for row in dropped)
-        lines.append(f"{total} events were dropped while recording, on {listed([row.rank for row in dropped])}")
+        lines.append(f"{total} events were dropped while recording, on {format_ranks([row.rank for row in dropped])}")
     cut = [row.rank for row in found.ranks if not row.complete]
     if cut:
-        lines.append(f"the recording of {listed(cut)} was cut off")
+        lines.append(f"the recording of {format_ranks(cut)} was cut off")
     return lines
