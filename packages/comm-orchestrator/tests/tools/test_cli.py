@@ -28,6 +28,13 @@ def test_version_as_an_option() -> None:
     assert commctl("--version").stdout == commctl("version").stdout
 
 
+@pytest.mark.parametrize("command", [(), ("bench",), ("config", "check"), ("trace", "summary")])
+def test_help_shows_no_type_of_flags(command: tuple[str, ...]) -> None:
+    shown = commctl(*command, "--help").stdout
+    assert "--help" in shown
+    assert "<bool>" not in shown
+
+
 def test_interruption_says_so() -> None:
     # The parent of the tests may ignore SIGINT.
     code = (

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperOption
 
 from comm_orchestrator import selector
 from comm_orchestrator.tools.bench.command_line import BenchCommand, bench
@@ -17,6 +18,17 @@ from comm_orchestrator.tools.predict import command as prediction
 from comm_orchestrator.tools.trace.command import app as trace_app
 
 __all__ = ["app"]
+
+_display_type = getattr(TyperOption, "display_type_rich", None)
+
+
+def _type_of(option: TyperOption, *args: Any, **kwargs: Any) -> Any:
+    """Return what the help shows as an option's type: nothing for a flag, where typer shows ``<bool>``."""
+    return None if option.is_flag or _display_type is None else _display_type(option, *args, **kwargs)
+
+
+if _display_type is not None:
+    setattr(TyperOption, "display_type_rich", _type_of)  # noqa: B010 - a method, as mypy sees it
 
 app = typer.Typer(no_args_is_help=True, help="Distributed communication for PyTorch.", pretty_exceptions_enable=False)
 app.add_typer(config_app, name="config")
