@@ -27,6 +27,7 @@ COLLECTIVES = "Only the facade imports the collectives"
 TOOLS = "The core of the orchestrator never imports its tools"
 BACKENDS = "Backends are found through entry points, never imported"
 TESTING = "Test helpers stay out of the packages"
+SHARED = "Only layers on torch import what they share"
 UTILS = "comm_utils needs the standard library only"
 TORCHLESS_CONFIG = "comm_config needs neither torch nor numpy"
 CYCLES = "No cycles inside a package"
@@ -51,6 +52,8 @@ def plants() -> Iterator[Plant]:
     yield BACKENDS, {"comm_orchestrator/planted.py": "import comm_backend_ccl"}
     yield TESTING, {"comm_backend_torch/planted.py": "from comm_utils.testing import run_ranks"}
     yield TESTING, {"comm_utils/planted.py": "import comm_utils.testing"}
+    yield SHARED, {"comm_utils/planted.py": "import comm_utils.torch_support"}
+    yield SHARED, {"comm_orchestrator/planted.py": "from comm_utils.torch_support import flattening"}
     for name in ("torch", "numpy", "pydantic", "pytest"):
         yield UTILS, {"comm_utils/planted.py": f"import {name}"}
     yield UTILS, {"comm_utils/planted.py": "def late():\n    import torch.distributed"}

@@ -19,8 +19,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from comm_utils import operations
 from comm_utils.errors import ArgumentError
-from comm_utils.observability.comms_logger import OPERATIONS, Row
+from comm_utils.observability.comms_logger import Row
 from comm_utils.observability.exports import FORMATS, export, write_csv, write_jsonl, write_prometheus
 from comm_utils.observability.exports.facts import COLUMNS
 from comm_utils.observability.exports.groups import format_ranks
@@ -49,7 +50,7 @@ ROWS = st.lists(
     st.builds(
         Row,
         name=st.text(),
-        operation=st.sampled_from(sorted(OPERATIONS)),
+        operation=st.sampled_from(sorted(operations.recorded())),
         size_bytes=COUNTS,
         world_size=COUNTS,
         calls=COUNTS,

@@ -12,27 +12,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from comm_utils import operations
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
 
-__all__ = ["FORMAT", "OPERATIONS", "VERSION", "BenchFile", "BenchResult", "load", "save"]
+__all__ = ["FORMAT", "VERSION", "BenchFile", "BenchResult", "load", "save"]
 
 FORMAT = "comm-bench"
 VERSION = 1
-
-OPERATIONS = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather_into_tensor",
-    "reduce_scatter_tensor",
-    "all_to_all_single",
-    "gather",
-    "scatter",
-    "barrier",
-    "send",
-)
-"""``send`` is one way of a ping-pong: half the round trip."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +27,7 @@ class BenchResult:
     """One operation of one library at one size."""
 
     operation: str
+    """A benchmarked row of :mod:`comm_utils.operations`; a message is one way of a ping-pong: half the round trip."""
     library: str
     """``ours``, ``torch``, ``mpi4py`` or ``deepspeed``."""
     backend: str
@@ -72,6 +60,11 @@ class BenchResult:
     busbw_gb_per_s: float
     wrong: int | None
     """Elements with a wrong value; None where nothing was checked."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the operation moves no data, so that it has neither size nor bandwidth."""
+        return operations.get(self.operation).pattern.is_empty
 
 
 @dataclass(frozen=True)
@@ -174,7 +167,7 @@ def _result(data: object, path: str | Path, number: int) -> BenchResult:
 
 def _right(name: str, value: object) -> bool:
     if name in _TEXTS:
-        return isinstance(value, str) and (name != "operation" or value in OPERATIONS)
+        return isinstance(value, str) and (name != "operation" or operations.is_benchmarked(value))
     if name in _NUMBERS:
         return _number(value)
     if name == "rounds_us":

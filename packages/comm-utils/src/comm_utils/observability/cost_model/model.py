@@ -10,10 +10,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from comm_utils import operations
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.cost_model.accuracy import Errors
-from comm_utils.observability.cost_model.algorithms import ALGORITHMS, candidates
+from comm_utils.observability.cost_model.algorithms import candidates
 from comm_utils.observability.cost_model.curve import Coefficients, Piece
 from comm_utils.observability.cost_model.fitting import Fit, FittedPoint
 from comm_utils.observability.cost_model.link import Link
@@ -167,7 +168,7 @@ def _positive(value: object) -> int:
 def _fit_from_json(data: dict[str, Any]) -> Fit:
     names = ("operation", "library", "backend", "level", "way", "dtype", "op")
     key = Key(*(str(data[name]) for name in names))
-    if key.operation not in ALGORITHMS or key.level not in ("local", "intra", "inter"):
+    if not operations.is_benchmarked(key.operation) or key.level not in ("local", "intra", "inter"):
         raise ValueError(f"a fit of {key.operation!r} at level {key.level!r}, which is unknown")
     known = candidates(key.operation, key.level)
 

@@ -1,4 +1,4 @@
-"""Groups: what we remember of one, and how members alone make a new one."""
+"""Facts about a process group, and its creation by the members alone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,23 @@ import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
-from comm_backend_torch.capabilities import capabilities_of
-from comm_backend_torch.process_group import device_libraries, timeout_of
-from comm_utils.backend import Capabilities
 from comm_utils.errors import BrokenGroupError
+from comm_utils.torch_support.initialization import device_libraries, timeout_of
 
-__all__ = ["GroupState", "create"]
+__all__ = ["GroupState", "create_group"]
 
 
 class GroupState:
-    """Facts about one process group, looked up once."""
+    """Facts about one process group, looked up once.
 
-    __slots__ = ("broken", "by_global", "capabilities", "devices", "libraries", "pg", "rank", "ranks")
+    Attributes:
+        rank: this process's group rank.
+        ranks: global ranks of the members, in the order of their group ranks.
+        libraries: the c10d backend of each device type.
+        broken: the failure that ended the group; None while it can be used.
+    """
+
+    __slots__ = ("broken", "by_global", "devices", "libraries", "pg", "rank", "ranks")
 
     def __init__(self, pg: ProcessGroup) -> None:
         self.pg = pg
@@ -31,12 +36,10 @@ class GroupState:
         self.by_global = {rank: position for position, rank in enumerate(self.ranks)}
         self.libraries = device_libraries(c10d.get_backend_config(pg))
         self.devices = tuple(self.libraries)
-        self.capabilities: dict[str, Capabilities] = {
-            device: capabilities_of(library) for device, library in self.libraries.items()
-        }
         self.broken: str | None = None
 
     def check(self) -> None:
+        """Raise ``BrokenGroupError`` if the group failed."""
         if self.broken is not None:
             raise BrokenGroupError(
                 f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
@@ -44,18 +47,18 @@ class GroupState:
             )
 
     def timeout_s(self) -> float | None:
-        """The group's timeout; None where its library does not tell."""
+        """Return the group's timeout in seconds; None where its library does not expose it."""
         timeout = timeout_of(self.pg)
         return None if timeout is None else timeout.total_seconds()
 
     def how_to_go_on(self) -> str:
-        """What makes communication possible again after the group failed."""
+        """Return the remedy after the group failed."""
         if self.pg is internals._world.default_pg:
             return "call destroy_process_group() and then init_distributed() again, on every rank"
         return "its members go on with destroy_process_group(group) and a new one from new_group()"
 
     def position(self, global_rank: int | None, group_rank: int | None) -> int:
-        """The group rank that one of the two names; that of global rank 0 if neither is given."""
+        """Return the group rank of whichever rank is given; that of global rank 0 if neither is."""
         if group_rank is not None:
             return group_rank
         return self.by_global[0 if global_rank is None else global_rank]
@@ -65,7 +68,7 @@ class GroupState:
         return f"the group of ranks {ranks}"
 
 
-def create(
+def create_group(
     ranks: Sequence[int],
     name: str,
     timeout: timedelta | None,
@@ -74,7 +77,7 @@ def create(
     group_desc: str | None,
     device_id: torch.device | None,
 ) -> ProcessGroup:
-    """Make the group of ``ranks`` under ``name``; its members call this and nobody else.
+    """Create the group of ``ranks`` under ``name``; only its members call this.
 
     ``torch.distributed.new_group(use_local_synchronization=True)`` would do, but it derives the name from how many
     groups this process has. That differs between ranks, and comes back after a group was destroyed: stale keys.

@@ -1,4 +1,4 @@
-"""Waiting until gloo's threads have let go of what they worked on."""
+"""Wait until gloo's threads have released the tensors that they worked on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-__all__ = ["let_workers_rest"]
+__all__ = ["wait_until_idle"]
 
 _NAME = b"pt_gloo_runloop"
 _TELLING = (b"State:", b"voluntary_ctxt_switches:", b"nonvoluntary_ctxt_switches:")
@@ -15,7 +15,7 @@ _TASKS = Path("/proc/self/task")
 
 
 def _workers() -> dict[str, tuple[bytes, ...]] | None:
-    """For each of gloo's threads whether it sleeps, and how often it has slept; None where that cannot be seen."""
+    """Return the state and the number of context switches of each of gloo's threads; None where neither can be read."""
     found = {}
     try:
         for task in _TASKS.iterdir():
@@ -28,16 +28,16 @@ def _workers() -> dict[str, tuple[bytes, ...]] | None:
     return found or None
 
 
-def let_workers_rest(patience_s: float = 1.0, *, unseen_s: float = 0.02) -> None:
-    """Wait until gloo's threads have nothing left to do, at most ``patience_s`` seconds.
+def wait_until_idle(patience_s: float = 1.0, *, unseen_s: float = 0.02) -> None:
+    """Wait until gloo's threads are idle, at most ``patience_s`` seconds.
 
     A thread of gloo reports an operation as complete before it drops the operation's tensors, for which it needs the
     GIL. It aborts the process if the interpreter is ending by then, and waits for ever if the process group is being
     destroyed. A thread that waits for the GIL sleeps as well, but never for longer than Python's switch interval, so
-    those that have slept through one are at rest.
+    those that have slept through one are idle.
 
     Args:
-        unseen_s: how long to wait where the threads cannot be told apart: before torch 2.7, or outside Linux.
+        unseen_s: seconds to wait where the threads cannot be told apart: before torch 2.7, or outside Linux.
     """
     end = time.monotonic() + patience_s
     before = _workers()

@@ -1,4 +1,4 @@
-"""What c10d's RuntimeErrors mean, and how they are told.
+"""Classify c10d's RuntimeErrors and format them as messages.
 
 c10d reports a timeout, a lost peer and a wrong argument as one and the same class; only the text tells them apart.
 """
@@ -9,7 +9,7 @@ import re
 
 from comm_utils.errors import CommError, CommTimeoutError, PeerLostError
 
-__all__ = ["classify", "in_short", "told"]
+__all__ = ["classify", "format_failure", "summarize"]
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _LOST = re.compile(
@@ -20,7 +20,7 @@ _LOST = re.compile(
 
 
 def classify(error: BaseException) -> type[CommError] | None:
-    """The error of ours that a failure of c10d amounts to; None where it is about neither time nor peers."""
+    """Return the class of :class:`CommError` for a failure of c10d; None where it concerns neither time nor peers."""
     text = str(error)
     if _TIMEOUT.search(text):
         return CommTimeoutError
@@ -36,15 +36,15 @@ _WAITED = re.compile(r"waiting (\d+) ?ms")
 _LONGEST = 200
 
 
-def in_short(error: BaseException) -> str:
-    """The one line of a failure that says something, without places in the library's source and well-wishing."""
+def summarize(error: BaseException) -> str:
+    """Return the informative line of a failure, without source locations, emoji and advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = next((line for line in lines if _TIMEOUT.search(line) or _LOST.search(line)), lines[0])
     sentence = _EMOJI.sub("", _SOURCE.sub("", line)).split(". ")[0].strip(" .")
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
 
 
-def told(
+def format_failure(
     kind: type[CommError],
     operation: str,
     group: str,
@@ -53,14 +53,14 @@ def told(
     limit_s: float | None,
     of_call: bool = False,
 ) -> str:
-    """What happened, where it was seen, and what may be the cause; not yet how to go on.
+    """Describe what happened, on which rank it was seen and the likely cause; the remedy is the caller's to add.
 
     Args:
         kind: from :func:`classify`.
         group: as in ``the group of ranks [0, 1]``.
         rank: the global rank of this process.
-        limit_s: the timeout, if it is known.
-        of_call: it was the call's own, not the group's.
+        limit_s: the timeout in seconds; None where it is unknown.
+        of_call: the timeout is the call's own, not the group's.
     """
     if kind is PeerLostError:
         return (

@@ -1,4 +1,4 @@
-"""Initialise ``torch.distributed``, or find out how somebody else did."""
+"""Initialise ``torch.distributed``, and look up the libraries and timeouts of its groups."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import distributed_c10d as internals
 
-from comm_backend_torch.failures import classify, in_short
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError
+from comm_utils.torch_support.failures import classify, summarize
 
 __all__ = ["availability", "check_available", "device_libraries", "initialize", "timeout_of", "world_timeout"]
 
@@ -21,7 +21,7 @@ _NOT_BUILT = "this build of torch ({}) was made without {}"
 
 
 def availability() -> Mapping[str, Availability]:
-    """Every library that torch can know, and whether this build and this machine have it."""
+    """Return every library that torch knows, and whether this build and this machine have it."""
     version = torch.__version__
     gpu = torch.cuda.is_available()
     nccl = c10d.is_nccl_available()
@@ -45,7 +45,7 @@ def _built(library: str, available: bool, remedy: str) -> Availability:
 
 
 def device_libraries(backend: str) -> dict[str, str]:
-    """``"cpu:gloo,cuda:nccl"`` as ``{"cpu": "gloo", "cuda": "nccl"}``; a bare name stands for all its devices."""
+    """Parse ``"cpu:gloo,cuda:nccl"`` to ``{"cpu": "gloo", "cuda": "nccl"}``; a bare name stands for all its devices."""
     if ":" in backend:
         return dict(part.split(":", 1) for part in backend.lower().split(","))
     name = backend.lower()
@@ -54,10 +54,10 @@ def device_libraries(backend: str) -> dict[str, str]:
 
 
 def check_available(backend: str) -> None:
-    """Every library that ``backend`` names can be had.
+    """Check that every library that ``backend`` names can be used.
 
     Raises:
-        BackendUnavailableError: names the first that cannot, and what would change that.
+        BackendUnavailableError: names the first that cannot, and the remedy.
     """
     known = availability()
     for name in device_libraries(backend).values():
@@ -94,17 +94,17 @@ def initialize(setup: Setup) -> None:
             raise
         raise CommTimeoutError(
             f"rank {setup.rank} of {setup.world_size}: not every rank joined the {setup.backend} world group in time "
-            f"({in_short(error)}); check that all {setup.world_size} processes run and can reach each other"
+            f"({summarize(error)}); check that all {setup.world_size} processes run and can reach each other"
         ) from error
 
 
 def world_timeout() -> timedelta | None:
-    """The timeout that the world group was made with; None where its library does not tell."""
+    """Return the timeout of the world group; None where its library does not expose it."""
     return timeout_of(internals._get_default_group())
 
 
 def timeout_of(group: Any) -> timedelta | None:
-    """The timeout of ``group``; None where its library does not tell."""
+    """Return the timeout of ``group``; None where its library does not expose it."""
     for device in getattr(group, "_device_types", ()):
         options = getattr(group._get_backend(device), "options", None)
         timeout = getattr(options, "_timeout", None)
