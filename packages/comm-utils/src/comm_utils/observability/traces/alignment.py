@@ -72,8 +72,9 @@ def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """The traces on rank 0's clock, with sequence numbers that mean the same call on every rank of a group.
 
     Ranks that began to record at different calls count differently, unless they began to count together and none has
-    paused since. Such a rank's numbers are moved, epoch by epoch, by what makes most of its calls the same as those of the
-    rank that has recorded most, and among equals by what makes them end closest to each other.
+    paused since. The numbers of such a rank are moved, epoch by epoch, by the difference that makes most of its calls
+    the same as those of the rank that has recorded most, and among equals by the one that makes them end closest to
+    each other.
     """
     moved = [on_first_clock(trace) for trace in traces]
     together = all(trace.counted_together for trace in traces)
