@@ -83,11 +83,11 @@ class CommsLogger:
         self.is_plain = self.prof_all and not (self.verbose or self.debug or self.ranges)
 
     def wants(self, name: str) -> bool:
-        """Whether what is recorded under ``name`` is to be recorded."""
+        """Return whether operations named ``name`` are to be recorded."""
         return self.prof_all or name in self.prof_ops
 
     def series(self, operation: Operation) -> Series:
-        """Where such operations go, for as long as this logger lives.
+        """Return the series that such operations are counted in, for as long as this logger lives.
 
         It may be of a coarser operation: beyond :data:`SERIES_KEPT`, new ones are taken together, with a WARNING.
         """
