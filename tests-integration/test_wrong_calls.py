@@ -528,7 +528,7 @@ SIZES_AND_LISTS = {
         "all_gather_coalesced",
         lambda r, W: {"output_tensors": [ones(8)] * 2},
         VALUE,
-        ("output_tensors: got tensors that share memory", "one memory for each"),
+        ("output_tensors: got tensors that share memory", "one memory for each output"),
     ),
     # output of the wrong dtype
     "all_gather-dtype": Row(

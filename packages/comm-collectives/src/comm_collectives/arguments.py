@@ -213,7 +213,7 @@ def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | No
         )
     if limit > _LONGEST:
         raise ArgumentError(
-            f"{call}: timeout: got {timeout!r}; expected at most {_LONGEST.days} days, as the libraries count in 64 bits"
+            f"{call}: timeout: got {timeout!r}; expected at most {_LONGEST.days} days, which libraries can count"
         )
     return limit
 

@@ -1,8 +1,8 @@
 """Writing and reading the parts of a message, within bounds.
 
 A value is a tag, one byte, and what belongs to it. Numbers have the byte order that the header names, sizes and counts
-have 64 bits. What is read takes at most :data:`MOST_TIMES` the memory of its message: objects that are large even when
-empty are preceded by filler, so that no message can ask for many of them cheaply.
+have 64 bits. What is read takes at most :data:`MOST_TIMES` the memory of its message: objects that are large even
+when empty are preceded by filler, so that no message can ask for many of them cheaply.
 """
 
 from __future__ import annotations
