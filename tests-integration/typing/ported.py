@@ -21,8 +21,6 @@ def main() -> None:
     group = dist.new_group([0])
     tensor = torch.ones(4)
     dist.broadcast(tensor, src=0)
-    parts = [torch.empty(4) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, tensor)
     if rank == 0:
         dist.all_reduce(tensor, group=group, timeout=5.0)
     print(dist.is_nccl_available(), dist.DistError)  # of torch.distributed, passed on

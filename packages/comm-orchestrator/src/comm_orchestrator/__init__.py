@@ -16,8 +16,8 @@ from comm_orchestrator import facade
 from comm_orchestrator.facade import *  # noqa: F403
 
 if TYPE_CHECKING:
-    # What __getattr__ passes on of torch.distributed, name by name: type checkers that saw a __getattr__ would accept any
-    # name, misspelt ones too. The façade has the others under its own names.
+    # What __getattr__ passes on of torch.distributed, name by name: type checkers that saw a __getattr__ would accept
+    # any name, misspelt ones too. The façade has the others under its own names.
     from torch.distributed import BackendConfig as BackendConfig
     from torch.distributed import DebugLevel as DebugLevel
     from torch.distributed import DeviceMesh as DeviceMesh

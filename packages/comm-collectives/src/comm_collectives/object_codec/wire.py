@@ -82,8 +82,8 @@ class Tag(IntEnum):
     NUMPY_TEXT = 115
 
 
-#: Zeros between the tag and the value. Part of the format. On 64-bit CPython with torch 2.13, an empty set takes about 230
-#: bytes, a deque 480 to 780, a tensor of one element 820, a slice 65, a path 190.
+#: Zeros between the tag and the value. Part of the format. On 64-bit CPython with torch 2.13, an empty set takes
+#: about 230 bytes, a deque 480 to 780, a tensor of one element 820, a slice 65, a path 190.
 FILLER_BYTES: Mapping[Tag, int] = {
     Tag.SET: 8,
     Tag.FROZENSET: 8,

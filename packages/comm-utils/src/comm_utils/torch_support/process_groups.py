@@ -156,9 +156,9 @@ class ProcessGroups:
             rank = internals._get_default_group().rank()
             if is_exhausted(error):
                 raise BackendUnavailableError(
-                    f"new_group on rank {rank}: the system refused what a group of {len(ranks)} ranks needs; destroy groups "
-                    "that are not used any more, or raise the limits of descriptors (ulimit -n) and of memory (ulimit -v) "
-                    f"[{summarize(error)}]"
+                    f"new_group on rank {rank}: the system refused what a group of {len(ranks)} ranks needs; destroy "
+                    "groups that are not used any more, or raise the limits of descriptors (ulimit -n) and of memory "
+                    f"(ulimit -v) [{summarize(error)}]"
                 ) from error
             kind = classify(error)
             if kind is None:
