@@ -11,8 +11,8 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
