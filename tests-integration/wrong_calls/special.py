@@ -99,12 +99,6 @@ SPECIAL: dict[str, Row] = {
         VALUE,
         ("output_tensors[1]: got 7 elements", "expected 8"),
     ),
-    "all_gather_coalesced-same-output-twice": Row(
-        "all_gather_coalesced",
-        lambda r, W: {"output_tensors": [ones(8)] * 2},
-        VALUE,
-        ("output_tensors: got tensors that share memory", "expected one memory for each"),
-    ),
     "all_gather_coalesced-small-part": Row(
         "all_gather_coalesced",
         lambda r, W: {"output_tensors": [ones(8), [ones(), ones(3)]]},
