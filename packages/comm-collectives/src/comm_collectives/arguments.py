@@ -16,13 +16,7 @@ from torch.distributed import GroupMember, ProcessGroup
 from comm_collectives.memory import is_dense, overlapping
 from comm_utils.active import active_backend, slot
 from comm_utils.backend import Backend
-from comm_utils.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    BackendUnavailableError,
-    BrokenGroupError,
-    NotInitializedError,
-)
+from comm_utils.errors import ArgumentError, ArgumentTypeError, BrokenGroupError, NotInitializedError
 from comm_utils.log import logger
 
 __all__ = [
@@ -91,7 +85,7 @@ def enter(call: str, group: ProcessGroup | None, timeout: float | timedelta | No
     if is_member(call, group):
         try:
             backend.check_group(group)
-        except (BackendUnavailableError, BrokenGroupError, NotInitializedError) as error:
+        except (BrokenGroupError, NotInitializedError) as error:
             raise type(error)(f"{call}: {error}") from None
         return backend.during(call) if timeout is None else backend.during(call, as_timedelta(call, timeout))
     if call not in _warned:
@@ -219,7 +213,7 @@ def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | No
         )
     if limit > _LONGEST:
         raise ArgumentError(
-            f"{call}: timeout: got {timeout!r}; expected at most {_LONGEST.days} days, as the libraries count in 64 bits"
+            f"{call}: timeout: got {timeout!r}; expected at most {_LONGEST.days} days, which libraries can count"
         )
     return limit
 

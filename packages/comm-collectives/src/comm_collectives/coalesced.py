@@ -119,7 +119,7 @@ def all_gather_coalesced(
                 check_numel(call, f"{name}[{rank}]", part, source.numel(), "the size of the input")
     if overlapping([part for output in output_tensors for part in ([output] if _is_tensor(output) else output)]):
         raise ArgumentError(
-            f"{call}: output_tensors: got tensors that share memory, or the same one twice; expected one memory for each"
+            f"{call}: output_tensors: got tensors that share memory; expected one memory for each output"
         )
     if not input_tensors:
         return Completed([]) if async_op else None

@@ -42,7 +42,7 @@ def explain_call(
     if not unknown:
         return ArgumentTypeError(f"{name}: {reason}; expected {name}{signature_text(signature)}")
     free = [one for one in named[len(args) :] if one not in kwargs]
-    near = get_close_matches(unknown[0], free, 1, 0.6)
+    near = get_close_matches(unknown[0].lower(), free, 1, 0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of: {', '.join(named)}"
     return ArgumentTypeError(f"{name}: {unknown[0]}: got an argument of this name, which does not exist; {hint}")
 

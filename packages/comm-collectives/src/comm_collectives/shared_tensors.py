@@ -58,7 +58,7 @@ def empty_shared(
     # Strides are computed as if no size were 0.
     if prod(max(one, 1) for one in sizes) * dtype.itemsize > _MOST_BYTES:
         raise ArgumentError(
-            f"empty_shared: shape: got {tuple(sizes)!r:.200} of {dtype}, {_exbibytes(size_bytes)} EiB; expected less than "
-            f"{_MOST_BYTES / 2**60:g} EiB, which is more than any machine has"
+            f"empty_shared: shape: got {tuple(sizes)!r:.200} of {dtype}, {_exbibytes(size_bytes)} EiB; expected "
+            f"less than {_MOST_BYTES / 2**60:g} EiB, which is more than any machine has"
         )
     return backend.empty_shared(sizes, dtype, group)
