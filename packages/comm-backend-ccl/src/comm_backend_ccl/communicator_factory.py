@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import Store
 
@@ -61,6 +62,7 @@ class _Meeting:
         mine = {
             "process": this_process().encoded().decode(),
             "obstacle": obstacle and obstacle[0],
+            "failure": oneccl_library.earlier_failure(),
             "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
         met = [json.loads(text) for text in self._told("process", json.dumps(mine))]
@@ -76,15 +78,22 @@ class _Meeting:
                     if isinstance(made, Communicator):
                         return made
                     why = made
-                self._need_oneccl(why)
+                self._need_oneccl(why, met)
             else:
-                self._need_oneccl("the group spans hosts")
+                self._need_oneccl("the group spans hosts", met)
             return OneCclCommunicator(self._store, peers, self._rank, self._timeout, self._ranks, self._end)
         except BaseException:
             peers.close()
             raise
 
-    def _need_oneccl(self, why: str) -> None:
+    def _need_oneccl(self, why: str, met: Sequence[dict[str, Any]]) -> None:
+        # All ranks know of it, so none waits for one that cannot take part.
+        for rank, one in enumerate(met):
+            if one["failure"] is not None:
+                raise BackendUnavailableError(
+                    f"{why}, and rank {self._name(rank)}: {one['failure']}; {oneccl_library.START_AGAIN}, or use "
+                    "dist_backend='gloo'"
+                )
         obstacle = oneccl_library.obstacle()
         if obstacle is not None:
             raise BackendUnavailableError(f"{why}, and {obstacle[0]}; {obstacle[1]}")
