@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as c10d
 
-from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.testing import run_ranks
+from comm_utils.torch_support.gloo_workers import wait_until_idle
 
 pytest.importorskip("accelerate", reason="Hugging Face Accelerate is not installed")
 

@@ -6,6 +6,7 @@ registers, and an implementation in each backend.
 """
 
 from comm_utils.operations import patterns as patterns
+from comm_utils.operations.calls import DEFAULTS, positional, tensor_for
 from comm_utils.operations.registry import (
     ENTRY_POINT_GROUP,
     UnknownOperationError,
@@ -13,13 +14,14 @@ from comm_utils.operations.registry import (
     find,
     function_of,
     get,
-    primitives,
+    is_benchmarked,
     record_name,
     recorded,
     register,
     rows,
     unregister,
 )
+from comm_utils.operations.table import PRIMITIVES
 from comm_utils.operations.types import (
     Algorithm,
     Argument,
@@ -34,7 +36,9 @@ from comm_utils.operations.types import (
 )
 
 __all__ = [
+    "DEFAULTS",
     "ENTRY_POINT_GROUP",
+    "PRIMITIVES",
     "Algorithm",
     "Argument",
     "Content",
@@ -50,10 +54,12 @@ __all__ = [
     "find",
     "function_of",
     "get",
-    "primitives",
+    "is_benchmarked",
+    "positional",
     "record_name",
     "recorded",
     "register",
     "rows",
+    "tensor_for",
     "unregister",
 ]

@@ -24,7 +24,7 @@ __all__ = [
     "find",
     "function_of",
     "get",
-    "primitives",
+    "is_benchmarked",
     "record_name",
     "recorded",
     "register",
@@ -118,14 +118,15 @@ def recorded() -> frozenset[str]:
     return frozenset(row.name for row in rows() if row.recorded)
 
 
-def primitives() -> frozenset[str]:
-    """Return the names of the operations that a backend may implement."""
-    return frozenset(row.name for row in rows() if row.primitive)
-
-
 def benchmarked() -> tuple[str, ...]:
     """Return the names of the operations that benchmarks measure, in the order of the table."""
     return tuple(row.name for row in rows() if row.benchmarked)
+
+
+def is_benchmarked(name: str) -> bool:
+    """Return whether benchmarks measure an operation of this name."""
+    found = find(name)
+    return found is not None and found.benchmarked
 
 
 def record_name(operation: str, call: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from comm_utils.operations import patterns
 from comm_utils.operations.types import Argument, Direction, Form, Operation, Pattern, Role
 
-__all__ = ["ROWS"]
+__all__ = ["PRIMITIVES", "ROWS"]
 
 _IN, _OUT, _IN_OUT = Direction.INPUT, Direction.OUTPUT, Direction.IN_OUT
 _FLAT, _PER_RANK, _SEVERAL = Form.FLAT, Form.PER_RANK, Form.SEVERAL
@@ -181,6 +181,7 @@ _ALL_TO_ALL = (
         ),
         primitive=True,
         benchmarked=True,
+        nccl_tests_name="alltoall",
         native_code=5,
     ),
     Operation(
@@ -257,6 +258,7 @@ _MESSAGES = (
         (_tensor("tensor", _IN), _DST, _GROUP, _TAG, _GROUP_DST, _ASYNC, _TIMEOUT),
         primitive=True,
         benchmarked=True,
+        nccl_tests_name="sendrecv",
         native_code=7,
     ),
     Operation(
@@ -336,3 +338,6 @@ ROWS: tuple[Operation, ...] = (
     *_MESSAGES,
     *_OBJECTS,
 )
+
+#: Names of the operations that every backend of this project serves; the others are composed of these.
+PRIMITIVES = frozenset(row.name for row in ROWS if row.primitive)

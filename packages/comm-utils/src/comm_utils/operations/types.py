@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cached_property
 
 __all__ = [
     "Algorithm",
@@ -156,30 +157,55 @@ class Pattern:
     uneven: bool = False
     algorithms: tuple[Algorithm, ...] = ()
 
-    @property
+    @cached_property
     def is_rooted(self) -> bool:
         """Return whether one rank is the root."""
         return any(Side.ROOT in (move.senders, move.receivers) for move in self.moves)
 
-    @property
+    @cached_property
     def is_message(self) -> bool:
         """Return whether it is one side of a message between two ranks."""
         return any(Side.CALLER in (move.senders, move.receivers) for move in self.moves)
 
-    @property
+    @cached_property
     def is_send(self) -> bool:
         """Return whether it is the sending side of a message."""
         return any(move.senders is Side.CALLER for move in self.moves)
 
-    @property
+    @cached_property
+    def is_receive(self) -> bool:
+        """Return whether it is the receiving side of a message."""
+        return any(move.receivers is Side.CALLER for move in self.moves)
+
+    @cached_property
     def is_empty(self) -> bool:
         """Return whether it carries no data, as a barrier."""
         return all(move.content is Content.NOTHING for move in self.moves)
 
-    @property
-    def from_all_to_all(self) -> bool:
-        """Return whether every rank needs something from every other."""
-        return any(move.senders is Side.ALL and move.receivers is Side.ALL for move in self.moves)
+    @cached_property
+    def input_is_part(self) -> bool:
+        """Return whether a rank gives one part of the whole, rather than the whole."""
+        return all(move.content is Content.SENDERS_PART for move in self.moves)
+
+    @cached_property
+    def output_is_part(self) -> bool:
+        """Return whether a rank gets one part of the whole, rather than the whole."""
+        return all(move.content is Content.RECEIVERS_PART for move in self.moves)
+
+    @cached_property
+    def has_parts(self) -> bool:
+        """Return whether the whole consists of one part for each rank."""
+        return self.whole_array or self.uneven
+
+    @cached_property
+    def from_root(self) -> bool:
+        """Return whether all the data comes from the root."""
+        return any(move.senders is Side.ROOT for move in self.moves)
+
+    @cached_property
+    def to_root(self) -> bool:
+        """Return whether all the data goes to the root."""
+        return any(move.receivers is Side.ROOT for move in self.moves)
 
     def sources(self, rank: int, ranks: Sequence[int], root: int) -> set[int]:
         """Return the ranks whose data ``rank`` needs, itself among them where it is one of the senders.
@@ -225,6 +251,7 @@ class Operation:
         recorded: logger and traces know it by this name.
         benchmarked: ``commctl bench`` measures it.
         overlapping: input and output may share memory: a rank's own part lies at its place in the whole.
+        nccl_tests_name: what nccl-tests calls its program, where that is another name.
         native_code: its number in the native library; -1 where it has none.
         function: ``"module:name"`` of the function that programs call.
     """
@@ -240,6 +267,7 @@ class Operation:
     recorded: bool = True
     benchmarked: bool = False
     overlapping: bool = False
+    nccl_tests_name: str = ""
     native_code: int = -1
     function: str = ""
 
@@ -263,6 +291,11 @@ class Operation:
     def aliases(self) -> dict[str, str]:
         """Return the other keywords of its arguments, each with the canonical one."""
         return {alias: one.name for one in self.arguments for alias in one.aliases}
+
+    @property
+    def is_in_place(self) -> bool:
+        """Return whether the result takes the place of the input."""
+        return any(one.direction is Direction.IN_OUT for one in self.tensors)
 
     def argument(self, role: Role) -> Argument | None:
         """Return the first argument of ``role``, None where it has none."""
