@@ -151,6 +151,9 @@ class Communicator(ABC):
         self.broken = self.broken or what
         self.usable = False
 
+    def _disagreed(self, what: str) -> None:  # noqa: B027  # most engines need nothing
+        """Note that the engine failed as the ranks' calls differ, before the error is raised."""
+
     def check(self) -> None:
         """Raise ``BrokenGroupError`` where something failed before, ``NotInitializedError`` after the end."""
         if self._inherited:
@@ -217,6 +220,7 @@ class Communicator(ABC):
         if self.gone(peer):
             return self.lost(call, peer)
         self._break(f"{call}: {error}")
+        self._disagreed(f"{call}: {error}")
         if _GAVE_UP in str(error):
             return PeerLostError(f"{call} on {self}: {error}. The group cannot be used any more: {self._how_to_go_on}")
         # With all of them alive on this host, only their calls can differ.

@@ -128,6 +128,10 @@ class OneCclCommunicator(Communicator):
             if self.peers.gone() and os.environ.get("CCL_ATL_SHM") == "1":
                 sweep()
 
+    def _disagreed(self, what: str) -> None:
+        oneccl_library.note_failure(what)
+        self._how_to_go_on = f"{oneccl_library.START_AGAIN}, as oneCCL keeps requests of the failed operation"
+
     # --- operations
 
     def _begin(self, call: Call) -> Begun:
