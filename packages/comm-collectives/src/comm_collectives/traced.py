@@ -26,7 +26,11 @@ __all__ = [
     "reduce_scatter_tensor",
 ]
 
-_C10D_OPS: dict[ReduceOp, Any] = {op: getattr(c10d.ReduceOp, op.name) for op in ReduceOp if op is not ReduceOp.UNUSED}
+_C10D_OPS: dict[ReduceOp, Any] = {
+    op: getattr(c10d.ReduceOp, op.name)
+    for op in ReduceOp
+    if op is not ReduceOp.UNUSED and hasattr(c10d.ReduceOp, op.name)
+}
 _BY_NAME = {op.name.lower(): c10d_op for op, c10d_op in _C10D_OPS.items()}
 
 

@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives.recorded.device_times import DeviceTimes
 from comm_collectives.recorded.profiler_ranges import open_range
 from comm_collectives.recorded.work import Like, ObservedWork
+from comm_collectives.registered import recorded_method
 from comm_utils.backend import Backend, Work
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.series import NUMBERS_WAITING
@@ -78,6 +79,7 @@ class Observing:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
         if callable(found):  # the next look-up costs what it would cost there
+            found = recorded_method(name, found, self._observe)
             self.__dict__[name] = found
         return found
 

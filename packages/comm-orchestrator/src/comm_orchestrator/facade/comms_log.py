@@ -132,7 +132,7 @@ def _turn(on: bool, with_others: bool = False) -> None:
     _Log.on, _Log.on_for_trace = on, None
     comm_collectives.instrument(observe=_Log.comms if on else None)
     if begins:
-        trace_files.begin_era(_Log.comms)
+        trace_files.begin_epoch(_Log.comms)
 
 
 def start_profiling_comms() -> None:

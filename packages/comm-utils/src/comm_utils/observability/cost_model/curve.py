@@ -13,7 +13,7 @@ __all__ = ["Coefficients", "Piece", "between_us", "monotone_us", "within_us"]
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a message costs under one algorithm.
+    """The cost of a message under one algorithm.
 
     Attributes:
         alpha_us: latency of a message, in microseconds.

@@ -69,5 +69,5 @@ def arrival(event: Event) -> tuple[int, int]:
 
 
 def call_end(event: Event) -> int:
-    """When the call returned, ns."""
+    """Return when the call returned, ns."""
     return max(event.begin_ns, event.returned_ns if event.operation.asynchronous else event.end_ns)
