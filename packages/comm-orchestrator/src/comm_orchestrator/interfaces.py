@@ -51,7 +51,7 @@ def outward_address(found: Addresses) -> str | None:
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that a pattern in NCCL's syntax means.
+    """Return those of ``names`` that a pattern in NCCL's syntax means.
 
     ``eth,ib`` are prefixes, ``=eth0`` a name, ``^docker,lo`` all but these prefixes, ``^=lo`` all but a name.
     Source: NCCL's documentation of NCCL_SOCKET_IFNAME.
@@ -68,7 +68,7 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def interface_for(address: str | None, found: Addresses) -> str | None:
-    """The interface that has ``address``; for a loopback address any that has one."""
+    """Return the interface that has ``address``; for a loopback address any that has one."""
     if address is None:
         return None
     for name, own in found.items():

@@ -155,7 +155,7 @@ def with_hosts(launch: LaunchInfo, host_of: Sequence[int]) -> LaunchInfo:
 
 
 def variables(launch: LaunchInfo, environ: Mapping[str, str]) -> dict[str, str]:
-    """What software that reads the environment wants to know, as far as it is not there already.
+    """Return what software that reads the environment wants to know, as far as it is not there already.
 
     A process that nobody launched with others gets none: what it starts may be launched with others.
     """

@@ -47,7 +47,7 @@ class Choice:
 
 
 def _providers() -> dict[str, BackendProvider]:
-    """Every installed package that offers backends, torch's own last so that a closer match is asked first."""
+    """Return every installed package that offers backends, torch's own last so that a closer match is asked first."""
     found = {entry.name: entry for entry in entry_points(ENTRY_POINT_GROUP)}
     names = sorted(found, key=lambda name: name == "torch")
     return {name: _load(found[name]) for name in names}
@@ -81,7 +81,7 @@ class _Unloadable:
 
 
 def available_backends() -> dict[str, Availability]:
-    """Every library that an installed package can activate, and whether and why it can be used here."""
+    """Return every library that an installed package can activate, and whether and why it can be used here."""
     result: dict[str, Availability] = {}
     for provider in _providers().values():
         for name, availability in provider.availability().items():
@@ -96,7 +96,7 @@ def known_backends() -> set[str]:
 
 
 def choose(backend: str) -> Choice:
-    """The backend that somebody named.
+    """Return the backend that somebody named.
 
     Raises:
         BackendUnavailableError: it cannot be had; names the package or variable that is missing.

@@ -88,7 +88,7 @@ _REASONS = {
 
 
 def unreachable_reason(host: str, port: int) -> str:
-    """Why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
+    """Return why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
     own = socket.gethostname()
     reason = ""
     try:
@@ -125,13 +125,13 @@ def _greet(host: str, port: int, limit_s: float) -> str:
 
 @functools.cache
 def _known() -> bool:
-    """Whether this torch's stores answer as :func:`_greet` expects; asked only where one did not."""
+    """Return whether this torch's stores answer as :func:`_greet` expects; asked only where one did not."""
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
     return not _greet("127.0.0.1", store.port, 5.0)
 
 
 def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCPStore:
-    """A client of the store at ``host``, where somebody listens.
+    """Return a client of the store at ``host``, where somebody listens.
 
     Raises:
         CommTimeoutError: whoever listens there is not a store.

@@ -42,7 +42,7 @@ def print_nothing_more() -> None:
 
 
 def as_one_sentence(run: Callable[Parameters, int]) -> Callable[Parameters, int]:
-    """A function that returns an exit code, for errors too."""
+    """Return a function that returns an exit code, for errors too."""
 
     @functools.wraps(run)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> int:

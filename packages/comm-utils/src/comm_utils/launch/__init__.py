@@ -28,7 +28,7 @@ __all__ = [
 
 
 def discover(environ: Mapping[str, str], launchers: Launchers = LAUNCHERS) -> LaunchInfo:
-    """The first launcher that recognises ``environ``; the last one, a single process, always does.
+    """Return the first launcher that recognises ``environ``; the last one, a single process, always does.
 
     Raises:
         LaunchError: the variables of the launcher that was recognised contradict each other.

@@ -81,7 +81,7 @@ class LaunchInfo:
 
 
 def integer(environ: Mapping[str, str], variable: str) -> int:
-    """The value of a variable that a launcher sets to an integer.
+    """Return the value of a variable that a launcher sets to an integer.
 
     Raises:
         LaunchError: it is something else; names the variable.

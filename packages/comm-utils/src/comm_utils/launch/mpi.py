@@ -32,7 +32,7 @@ _SLURM_NAMESPACE = "slurm.pmix."
 
 
 def mpi_launcher(environ: Mapping[str, str]) -> str | None:
-    """The variable which shows that a launcher of MPI started this process; None where there is none."""
+    """Return the variable which shows that a launcher of MPI started this process; None where there is none."""
     return next((variable for variable in _SIGNS if variable in environ), None)
 
 
@@ -42,7 +42,7 @@ def size_beside(variable: str) -> str | None:
 
 
 def started_beside_slurm(environ: Mapping[str, str]) -> str | None:
-    """The variable which shows that an MPI launcher other than srun started this process.
+    """Return the variable which shows that an MPI launcher other than srun started this process.
 
     Such a process also sees the Slurm variables of the daemon or the shell that it comes from.
     """

@@ -35,7 +35,7 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """The new time by the old one."""
+        """Return the new time by the old one."""
         return self.new.time_us / self.old.time_us if self.old.time_us else float("inf")
 
 
@@ -100,7 +100,7 @@ def _differences(old: BenchFile, new: BenchFile) -> list[str]:
 
 
 def rendered(found: Comparison, path: str, tolerance: float) -> list[str]:
-    """Lines for people; comments as in the table above them."""
+    """Return lines for people; comments as in the table above them."""
     lines = ["#", f"# Compared with {path}, tolerance {tolerance:.3g}"]
     lines += [f"# different: {one}" for one in found.differences]
     if not found.pairs:

@@ -91,7 +91,7 @@ class Data:
         return _as(found, dtype).to(self.device)
 
     def _whole_numbers(self, position: int, dtype: torch.dtype, op: str, call: int) -> torch.Tensor:
-        """What the member at ``position`` contributes, as (PERIOD,) of int64."""
+        """Return what the member at ``position`` contributes, as (PERIOD,) of int64."""
         size, numbers, places = len(self.members), self._numbers(position, call), torch.arange(PERIOD)
         if op == "product":
             # Powers of two, eight of them at most, and signs; one rank's changes with every call.
@@ -107,7 +107,7 @@ class Data:
         return (numbers.remainder(values) + call % 4) * ((places + position) % every == 0)
 
     def _make_reduced(self, dtype: torch.dtype, op: str, call: int) -> tuple[torch.Tensor, float]:
-        """What has to come out, as (PERIOD,), and by which share a correct element may differ."""
+        """Return what has to come out, as (PERIOD,), and by which share a correct element may differ."""
         size = len(self.members)
         total = self._whole_numbers(0, dtype, op, call)
         for position in range(1, size):
@@ -155,7 +155,7 @@ def _write(tensor: torch.Tensor, period: torch.Tensor) -> None:
 
 
 def _differing(tensor: torch.Tensor, start: int, period: torch.Tensor, tolerance: float = 0.0) -> int:
-    """How many elements of (n,) are not those of ``period``, repeated, from its element ``start`` on."""
+    """Return how many elements of (n,) are not those of ``period``, repeated, from its element ``start`` on."""
     tensor, period = _comparable(tensor), period.roll(-(start % PERIOD))
     whole = tensor.numel() // PERIOD * PERIOD
     periods = tensor[:whole].view(-1, PERIOD)

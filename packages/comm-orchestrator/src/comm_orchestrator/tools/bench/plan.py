@@ -70,7 +70,7 @@ def check_world(options: Options, world_size: int) -> int:
 
 
 def plan(options: Options, world_size: int) -> Plan:
-    """All rows among groups of ``world_size`` ranks.
+    """Return all rows among groups of ``world_size`` ranks.
 
     Raises:
         ArgumentError: there is none.

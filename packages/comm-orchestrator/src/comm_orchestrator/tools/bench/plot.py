@@ -47,7 +47,7 @@ class Point(Protocol):
 
 
 def is_available() -> bool:
-    """Whether matplotlib can be imported; does not import it."""
+    """Return whether matplotlib can be imported; does not import it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

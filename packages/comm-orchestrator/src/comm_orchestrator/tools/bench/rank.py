@@ -95,7 +95,7 @@ def _reserved(made: Plan, measuring: Measuring) -> Iterator[Row]:
 def _results(
     row: Row, measured: list[Measured], exchange: Exchange, setting: Setting, options: Options
 ) -> list[BenchResult]:
-    """What all ranks saw, in one exchange."""
+    """Return what all ranks saw, in one exchange."""
     if not measured:
         return []
     rounds, calls = options.rounds, options.rounds * options.iters if options.per_iteration else 0

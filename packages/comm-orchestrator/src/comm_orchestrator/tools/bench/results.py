@@ -46,7 +46,7 @@ class Setting:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The nearest rank, as nccl-tests takes it."""
+    """Return the nearest rank, as nccl-tests takes it."""
     return ordered[max(1, math.ceil(share * len(ordered))) - 1]
 
 
@@ -58,7 +58,7 @@ def over_ranks(average: int, times: Sequence[float]) -> float:
 
 
 def summed_up(row: Row, library: str, backend: str, way: str, seen: Sequence[Seen], setting: Setting) -> BenchResult:
-    """The result of a variant; ``seen[rank]`` is what that rank saw."""
+    """Return the result of a variant; ``seen[rank]`` is what that rank saw."""
     rounds_us = [over_ranks(setting.average, times) for times in zip(*(one.rounds_us for one in seen), strict=True)]
     calls_us = [over_ranks(setting.average, times) for times in zip(*(one.calls_us for one in seen), strict=True)]
     ordered = sorted(calls_us or rounds_us)

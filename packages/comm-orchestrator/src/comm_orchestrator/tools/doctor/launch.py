@@ -49,7 +49,7 @@ def find(environ: Mapping[str, str], settings: comm_config.Settings) -> tuple[La
 
 
 def as_table(launch: LaunchInfo) -> dict[str, dict[str, Any]]:
-    """Field -> its value and where that came from."""
+    """Return field -> its value and where that came from."""
     return {
         name: {
             "value": getattr(launch, name),
@@ -60,5 +60,5 @@ def as_table(launch: LaunchInfo) -> dict[str, dict[str, Any]]:
 
 
 def over_several_hosts(launch: LaunchInfo) -> bool:
-    """Whether there are ranks on other hosts, as far as one can tell: a launcher may not say."""
+    """Return whether there are ranks on other hosts, as far as one can tell: a launcher may not say."""
     return launch.world_size > (launch.local_world_size or 1)

@@ -85,7 +85,7 @@ def _number(value: float) -> str:
 
 
 def fits_table(model: Model) -> list[RenderableType]:
-    """A row for each piece of each fit."""
+    """Return a row for each piece of each fit."""
     title = "a model: latency (alpha) and bandwidth (1/beta) fitted to measurements"
     table = _table(
         ("operation", "how", "ranks", "sizes", "algorithm"),
@@ -126,7 +126,7 @@ def fits_table(model: Model) -> list[RenderableType]:
 
 
 def held_out_table(held_out: Mapping[Key, list[FittedPoint]], what: str) -> list[RenderableType]:
-    """A row for each fit, and one for all."""
+    """Return a row for each fit, and one for all."""
     rule = "every other size left out" if what == "sizes" else "each number of ranks left out in turn"
     title = f"{rule}, {NOT_MEASURED}: error against what was measured"
     table = _table(

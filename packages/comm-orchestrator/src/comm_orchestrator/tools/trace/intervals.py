@@ -12,7 +12,7 @@ Interval = tuple[int, int]
 
 
 def covered_ns(intervals: Iterable[Interval]) -> int:
-    """How long at least one of them lasts."""
+    """Return how long at least one of them lasts."""
     total = 0
     until: int | None = None
     for begin, end in sorted(intervals):
@@ -52,7 +52,7 @@ def in_progress(trace: RankTrace) -> list[Interval]:
 
 
 def hidden_ns(event: Event) -> int:
-    """How long an asynchronous operation went on while the program was free to compute.
+    """Return how long an asynchronous operation went on while the program was free to compute.
 
     From the call's return until somebody waited or it was complete.
     """

@@ -30,8 +30,8 @@ def set_up(options: Options, limit_s: float) -> None:
     """Set up the world; what is recorded in it is this replay's to say, not the environment's."""
     for name in [name for name in os.environ if name.startswith("COMM_COMMS_LOGGER")]:
         del os.environ[name]
-    meeting = {"timeouts": {"init_s": max(limit_s, _MEETING_S)}}
-    facade.init_distributed(options.backend or None, verbose=False, timeout=limit_s, config=meeting)
+    limits = {"timeouts": {"init_s": max(limit_s, _MEETING_S)}}
+    facade.init_distributed(options.backend or None, verbose=False, timeout=limit_s, config=limits)
 
 
 def play(trace: RankTrace, begin_ns: int, options: Options, folder: Path, limit_s: float) -> None:

@@ -53,7 +53,7 @@ class Library(Protocol):
     def call(
         self, row: Row, way: str, source: torch.Tensor, target: torch.Tensor
     ) -> tuple[Callable[..., object], Sequence[object]]:
-        """A function and its arguments that do ``row`` once on these tensors, which outlive it.
+        """Return a function and its arguments that do ``row`` once on these tensors, which outlive it.
 
         Raises:
             UnsupportedError: it does not do this.

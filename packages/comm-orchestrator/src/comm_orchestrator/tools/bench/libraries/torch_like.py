@@ -23,7 +23,7 @@ _ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
 
 
 def device_of(backend: str) -> torch.device:
-    """Where tensors for ``backend`` have to be."""
+    """Return where tensors for ``backend`` have to be."""
     kind = _ACCELERATORS.get(backend, "cpu")
     return torch.device(kind, getattr(torch, kind).current_device()) if kind != "cpu" else torch.device("cpu")
 
@@ -112,7 +112,7 @@ def open_ours(backend: str, group: Group) -> TorchLike:
 
 
 def backend_of(ours: str) -> str:
-    """What torch uses for the tensors that ``ours`` takes."""
+    """Return what torch uses for the tensors that ``ours`` takes."""
     return ours if ours in ("nccl", "xccl") else "gloo"
 
 
