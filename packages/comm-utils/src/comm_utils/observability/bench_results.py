@@ -61,6 +61,11 @@ class BenchResult:
     wrong: int | None
     """Elements with a wrong value; None where nothing was checked."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the operation moves no data, so that it has neither size nor bandwidth."""
+        return operations.get(self.operation).pattern.is_empty
+
 
 @dataclass(frozen=True)
 class BenchFile:

@@ -102,11 +102,7 @@ def closing(results: Sequence[BenchResult]) -> list[str]:
     lines = [f"# {'Out of bounds values':<20} : {state}"]
     libraries = list(dict.fromkeys((one.library, one.backend) for one in results))
     for library in libraries:
-        speeds = [
-            one.busbw_gb_per_s
-            for one in results
-            if (one.library, one.backend) == library and one.operation != "barrier"
-        ]
+        speeds = [one.busbw_gb_per_s for one in results if (one.library, one.backend) == library and not one.is_empty]
         if speeds:
             which = f" ({_named(*library)})" if len(libraries) > 1 else ""
             lines.append(f"# {'Avg bus bandwidth':<20} : {sum(speeds) / len(speeds):g} GB/s{which}")
