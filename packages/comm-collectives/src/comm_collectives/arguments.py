@@ -16,7 +16,13 @@ from torch.distributed import GroupMember, ProcessGroup
 from comm_collectives.memory import is_dense, overlapping
 from comm_utils.active import active_backend, slot
 from comm_utils.backend import Backend
-from comm_utils.errors import ArgumentError, ArgumentTypeError, BrokenGroupError, NotInitializedError
+from comm_utils.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    BrokenGroupError,
+    NotInitializedError,
+)
 from comm_utils.log import logger
 
 __all__ = [
@@ -35,6 +41,8 @@ __all__ = [
 ]
 
 _warned: set[str] = set()
+# A century. The libraries add a timeout in ns to the time of day, in 64 bits, which overflows in the year 2262.
+_LONGEST = timedelta(days=36_525)
 
 
 def is_member(call: str, group: object, name: str = "group") -> bool:
@@ -83,7 +91,7 @@ def enter(call: str, group: ProcessGroup | None, timeout: float | timedelta | No
     if is_member(call, group):
         try:
             backend.check_group(group)
-        except (BrokenGroupError, NotInitializedError) as error:
+        except (BackendUnavailableError, BrokenGroupError, NotInitializedError) as error:
             raise type(error)(f"{call}: {error}") from None
         return backend.during(call) if timeout is None else backend.during(call, as_timedelta(call, timeout))
     if call not in _warned:
@@ -208,6 +216,10 @@ def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | No
     if limit <= timedelta(0):
         raise ArgumentError(
             f"{call}: timeout: got {timeout!r}; expected seconds or a timedelta of more than 0, and finite"
+        )
+    if limit > _LONGEST:
+        raise ArgumentError(
+            f"{call}: timeout: got {timeout!r}; expected at most {_LONGEST.days} days, as the libraries count in 64 bits"
         )
     return limit
 

@@ -86,6 +86,8 @@ def plan(options: Options, world_size: int) -> Plan:
             continue
         _add(made, options, benchmark(name), world_size)
     asked = set(options.sizes())
+    if asked and max(asked) < options.maxbytes:
+        made.notes.append(f"the steps go over --maxbytes {options.maxbytes}; {max(asked)} is the largest of the sizes")
     if rounded := dict.fromkeys(
         row.operation for row in made.rows if row.pattern.has_parts and row.size_bytes not in asked
     ):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from comm_orchestrator.rendezvous.records import listed
+from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.trace.matching import matched
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Operation, RankTrace
@@ -112,11 +112,11 @@ def _notes(traces: Sequence[RankTrace], kept: Sequence[RankTrace]) -> list[str]:
     cut = [trace.rank for trace in traces if not trace.complete]
     dropped = [trace.rank for trace in traces if trace.dropped]
     if cut:
-        reasons.append(f"the recording of {listed(cut)} was cut off")
+        reasons.append(f"the recording of {format_ranks(cut)} was cut off")
     if dropped:
-        reasons.append(f"{listed(dropped)} dropped events")
+        reasons.append(f"{format_ranks(dropped)} dropped events")
     why = f" ({'; '.join(reasons)})" if reasons else ""
-    where = listed([rank for rank, number in lost.items() if number])
+    where = format_ranks([rank for rank, number in lost.items() if number])
     plural = total != 1
     return [
         f"{total} of {sum(len(trace.events) for trace in traces)} calls {'are' if plural else 'is'} left out, on "
