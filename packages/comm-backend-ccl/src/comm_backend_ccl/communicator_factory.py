@@ -1,4 +1,4 @@
-"""How the ranks of a group find each other through its store, and which engine serves them."""
+"""Creation of communicators: the ranks of a group connect through its store and choose an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LOOK_AROUND_S = 0.25
 def make_communicator(
     store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] | None = None
 ) -> Communicator:
-    """A group's communicator; every rank calls this with the same store, and it returns when all have come.
+    """Return a group's communicator; every rank calls this with the same store, and it returns when all have come.
 
     Ranks of one host share memory; ranks of several hosts, and those that cannot, use oneCCL.
 
@@ -45,7 +45,7 @@ def make_communicator(
 
 
 def _is_crowded(size: int, cores: int) -> bool:
-    """Whether ranks share cores: those of this group, each perhaps bound to some, or those of the host."""
+    """Return whether ranks share cores: those of this group, each perhaps bound to some, or those of the host."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return size > cores or (local.isdigit() and int(local) > (os.cpu_count() or 1))
 
@@ -90,7 +90,7 @@ class _Meeting:
             raise BackendUnavailableError(f"{why}, and {obstacle[0]}; {obstacle[1]}")
 
     def _in_shared_memory(self, peers: Peers, crowded: bool) -> SharedCommunicator | str:
-        """The communicator, or why all ranks have to do without."""
+        """Return the communicator, or why all ranks have to do without."""
         made: SharedCommunicator | None = None
         created = -1, 0
         problem: tuple[str, str] | None = None
@@ -152,7 +152,7 @@ class _Meeting:
         return rank if self._ranks is None else self._ranks[rank]
 
     def _told(self, what: str, mine: str, peers: Peers | None = None) -> list[str]:
-        """What every rank says of ``what``."""
+        """Return what every rank says of ``what``."""
         self._store.set(f"{what}/{self._rank}", mine)
         return self._await([f"{what}/{rank}" for rank in range(self._size)], range(self._size), peers)
 

@@ -63,7 +63,7 @@ class _Loaded:
 
 
 def obstacle() -> tuple[str, str] | None:
-    """Why oneCCL cannot run here and what would change that; None where it can."""
+    """Return why oneCCL cannot run here and what would change that; None where it can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"oneCCL runs on Linux on x86-64 only, this is {sys.platform} on {platform.machine()}", _GLOO
     where = folder()
@@ -140,7 +140,7 @@ def _typed(library: Any) -> Any:
 
 
 class _Message(threading.local):
-    """Where the library writes what went wrong."""
+    """A buffer into which the library writes its error message."""
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(_CAPACITY)
@@ -153,7 +153,7 @@ _message = _Message()
 
 
 def facts() -> dict[str, str]:
-    """The versions of what is used, and where each library came from."""
+    """Return the versions of what is used, and where each library came from."""
     where = folder()
     assert where is not None
     buffer = ctypes.create_string_buffer(_CAPACITY)
@@ -279,7 +279,7 @@ def start(
 def plan(
     group: int, operation: Operation, dtype: int, op: int, peer: int, seconds: float
 ) -> Callable[[int, int, int], Pending]:
-    """A function of source, target and count that starts ``operation`` and waits for it up to ``seconds``.
+    """Return a function of source, target and count that starts ``operation`` and waits for it up to ``seconds``.
 
     It returns ``COMPLETE``, or a handle as :func:`start` does, of what is under way or failed.
     """
@@ -288,7 +288,7 @@ def plan(
 
 
 def wait(handle: Pending, seconds: float) -> bool:
-    """Whether the operation was complete within ``seconds``; 0 asks and does not wait.
+    """Return whether the operation was complete within ``seconds``; 0 asks and does not wait.
 
     Raises:
         RuntimeError: it failed.
@@ -300,7 +300,7 @@ def wait(handle: Pending, seconds: float) -> bool:
 
 
 def ended_ns(handle: Pending) -> int | None:
-    """When the operation was complete, by ``time.perf_counter_ns``; None where it is not."""
+    """Return when the operation was complete, by ``time.perf_counter_ns``; None where it is not."""
     return _Loaded.library.comm_oneccl_ended(handle) or None
 
 

@@ -47,7 +47,7 @@ def _own() -> Availability:
 
 
 def _obstacle() -> tuple[str, str] | None:
-    """Why neither engine can be used."""
+    """Return why neither engine can be used."""
     obstacle = oneccl_library.obstacle()
     return obstacle if obstacle is not None and shared_memory.obstacle() is not None else None
 
