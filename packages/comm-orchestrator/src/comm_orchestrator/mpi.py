@@ -17,12 +17,12 @@ __all__ = ["complete", "discover", "is_installed"]
 
 
 def is_installed() -> bool:
-    """Whether mpi4py can be imported; does not import it, which would start MPI."""
+    """Return whether mpi4py can be imported; does not import it, which would start MPI."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def discover(variable: str, port: int) -> LaunchInfo:
-    """Who this process is in ``MPI.COMM_WORLD``; called by all of its processes.
+    """Return this process's facts in ``MPI.COMM_WORLD``; called by all of its processes.
 
     Args:
         variable: shows that an MPI launcher started this process.

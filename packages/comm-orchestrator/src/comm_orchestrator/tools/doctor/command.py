@@ -54,7 +54,7 @@ def _examine_together(
 ) -> Examined:
     limit_s, rank = trial.limit_of(timeout_s), mine.rank or 0
     try:
-        met = within(limit_s, lambda: exchange.exchange_reports(mine, settings, timeout_s), "meeting the other ranks")
+        met = within(limit_s, lambda: exchange.exchange_reports(mine, settings, timeout_s), "the rendezvous")
     except Exception as error:
         with suppress(Exception):
             within(timeout_s, facade.destroy_process_group, "ending what came about")
@@ -129,7 +129,7 @@ def _text(report: Report, as_json: bool, stdout: TextIO) -> str:
 
 @contextmanager
 def _stdout_to_itself() -> Iterator[TextIO]:
-    """A stream for the report alone: what libraries print meanwhile, as NCCL does, goes to stderr."""
+    """Provide a stream for the report alone; redirect other output, such as NCCL's, to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -71,7 +71,7 @@ def examine(timeout_s: float) -> Local:
 def _of_host(
     info: LaunchInfo | None, applied: Mapping[str, str], addresses: interfaces.Addresses, nccl: bool, timeout_s: float
 ) -> list[Finding]:
-    """What depends on which ranks share a host."""
+    """Return what depends on which ranks share a host."""
     findings: list[Finding] = []
     if info is not None:
         one = info
@@ -96,7 +96,7 @@ def with_hosts(report: RankReport, met: LaunchInfo, settings: comm_config.Settin
 
 
 def _settings(timeout_s: float, findings: list[Finding]) -> tuple[comm_config.Settings | None, list[str]]:
-    """The configuration in force, with time limits that suit a check; and what reading it warned of."""
+    """Return the configuration in force, with time limits that suit a check; and what reading it warned of."""
     with warnings_logged() as warnings:
         try:
             settings = orchestrator.load_config(

@@ -20,7 +20,7 @@ __all__ = ["RankReport", "Report", "differences", "merge_reports", "of_trials"]
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank found out alone; ``rank`` is None where it could not tell."""
+    """The report of one rank alone; ``rank`` is None if it is unknown."""
 
     rank: int | None
     world_size: int
@@ -46,7 +46,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What there is to say about a job.
+    """The summary of a job.
 
     Attributes:
         complete: every rank is in it; otherwise it is one rank's own view.
@@ -149,7 +149,7 @@ def _joined(findings: Iterable[Finding], size: int) -> list[Finding]:
 
 
 def differences(reports: Sequence[RankReport]) -> list[Finding]:
-    """What should be the same on all ranks."""
+    """Return what should be the same on all ranks."""
     first, result = reports[0], []
     for name in first.packages:
         others = [one for one in reports if one.packages.get(name) != first.packages[name]]
@@ -171,7 +171,7 @@ def differences(reports: Sequence[RankReport]) -> list[Finding]:
 
 
 def of_trials(trials: Sequence[Trial]) -> list[Finding]:
-    """How each library did, and the ranks that failed."""
+    """Return how each library did, and the ranks that failed."""
     result = []
     for backend in dict.fromkeys(one.backend for one in trials):
         each = [one for one in trials if one.backend == backend]

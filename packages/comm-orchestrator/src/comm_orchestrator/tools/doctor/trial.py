@@ -22,7 +22,7 @@ _ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one library on one rank.
+    """The outcome of the trial of one library on one rank.
 
     Attributes:
         setup_s, all_reduce_s: None where it did not get that far.
@@ -39,12 +39,12 @@ class Trial:
 
 
 def limit_of(timeout_s: float) -> float:
-    """When to stop waiting for a library that ignores its own timeout, at the start and in the operation."""
+    """Return when to stop waiting for a library that ignores its own timeout, at the start and in the operation."""
     return 2 * timeout_s + 5
 
 
 def device_of(backend: str) -> torch.device:
-    """Where tensors for ``backend`` have to be."""
+    """Return where tensors for ``backend`` have to be."""
     kind = _ACCELERATORS.get(backend, "cpu")
     return torch.device(kind, getattr(torch, kind).current_device()) if kind != "cpu" else torch.device("cpu")
 
