@@ -1,1 +1,1 @@
-"""What is recorded of communication, and what is made of it: logger, traces, exports, cost model."""
+"""Observability: logger, traces, exports, cost model."""

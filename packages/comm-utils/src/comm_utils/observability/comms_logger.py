@@ -83,11 +83,11 @@ class CommsLogger:
         self.is_plain = self.prof_all and not (self.verbose or self.debug or self.ranges)
 
     def wants(self, name: str) -> bool:
-        """Whether what is recorded under ``name`` is to be recorded."""
+        """Return whether what is recorded under ``name`` is to be recorded."""
         return self.prof_all or name in self.prof_ops
 
     def series(self, operation: Operation) -> Series:
-        """Where such operations go, for as long as this logger lives.
+        """Return where such operations go, for as long as this logger lives.
 
         It may be of a coarser operation: beyond :data:`SERIES_KEPT`, new ones are taken together, with a WARNING.
         """
@@ -116,7 +116,7 @@ class CommsLogger:
             )
 
     def recent(self, most: int = EVENTS_KEPT) -> tuple[list[Operation], list[tuple[int, int, int, int]]]:
-        """The last operations: kinds, and ``(number of the kind, sequence, begin_ns, end_ns)`` for each."""
+        """Return the last operations: kinds, and ``(number of the kind, sequence, begin_ns, end_ns)`` for each."""
         self._records.settle()
         with self.recorder.lock:
             return [series.operation for series in self._records], self.recorder.last(most)
@@ -142,7 +142,7 @@ class CommsLogger:
             return self._write_to(None)
 
     def _write_to(self, writer: TraceWriter | None) -> TraceWriter | None:
-        """Returns the one until now."""
+        """Return the previous one."""
         before, self._writer, self.writes = self._writer, writer, writer is not None
         self.recorder.write_to(writer)
         return before

@@ -1,4 +1,4 @@
-"""What a log holds: times by operation, size, group and caller, altogether and in windows."""
+"""The records of a log: times by operation, size, group and caller, in total and in windows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from comm_utils.sizes import bandwidth
 
 __all__ = ["SERIES_KEPT", "Records", "Row", "Window"]
 
-#: How many different operations are told apart before they are taken together.
+#: How many different operations are kept apart before they are combined.
 SERIES_KEPT = 4096
 
 
 @dataclass(frozen=True)
 class Row:
-    """What happened with one operation at one message size in one group; times in seconds.
+    """The statistics of one operation at one message size in one group; times in seconds.
 
     Attributes:
         name: what it was recorded as: ``log_name`` of the call, or else the operation.
@@ -71,17 +71,17 @@ class Window:
         self._records.close(self)
 
     def end(self, rows: list[Row]) -> None:
-        """It has ended with these."""
+        """Close the window with these rows."""
         self._rows, self._ended_ns = rows, perf_counter_ns()
 
     def rows(self) -> list[Row]:
-        """What was recorded in it so far."""
+        """Return what was recorded in it so far."""
         found = self._rows
         return self._records.rows(self) if found is None else found
 
     @property
     def elapsed_s(self) -> float:
-        """How long it has been open, in seconds."""
+        """Return how long it has been open, in seconds."""
         return ((self._ended_ns or perf_counter_ns()) - self._began_ns) * 1e-9
 
     @property
@@ -110,7 +110,7 @@ class Records:
         self.before_reading: Callable[[], None] = _nothing
 
     def series(self, operation: Operation, made: Callable[[Series], None]) -> Series:
-        """Where such operations go. Beyond :data:`SERIES_KEPT`, new ones are taken together, with a WARNING.
+        """Return where such operations go. Beyond :data:`SERIES_KEPT`, new ones are taken together, with a WARNING.
 
         Args:
             made: takes a new series.
@@ -148,7 +148,7 @@ class Records:
         return iter(self._all)
 
     def rows(self, within: Window | None = None) -> list[Row]:
-        """What was recorded; of a window, or since the last :meth:`reset`."""
+        """Return what was recorded; of a window, or since the last :meth:`reset`."""
         self.settle()
         with self._recorder.lock:
             if within is not None and within not in self._windows:
@@ -167,7 +167,7 @@ class Records:
         return found
 
     def totals(self) -> dict[_Key, tuple[int, int]]:
-        """Calls and nanoseconds by name, operation, size, ranks and caller, with all that was ever forgotten."""
+        """Return calls and nanoseconds by name, operation, size, ranks and caller, with all that was ever forgotten."""
         self.settle()
         with self._recorder.lock:
             found = self._together(0)

@@ -77,14 +77,14 @@ class Histogram:
             self.bins[place] = self.bins.get(place, 0) + number
 
     def taken(self) -> Histogram:
-        """What this has, which then has nothing."""
+        """Return what this has, which then has nothing."""
         other = Histogram()
         other.include(self)
         self.clear()
         return other
 
     def quantile_ns(self, share: float) -> float:
-        """The middle of the bin in which so large a share of all operations ended, within the extremes."""
+        """Return the middle of the bin in which so large a share of all operations ended, within the extremes."""
         seen = 0
         for place in sorted(self.bins):
             seen += self.bins[place]
@@ -94,7 +94,7 @@ class Histogram:
 
 
 def _small(upper: int) -> int:
-    """The number from 0 to 15 that has these upper bits as a double."""
+    """Return the number from 0 to 15 that has these upper bits as a double."""
     return (upper & 15 | 16) >> 4 + 1023 - (upper >> 4) if upper else 0
 
 
@@ -113,14 +113,14 @@ class Writer(Protocol):
 
 
 class Recorder:
-    """Where all series of a log put their events.
+    """The buffer into which all series of a log put their events.
 
     A call leaves four numbers in ``waiting``, and calls :meth:`settle` when there are :data:`NUMBERS_WAITING` or
     ``due_ns`` has passed. Counting many at once takes less time, and far less where the communication has left nothing
     in the caches.
 
     Args:
-        kept: how many of the last events can be told one by one.
+        kept: how many of the last events are kept one by one.
         lost: takes the error where the writer fails, and sees to it that it is used no more.
 
     Attributes:
@@ -216,7 +216,7 @@ class Recorder:
             self._held -= len(self._last.popleft())
 
     def last(self, most: int) -> list[_Times]:
-        """The last events that were counted, at most so many and no more than are kept."""
+        """Return the last events that were counted, at most so many and no more than are kept."""
         together = _fours(chain.from_iterable(self._last))
         return list(islice(together, max(self._held - min(4 * most, self._kept), 0) // 4, None))
 
@@ -244,7 +244,7 @@ class Series(Histogram):
         self._recorder = recorder
 
     def add(self, sequence: int, begin_ns: int, end_ns: int) -> None:
-        """Add one synchronous operation. Told apart from :meth:`add_event` because this is on the way of every call."""
+        """Add one synchronous operation. Separate from :meth:`add_event` because it is on the path of every call."""
         recorder = self._recorder
         waiting = recorder.waiting
         waiting.extend((self.number, sequence, begin_ns, end_ns))

@@ -1,4 +1,4 @@
-"""What a model says of one operation, with an interval."""
+"""The prediction of one operation, with an interval."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Estimator:
         self._by_key = {fit.key: fit for fit in self._fits}
 
     def estimate(self, operation: str, size_bytes: int, shape: Shape, dtype: str = "", op: str = "") -> Estimate:
-        """How long ``operation`` takes.
+        """Return how long ``operation`` takes.
 
         Args:
             operation: as a program calls it, or as a bench file names it.
@@ -121,7 +121,7 @@ class Estimator:
     def _choose(
         self, operation: str, fits: Sequence[Fit], shape: Shape, dtype: str, op: str
     ) -> tuple[Fit, Link | None]:
-        """The fit that is nearest, and the network that is to be put in the place of its own."""
+        """Return the fit that is nearest, and the network that is to be put in the place of its own."""
         row = operations.find(operation)  # which way of calling comes first, where both were measured
         way = "in_place" if row is not None and row.is_in_place else "out_of_place"
 
@@ -180,7 +180,7 @@ def _differs(fit: Fit, dtype: str, op: str) -> bool:
 
 
 def _interval(fit: Fit, size_bytes: int, shape: Shape, other_network: bool) -> tuple[float, float, set[str]]:
-    """The logarithms of what the time is multiplied with, and marks.
+    """Return the logarithms of what the time is multiplied with, and marks.
 
     Cross validation says how far off sizes in between are. Each doubling beyond the fitted sizes, ranks or hosts adds a
     quarter, as does another network: a rule of thumb, no statistics.

@@ -58,17 +58,17 @@ class Fit:
 
     @property
     def world_sizes(self) -> tuple[int, ...]:
-        """How many ranks the measured groups had."""
+        """Return how many ranks the measured groups had."""
         return tuple(sorted({point.shape.ranks for point in self.points}))
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """How many hosts the measured groups spanned."""
+        """Return how many hosts the measured groups spanned."""
         return tuple(sorted({point.shape.nodes for point in self.points}))
 
 
 def within_key(key: Key) -> Key:
-    """The fit within a host that belongs to one between hosts."""
+    """Return the fit within a host that belongs to one between hosts."""
     return Key(key.operation, key.library, key.backend, "intra", key.way, key.dtype, key.op)
 
 
@@ -80,7 +80,7 @@ def time_us(
     within: Sequence[Piece] | None,
     choose: Callable[[Piece], Coefficients] = lambda piece: piece.chosen,
 ) -> float:
-    """What a curve says of a group of ``shape``."""
+    """Return what a curve says of a group of ``shape``."""
 
     def cost(piece: Piece, size: float) -> float:
         found = choose(piece)
@@ -91,7 +91,7 @@ def time_us(
 
 
 def fit_all(points: Mapping[Key, Sequence[Point]]) -> list[Fit]:
-    """A fit for each key; those within hosts first, because those between hosts build on them."""
+    """Return a fit for each key; those within hosts first, because those between hosts build on them."""
     found: dict[Key, Fit] = {}
     for key in sorted(points, key=lambda key: (key.level == "inter", key)):
         below = found.get(within_key(key)) if key.level == "inter" else None

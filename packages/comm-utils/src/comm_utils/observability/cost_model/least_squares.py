@@ -22,7 +22,7 @@ class Term:
 
 
 class Sums:
-    """What the solution needs to know about measurements, so that one more costs the same however many there are."""
+    """Sums over measurements from which the solution follows; adding one takes constant time."""
 
     __slots__ = ("count", "uu", "uv", "uy", "vv", "vy", "yy")
 
@@ -45,7 +45,7 @@ class Sums:
         self.yy += y * y
 
     def squared(self, alpha: float, beta: float) -> float:
-        """The sum of the squared relative residuals."""
+        """Return the sum of the squared relative residuals."""
         found = self.yy - 2 * (alpha * self.uy + beta * self.vy)
         found += alpha * alpha * self.uu + 2 * alpha * beta * self.uv + beta * beta * self.vv
         return max(found, 0.0)

@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Model:
-    """What was fitted, from what.
+    """The source of a fit.
 
     Attributes:
         statistic: which time was fitted, a key of :data:`comm_utils.observability.cost_model.points.STATISTICS`.
@@ -57,7 +57,7 @@ class Model:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The file as a JSON object."""
+        """Return the file as a JSON object."""
         return {
             "format": FORMAT,
             "version": VERSION,

@@ -1,4 +1,4 @@
-"""What an algorithm sends, as counts that latency and bandwidth are multiplied with.
+"""The messages and bytes of an algorithm, as factors of latency and bandwidth.
 
 The model is Hockney's (The communication challenge for MPP, Parallel Computing 20(3), 1994): a message of n bytes takes
 ``alpha + n * beta``. *p* ranks are in the group, on *N* hosts with *M* each, in the order of the hosts. *S* is the size
@@ -49,7 +49,7 @@ class Rounds:
 
 
 def flows(shape: Shape, distance: int) -> int:
-    """How many ranks of a host have the partner at ``distance`` (rank xor distance) on another host, at most."""
+    """Return how many ranks of a host have the partner at ``distance`` (rank xor distance) on another host, at most."""
     per_node = shape.per_node
     if shape.nodes == 1 or (distance < per_node and per_node % (2 * distance) == 0):
         return 0
@@ -65,13 +65,13 @@ def distances(ranks: int) -> Iterator[int]:
 
 
 def folded(shape: Shape) -> tuple[int, bool]:
-    """The largest power of two up to the number of ranks, and whether ranks beyond it have to fold into others."""
+    """Return the largest power of two up to the number of ranks, and whether surplus ranks fold into others."""
     power = 1 << (shape.ranks.bit_length() - 1)
     return power, power != shape.ranks
 
 
 def together(rounds: Iterable[Rounds]) -> tuple[Rounds, ...]:
-    """Rounds within a host and rounds between hosts, each summed up."""
+    """Return rounds within a host and rounds between hosts, each summed up."""
     rounds = [one for one in rounds if one.messages or one.share]
     within = [one for one in rounds if not one.leaving]
     between = [one for one in rounds if one.leaving]

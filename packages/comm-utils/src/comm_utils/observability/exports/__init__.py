@@ -1,4 +1,4 @@
-"""What the comms logger recorded on this rank, as a file that other programs read.
+"""Exports of this rank's comms log to files for other programs.
 
 ``export(path, rows)`` chooses by the file's name:
 

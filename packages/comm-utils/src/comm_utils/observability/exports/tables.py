@@ -61,7 +61,7 @@ def write_csv(path: str | os.PathLike[str], rows: Iterable[Row], **facts: Any) -
 
 
 class _Lines:
-    """Ends rows with a line feed. A writer that is told to do so leaves carriage returns in cells without quotes."""
+    """Ends rows with a line feed. csv's own option for it leaves carriage returns in cells without quotes."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

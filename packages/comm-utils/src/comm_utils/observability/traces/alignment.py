@@ -29,7 +29,7 @@ _NEIGHBOURS, _MUCH = 4, 4
 
 
 def group_of(operation: Operation) -> Group:
-    """What is the same for all ranks of a group, and for no other group that exists at the time."""
+    """Return what is the same for all ranks of a group, and for no other group that exists at the time."""
     return operation.group, operation.ranks
 
 
@@ -60,7 +60,10 @@ def is_nothing(operation: Operation) -> bool:
 
 
 def channel_of(rank: int, operation: Operation) -> tuple[object, ...]:
-    """What is counted together with a call of ``rank``: a group's collectives, or messages from one rank to another."""
+    """Return what is counted together with a call of ``rank``.
+
+    A group's collectives, or messages from one rank to another.
+    """
     pattern = operation.pattern
     if not pattern.is_message:
         return group_of(operation)
@@ -69,7 +72,7 @@ def channel_of(rank: int, operation: Operation) -> tuple[object, ...]:
 
 
 def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
-    """The traces on rank 0's clock, with sequence numbers that mean the same call on every rank of a group.
+    """Return the traces on rank 0's clock, with sequence numbers that mean the same call on every rank of a group.
 
     Ranks that began to record at different calls count differently, unless they began to count together and none has
     paused since. Such a rank's numbers are moved, era by era, by what makes most of its calls the same as those of the
@@ -100,12 +103,12 @@ def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
 
 def _shift(most: int, counted: Mapping[int, Event], rank: int, events: Sequence[Event], doubt_ns: int) -> int:
-    """What to add to the sequence numbers of ``events``; 0 where that is as good as anything."""
+    """Return what to add to the sequence numbers of ``events``; 0 where that is as good as anything."""
     step = max(len(events) // _LOOKED_AT, 1)
     sample = events[::step][:_LOOKED_AT]
 
     def judged(shift: int) -> tuple[int, int]:
-        """How many may be the same call, and how far apart these end."""
+        """Return how many may be the same call, and how far apart these end."""
         pairs = [(counted.get(event.sequence + shift), event) for event in sample]
         good = [(one, event) for one, event in pairs if one is not None and matches(most, one, rank, event, doubt_ns)]
         return len(good), sum(abs(one.end_ns - event.end_ns) for one, event in good)
@@ -129,7 +132,7 @@ def _shift(most: int, counted: Mapping[int, Event], rank: int, events: Sequence[
 
 
 def matches(rank: int, event: Event, other: int, others: Event, doubt_ns: int = 0) -> bool:
-    """Whether two ranks may have recorded one and the same call.
+    """Return whether two ranks may have recorded one and the same call.
 
     Args:
         doubt_ns: how wrong their clocks may be.

@@ -40,7 +40,7 @@ _NAMED = 8
 
 
 def path_of(folder: Path | str, rank: int) -> Path:
-    """Where the trace of ``rank`` is."""
+    """Return where the trace of ``rank`` is."""
     return Path(folder) / f"rank{rank}.jsonl"
 
 
@@ -121,7 +121,7 @@ def save(folder: Path | str, trace: RankTrace) -> Path:
 
 
 def load(folder: Path | str) -> list[RankTrace]:
-    """The traces of all ranks that ``folder`` has, by rank.
+    """Return the traces of all ranks that ``folder`` has, by rank.
 
     Raises:
         ArgumentError: it has none, lacks some, or they are of several jobs or of another format.
@@ -162,7 +162,7 @@ def _listed(names: Sequence[object]) -> str:
 
 
 def load_rank(path: Path | str) -> RankTrace:
-    """The trace in one file; the last line may have been cut off.
+    """Return the trace in one file; the last line may have been cut off.
 
     Raises:
         ArgumentError: it is no trace, or of another version; names the file and the line.
@@ -172,7 +172,7 @@ def load_rank(path: Path | str) -> RankTrace:
     trace = _first_line(path, lines)
     operations: dict[int, Operation] = {}
     pending: dict[int, Event] = {}
-    early: dict[int, list[Wait]] = {}  # a wait may be told before the end of what it waited for
+    early: dict[int, list[Wait]] = {}  # a wait may be recorded before the end of its operation
     for number, line, whole in lines:
         where = f"{path}, line {number}"
         try:
@@ -197,7 +197,7 @@ def load_rank(path: Path | str) -> RankTrace:
 
 
 def _reason(error: Exception, where: str) -> str:
-    """What is wrong with a line, in short."""
+    """Return what is wrong with a line, in short."""
     if isinstance(error, LookupError):
         return f"it refers to {error}, which no earlier line defines" if error.args else "values are missing"
     if isinstance(error, ArgumentError):

@@ -1,4 +1,4 @@
-"""Where the time of communication went: waiting for others to call, or transferring; and who was waited for.
+"""Division of communication time into waiting and transfer, and attribution of the waiting to stragglers.
 
 A rank waits from its own call until the last of those that it needs has called too; all the rest of the operation's
 time is transfer, so that the two make up the whole. It needs
@@ -46,13 +46,13 @@ class Share:
 
     @property
     def transfer_ns(self) -> int:
-        """What was not waiting."""
+        """Return what was not waiting."""
         return self.total_ns - self.waiting_ns
 
 
 @dataclass
 class Straggler:
-    """How one rank kept others waiting.
+    """A rank that kept others waiting.
 
     Attributes:
         last: of how many operations it was the last that others needed.
@@ -69,8 +69,10 @@ class Straggler:
 
     @property
     def typical_late_ns(self) -> int:
-        """At least so late it was for half of all that it was late: many calls that are hardly late do not hide few
-        that are."""
+        """Return the median lateness, weighted by its amount.
+
+        Many calls that are hardly late do not hide few that are.
+        """
         half, so_far = sum(self.late_ns) / 2, 0
         for late_ns in sorted(self.late_ns, reverse=True):
             so_far += late_ns
@@ -97,7 +99,7 @@ class Account:
 
 
 def key_of(operation: Operation) -> Key:
-    """What ``operation`` is accounted under."""
+    """Return what ``operation`` is accounted under."""
     return operation.name, operation.operation, operation.size_bytes, operation.ranks, operation.caller
 
 
@@ -139,7 +141,7 @@ def account(traces: Sequence[RankTrace]) -> Account:
 
 
 class _HeldUp:
-    """When each rank was held up, and by whom."""
+    """The times at which each rank was blocked, and the ranks that it waited for."""
 
     def __init__(self) -> None:
         self._of: dict[int, list[Stretch]] = defaultdict(list)
@@ -149,7 +151,7 @@ class _HeldUp:
         self._of[rank].append(stretch)
 
     def blame(self, rank: int, begin_ns: int, end_ns: int, passed: int = 0) -> Iterator[tuple[int, int]]:
-        """Who is to blame for what ``rank`` did not do between these times, and for how much of it, ns."""
+        """Return the ranks that delayed ``rank`` between these times, and by how much, ns."""
         if not self._sorted:
             for stretches in self._of.values():
                 stretches.sort()
@@ -172,7 +174,7 @@ class _HeldUp:
 
 
 def together(traces: Sequence[RankTrace]) -> Iterator[dict[int, Event]]:
-    """What the ranks recorded of each operation, by global rank."""
+    """Return what the ranks recorded of each operation, by global rank."""
     calls: dict[tuple[object, ...], dict[int, Event]] = {}
     for trace in traces:
         for event in trace.events:
@@ -182,7 +184,7 @@ def together(traces: Sequence[RankTrace]) -> Iterator[dict[int, Event]]:
 
 
 def split(calls: Mapping[int, Event], doubt_ns: int = 0) -> dict[int, tuple[int, int]]:
-    """How long each rank waited in one operation, ns, and for which rank.
+    """Return how long each rank waited in one operation, ns, and for which rank.
 
     Args:
         calls: by global rank.
