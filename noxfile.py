@@ -179,10 +179,11 @@ def imports(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style and likely mistakes: ruff check and ruff format."""
+    """Style and likely mistakes: ruff check, ruff format, words to avoid, and the width of Markdown."""
     install(session, *group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    session.run("python", "tools/check_words.py")
 
 
 @nox.session

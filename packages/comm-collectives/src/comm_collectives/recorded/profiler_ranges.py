@@ -91,8 +91,8 @@ class _Profiled:
 class Ranges:
     """Opens ranges, named such as ``comm.all_reduce 4 KiB [0 1]``.
 
-    A name has the operation, its size as the comms logger counts it, the global ranks of the group, and ``async`` if the
-    range covers the call alone and not the whole operation.
+    A name has the operation, its size as the comms logger counts it, the global ranks of the group, and ``async`` if
+    the range covers the call alone and not the whole operation.
 
     There are at most some thousand names: those that come later round sizes up to a power of two and have only the
     number of ranks: ``comm.all_reduce <=8 KiB 2 ranks``.
