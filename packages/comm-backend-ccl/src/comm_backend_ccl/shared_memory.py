@@ -57,7 +57,7 @@ MOST_RANKS = 64
 
 
 def obstacle() -> tuple[str, str] | None:
-    """Why it cannot be used in this process and what would change that; None where it can."""
+    """Return why it cannot be used in this process and what would change that; None where it can."""
     if _native is None:
         if sys.platform != "linux":
             return f"collectives in shared memory need Linux, this is {sys.platform}", "use dist_backend='gloo'"
@@ -86,7 +86,7 @@ def _warn_of_variables() -> None:
 
 
 def facts() -> dict[str, str]:
-    """What it runs with."""
+    """Return what it runs with."""
     found: dict[str, Any] = _native.facts()
     return {
         "shared memory": f"between up to {MOST_RANKS} ranks of a host, kernels for {found['kernels']}",
@@ -95,7 +95,7 @@ def facts() -> dict[str, str]:
 
 
 def has_kernels() -> bool:
-    """Whether :func:`reduce` can be called."""
+    """Return whether :func:`reduce` can be called."""
     return _native is not None
 
 
@@ -105,7 +105,7 @@ def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: 
 
 
 def create(size: int) -> tuple[int, int]:
-    """New memory for a group of ``size`` ranks, through which others :func:`join`: its descriptor and inode.
+    """Return new memory for a group of ``size`` ranks, through which others :func:`join`: its descriptor and inode.
 
     Raises:
         MemoryError: there is not enough; says how much is needed.
@@ -115,7 +115,7 @@ def create(size: int) -> tuple[int, int]:
 
 
 def join(holder: int, memory: tuple[int, int], rank: int, pids: Sequence[int], crowded: bool) -> int:
-    """This rank's side of a group.
+    """Return this rank's side of a group.
 
     Args:
         holder: the pid of the process that created the memory.
@@ -165,7 +165,9 @@ def wait(handle: int, seconds: float) -> int:
 def shortcut(
     group: int, operation: Operation, op: ReduceOp, root: int, later: Callable[..., Any]
 ) -> Callable[..., Any] | None:
-    """A function of the tensors of an operation, output first, that does it; None where torch is too old to be asked.
+    """Return a function of the tensors of an operation, output first, that does it.
+
+    None where torch is too old to be asked.
 
     It takes plain, contiguous tensors on the CPU that fit; of others it returns False, having done nothing. It returns
     True when the operation is complete.
@@ -182,7 +184,7 @@ def shortcut(
 
 
 def failure(handle: int) -> str:
-    """What went wrong in the group of an operation, for people."""
+    """Return what went wrong in the group of an operation, for people."""
     return str(_native.failure(handle))
 
 
@@ -190,24 +192,24 @@ def close(group: int, quietly: bool = False) -> None:
     """Forget what is under way; the memory of its tensors is not touched any more.
 
     Args:
-        quietly: who waits for it is not told, as the process is ending.
+        quietly: its waiters get no error, because the process is ending.
     """
     _native.close(group, quietly)
 
 
 def free(group: int) -> None:
-    """The last use of a group; its operations hold what they need."""
+    """Release a group; its operations keep what they need."""
     _native.free(group)
 
 
 def missing(handle: int) -> set[int]:
-    """The ranks without which an operation cannot go on."""
+    """Return the ranks without which an operation cannot go on."""
     bits = int(_native.missing(handle))
     return {rank for rank in range(MOST_RANKS) if bits >> rank & 1}
 
 
 def ended_ns(handle: int) -> int | None:
-    """When a watched operation was complete, by ``time.perf_counter_ns``; None where that is not known."""
+    """Return when a watched operation was complete, by ``time.perf_counter_ns``; None where that is not known."""
     return _native.ended(handle) or None
 
 
@@ -217,7 +219,7 @@ def drain(group: int, seconds: float) -> None:
 
 
 def release(handle: int) -> None:
-    """The last use of a handle; the operation goes on."""
+    """Release a handle; the operation continues."""
     _native.release(handle)
 
 
@@ -227,7 +229,7 @@ def close_descriptor(descriptor: int) -> None:
 
 
 def allocate(size: int) -> int:
-    """The address of ``size`` bytes that peers can map, to be given to :func:`give_back`.
+    """Return the address of ``size`` bytes that peers can map, to be given to :func:`give_back`.
 
     Raises:
         MemoryError: there is not enough; says how much is needed.

@@ -54,7 +54,7 @@ class PeerLostError(CommError, RuntimeError):
 
 
 class CommTimeoutError(CommError, TimeoutError, RuntimeError):
-    """An operation did not finish in time; also a RuntimeError, which torch raises and code around it catches."""
+    """An operation did not finish in time; a RuntimeError too, as torch raises one and programs catch it."""
 
 
 class BrokenGroupError(CommError, RuntimeError):
