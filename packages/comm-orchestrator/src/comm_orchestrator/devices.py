@@ -1,4 +1,4 @@
-"""Which kind of device this process computes on, and binding it to one."""
+"""The kind of device that this process uses, and its binding to one device."""
 
 from __future__ import annotations
 

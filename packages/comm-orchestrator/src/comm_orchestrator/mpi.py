@@ -22,7 +22,7 @@ def is_installed() -> bool:
 
 
 def discover(variable: str, port: int) -> LaunchInfo:
-    """Who this process is in ``MPI.COMM_WORLD``; called by all of its processes.
+    """Return this process's facts in ``MPI.COMM_WORLD``; called by all of its processes.
 
     Args:
         variable: shows that an MPI launcher started this process.

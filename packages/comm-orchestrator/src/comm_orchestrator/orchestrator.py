@@ -59,7 +59,7 @@ class InitOptions:
 
 @dataclass(frozen=True)
 class InitResult:
-    """What ``init_distributed`` found and settled."""
+    """The facts that ``init_distributed`` found and the settings that it chose."""
 
     config: comm_config.Settings
     fresh: bool

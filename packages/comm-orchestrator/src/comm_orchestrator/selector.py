@@ -1,4 +1,4 @@
-"""Which backend to activate: found through entry points, chosen by device, agreed between ranks."""
+"""Choice of the backend: found through entry points, chosen by device, agreed between ranks."""
 
 from __future__ import annotations
 
@@ -122,7 +122,10 @@ def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:
 
 
 def unavailable_reasons(device_type: str) -> dict[str, str | None]:
-    """What keeps this rank from each backend that ``device_type`` could have, best first; None where nothing does."""
+    """Return what keeps this rank from each backend that ``device_type`` could have, best first.
+
+    None where nothing does.
+    """
     available = available_backends()
     return {backend: _problem(backend, available) for backend in _PREFERRED[device_type]}
 
@@ -144,7 +147,7 @@ def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choi
         answers: of :func:`unavailable_reasons`, one a rank.
 
     Raises:
-        BackendUnavailableError: there is none; names a rank and what it lacks for each.
+        BackendUnavailableError: there is none; names a rank and the missing part for each.
     """
     reasons: list[str] = []
     missed: list[str] = []

@@ -1,4 +1,4 @@
-"""How the other ranks get to where rank 0 listens."""
+"""Connections of the other ranks to the store server of rank 0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _VALIDATE, _MAGIC, _PING = 0, 0x3C85F7CE, 13
 
 
 class ConnectionEndedError(CommTimeoutError):
-    """Whoever listens there has hung up, or is no store: perhaps one that is just being closed."""
+    """The server closed the connection, or is not a store: perhaps one that is just being closed."""
 
 
 def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> str:
@@ -102,7 +102,7 @@ def unreachable_reason(host: str, port: int) -> str:
 
 
 def _greet(host: str, port: int, limit_s: float) -> str:
-    """Ask whoever listens at ``host`` whether it is a store; what is wrong, or empty.
+    """Ask the server at ``host`` whether it is a store; return what is wrong, or empty.
 
     torch's own client asks as well, but it waits for an answer without a limit, in C++ that ends the process if the
     interpreter ends meanwhile, and prints a page of stack frames for every wrong answer.
@@ -134,7 +134,7 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCP
     """Return a client of the store at ``host``, where somebody listens.
 
     Raises:
-        CommTimeoutError: whoever listens there is not a store.
+        CommTimeoutError: the server there is not a store.
     """
     limit_s = max(0.2, min(deadline.left_s(), _SILENCE_S))
     reason = _greet(host, port, limit_s)

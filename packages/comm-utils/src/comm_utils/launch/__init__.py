@@ -1,4 +1,4 @@
-"""Who started this process.
+"""Launchers, and the launch facts that they provide.
 
 Each launcher has one module with one pure function ``discover(environ) -> LaunchInfo | None``; :data:`LAUNCHERS` is the
 order in which they are asked, and :func:`with_plugins` adds those of other packages.

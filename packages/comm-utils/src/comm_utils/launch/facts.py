@@ -61,7 +61,7 @@ class Facts:
         self.number("master_port", "MASTER_PORT")
 
     def one_host(self) -> None:
-        """Where all ranks are on this host, it is the first one and they meet on the loopback address.
+        """Use the loopback address, and node rank 0, if all ranks are on this host.
 
         Raises:
             LaunchError: this host has more ranks than there are in all.

@@ -1,4 +1,4 @@
-"""What the launchers of MPI have in common."""
+"""Code that the launchers of MPI share."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mpi_launcher(environ: Mapping[str, str]) -> str | None:
 
 
 def size_beside(variable: str) -> str | None:
-    """The variable with the world size that a launcher sets together with ``variable``, from :func:`mpi_launcher`."""
+    """Return the variable with the world size that belongs to ``variable``, from :func:`mpi_launcher`."""
     return _SIZES.get(variable)
 
 

@@ -1,4 +1,4 @@
-"""Whether a run is slower than an earlier one.
+"""Comparison of a run with an earlier one.
 
 A result is slower where its time exceeds the old one by more than the tolerance, and the rounds of the two runs do not
 overlap: its fastest round took longer than the slowest of the old run. Faster is the same the other way round.
@@ -41,7 +41,7 @@ class Pair:
 
 @dataclass
 class Comparison:
-    """What two runs have in common, and what not; ``differences`` of the systems, in words."""
+    """The common and the different results of two runs; ``differences`` of the systems, in words."""
 
     pairs: list[Pair] = field(default_factory=list)
     only_old: list[BenchResult] = field(default_factory=list)

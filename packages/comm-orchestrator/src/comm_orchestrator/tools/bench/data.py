@@ -1,4 +1,4 @@
-"""What ranks send, and what they have to receive: the inputs of every rank are known to all.
+"""Inputs and expected outputs: the inputs of every rank are known to all.
 
 An input repeats a period of numbers that is different for every rank and every call, so that a result which is stale,
 another rank's or in the wrong place is wrong in nearly every element. The period is a prime: parts of a power of two of
@@ -35,7 +35,7 @@ class Data:
         self._reduced = functools.lru_cache(maxsize=4)(self._make_reduced)
 
     def fill(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int) -> None:
-        """New inputs for the ``call``-th call, and an output that no call leaves; ``target`` is ``source`` or not."""
+        """Write inputs for the ``call``-th call, and an output that no call leaves; ``target`` may be ``source``."""
         _bits(target).fill_(_POISON)
         if row.pattern.is_empty:
             return

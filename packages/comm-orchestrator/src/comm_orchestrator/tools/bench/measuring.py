@@ -26,7 +26,7 @@ __all__ = ["Measured", "Measuring"]
 
 @dataclass
 class Measured:
-    """What this rank found out about one library in one way.
+    """The measurements of this rank for one variant of one library.
 
     Attributes:
         rounds_us: time per call of each round; empty on ranks that take no part.

@@ -28,7 +28,7 @@ REDUCTIONS = ("sum", "product", "min", "max", "avg")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """How one operation of the table is measured."""
+    """The measurement of one operation of the table."""
 
     row: Operation
 

@@ -1,4 +1,4 @@
-"""What ``commctl bench`` was asked for, checked as far as that can be done before any rank starts."""
+"""The options of ``commctl bench``, validated as far as possible before any rank starts."""
 
 from __future__ import annotations
 

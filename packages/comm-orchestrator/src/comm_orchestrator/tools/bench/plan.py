@@ -1,4 +1,4 @@
-"""What is to be measured, row by row: sizes rounded as nccl-tests does."""
+"""The plan of a measurement, row by row: sizes rounded as nccl-tests does."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ __all__ = ["Seen", "Setting", "over_ranks", "percentile", "summed_up", "write_cs
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw of a variant; times are NaN on a rank that took no part; ``wrong``: -1 for unchecked."""
+    """The times of a variant on one rank; NaN on a rank that took no part; ``wrong``: -1 for unchecked."""
 
     wrong: int
     rounds_us: list[float]
@@ -36,7 +36,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all results of a run share."""
+    """The facts that all results of a run share."""
 
     world_size: int
     nodes: int
@@ -93,7 +93,7 @@ def summed_up(row: Row, library: str, backend: str, way: str, seen: Sequence[See
 
 
 def write_csv(results: Sequence[BenchResult], path: str) -> None:
-    """A line for each result, with the names of its fields above; rounds are separated by spaces.
+    """Write a line for each result below the names of its fields; spaces separate rounds.
 
     Raises:
         OSError: it cannot be written.

@@ -1,4 +1,4 @@
-"""How long a loop of calls takes, on CPUs and on accelerators."""
+"""Timing of a loop of calls, on CPUs and on accelerators."""
 
 from __future__ import annotations
 

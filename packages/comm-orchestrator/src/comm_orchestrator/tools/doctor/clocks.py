@@ -1,4 +1,4 @@
-"""How far the clocks of the ranks are apart."""
+"""Offsets between the clocks of the ranks."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _text(report: Report, as_json: bool, stdout: TextIO) -> str:
 
 @contextmanager
 def _stdout_to_itself() -> Iterator[TextIO]:
-    """A stream for the report alone: what libraries print meanwhile, as NCCL does, goes to stderr."""
+    """Provide a stream for the report alone; redirect other output, such as NCCL's, to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

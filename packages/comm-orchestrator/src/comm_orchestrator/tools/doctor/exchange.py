@@ -30,7 +30,7 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What every rank has to say after the trials."""
+    """The report of one rank after the trials."""
 
     trials: list[Trial]
     clocks: list[Clock]

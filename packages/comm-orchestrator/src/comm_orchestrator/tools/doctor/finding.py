@@ -24,7 +24,7 @@ _REMEDY = re.compile(r"(set|unset|check|install|reinstall|start|pass|use|give|ch
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         level: ``problem``: something will fail; ``warning``: something may, or is slower than it has to be.
@@ -78,7 +78,7 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def warnings_logged() -> Iterator[list[str]]:
-    """The messages that are logged in the block, from level WARNING."""
+    """Collect the messages that are logged in the block, from level WARNING."""
     logger, collector = logging.getLogger(LOGGER_NAME), _Collector()
     propagate = logger.propagate
     logger.addHandler(collector)

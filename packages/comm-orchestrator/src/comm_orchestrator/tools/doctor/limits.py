@@ -21,7 +21,10 @@ __all__ = [
 
 
 def least_open_files(world_size: int) -> int:
-    """What one group needs beside Python and torch: a connection to every rank, and on rank 0 two for the store."""
+    """Return what one group needs beside Python and torch.
+
+    A connection to every rank, and on rank 0 two for the store.
+    """
     return 128 + 3 * world_size
 
 

@@ -41,7 +41,7 @@ def resolve(name: str) -> list[str]:
 
 
 def check_host_names(launch: LaunchInfo, found: Addresses, limit_s: float) -> list[Finding]:
-    """This host's own name, and the master address."""
+    """Return this host's own name, and the master address."""
     findings = _own_name(launch, found, limit_s)
     if launch.master_addr is not None:
         findings += _master(launch, launch.master_addr, found, limit_s)

@@ -20,7 +20,7 @@ __all__ = ["RankReport", "Report", "differences", "merge_reports", "of_trials"]
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank found out alone; ``rank`` is None where it could not tell."""
+    """The report of one rank alone; ``rank`` is None if it is unknown."""
 
     rank: int | None
     world_size: int
@@ -46,7 +46,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What there is to say about a job.
+    """The summary of a job.
 
     Attributes:
         complete: every rank is in it; otherwise it is one rank's own view.

@@ -22,7 +22,7 @@ _ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one library on one rank.
+    """The outcome of the trial of one library on one rank.
 
     Attributes:
         setup_s, all_reduce_s: None where it did not get that far.
@@ -39,7 +39,7 @@ class Trial:
 
 
 def limit_of(timeout_s: float) -> float:
-    """When to stop waiting for a library that ignores its own timeout, at the start and in the operation."""
+    """Return when to stop waiting for a library that ignores its own timeout, at the start and in the operation."""
     return 2 * timeout_s + 5
 
 

@@ -1,4 +1,4 @@
-"""What a model says of a recorded job on other hosts."""
+"""The prediction of a recorded job on other hosts."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def predict(
         raise NoFitError(
             f"{next(iter(lacking.values()))}"
             + (f" (and none of {', '.join(list(lacking)[1:])})" if len(lacking) > 1 else "")
-            + "; or keep recorded times of what the model lacks with --keep-recorded"
+            + "; or keep recorded times of what is not in the model with --keep-recorded"
         )
     job.rows = _merged(rows.values())
     events = [event for trace in traces for event in trace.events]

@@ -1,4 +1,4 @@
-"""Where the ranks of a recorded job would be on other hosts, and which groups grow with the job."""
+"""Placement of the ranks of a recorded job on other hosts, and growth of its groups."""
 
 from __future__ import annotations
 

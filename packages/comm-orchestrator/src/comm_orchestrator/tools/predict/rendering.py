@@ -20,7 +20,7 @@ from comm_utils.sizes import format_size
 __all__ = ["fits_table", "held_out_table", "job_tables", "show"]
 
 _MOST_ROWS = 20
-# Columns that whoever searches for a word should find it in, whatever the width.
+# Columns in which a search for a word should find it, whatever the width.
 _WHOLE = frozenset(("operation", "ranks"))
 # Where nobody looks at it, lines are as long as they have to be.
 _UNLIMITED = 10_000

@@ -111,7 +111,7 @@ def _exchange(rank: int, number: int, event: Event, exchanges: dict[object, Exch
 
 @dataclass(frozen=True)
 class Run:
-    """How it went.
+    """The result of a simulation.
 
     Attributes:
         wall_ns: from the first rank's first call to the end of all steps and exchanges.

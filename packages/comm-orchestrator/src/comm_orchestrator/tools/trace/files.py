@@ -98,7 +98,7 @@ def _whole(values: Iterable[object]) -> bool:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """A file to write instead of ``path``, which becomes ``path`` at the end of the block, unless that fails.
+    """Yield a file to write instead of ``path``; it replaces ``path`` at the end of the block, unless that fails.
 
     Where ``path`` is a link, what it leads to is replaced.
 

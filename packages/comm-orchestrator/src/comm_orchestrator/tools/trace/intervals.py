@@ -38,7 +38,10 @@ def _end(event: Event) -> int:
 
 
 def blocking(trace: RankTrace) -> list[Interval]:
-    """When the rank's threads were in communication: synchronous operations, calls of asynchronous ones, waits."""
+    """Return when the rank's threads were in communication.
+
+    Synchronous operations, calls of asynchronous ones, waits.
+    """
     found = []
     for event in trace.events:
         found.append((event.begin_ns, event.returned_ns if event.operation.asynchronous else event.end_ns))
@@ -47,7 +50,7 @@ def blocking(trace: RankTrace) -> list[Interval]:
 
 
 def in_progress(trace: RankTrace) -> list[Interval]:
-    """When an operation of the rank was under way."""
+    """Return when an operation of the rank was under way."""
     return [(event.begin_ns, event.end_ns) for event in trace.events]
 
 

@@ -1,4 +1,4 @@
-"""What a timeline shows, before it is drawn: bars in lanes, few enough to be seen and to be kept in a small file."""
+"""The content of a timeline: bars in lanes, few enough to be visible and to fit into a small file."""
 
 from __future__ import annotations
 

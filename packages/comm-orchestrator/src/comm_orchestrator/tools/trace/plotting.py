@@ -29,7 +29,7 @@ _MOST_RANKS = 1 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to draw.
+    """The options of a plot.
 
     Attributes:
         kind: one of :data:`KINDS`.

@@ -64,7 +64,7 @@ class Calls:
                 self._synchronous[operation] = self._bound(operation, shared, False)
 
     def run(self, operation: Operation) -> None:
-        """A synchronous call."""
+        """Make a synchronous call."""
         self._synchronous[operation]()
 
     def issue(self, operation: Operation) -> tuple[Any, list[torch.Tensor]]:
@@ -73,7 +73,7 @@ class Calls:
         return self._bound(operation, buffers, True)(), buffers
 
     def give_back(self, buffers: Sequence[torch.Tensor]) -> None:
-        """The asynchronous call that these belong to is complete."""
+        """Release the tensors of an asynchronous call that is complete."""
         self._memory.give_back(buffers)
 
     def _bytes(self, operation: Operation) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What ``commctl trace replay`` was asked for, checked as far as that can be done before any rank starts."""
+"""The options of ``commctl trace replay``, validated as far as possible before any rank starts."""
 
 from __future__ import annotations
 

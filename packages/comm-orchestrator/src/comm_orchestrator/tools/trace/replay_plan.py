@@ -1,4 +1,4 @@
-"""What is to be replayed, decided and refused before anything starts."""
+"""The plan of a replay, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NO_TAGS = frozenset(("ccl", "nccl", "xccl"))
 
 @dataclass(frozen=True)
 class Plan:
-    """What is replayed.
+    """A replay: its calls and groups.
 
     Attributes:
         traces: aligned, with what all their ranks have, and groups named alike on all ranks.
@@ -177,7 +177,7 @@ def type_of(name: str) -> torch.dtype:
 
 
 def _names(traces: Sequence[RankTrace]) -> dict[Group, str]:
-    """A new name for each group, from all ranks' traces, so that every rank makes its groups in the same order."""
+    """Return new names of the groups of all ranks' traces, so that every rank makes them in the same order."""
     everybody = tuple(range(traces[0].world_size))
     groups = sorted(
         {group_of(event.operation) for trace in traces for event in trace.events},

@@ -1,4 +1,4 @@
-"""What each rank of a replay does."""
+"""The program of each rank of a replay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fail", "main", "play", "set_up"]
 
-# The rank that knows why it failed speaks first; whoever lost it waits this long, and is mostly ended before.
+# The rank that knows why it failed speaks first; a rank that lost it waits this long, and is mostly ended before.
 _CONSEQUENCE_S = 1.5
 # Ranks may start as far apart, however short the operations' time limit is.
 _MEETING_S = 60.0

@@ -1,4 +1,4 @@
-"""What a trace says in numbers: operations, ranks, and who was waited for."""
+"""The summary of a trace: operations, ranks and stragglers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a library has to offer to be measured."""
+"""The interface of a library that is measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UnsupportedError(Exception):
 
 @dataclass(frozen=True)
 class Group:
-    """This rank's group among those that measure at the same time.
+    """The group of this rank among those that measure at the same time.
 
     Attributes:
         members: its global ranks.

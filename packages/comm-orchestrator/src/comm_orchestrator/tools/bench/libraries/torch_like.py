@@ -117,7 +117,7 @@ def backend_of(ours: str) -> str:
 
 
 def make_group(group: Group, backend: str) -> Any:
-    """This rank's group; torch wants all ranks to make all of them."""
+    """Return this rank's group; torch wants all ranks to make all of them."""
     made = [c10d.new_group(members, backend=backend) for members in group.all_members]
     return made[group.all_members.index(group.members)]
 
