@@ -134,7 +134,7 @@ def all_to_all_single(
 
 
 def _split(tensor: torch.Tensor, sizes: Any, group: ProcessGroup | None) -> bool:
-    """Whether ``sizes``, or equal ones for None, are those of the rows of ``tensor``."""
+    """Return whether ``sizes``, or equal ones for None, are those of the rows of ``tensor``."""
     W = c10d.get_world_size(group)
     if tensor.dim() == 0:
         return False

@@ -75,7 +75,7 @@ def log_summary(log: CommsLogger, show_straggler: bool = False, return_dict: boo
 
 
 def everyones_account(log: CommsLogger) -> Account:
-    """Where the time of the last operations of all ranks went; called by all ranks."""
+    """Return where the time of the last operations of all ranks went; called by all ranks."""
     channel = unobserved(_CALL)
     clock = everyones_clock(channel, all_gather_over(channel, clock_name(), False))
     mine = [log.numbering.epoch, *_plain(recent_trace(log, channel, clock))]

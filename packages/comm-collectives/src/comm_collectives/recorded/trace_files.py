@@ -30,7 +30,7 @@ _MOST_TOGETHER = 1 << 18
 
 @dataclass
 class _Trace:
-    """What is being written."""
+    """A trace that is being written."""
 
     started: Clock | None = None
 
@@ -39,7 +39,7 @@ _trace = _Trace()
 
 
 def unobserved(call: str) -> Channel:
-    """A way to all ranks below the wrapper, so that the log is in no log."""
+    """Return an exchange with all ranks below the wrapper, so that the log does not record itself."""
     enter(call, None)  # raises where the world's group has failed
     return Channel(call, bare_backend().during(call), None)
 
@@ -85,7 +85,7 @@ def start_trace(log: CommsLogger, folder: Path | str) -> Path:
 
 
 def _raise(channel: Channel, failures: list[str], writer: TraceWriter | None) -> None:
-    """Where some rank has failed, on all."""
+    """Raise on all ranks if one of them failed."""
     failed = [rank for rank, text in enumerate(failures) if text]
     if failed:
         if writer is not None:
@@ -136,7 +136,7 @@ def _close(writer: TraceWriter, **known: object) -> None:
 
 
 def everyones_clock(channel: Channel, names: list[str]) -> Clock:
-    """This rank's clock; called by all ranks.
+    """Return this rank's clock; called by all ranks.
 
     Args:
         names: every rank's :func:`clock_name`. Ranks with the name of rank 0 have its clock.
@@ -166,7 +166,7 @@ def _described(channel: Channel, clock: Clock) -> RankTrace:
 
 
 def recent_trace(log: CommsLogger, channel: Channel, clock: Clock) -> RankTrace:
-    """The last operations of this rank; fewer where there are many ranks, as one of them looks at all."""
+    """Return the last operations of this rank; fewer where there are many ranks, as one of them looks at all."""
     trace = _described(channel, clock)
     operations, events = log.recent(max(_MOST_TOGETHER // channel.W, 256))
     trace.events = [Event(operations[number], sequence, begin, end, end) for number, sequence, begin, end in events]
