@@ -121,7 +121,7 @@ def save(folder: Path | str, trace: RankTrace) -> Path:
 
 
 def load(folder: Path | str) -> list[RankTrace]:
-    """The traces of all ranks that ``folder`` has, by rank.
+    """Return the traces of all ranks that ``folder`` has, by rank.
 
     Raises:
         ArgumentError: it has none, lacks some, or they are of several jobs or of another format.
@@ -162,7 +162,7 @@ def _listed(names: Sequence[object]) -> str:
 
 
 def load_rank(path: Path | str) -> RankTrace:
-    """The trace in one file; the last line may have been cut off.
+    """Return the trace in one file; the last line may have been cut off.
 
     Raises:
         ArgumentError: it is no trace, or of another version; names the file and the line.
