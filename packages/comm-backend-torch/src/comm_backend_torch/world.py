@@ -23,6 +23,7 @@ from comm_backend_torch.reduce_ops import set_async
 from comm_backend_torch.work import SHORTEST, TorchWork, left
 from comm_utils.backend import Capabilities, Work
 from comm_utils.errors import BackendUnavailableError, NotInitializedError
+from comm_utils.fast_path import FastPathCache
 
 __all__ = ["World"]
 
@@ -48,7 +49,7 @@ class World:
     def __init__(self, timeout: timedelta | None = None) -> None:
         self._timeout = timeout
         self._groups: dict[ProcessGroup, GroupState] = {}
-        self.prepared: dict[object, Any] = {}
+        self.fast_paths = FastPathCache()
         self._views: dict[str, Any] = {}
 
     def during(self: T, call: str, timeout: timedelta | None = None) -> T:
@@ -90,7 +91,7 @@ class World:
         alive = internals._world.pg_map
         for pg in [pg for pg in self._groups if pg not in alive]:
             del self._groups[pg]
-        self.prepared.clear()
+        self.fast_paths.clear()
 
     def get_backend(self, group: ProcessGroup | None = None) -> str:
         libraries = self._state(group).libraries
@@ -168,7 +169,7 @@ class World:
         self._groups.pop(self._state(group).pg)
         if group is None:
             self._groups.clear()
-        self.prepared.clear()
+        self.fast_paths.clear()
         let_workers_rest(_PATIENCE_S)
         c10d.destroy_process_group(group)
 
@@ -186,7 +187,7 @@ class World:
             failure = kind(f"{name} failed after its group was destroyed [{short}]")
         else:
             state.broken = f"{name}: {short}"
-            self.prepared.clear()
+            self.fast_paths.clear()
             limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
             text = told(kind, name, str(state), state.ranks[state.rank], error, limit_s, self._limit is not None)
             failure = kind(f"{text}. The group cannot be used any more: {state.how_to_go_on()} [{short}]")

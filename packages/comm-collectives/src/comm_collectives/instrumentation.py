@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+from comm_collectives.labels import labelled
 from comm_collectives.recorded.backend import Observed
 from comm_collectives.recorded.device_times import DeviceTimes
-from comm_collectives.recorded.observing import labelled
 from comm_collectives.wrapping import bare_backend
 from comm_utils.active import activate
 from comm_utils.observability.comms_logger import CommsLogger
@@ -21,7 +21,7 @@ _devices: WeakKeyDictionary[CommsLogger, DeviceTimes] = WeakKeyDictionary()
 def instrument(observe: CommsLogger | None = None) -> None:
     """Make the active backend record into ``observe``; None takes the wrapper off, and what it costs."""
     backend = bare_backend()
-    backend.prepared.clear()  # what was prepared with the wrapper, or without it
+    backend.fast_paths.clear()  # those with the wrapper, or without it
     if observe is None:
         activate(backend)
         return

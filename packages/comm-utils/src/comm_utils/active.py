@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from comm_utils.errors import NotInitializedError
+from comm_utils.fast_path import FastPathCache
 
 if TYPE_CHECKING:
     from comm_utils.backend import Backend
@@ -15,10 +16,11 @@ _REMEDY = "the distributed environment is not initialised; call comm_orchestrato
 
 
 class _Slot:
-    __slots__ = ("backend",)
+    __slots__ = ("backend", "fast_paths")
 
     def __init__(self) -> None:
         self.backend: Backend = _NoBackend()  # type: ignore[assignment]
+        self.fast_paths = FastPathCache()
 
 
 class _NoBackend:
@@ -30,18 +32,21 @@ class _NoBackend:
         raise NotInitializedError(_REMEDY)
 
 
-#: Holds the active backend in ``slot.backend``. Collectives read it at every call; only :func:`activate` writes it.
+#: Holds the active backend in ``slot.backend``, and in ``slot.fast_paths`` the backend's own, which are empty without a
+#: backend. Collectives read them at every call; only :func:`activate` and :func:`deactivate` write them.
 slot = _Slot()
 
 
 def activate(backend: Backend) -> None:
     """Make ``backend`` the one that every collective of this process uses from now on."""
     slot.backend = backend
+    slot.fast_paths = backend.fast_paths
 
 
 def deactivate() -> None:
     """Empty the slot."""
     slot.backend = _NoBackend()  # type: ignore[assignment]
+    slot.fast_paths = FastPathCache()
 
 
 def is_active() -> bool:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import timedelta
 from functools import partial
@@ -13,19 +11,20 @@ from time import perf_counter_ns
 from typing import Any, TypeVar, cast
 
 import torch
-from comm_utils.observability.traces.events import Operation
 from torch.distributed import ProcessGroup
 
+from comm_collectives import labels
+from comm_collectives.labels import NO_LABEL
 from comm_collectives.recorded.device_times import DeviceTimes
 from comm_collectives.recorded.profiler_ranges import open_range
 from comm_collectives.recorded.work import Like, ObservedWork
 from comm_utils.backend import Backend, Work
 from comm_utils.observability.comms_logger import CommsLogger
-from comm_utils.observability.series import NUMBERS_WAITING
+from comm_utils.observability.traces.events import Operation
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.sizes import message_size_bytes
 
-__all__ = ["ANYBODY", "KINDS", "NO_ROOT", "Observing", "labelled"]
+__all__ = ["ANYBODY", "KINDS", "NO_ROOT", "Observing"]
 
 #: operation that travels -> calls under whose name it may be recorded
 KINDS = {
@@ -38,30 +37,14 @@ KINDS = {
 
 T = TypeVar("T")
 _S = TypeVar("_S", bound="Observing")
-# (name to record under or None, whether to record in any case)
-_NO_LABEL: tuple[str | None, bool] = (None, False)
 #: Global rank and group rank of a root: there is none.
 NO_ROOT: tuple[int | None, int | None] = (None, None)
 #: For a message from whoever sends one.
 ANYBODY: tuple[int | None, int | None] = (None, -1)
-_label: ContextVar[tuple[str | None, bool]] = ContextVar("comm_label", default=_NO_LABEL)
 _PACKAGES = frozenset(("comm_collectives", "comm_orchestrator"))
 _MESSAGES = frozenset(("irecv", "isend", "recv", "send"))
-# Under this in ``prepared``, which is emptied whenever a group ends: what is known of calls like one that was made.
-_KNOWN = "observed"
-_NOTHING_KNOWN: dict[object, Any] = {}
 # So many different calls are remembered before all are forgotten.
 _MOST_KNOWN = 4096
-
-
-@contextmanager
-def labelled(log_name: str | None = None, prof: bool = False) -> Iterator[None]:
-    """Record what is communicated meanwhile under ``log_name``; with ``prof`` whatever the logger's settings say."""
-    token = _label.set((log_name, prof))
-    try:
-        yield
-    finally:
-        _label.reset(token)
 
 
 class Observing:
@@ -70,7 +53,8 @@ class Observing:
     def __init__(self, inner: Backend, log: CommsLogger, devices: DeviceTimes, call: str = "") -> None:
         self.inner = inner
         self.call = call
-        self.prepared = inner.prepared  # the same object, so that inner can empty it
+        self.fast_paths = inner.fast_paths  # the same object, so that inner can empty it
+        self._known = inner.fast_paths.memo("recorded")
         self._log = log
         self._devices = devices
         self._views: dict[str, Any] = {}
@@ -93,7 +77,7 @@ class Observing:
         self,
         operation: str,
         group: ProcessGroup | None,
-        tensor: torch.Tensor | None,
+        tensor: Any,
         call: Callable[..., T],
         args: tuple[Any, ...],
         op: object = None,
@@ -101,29 +85,36 @@ class Observing:
         tag: int = 0,
         async_op: bool = False,
         splits: dict[str, Any] | None = None,
+        is_fast: bool = False,
     ) -> T:
         """Make the call and record it.
 
         Args:
-            tensor: whose size counts; None for none.
+            tensor: whose size counts, or its ``Payload``; None for none.
             root: global rank, or group rank, of the root or of a message's other side.
             splits: fields of :class:`Operation` that are this call's alone.
+            is_fast: ``call`` is a fast path, which may refuse; nothing is recorded then.
         """
         log = self._log
         if tensor is not None and not tensor.is_cpu:
-            return self._observe_on_device(operation, group, tensor, call, args, op, root, tag, async_op, splits)
-        if log.is_plain and _label.get() is _NO_LABEL:
+            return self._observe_on_device(
+                operation, group, tensor, call, args, op, root, tag, async_op, splits, is_fast
+            )
+        if log.is_plain and labels.label.get() is NO_LABEL:
             begin = perf_counter_ns()
             outcome = call(*args)
             end = perf_counter_ns()
-            known = self.prepared.get(_KNOWN, _NOTHING_KNOWN)
+            if is_fast and not outcome:
+                return outcome
             dtype, size = (None, 0) if tensor is None else (tensor.dtype, tensor.nbytes)
-            like = known.get((operation, size, dtype, group, op, root, tag, async_op, self.call))
+            like = self._known.get((operation, size, dtype, group, op, root, tag, async_op, self.call))
             if like is None:
                 like = self._like(operation, group, tensor, op, root, tag, async_op)
         else:
             like = self._like(operation, group, tensor, op, root, tag, async_op)
             begin, outcome, end = self._marked(like, async_op, call, args)
+            if is_fast and not outcome:
+                return outcome
         if root is ANYBODY and operation == "recv":  # now we know
             like = self._like(operation, group, tensor, op, (cast(int, outcome), None), tag, async_op)
         series, counter, own, what = like
@@ -149,7 +140,7 @@ class Observing:
         self,
         operation: str,
         group: ProcessGroup | None,
-        tensor: torch.Tensor,
+        tensor: Any,
         call: Callable[..., T],
         args: tuple[Any, ...],
         op: object,
@@ -157,11 +148,14 @@ class Observing:
         tag: int,
         async_op: bool,
         splits: dict[str, Any] | None,
+        is_fast: bool,
     ) -> T:
         log, devices, device = self._log, self._devices, tensor.device
         like = self._like(operation, group, tensor, op, root, tag, async_op)
         start = None if like.series is None else devices.start(device)
         begin, outcome, returned = self._marked(like, async_op, call, args)
+        if is_fast and not outcome:
+            return outcome
         if root is ANYBODY and operation == "recv":
             like = self._like(operation, group, tensor, op, (cast(int, outcome), None), tag, async_op)
         sequence = next(like.counter)
@@ -204,18 +198,16 @@ class Observing:
         self,
         operation: str,
         group: ProcessGroup | None,
-        tensor: torch.Tensor | None,
+        tensor: Any,
         op: object,
         root: tuple[int | None, int | None],
         tag: int,
         async_op: bool,
     ) -> Like:
         """What is recorded of calls like this one."""
-        log, label = self._log, _label.get()
-        known = self.prepared.get(_KNOWN)
-        if known is None:
-            known = self.prepared[_KNOWN] = {}
-        usual = log.is_plain and label is _NO_LABEL
+        log, label = self._log, labels.label.get()
+        known = self._known
+        usual = log.is_plain and label is NO_LABEL
         dtype, size = (None, 0) if tensor is None else (tensor.dtype, tensor.nbytes)
         key = (operation, size, dtype, group, op, root, tag, async_op, self.call)
         if usual:
@@ -235,7 +227,7 @@ class Observing:
         label: tuple[str | None, bool],
         operation: str,
         group: ProcessGroup | None,
-        tensor: torch.Tensor | None,
+        tensor: Any,
         op: object,
         root: tuple[int | None, int | None],
         tag: int,
@@ -256,7 +248,7 @@ class Observing:
                 within = (*channel, tag)
                 if operation == "irecv" and other < 0 and log.numbering.make_vague(within):
                     # Which message it gets is nobody's knowledge, nor then which the later ones get.
-                    self.prepared.clear()
+                    self.fast_paths.clear()
             channel = (*channel, *((own_rank, other) if sends else (other, own_rank)), tag)
         counter = log.numbering.counter(channel, within)
         size = 0 if tensor is None else message_size_bytes(operation, tensor.nbytes, len(ranks))
@@ -278,95 +270,6 @@ class Observing:
             return Like(None, counter, None, what)
         series = log.series(what)
         return Like(series, counter, _own(what, series.operation), what)
-
-    def _plainly(
-        self,
-        operation: str,
-        group: ProcessGroup | None,
-        part: int | None,
-        call: Callable[..., T],
-        op: object,
-        root: tuple[int | None, int | None],
-        any_dtype: bool = False,
-        apart: tuple[Callable[..., Any], Callable[[Any], None]] | None = None,
-    ) -> Callable[..., Any]:
-        """``call`` of tensors, of which number ``part`` counts, recorded the shortest way.
-
-        It takes the place of a call that the collectives have prepared, so it may cost as little as can be.
-
-        Args:
-            any_dtype: the tensors are not all of one dtype and on one device.
-            apart: what ``Backend.prepare_apart`` returned for the same.
-        """
-        log, like_of, observe = self._log, self._like, self._observe
-        known: dict[object, tuple[int, Iterator[int]]] = {}
-        now, label = perf_counter_ns, _label.get
-        recorder = log.recorder
-        waiting = recorder.waiting
-        wait = waiting.extend
-
-        def remembered(key: object, tensor: torch.Tensor | None) -> Like:
-            like = like_of(operation, group, tensor, op, root, 0, False)
-            if like.series is not None and like.own is None:  # settings may have changed, in another thread
-                if len(known) >= _MOST_KNOWN:
-                    known.clear()
-                known[key] = like.series.number, like.counter
-            return like
-
-        def recorded(*tensors: torch.Tensor) -> T:
-            tensor = None if part is None else tensors[part]
-            if not log.is_plain or label() is not _NO_LABEL:
-                return observe(operation, group, tensor, call, tensors, op, root)
-            # Looked up before the call, which may leave little in the caches.
-            key = 0 if tensor is None else (tensor.dtype, tensor.nbytes) if any_dtype else tensor.nbytes
-            found = known.get(key)
-            if found is None and tensor is not None and not tensor.is_cpu:
-                return observe(operation, group, tensor, call, tensors, op, root)
-            begin = now()
-            outcome = call(*tensors)
-            end = now()
-            if outcome is False:
-                return outcome
-            if found is None:
-                like = remembered(key, tensor)
-                like.add(next(like.counter), begin, end)
-                return outcome
-            wait((found[0], next(found[1]), begin, end))
-            if len(waiting) >= NUMBERS_WAITING or end > recorder.due_ns:
-                recorder.settle()
-            return outcome
-
-        if apart is None:
-            return recorded
-        start, finish = apart
-
-        def recorded_meanwhile(*tensors: torch.Tensor) -> T | None:
-            tensor = None if part is None else tensors[part]
-            if (
-                not log.is_plain
-                or label() is not _NO_LABEL
-                or (tensor is not None and not known and not tensor.is_cpu)  # and then neither are the later ones
-            ):
-                return observe(operation, group, tensor, call, tensors, op, root)
-            begin = now()
-            work = start(*tensors)
-            # The library is at work.
-            key = 0 if tensor is None else tensor.nbytes
-            found = known.get(key)
-            if found is None:
-                like = remembered(key, tensor)
-                finish(work)
-                like.add(next(like.counter), begin, now())
-                return None
-            number, sequence = found[0], next(found[1])
-            finish(work)
-            end = now()
-            wait((number, sequence, begin, end))
-            if len(waiting) >= NUMBERS_WAITING or end > recorder.due_ns:
-                recorder.settle()
-            return None
-
-        return recorded_meanwhile
 
     def _watched(self, p2p: Any, work: Work, begin: int, returned: int, start: Any) -> Work:
         root = p2p.peer, getattr(p2p, "group_peer", None)

@@ -96,7 +96,7 @@ def _raise(channel: Channel, failures: list[str], writer: TraceWriter | None) ->
 def begin_era(log: CommsLogger, era: int | None = None) -> None:
     """Let calls be counted anew; None for the next era."""
     log.numbering.begin_era(log.numbering.era + 1 if era is None else era)
-    bare_backend().prepared.clear()  # which has counters
+    bare_backend().fast_paths.clear()  # which has counters
 
 
 def stop_trace(log: CommsLogger) -> Path | None:

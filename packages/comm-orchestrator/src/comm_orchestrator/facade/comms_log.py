@@ -12,6 +12,7 @@ from typing import Any
 import comm_collectives
 import comm_config
 from comm_collectives import arguments
+from comm_collectives.collective import INLINE, collective
 from comm_collectives.recorded import summary, trace_files
 from comm_orchestrator import orchestrator, telemetry
 from comm_utils import active
@@ -85,6 +86,7 @@ def end() -> None:
 atexit.register(trace_files.end_trace, _Log.comms)
 
 
+@collective(compiled=INLINE, labels=False)
 def configure(
     config: Any = None,
     enabled: bool | None = None,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from comm_orchestrator.tools.bench.comparing import compare, rendered
 from hypothesis import given
 from hypothesis import strategies as st
+
+from comm_orchestrator.tools.bench.comparing import compare, rendered
 
 Make = Callable[..., Any]
 
@@ -41,7 +42,6 @@ def test_slower_and_faster_are_each_others_reverse(
     old: tuple[float, ...], new: tuple[float, ...], tolerance: float
 ) -> None:
     from comm_orchestrator.tools.bench.comparing import _verdict
-
     from comm_utils.observability.bench_results import BenchResult
 
     def one(rounds: tuple[float, ...]) -> BenchResult:

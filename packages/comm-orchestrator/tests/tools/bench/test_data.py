@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from comm_orchestrator.tools.bench.data import PERIOD, Data
 from comm_orchestrator.tools.bench.datatypes import ITEM_BYTES, averages, reduces
 from comm_orchestrator.tools.bench.operations import OPERATIONS, REDUCTIONS
 from comm_orchestrator.tools.bench.plan import Row
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 CPU = torch.device("cpu")
 Buffers = list[tuple[torch.Tensor, torch.Tensor]]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from comm_orchestrator.tools.bench.operations import OPERATIONS
-from comm_orchestrator.tools.bench.options import Options
 
 from comm_orchestrator.tools.bench import options as asked
+from comm_orchestrator.tools.bench.operations import OPERATIONS
+from comm_orchestrator.tools.bench.options import Options
 from comm_utils import sizes
 from comm_utils.errors import ArgumentError
 from comm_utils.observability import bench_results

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from comm_orchestrator.tools.bench.datatypes import ITEM_BYTES
 from comm_orchestrator.tools.bench.operations import OPERATIONS
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import check_world, plan
-from hypothesis import given
-from hypothesis import strategies as st
-
 from comm_utils.errors import ArgumentError
 from comm_utils.sizes import message_size_bytes
 

@@ -11,9 +11,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from comm_orchestrator.tools.bench.plot import plot
 
 from comm_orchestrator.tools.bench import csv_file
+from comm_orchestrator.tools.bench.plot import plot
 
 Make = Callable[..., Any]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from comm_orchestrator.tools.bench.plan import Row
-from comm_orchestrator.tools.bench.summing_up import Seen, Setting, over_ranks, percentile, summed_up
 from hypothesis import given
 from hypothesis import strategies as st
+
+from comm_orchestrator.tools.bench.plan import Row
+from comm_orchestrator.tools.bench.summing_up import Seen, Setting, over_ranks, percentile, summed_up
 
 ROW = Row("all_reduce", "float32", "sum", -1, 250, 1000)
 NAN = float("nan")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from comm_orchestrator.tools.bench.plan import Row
 from comm_orchestrator.tools.bench.table import Table, closing, number
 

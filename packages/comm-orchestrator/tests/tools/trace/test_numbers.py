@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comm_utils.observability.traces.file import save
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from comm_orchestrator.tools.trace import intervals, loading, summary_text
 from comm_orchestrator.tools.trace.summary import summarize
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait
+from comm_utils.observability.traces.file import save
 
 MS = 1_000_000
 

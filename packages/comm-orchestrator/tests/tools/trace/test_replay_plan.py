@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comm_utils.observability.traces.file import load_rank, path_of, save
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from comm_orchestrator.tools.trace.replay_plan import WORLD, plan, type_of, with
 from comm_orchestrator.tools.trace.replay_player import steps
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait
+from comm_utils.observability.traces.file import load_rank, path_of, save
 
 
 def call(name: str, number: int = 0, begin: int = 0, **fields: Any) -> Event:

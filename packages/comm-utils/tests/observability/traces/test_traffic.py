@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from comm_utils.observability.traces.traffic import traffic
-from comm_utils.observability.traces.traffic_model import element_bytes, received, sent
 from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_utils.observability.comms_logger import OPERATIONS
 from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.traffic import traffic
+from comm_utils.observability.traces.traffic_model import element_bytes, received, sent
 
 Moves = Counter[tuple[int, int]]
 SIZES = {"float32": 4, "bfloat16": 2, "uint8": 1, "complex128": 16}

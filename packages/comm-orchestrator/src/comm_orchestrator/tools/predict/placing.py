@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from comm_utils.observability.traces.labels import shortened
-
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.cost_model import Shape
 from comm_utils.observability.traces import RankTrace
+from comm_utils.observability.traces.labels import shortened
 
 __all__ = ["SUBGROUPS", "Placement"]
 

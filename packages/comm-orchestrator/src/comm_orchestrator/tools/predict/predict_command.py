@@ -9,9 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from comm_utils.observability.traces.alignment import aligned
-from comm_utils.observability.traces.file import load as load_traces
-
 from comm_orchestrator.tools.errors import as_one_sentence
 from comm_orchestrator.tools.predict.job import Job, predict
 from comm_orchestrator.tools.predict.placing import SUBGROUPS, Placement
@@ -21,6 +18,8 @@ from comm_utils.errors import ArgumentError
 from comm_utils.observability.cost_model import MARKS, NOT_MEASURED, Estimator, Link, Model, parse_link
 from comm_utils.observability.cost_model.model import load as load_model
 from comm_utils.observability.traces import RankTrace
+from comm_utils.observability.traces.alignment import aligned
+from comm_utils.observability.traces.file import load as load_traces
 
 __all__ = ["FORMAT", "VERSION", "run"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from comm_utils.observability.traces.alignment import MESSAGES
-
 from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.alignment import MESSAGES
 
 __all__ = ["Exchange", "Program", "Step", "programs"]
 

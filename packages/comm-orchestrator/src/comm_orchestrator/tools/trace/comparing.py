@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from comm_utils.observability.traces.waiting import split, together
-
 from comm_orchestrator.tools.trace.intervals import span_ns
 from comm_orchestrator.tools.trace.matching import kind_of
 from comm_utils.observability.traces import Operation, RankTrace
+from comm_utils.observability.traces.waiting import split, together
 
 __all__ = ["Comparison", "Row", "Tally", "compare", "tally", "together_with"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from comm_utils.observability.traces.labels import shortened
-
 from comm_orchestrator.tools.trace.comparing import Comparison, Row
 from comm_orchestrator.tools.trace.tables import clipped, milliseconds, render, table
+from comm_utils.observability.traces.labels import shortened
 from comm_utils.sizes import format_size
 
 __all__ = ["text"]

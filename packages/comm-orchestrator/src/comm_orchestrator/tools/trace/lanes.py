@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-from comm_utils.observability.traces.alignment import MESSAGES, group_of
-from comm_utils.observability.traces.labels import labels
-
 from comm_orchestrator.tools.trace.colors import family
 from comm_utils.observability.traces import Event, RankTrace
+from comm_utils.observability.traces.alignment import MESSAGES, group_of
+from comm_utils.observability.traces.labels import labels
 
 __all__ = ["WAITING", "Bar", "Lane", "lanes", "thinned"]
 

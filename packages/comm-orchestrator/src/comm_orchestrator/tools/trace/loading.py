@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from comm_utils.observability.traces.alignment import aligned
-from comm_utils.observability.traces.file import load, path_of
-
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.comms_logger import OPERATIONS
 from comm_utils.observability.traces import Operation, RankTrace
+from comm_utils.observability.traces.alignment import aligned
+from comm_utils.observability.traces.file import load, path_of
 
 __all__ = ["check", "read"]
 

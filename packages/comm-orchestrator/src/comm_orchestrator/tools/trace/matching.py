@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from comm_utils.observability.traces.alignment import MESSAGES, group_of
-
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.alignment import MESSAGES, group_of
 from comm_utils.sizes import format_size
 
 __all__ = ["KINDS", "kind_of", "matched"]

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from comm_utils.observability.traces.chrome import write
-from comm_utils.observability.traces.waiting import split, together
-
 from comm_orchestrator.tools.trace.output import replaced
 from comm_utils.observability.traces import Event, RankTrace
+from comm_utils.observability.traces.chrome import write
+from comm_utils.observability.traces.waiting import split, together
 
 __all__ = ["merge", "waiting_of"]
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comm_utils.observability.traces.traffic import Traffic, traffic
-
 from comm_orchestrator.tools.trace.figures import check_format, draw, library
 from comm_orchestrator.tools.trace.intervals import span_ns
 from comm_orchestrator.tools.trace.lanes import Lane, lanes
@@ -18,6 +16,7 @@ from comm_orchestrator.tools.trace.timeline import draw_timeline, height_inches
 from comm_orchestrator.tools.trace.traffic_map import draw_traffic, side_inches
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import RankTrace
+from comm_utils.observability.traces.traffic import Traffic, traffic
 from comm_utils.sizes import format_size
 
 __all__ = ["KINDS", "Wanted", "check", "plot", "ranks_of"]

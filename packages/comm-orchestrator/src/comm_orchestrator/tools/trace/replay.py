@@ -13,8 +13,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from comm_utils.observability.traces.file import load_rank, path_of, save
-
 from comm_orchestrator import facade
 from comm_orchestrator.tools import local_ranks
 from comm_orchestrator.tools.trace import comparison_text
@@ -27,6 +25,7 @@ from comm_orchestrator.tools.trace.replay_plan import Plan, plan, without_tags
 from comm_orchestrator.tools.trace.replay_rank import fail, play, set_up
 from comm_utils.errors import ArgumentError, CommError
 from comm_utils.launch import discover, mpi_launcher, with_plugins
+from comm_utils.observability.traces.file import load_rank, path_of, save
 
 __all__ = ["run"]
 

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from comm_utils.observability.traces.alignment import MESSAGES, Group, group_of
-
 from comm_orchestrator.rendezvous.records import listed
 from comm_orchestrator.tools.trace.matching import kind_of, matched
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Operation, RankTrace
+from comm_utils.observability.traces.alignment import MESSAGES, Group, group_of
 from comm_utils.reduce_op import parse_reduce_op
 
 if TYPE_CHECKING:

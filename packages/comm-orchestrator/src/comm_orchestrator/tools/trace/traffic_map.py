@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from comm_utils.observability.traces.traffic import Traffic
-
 from comm_utils.sizes import format_size
 
 __all__ = ["draw_traffic", "side_inches"]
