@@ -17,8 +17,8 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
-from comm_collectives.recorded.backend import Observed
-from comm_collectives.recorded.observing import KINDS
+from comm_collectives.recorded.backend import RecordingBackend
+from comm_collectives.recorded.call_series import KINDS
 from comm_utils import active
 from comm_utils.observability.comms_logger import OPERATIONS
 from comm_utils.testing import RankPool
@@ -409,7 +409,7 @@ def run_wrapper() -> list[str]:
     dist.configure(enabled=True)
     found.append(type(active.slot.backend).__name__)
     dist.configure(enabled=True)  # not around itself
-    assert isinstance(active.slot.backend, Observed)
+    assert isinstance(active.slot.backend, RecordingBackend)
     assert active.slot.backend.inner is bare
     dist.configure(verbose=False)  # leaves it on
     found.append(type(active.slot.backend).__name__)
@@ -427,7 +427,9 @@ def run_wrapper() -> list[str]:
 
 @pytest.mark.gloo("it names the class")
 def test_off_means_that_there_is_no_wrapper(pools: Pools) -> None:
-    assert pools(2).run(run_wrapper) == [["TorchBackend", "Observed", "Observed", "Observed"]] * 2
+    assert (
+        pools(2).run(run_wrapper) == [["TorchBackend", "RecordingBackend", "RecordingBackend", "RecordingBackend"]] * 2
+    )
 
 
 def recorded() -> dict[str, Any]:
@@ -518,9 +520,10 @@ def test_a_summary_of_nothing_says_so(pools: Pools) -> None:
 
 
 def test_every_operation_that_is_recorded_has_a_known_name() -> None:
-    operations = {name for name in vars(Observed) if name in OPERATIONS}
-    moving = {name for name, value in inspect.getmembers(Observed, inspect.isfunction) if not name.startswith("_")}
-    assert moving - operations == {"during", "prepare", "prepare_apart", "shortest_all_reduce", "batch_isend_irecv"}
+    operations = {name for name in vars(RecordingBackend) if name in OPERATIONS}
+    functions = inspect.getmembers(RecordingBackend, inspect.isfunction)
+    moving = {name for name, value in functions if not name.startswith("_")}
+    assert moving - operations == {"around", "during", "fast_path", "batch_isend_irecv"}
     assert operations | {name for names in KINDS.values() for name in names} == OPERATIONS
 
 

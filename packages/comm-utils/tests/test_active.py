@@ -39,7 +39,7 @@ def test_an_empty_slot_can_be_inspected() -> None:
 
 def test_full() -> None:
     first: Any = SimpleNamespace(fast_paths=FastPathCache())
-    second: Any = SimpleNamespace(fast_paths=FastPathCache())
+    second: Any = object()
     activate(first)
     assert is_active()
     assert active_backend() is first

@@ -19,13 +19,15 @@ from comm_collectives.groups import (
     monitored_barrier,
     new_group,
 )
-from comm_collectives.instrumentation import bare_backend, instrument, labelled
+from comm_collectives.instrumentation import bare_backend, instrument, instrumented, labelled
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from comm_collectives.reduce_scatter import reduce_scatter, reduce_scatter_tensor
 from comm_collectives.shared_tensors import empty_shared
 from comm_collectives.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
+from comm_collectives.wrapping import BackendWrapper
 
 __all__ = [
+    "BackendWrapper",
     "P2POp",
     "all_gather",
     "all_gather_coalesced",
@@ -53,6 +55,7 @@ __all__ = [
     "init_device_mesh",
     "initialize_mesh_device",
     "instrument",
+    "instrumented",
     "irecv",
     "isend",
     "labelled",

@@ -90,7 +90,7 @@ def call_with(
         parameter = aliases.get(key)
         if parameter is None:
             raise ArgumentTypeError(_unexpected(name, key, [*given, *aliases, *labels]))
-        if parameter in arguments:
+        if arguments.get(parameter) is not None:
             raise ArgumentTypeError(f"{name}: {key}: got it and another name of {parameter!r}; expected one of them")
         arguments[parameter] = value
     log_name, prof = said.get("log_name"), bool(said.get("prof"))

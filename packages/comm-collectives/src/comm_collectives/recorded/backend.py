@@ -1,23 +1,26 @@
-"""A backend that times another one. Where nothing is observed it does not exist."""
+"""The wrapper that records what a backend does. Where nothing is recorded it does not exist."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.recorded.call_series import ANYBODY
+from comm_collectives.recorded.device_times import DeviceTimes
 from comm_collectives.recorded.fast_path import recorded_fast_path, splits_of
-from comm_collectives.recorded.observing import ANYBODY, Observing
-from comm_utils.backend import Work
+from comm_collectives.recorded.timed_calls import TimedCalls
+from comm_utils.backend import Backend, Work
 from comm_utils.fast_path import FastPath
+from comm_utils.observability.comms_logger import CommsLogger
 
-__all__ = ["Observed"]
+__all__ = ["Recording", "RecordingBackend"]
 
 
-class Observed(Observing):
+class RecordingBackend(TimedCalls):
     """Passes every call on to ``inner`` and records its time, from the call to the end of the operation.
 
     What it sees are the operations that travel. They are recorded under the name of the call that the user made where
@@ -212,3 +215,15 @@ class Observed(Observing):
 
 def _source(src: int | None, group_src: int | None) -> tuple[int | None, int | None]:
     return ANYBODY if src is None and group_src is None else (src, group_src)
+
+
+class Recording:
+    """Makes the wrapper that records into one logger, for ``comm_collectives.instrument``."""
+
+    def __init__(self, log: CommsLogger) -> None:
+        self.log = log
+        self._devices = DeviceTimes()  # what is under way on devices outlives the wrapper
+
+    def __call__(self, inner: Backend) -> Backend:
+        self.log.when_reading(self._devices.collect)
+        return cast(Backend, RecordingBackend(inner, self.log, self._devices))

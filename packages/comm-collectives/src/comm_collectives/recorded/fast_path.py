@@ -15,7 +15,7 @@ from comm_utils.fast_path import FastPath
 from comm_utils.observability.series import NUMBERS_WAITING
 
 if TYPE_CHECKING:
-    from comm_collectives.recorded.observing import Observing
+    from comm_collectives.recorded.timed_calls import TimedCalls
 
 __all__ = ["Payload", "recorded_fast_path", "splits_of"]
 
@@ -35,7 +35,7 @@ class Payload(NamedTuple):
 
 
 def recorded_fast_path(
-    backend: Observing, operation: str, detail: Any, group: ProcessGroup | None, async_op: bool, call: FastPath
+    backend: TimedCalls, operation: str, detail: Any, group: ProcessGroup | None, async_op: bool, call: FastPath
 ) -> FastPath:
     """Return ``call``, the fast path of the wrapped backend, recorded."""
     travels = _TRAVELS.get(operation, operation)
@@ -73,7 +73,7 @@ def _op_and_root(operation: str, detail: Any) -> tuple[object, tuple[int | None,
 
 
 def _synchronous(
-    backend: Observing,
+    backend: TimedCalls,
     operation: str,
     payload: Callable[..., Any],
     group: ProcessGroup | None,
@@ -125,7 +125,7 @@ def _synchronous(
 
 
 def _asynchronous(
-    backend: Observing,
+    backend: TimedCalls,
     operation: str,
     payload: Callable[..., Any],
     group: ProcessGroup | None,

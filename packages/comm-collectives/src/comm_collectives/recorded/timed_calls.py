@@ -1,11 +1,8 @@
-"""How one call is timed and recorded, by whichever way it travels."""
+"""How one call is timed and recorded, by whichever path it travels."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from dataclasses import fields
-from datetime import timedelta
 from functools import partial
 from time import perf_counter_ns
 from typing import Any, TypeVar, cast
@@ -15,63 +12,19 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives import labels
 from comm_collectives.labels import NO_LABEL
-from comm_collectives.recorded.device_times import DeviceTimes
+from comm_collectives.recorded.call_series import ANYBODY, NO_ROOT, CallSeries
 from comm_collectives.recorded.profiler_ranges import open_range
 from comm_collectives.recorded.work import Like, ObservedWork
-from comm_utils.backend import Backend, Work
+from comm_utils.backend import Work
 from comm_utils.observability.comms_logger import CommsLogger
-from comm_utils.observability.traces.events import Operation
-from comm_utils.reduce_op import parse_reduce_op
-from comm_utils.sizes import message_size_bytes
 
-__all__ = ["ANYBODY", "KINDS", "NO_ROOT", "Observing"]
-
-#: operation that travels -> calls under whose name it may be recorded
-KINDS = {
-    "all_reduce": ("inference_all_reduce", "all_reduce_coalesced"),
-    "all_gather": ("all_gather_coalesced", "all_gather_into_tensor"),
-    "all_gather_into_tensor": ("all_gather", "all_gather_coalesced"),
-    "reduce_scatter_tensor": ("reduce_scatter", "reduce_scatter_coalesced"),
-    "all_to_all_single": ("all_to_all", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_coalesced"),
-}
+__all__ = ["TimedCalls"]
 
 T = TypeVar("T")
-_S = TypeVar("_S", bound="Observing")
-#: Global rank and group rank of a root: there is none.
-NO_ROOT: tuple[int | None, int | None] = (None, None)
-#: For a message from whoever sends one.
-ANYBODY: tuple[int | None, int | None] = (None, -1)
-_PACKAGES = frozenset(("comm_collectives", "comm_orchestrator"))
-_MESSAGES = frozenset(("irecv", "isend", "recv", "send"))
-# So many different calls are remembered before all are forgotten.
-_MOST_KNOWN = 4096
 
 
-class Observing:
-    """What records the calls of :class:`comm_collectives.recorded.backend.Observed`."""
-
-    def __init__(self, inner: Backend, log: CommsLogger, devices: DeviceTimes, call: str = "") -> None:
-        self.inner = inner
-        self.call = call
-        self.fast_paths = inner.fast_paths  # the same object, so that inner can empty it
-        self._known = inner.fast_paths.memo("recorded")
-        self._log = log
-        self._devices = devices
-        self._views: dict[str, Any] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        if callable(found):  # the next look-up costs what it would cost there
-            self.__dict__[name] = found
-        return found
-
-    def during(self: _S, call: str, timeout: timedelta | None = None) -> _S:
-        if timeout is not None:
-            return type(self)(self.inner.during(call, timeout), self._log, self._devices, call)
-        view: _S | None = self._views.get(call)
-        if view is None:
-            view = self._views[call] = type(self)(self.inner.during(call), self._log, self._devices, call)
-        return view
+class TimedCalls(CallSeries):
+    """The part of :class:`comm_collectives.recorded.backend.RecordingBackend` that makes and times calls."""
 
     def _observe(
         self,
@@ -194,83 +147,6 @@ class Observing:
             outcome = call(*args)
             return begin, outcome, perf_counter_ns()
 
-    def _like(
-        self,
-        operation: str,
-        group: ProcessGroup | None,
-        tensor: Any,
-        op: object,
-        root: tuple[int | None, int | None],
-        tag: int,
-        async_op: bool,
-    ) -> Like:
-        """What is recorded of calls like this one."""
-        log, label = self._log, labels.label.get()
-        known = self._known
-        usual = log.is_plain and label is NO_LABEL
-        dtype, size = (None, 0) if tensor is None else (tensor.dtype, tensor.nbytes)
-        key = (operation, size, dtype, group, op, root, tag, async_op, self.call)
-        if usual:
-            found: Like | None = known.get(key)
-            if found is not None:
-                return found
-        made = self._new_like(label, operation, group, tensor, op, root, tag, async_op)
-        # Settings may have changed meanwhile, in another thread.
-        if usual and made.series is not None:
-            if len(known) >= _MOST_KNOWN:
-                known.clear()
-            known[key] = made
-        return made
-
-    def _new_like(
-        self,
-        label: tuple[str | None, bool],
-        operation: str,
-        group: ProcessGroup | None,
-        tensor: Any,
-        op: object,
-        root: tuple[int | None, int | None],
-        tag: int,
-        async_op: bool,
-    ) -> Like:
-        log, (log_name, prof) = self._log, label
-        kind = self.call if self.call in KINDS.get(operation, ()) else operation
-        ranks = tuple(self.inner.get_process_group_ranks(group))
-        # Groups without a name are those of other threads' worlds, in tests.
-        group_name = str(getattr(self.inner.get_world_group() if group is None else group, "group_name", ""))
-        other = root[0] if root[0] is not None else -1 if root[1] is None or root[1] < 0 else ranks[root[1]]
-        channel: tuple[object, ...] = (group_name, ranks)
-        within = None
-        if operation in _MESSAGES:
-            own_rank = self.inner.get_rank(None)
-            sends = operation.endswith("send")
-            if not sends:
-                within = (*channel, tag)
-                if operation == "irecv" and other < 0 and log.numbering.make_vague(within):
-                    # Which message it gets is nobody's knowledge, nor then which the later ones get.
-                    self.fast_paths.clear()
-            channel = (*channel, *((own_rank, other) if sends else (other, own_rank)), tag)
-        counter = log.numbering.counter(channel, within)
-        size = 0 if tensor is None else message_size_bytes(operation, tensor.nbytes, len(ranks))
-        what = Operation(
-            name=log_name or kind,
-            operation=kind,
-            size_bytes=size,
-            ranks=ranks,
-            group=group_name,
-            dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
-            op="" if op is None else parse_reduce_op(op).name.lower(),
-            root=other,
-            tag=tag,
-            asynchronous=async_op,
-            caller=_caller() if log.debug else "",
-            on_device=tensor is not None and not tensor.is_cpu,
-        )
-        if not (prof or log.wants(what.name)):
-            return Like(None, counter, None, what)
-        series = log.series(what)
-        return Like(series, counter, _own(what, series.operation), what)
-
     def _watched(self, p2p: Any, work: Work, begin: int, returned: int, start: Any) -> Work:
         root = p2p.peer, getattr(p2p, "group_peer", None)
         like = self._like(p2p.op.__name__, p2p.group, p2p.tensor, None, root, p2p.tag, True)
@@ -296,22 +172,3 @@ def _on_device(
         like.series.add_event(sequence, begin, end, returned, own)
     if log.verbose:
         log.line(like.operation, end - begin)
-
-
-def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
-    """What is this operation's alone, where others are recorded in the same series."""
-    if what == of_series:
-        return None
-    return {
-        one.name: value
-        for one in fields(Operation)
-        if (value := getattr(what, one.name)) != getattr(of_series, one.name)
-    }
-
-
-def _caller() -> str:
-    """The first function up the stack that is not ours."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _PACKAGES:
-        frame = frame.f_back
-    return frame.f_code.co_name
