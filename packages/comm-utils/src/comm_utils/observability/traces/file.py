@@ -249,7 +249,7 @@ def _event(
     changes = found.pop() if found and isinstance(found[-1], dict) else None
     key, sequence, begin, end, *returned = integers(found)
     operation = operations[key] if changes is None else replace(operations[key], **operation_fields(changes))
-    event = Event(operation, sequence, begin, end, *(returned or [end]))
+    event = Event(operation, sequence, begin, end, returned[0] if returned else end)
     if returned:
         event.waits.extend(early.pop(begin, ()))
         pending[begin] = event
