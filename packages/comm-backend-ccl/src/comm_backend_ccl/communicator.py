@@ -151,7 +151,7 @@ class Communicator(ABC):
         self.broken = self.broken or what
         self.usable = False
 
-    def _disagreed(self, what: str) -> None:
+    def _disagreed(self, what: str) -> None:  # noqa: B027  # most engines need nothing
         """Note that the engine failed as the ranks' calls differ, before the error is raised."""
 
     def check(self) -> None:

@@ -29,10 +29,10 @@ __all__ = [
     "facts",
     "initialize",
     "note_failure",
-    "obstacle",
     "plan",
     "release",
     "start",
+    "unavailable_reason",
     "wait",
 ]
 
@@ -80,8 +80,8 @@ def earlier_failure() -> str | None:
     return _Loaded.failure and f"oneCCL failed earlier in this process ({_Loaded.failure})"
 
 
-def obstacle() -> tuple[str, str] | None:
-    """Why oneCCL cannot run here and what would change that; None where it can."""
+def unavailable_reason() -> tuple[str, str] | None:
+    """Return why oneCCL cannot run here, and the remedy; None where it can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"oneCCL runs on Linux on x86-64 only, this is {sys.platform} on {platform.machine()}", _GLOO
     if (failure := earlier_failure()) is not None:
