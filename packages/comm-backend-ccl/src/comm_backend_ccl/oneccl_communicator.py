@@ -80,7 +80,7 @@ class OneCclCommunicator(Communicator):
             )
 
     def _make(self, end: float) -> int:
-        """The group; in a thread, as oneCCL waits for ranks that do not come without an end."""
+        """Return the group; in a thread, as oneCCL waits for ranks that do not come without an end."""
         made: list[int] = []
         failed: list[BaseException] = []
         given_up: list[bool] = []
@@ -111,7 +111,7 @@ class OneCclCommunicator(Communicator):
 
     @property
     def group(self) -> int:
-        """What the library knows the group by.
+        """Return what the library knows the group by.
 
         Raises:
             BrokenGroupError, NotInitializedError: it has failed or ended.

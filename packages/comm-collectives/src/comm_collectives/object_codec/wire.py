@@ -1,8 +1,8 @@
 """Writing and reading the parts of a message, within bounds.
 
 A value is a tag, one byte, and what belongs to it. Numbers have the byte order that the header names, sizes and counts
-have 64 bits. What is read takes at most :data:`MOST_TIMES` the memory of its message: objects that are large even when
-empty are preceded by filler, so that no message can ask for many of them cheaply.
+have 64 bits. What is read takes at most :data:`MOST_TIMES` the memory of its message: objects that are large even
+when empty are preceded by filler, so that no message can ask for many of them cheaply.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Tag(IntEnum):
     NUMPY_TEXT = 115
 
 
-#: Zeros between the tag and the value. Part of the format. On 64-bit CPython with torch 2.13, an empty set takes about 230
-#: bytes, a deque 480 to 780, a tensor of one element 820, a slice 65, a path 190.
+#: Zeros between the tag and the value. Part of the format. On 64-bit CPython with torch 2.13, an empty set takes
+#: about 230 bytes, a deque 480 to 780, a tensor of one element 820, a slice 65, a path 190.
 FILLER_BYTES: Mapping[Tag, int] = {
     Tag.SET: 8,
     Tag.FROZENSET: 8,

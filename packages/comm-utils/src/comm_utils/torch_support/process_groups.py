@@ -18,7 +18,7 @@ from torch.distributed import distributed_c10d as internals
 from comm_utils.active import how_to_initialize
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError, NotInitializedError
 from comm_utils.torch_support import group_state
-from comm_utils.torch_support.failures import classify, format_failure, summarize
+from comm_utils.torch_support.failures import classify, format_failure, is_exhausted, summarize
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.initialization import check_available
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_refuse_inherited_groups)
 
 
 class ProcessGroups:
-    """Every process group of this process, whoever created it. Backends derive from it and add the operations.
+    """Every process group of this process, also those of other code. Backends derive from it and add operations.
 
     It implements those methods of ``comm_utils.backend.Backend`` that need no particular library; see there for what
     each of them does.
@@ -174,11 +174,17 @@ class ProcessGroups:
         limit = self._timeout if timeout is None else max(timeout, SHORTEST_TIMEOUT)
         try:
             return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
+            rank = internals._get_default_group().rank()
+            if is_exhausted(error):
+                raise BackendUnavailableError(
+                    f"new_group on rank {rank}: the system refused what a group of {len(ranks)} ranks needs; destroy "
+                    "groups that are not used any more, or raise the limits of descriptors (ulimit -n) and of memory "
+                    f"(ulimit -v) [{summarize(error)}]"
+                ) from error
             kind = classify(error)
             if kind is None or isinstance(error, CommTimeoutError):
                 raise
-            rank = internals._get_default_group().rank()
             raise kind(
                 f"new_group on rank {rank}: not every rank of {list(ranks)} came to make the group; all of them "
                 f"have to call new_group, and as often with these ranks [{summarize(error)}]"
