@@ -9,6 +9,7 @@ import torch.distributed as c10d
 
 from comm_backend_ccl import CclBackend, foreign_groups, oneccl_library, provider, shared_memory
 from comm_utils import BackendUnavailableError, Setup
+from comm_utils.fast_path import FastPathCache
 from comm_utils.testing import run_ranks
 
 ENGINES = [
