@@ -1,4 +1,4 @@
-"""What it costs to enter native code from Python with a tensor: ctypes, and the fast call that all_reduce takes.
+"""What it costs to enter native code from Python with a tensor: ctypes, and the fast path that all_reduce takes.
 
     python benchmarks/entry.py [--rounds N]
 
@@ -29,8 +29,8 @@ def ways(tensor: torch.Tensor) -> dict[str, Callable[[], Any]]:
     dist.init_distributed("ccl", verbose=False)
     for _ in range(3):
         dist.inference_all_reduce(tensor)
-    shortest = active_backend().shortest_all_reduce(None, "sum")
-    if shortest is None:
+    fast = active_backend().fast_path("all_reduce", "sum")
+    if fast is None:
         raise SystemExit("this torch does not tell C about tensors (2.10 and later do), or shared memory is turned off")
     libc = ctypes.CDLL(None)
     libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -45,7 +45,7 @@ def ways(tensor: torch.Tensor) -> dict[str, Callable[[], Any]]:
         "nothing": lambda: None,
         "asking the tensor for its address and count": lambda: (tensor.data_ptr(), tensor.numel()),
         "ctypes, with that": by_ctypes,
-        "fast call, with an all_reduce": lambda: shortest(tensor),
+        "fast call, with an all_reduce": lambda: fast(tensor),
         "dist.inference_all_reduce": lambda: dist.inference_all_reduce(tensor),
         "dist.all_reduce": lambda: dist.all_reduce(tensor),
     }

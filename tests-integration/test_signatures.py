@@ -159,7 +159,8 @@ def test_functions_of_the_facade_are_what_an_editor_shows(name: str) -> None:
     assert function.__name__ == name
     assert function.__doc__
     assert inspect.getsource(function).count(f"def {name}(") == 1
-    assert Path(inspect.getsourcefile(function) or "").is_relative_to(Path(__file__).parents[1] / "packages")
+    source = inspect.getsourcefile(inspect.unwrap(function))
+    assert Path(source or "").is_relative_to(Path(__file__).parents[1] / "packages")
     assert getattr(importlib.import_module(function.__module__), name) is function
     assert "return" in function.__annotations__
     assert pickle.loads(pickle.dumps(function)) is function

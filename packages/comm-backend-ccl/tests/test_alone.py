@@ -9,6 +9,7 @@ import torch.distributed as c10d
 
 from comm_backend_ccl import CclBackend, foreign_groups, oneccl_library, provider, shared_memory
 from comm_utils import BackendUnavailableError, Setup
+from comm_utils.fast_path import FastPathCache
 from comm_utils.testing import run_ranks
 
 ENGINES = [
@@ -77,7 +78,7 @@ class Recorder:
         return backend in self.libraries
 
     def adopt(self) -> "Recorder":
-        self.prepared: dict[object, object] = {}
+        self.fast_paths = FastPathCache()
         return self
 
 
@@ -102,7 +103,7 @@ def test_a_package_that_knows_a_library_comes_before_one_that_takes_all(monkeypa
 
 def test_a_provider_has_one_backend_for_all_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_groups, "entry_points", entries)
-    groups = foreign_groups.ForeignGroups({})
+    groups = foreign_groups.ForeignGroups(FastPathCache())
     assert groups.find("mine") is None
     backend = groups.backend_for("mine")
     assert groups.backend_for("other") is backend is groups.find("mine")

@@ -50,8 +50,9 @@ def test_ranks_that_never_come_are_a_timeout() -> None:
 def destroyed_under_us() -> None:
     backend = provider.initialize(Setup("gloo", 0, 1, HashStore()))
     backend.all_reduce(torch.ones(1))
-    backend.prepare("all_reduce", None, "sum")(torch.ones(1))
-    prepared = backend.prepare("all_reduce", None, "sum")
+    fast = backend.fast_path("all_reduce", "sum")
+    assert fast is not None
+    assert fast(torch.ones(1)) is True
     group = backend.create_group([0], "alone")
     backend.all_reduce(torch.ones(1), "sum", group)
     torch.distributed.destroy_process_group(group)
@@ -60,11 +61,15 @@ def destroyed_under_us() -> None:
         backend.get_rank(group)
     torch.distributed.destroy_process_group()
     assert not backend.is_initialized()
+    assert fast(torch.ones(1)) is False
     with pytest.raises(NotInitializedError, match="init_distributed"):
-        prepared(torch.ones(1))
+        backend.check_group()
     torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     tensor = torch.ones(1)
-    prepared(tensor)  # goes to the new world
+    assert fast(tensor) is False  # it was the other world's
+    again = backend.fast_path("all_reduce", "sum")
+    assert again is not None
+    assert again(tensor) is True
     assert tensor.item() == 1
     torch.distributed.destroy_process_group()
 

@@ -82,7 +82,7 @@ def named() -> list[str]:
         return []
     view = backend.during("allgather_object")
     assert view is backend.during("allgather_object")
-    assert view.prepared is backend.prepared
+    assert view.fast_paths is backend.fast_paths
     with pytest.raises(CommTimeoutError) as failed:
         view.broadcast(torch.ones(1), None, group, False, 1)
     with pytest.raises(BrokenGroupError) as broken:

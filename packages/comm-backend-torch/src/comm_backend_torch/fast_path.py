@@ -10,6 +10,7 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
+from comm_backend_torch.capabilities import capabilities_of
 from comm_backend_torch.reduce_ops import C10D_OPS, set_async
 from comm_backend_torch.work import TorchWork
 from comm_utils.fast_path import FastPath
@@ -77,7 +78,7 @@ def _settle(operation: str, detail: Any, state: GroupState) -> tuple[ReduceOp | 
 
 def _on_device(backend: Collectives, operation: str, group: ProcessGroup | None, kind: _Kind) -> FastPath | None:
     state = kind.state
-    capabilities = state.capabilities[kind.device]
+    capabilities = capabilities_of(state.libraries[kind.device])
     if operation not in _STARTS or (kind.async_op and operation in ("recv", "send")):
         return None
     dtypes = capabilities.dtypes
