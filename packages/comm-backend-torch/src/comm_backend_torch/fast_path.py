@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d as internals
 from comm_backend_torch.capabilities import capabilities_of
 from comm_backend_torch.reduce_ops import C10D_OPS, set_async
 from comm_backend_torch.work import TorchWork
+from comm_utils.backend import Capabilities
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
@@ -48,6 +49,10 @@ class _Kind(NamedTuple):
     root: int | None
     async_op: bool
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return capabilities_of(self.state.libraries[self.device])
+
 
 def fast_path(
     backend: Collectives, operation: str, detail: Any, group: ProcessGroup | None, async_op: bool
@@ -78,7 +83,7 @@ def _settle(operation: str, detail: Any, state: GroupState) -> tuple[ReduceOp | 
 
 def _on_device(backend: Collectives, operation: str, group: ProcessGroup | None, kind: _Kind) -> FastPath | None:
     state = kind.state
-    capabilities = capabilities_of(state.libraries[kind.device])
+    capabilities = kind.capabilities
     if operation not in _STARTS or (kind.async_op and operation in ("recv", "send")):
         return None
     dtypes = capabilities.dtypes
@@ -173,7 +178,7 @@ def _broadcast(kind: _Kind) -> _Start:
 
 def _reduce(kind: _Kind) -> _Start:
     options, method = _options(kind, internals.ReduceOptions), kind.state.pg.reduce
-    if kind.state.rank == kind.root or kind.state.capabilities[kind.device].preserving_reduce:
+    if kind.state.rank == kind.root or kind.capabilities.preserving_reduce:
         return _of_list(kind, method, options)
 
     # The tensors of the other ranks stay as they are.
@@ -209,7 +214,7 @@ def _all_gather_into_tensor(kind: _Kind) -> _Start:
 
 
 def _reduce_scatter_tensor(kind: _Kind) -> _Start | None:
-    if "reduce_scatter_tensor" not in kind.state.capabilities[kind.device].operations:
+    if "reduce_scatter_tensor" not in kind.capabilities.operations:
         return None
     method, options = getattr(kind.state.pg, REDUCE_SCATTER), _options(kind, internals.ReduceScatterOptions)
 
