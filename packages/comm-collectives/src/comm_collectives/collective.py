@@ -134,7 +134,8 @@ def _make_head(
     source += _UNDERSTAND.format(by_name=by_name)
     known: dict[str, Any] = {
         "MISSING": MISSING,
-        "__name__": __name__,
+        # No __name__: torch.compile would look for these in the module of that name.
+        "__package__": "comm_collectives",
         "_OPS": _OPS,
         "body": body,
         "call_with": call_with,

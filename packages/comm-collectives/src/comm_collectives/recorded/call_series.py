@@ -133,6 +133,11 @@ def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
 def _caller() -> str:
     """The first function up the stack that is not ours."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _PACKAGES:
+    while frame.f_back is not None and _package(frame.f_globals) in _PACKAGES:
         frame = frame.f_back
     return frame.f_code.co_name
+
+
+def _package(names: dict[str, Any]) -> str:
+    # The heads of the collectives are in a package and in no module.
+    return str(names.get("__name__") or names.get("__package__") or "").split(".")[0]
