@@ -173,7 +173,7 @@ def _broadcast(kind: _Kind) -> _Start:
 
 def _reduce(kind: _Kind) -> _Start:
     options, method = _options(kind, internals.ReduceOptions), kind.state.pg.reduce
-    if kind.state.rank == kind.root or kind.state.capabilities[kind.device].preserving_reduce:
+    if kind.state.rank == kind.root or capabilities_of(kind.state.libraries[kind.device]).preserving_reduce:
         return _of_list(kind, method, options)
 
     # The tensors of the other ranks stay as they are.
@@ -209,7 +209,7 @@ def _all_gather_into_tensor(kind: _Kind) -> _Start:
 
 
 def _reduce_scatter_tensor(kind: _Kind) -> _Start | None:
-    if "reduce_scatter_tensor" not in kind.state.capabilities[kind.device].operations:
+    if "reduce_scatter_tensor" not in capabilities_of(kind.state.libraries[kind.device]).operations:
         return None
     method, options = getattr(kind.state.pg, REDUCE_SCATTER), _options(kind, internals.ReduceScatterOptions)
 
