@@ -196,7 +196,8 @@ def imports(session: nox.Session) -> None:
         session.skip("import-linter needs Python 3.11")
     install(session, *group("imports"))
     sources = os.pathsep.join(str(package.folder / "src") for package in PACKAGES.values())
-    session.run("lint-imports", "--no-logo", *session.posargs, env={"PYTHONPATH": sources})
+    for config in ("pyproject.toml", "tools/import_cycles.toml"):
+        session.run("lint-imports", "--no-logo", "--config", config, *session.posargs, env={"PYTHONPATH": sources})
 
 
 @nox.session

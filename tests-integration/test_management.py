@@ -224,7 +224,9 @@ def logged() -> Iterator[Log]:
         logger.setLevel(level)
 
 
-def run_monitored(missing: list[int], all_ranks: bool, limit_s: float = 0.4) -> tuple[str, float, list[tuple[str, str]]]:
+def run_monitored(
+    missing: list[int], all_ranks: bool, limit_s: float = 0.4
+) -> tuple[str, float, list[tuple[str, str]]]:
     start, found = time.monotonic(), "passed"
     with logged() as log:
         if dist.get_rank() not in missing:

@@ -364,7 +364,7 @@ def test_a_rank_0_that_is_frozen(bare_pools: Pools, free_port: int) -> None:
     assert found.took_s < 4
 
 
-def test_those_who_come_later_hear_why_the_others_gave_up(bare_pools: Pools) -> None:
+def test_those_who_come_later_hear_why_the_others_timed_out(bare_pools: Pools) -> None:
     """Processes of one job start seconds apart."""
     changes = [{}, {"WORLD_SIZE": "4"}, {}]
     found = bare_pools(3).run(attempt, per_rank(changes), per_rank([0.0, 0.0, 2.0]), limit_s=8.0)

@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -125,7 +126,7 @@ def problem_of(row: Row, group: Any, by_position: bool) -> str:
     if rank in row.ranks:
         return error_of(row.call, {**arguments, **row.changes(rank, 2)}, row.error, row.texts, by_position)
     if "object" in row.call:  # all ranks get an error before any raises
-        told = (f"rank {row.ranks[0]} called with a wrong argument", "as the error there says")
+        told = (f"rank {row.ranks[0]} called with a wrong argument", "see the error there")
         return error_of(row.call, arguments, dist.ObjectExchangeError, told, by_position)
     return ""
 
@@ -289,6 +290,11 @@ QUERIES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "new_group-negative": (lambda: dist.new_group([-1]), VALUE, ("new_group: ranks: got [-1]", "0 to 1")),
     "new_group-floats": (lambda: dist.new_group([0.0]), TYPE, ("new_group: ranks: got 0.0", "an integer")),
     "new_group-timeout": (lambda: dist.new_group(timeout="1"), TYPE, ("new_group: timeout: got '1'", "seconds")),
+    "new_group-endless-timeout": (
+        lambda: dist.new_group(timeout=timedelta.max),
+        VALUE,
+        ("new_group: timeout: got", "expected at most 36525 days"),
+    ),
     "new_group-negative-timeout": (
         lambda: dist.new_group(timeout=-1),
         VALUE,

@@ -172,7 +172,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_broken_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(
-        "# The `first`, part\n\n## Twice\n\n## Twice\n\n[a](#the-first-part) [b](page.md#twice-1) [c](https://example.org/#x)\n"
+        "# The `first`, part\n\n## Twice\n\n## Twice\n\n[a](#the-first-part) [b](page.md#twice-1) [c](https://example.org/#x)"
+        "\n"
         "[d](missing.md) [e](#missing) [f](page.md#twice-2) `[g](code.md)`\n"
         "```text\n# Code\n[h](code.md)\n```\n[i](#code)\n"
     )

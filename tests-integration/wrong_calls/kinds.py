@@ -129,6 +129,7 @@ TAGS: dict[str, tuple[Any, type[Exception]]] = {
     "float": (1.5, TYPE),
     "none": (None, TYPE),
     "bool": (True, TYPE),
+    "huge": (2**70, VALUE),
 }
 GROUPS: dict[str, tuple[Any, str]] = {
     "string": ("world", "got 'world' of type str"),
@@ -208,7 +209,8 @@ def _roots(name: str, key: str, local: str | None) -> Iterator[tuple[str, Row]]:
 
 def _tags(name: str) -> Iterator[tuple[str, Row]]:
     for label, (tag, error) in TAGS.items():
-        texts = (f"tag: got {tag!r}", "expected an integer of 0 or more")
+        expected = "0 to 2147483647" if label == "huge" else "0 or more"
+        texts = (f"tag: got {tag!r}", f"expected an integer of {expected}")
         yield f"tag-{label}", Row(name, _fixed(tag=tag), error, texts)
 
 

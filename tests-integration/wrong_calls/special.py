@@ -14,6 +14,12 @@ __all__ = ["SPECIAL"]
 NOT_DIVISIBLE = ("does not divide by the world size of 2",)
 
 SPECIAL: dict[str, Row] = {
+    "all_gather_coalesced-same-output-twice": Row(
+        "all_gather_coalesced",
+        lambda r, W: {"output_tensors": [ones(8)] * 2},
+        VALUE,
+        ("output_tensors: got tensors that share memory", "one memory for each"),
+    ),
     # sizes that do not divide by the world size
     "reduce_scatter-odd-input": Row(
         "reduce_scatter",

@@ -58,16 +58,6 @@ def test_what_keeps_it_from_running_is_told(
         provider.initialize(Setup("ccl", 0, 1, HashStore()))
 
 
-def test_without_the_package_that_knows_groups_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oneccl_library, "obstacle", lambda: None)
-    monkeypatch.setattr(provider, "entry_points", lambda group: ())
-    found = provider.availability()["ccl"]
-    assert not found.usable
-    assert "comm-backend-torch" in found.reason
-    with pytest.raises(BackendUnavailableError, match="pip install comm-backend-torch"):
-        provider.initialize(Setup("ccl", 0, 1, HashStore()))
-
-
 def test_it_adopts_its_own() -> None:
     assert provider.adopts("ccl")
     assert not provider.adopts("gloo")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence, Set
 from datetime import timedelta
@@ -24,6 +26,7 @@ from comm_utils.errors import (
 )
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import flat, landing, together
+from comm_utils.torch_support.group_state import IN_FORKED_CHILD
 
 __all__ = ["Begun", "Call", "Communicator"]
 
@@ -86,6 +89,8 @@ class Communicator(ABC):
         #: Whether it has neither failed nor ended.
         self.usable = True
         self._open = True
+        self._inherited = False
+        _communicators.add(self)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """How long an operation may take; 0 is no limit."""
@@ -148,10 +153,16 @@ class Communicator(ABC):
 
     def check(self) -> None:
         """Raise ``BrokenGroupError`` where something failed before, ``NotInitializedError`` after the end."""
+        if self._inherited:
+            raise BackendUnavailableError(f"{self} {IN_FORKED_CHILD}")
         if self.broken is not None:
             raise self.broken_error()
         if not self._open:
             raise NotInitializedError("this process group no longer exists; make a new one with new_group()")
+
+    def inherit(self) -> None:
+        """Refuse operations: this is a forked child, which has none of the engine's threads and connections."""
+        self.usable, self._inherited = False, True
 
     def broken_error(self) -> BrokenGroupError:
         """What to raise after an earlier failure."""
@@ -353,6 +364,16 @@ class Communicator(ABC):
         """Overwrite ``tensor`` with what ``peer`` sent."""
         return self._start(Call(Operation.RECEIVE, tensor, tensor, tensor.numel(), root=peer, watched=watched))
 
+
+_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+def _refuse_inherited_groups() -> None:
+    for communicator in list(_communicators):
+        communicator.inherit()
+
+
+os.register_at_fork(after_in_child=_refuse_inherited_groups)
 
 _WORLD_GOES_ON = "call destroy_process_group() and then init_distributed() again, on every rank"
 _GROUP_GOES_ON = "its members go on with destroy_process_group(group) and a new one from new_group()"

@@ -97,6 +97,11 @@ class CclProcessGroup(ProcessGroup):
     def timeout(self) -> timedelta:
         return self._timeout
 
+    @property
+    def _device_types(self) -> list[torch.device]:  # type: ignore[override]
+        # FSDP2's state dicts and asynchronous checkpoints look for a device of the group.
+        return [torch.device("cpu")]
+
     # FSDP2 allocates so after set_allocate_memory_from_process_group_for_comm(True), and asks the group of the device.
 
     def _get_backend(self, device: torch.device) -> Any:

@@ -107,6 +107,10 @@ class TorchWork:
         self.wait()
         return self._result
 
+    def source_rank(self) -> int:
+        """Return the group rank of a message's sender, once it has arrived."""
+        return int(self._work._source_rank())
+
     def __del__(self) -> None:
         work = None if getattr(self, "_waited", True) else self._work
         if work is not None and not work.is_completed():

@@ -15,11 +15,14 @@ from torch.distributed import ProcessGroup
 from comm_collectives import fast_path, untraced
 from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
-from comm_collectives.work import After, run
+from comm_collectives.work import After, Received, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
+
+# c10d passes tags as C ints.
+_LAST_TAG = (1 << 31) - 1
 
 
 def send(
@@ -137,7 +140,7 @@ def irecv(
         return None
     position, received, landing = _prepare_recv("irecv", backend, tensor, src, group, tag, group_src)
     work = backend.irecv(received, None, group, tag, position)
-    return After([work], after_landing([landing]), tensor)
+    return Received([work], after_landing([landing]), tensor)
 
 
 def _prepare_send(
@@ -193,6 +196,8 @@ def _check_tag(call: str, backend: Backend, group: ProcessGroup | None, tag: int
         raise ArgumentTypeError(f"{call}: tag: got {describe(tag)}; expected an integer of 0 or more")
     if tag < 0:
         raise ArgumentError(f"{call}: tag: got {tag}; expected an integer of 0 or more")
+    if tag > _LAST_TAG:
+        raise ArgumentError(f"{call}: tag: got {tag}; expected an integer of 0 to {_LAST_TAG}")
     if tag and not served:
         raise ArgumentError(f"{call}: tag: got {tag}; backend {backend.get_backend(group)!r} has no tags, expected 0")
 

@@ -29,13 +29,13 @@ FIELDS = {
 
 
 def find(
-    environ: Mapping[str, str], rank: int, world_size: int, settings: comm_config.Settings, meets_elsewhere: bool
+    environ: Mapping[str, str], rank: int, world_size: int, settings: comm_config.Settings, own_rendezvous: bool
 ) -> LaunchInfo:
     """Who this process is, and where that came from.
 
     Args:
         rank, world_size: of ``init_distributed``; -1 where they were not given.
-        meets_elsewhere: the caller named a place to meet, so none has to be found.
+        own_rendezvous: the caller named a place to meet, so none has to be found.
 
     Raises:
         LaunchError: facts are missing or contradict each other.
@@ -44,7 +44,7 @@ def find(
         if isinstance(value, bool) or not isinstance(value, int):
             raise ArgumentTypeError(f"init_distributed: {name}: got {value!r:.60}; expected an integer")
     if rank < 0 and world_size < 0:
-        launch = _discovered(environ, settings, meets_elsewhere)
+        launch = _discovered(environ, settings, own_rendezvous)
     elif rank < 0 or world_size < 0:
         given, missing = ("rank", "world_size") if world_size < 0 else ("world_size", "rank")
         raise LaunchError(f"init_distributed: got {given} without {missing}; pass both, or neither")
@@ -55,7 +55,7 @@ def find(
     return _with_settings(launch, settings)
 
 
-def _discovered(environ: Mapping[str, str], settings: comm_config.Settings, meets_elsewhere: bool) -> LaunchInfo:
+def _discovered(environ: Mapping[str, str], settings: comm_config.Settings, own_rendezvous: bool) -> LaunchInfo:
     launchers = with_plugins()
     launch = discover(environ, launchers)
     variable = mpi_launcher(environ) if settings.launch.auto_mpi_discovery else None
@@ -63,7 +63,7 @@ def _discovered(environ: Mapping[str, str], settings: comm_config.Settings, meet
     if variable is not None and launch.launcher == "none":
         return mpi.discover(variable, port)
     lost = launch.world_size > 1 and launch.master_addr is None and settings.launch.master_addr is None
-    if variable is not None and lost and not meets_elsewhere:
+    if variable is not None and lost and not own_rendezvous:
         return mpi.complete(launch, variable, port)
     _warn_of_another_address(environ, launch)
     return launch

@@ -19,7 +19,8 @@ __all__ = [
     "agree",
     "available_backends",
     "choose",
-    "obstacles",
+    "known_backends",
+    "unavailable_reasons",
     "warn_of_fall_back",
     "within_host",
 ]
@@ -42,7 +43,7 @@ class Choice:
 
     backend: str
     reason: str
-    obstacles: str = ""
+    fall_back_reason: str = ""
 
 
 def _providers() -> dict[str, BackendProvider]:
@@ -88,6 +89,12 @@ def available_backends() -> dict[str, Availability]:
     return result
 
 
+def known_backends() -> set[str]:
+    """Return the names of all backends that exist, whether or not they are installed here."""
+    preferred = {part.rpartition(":")[2] for names in _PREFERRED.values() for name in names for part in name.split(",")}
+    return {*available_backends(), *_REMEDIES, *preferred}
+
+
 def choose(backend: str) -> Choice:
     """The backend that somebody named.
 
@@ -114,7 +121,7 @@ def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:
     return None
 
 
-def obstacles(device_type: str) -> dict[str, str | None]:
+def unavailable_reasons(device_type: str) -> dict[str, str | None]:
     """What keeps this rank from each backend that ``device_type`` could have, best first; None where nothing does."""
     available = available_backends()
     return {backend: _problem(backend, available) for backend in _PREFERRED[device_type]}
@@ -131,7 +138,10 @@ def _is_within_host(available: Mapping[str, Availability], name: str) -> bool:
 
 
 def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choice:
-    """The best backend for ``device_type`` that every rank can use, of what :func:`obstacles` told each of them.
+    """Return the best backend for ``device_type`` that every rank can use.
+
+    Args:
+        answers: of :func:`unavailable_reasons`, one a rank.
 
     Raises:
         BackendUnavailableError: there is none; names a rank and what it lacks for each.
@@ -156,8 +166,8 @@ def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choi
 def warn_of_fall_back(choice: Choice, device_type: str) -> None:
     """Say why it is not the preferred one, unless that was never installed, which is no news."""
     preferred = _PREFERRED[device_type][0]
-    if choice.obstacles and preferred.rpartition(":")[2] in available_backends():
-        logger.warning("%s is used instead of %s: %s", choice.backend, preferred, choice.obstacles)
+    if choice.fall_back_reason and preferred.rpartition(":")[2] in available_backends():
+        logger.warning("%s is used instead of %s: %s", choice.backend, preferred, choice.fall_back_reason)
 
 
 def activate(setup: Setup) -> Backend:

@@ -1,4 +1,4 @@
-"""What this process lets objects do unless a call says otherwise."""
+"""The default policy of this process for objects."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def set_object_policy(allow_pickle: bool = False, max_bytes: int = 1 << 30) -> N
 
 
 def object_policy() -> ObjectPolicy:
-    """The policy of this process."""
+    """Return the policy of this process."""
     return _Slot.policy
 
 
 def resolve_allow_pickle(call: str, allow_pickle: bool | None) -> bool:
-    """What the argument ``allow_pickle`` of ``call`` amounts to; None is what the policy says."""
+    """Return what the argument ``allow_pickle`` of ``call`` amounts to; None is what the policy says."""
     if allow_pickle is None:
         return _Slot.policy.allow_pickle
     if not isinstance(allow_pickle, bool):

@@ -81,11 +81,13 @@ def _write_bytearray(writer: Writer, value: bytearray) -> None:
 
 def _write_path(writer: Writer, value: PurePath) -> None:
     kind = next(position for position, kind in enumerate(_PATHS) if isinstance(value, kind))
-    writer.out += bytes((Tag.PATH, kind))
+    writer.begin(Tag.PATH)
+    writer.out.append(kind)
     writer.blob(str(value).encode("utf-8", "surrogatepass"))
 
 
 def _read_path(reader: Reader) -> PurePath:
+    reader.skip_filler(Tag.PATH)
     (kind,) = reader.take(1)
     if kind >= len(_PATHS):
         raise ObjectDecodeError(f"unknown kind of path {kind}")
@@ -109,12 +111,12 @@ def _read_size(reader: Reader) -> torch.Size:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype in a message."""
+    """Return the name of a dtype in a message."""
     return str(dtype).removeprefix("torch.")
 
 
 def read_dtype(name: str) -> torch.dtype:
-    """The dtype of a name in a message.
+    """Return the dtype of a name in a message.
 
     Raises:
         ObjectDecodeError: this torch has no such dtype.

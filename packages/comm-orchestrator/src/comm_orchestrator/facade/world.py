@@ -72,7 +72,7 @@ def init_distributed(
         NotInitializedError: ``dist_init_required=False`` and nothing is initialised.
     """
     _initialize(
-        orchestrator.Request(
+        orchestrator.InitOptions(
             dist_backend,
             auto_mpi_discovery,
             distributed_port,
@@ -123,7 +123,7 @@ def init_process_group(
         )
     device = None if device_id is None else _device(call, device_id)
     _initialize(
-        orchestrator.Request(
+        orchestrator.InitOptions(
             backend,
             verbose=False,
             timeout=timeout,
@@ -146,10 +146,10 @@ def _device(call: str, device_id: torch.device | int) -> torch.device | None:
     return None if device_id.type == "cpu" else device_id
 
 
-def _initialize(request: orchestrator.Request) -> None:
-    environment = orchestrator.initialize(request)
-    settings = environment.config
-    if not environment.fresh:
+def _initialize(options: orchestrator.InitOptions) -> None:
+    result = orchestrator.initialize(options)
+    settings = result.config
+    if not result.fresh:
         if comms_log.named(settings):
             comms_log.begin(settings)
         return

@@ -17,7 +17,7 @@ from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import who_listens
 from comm_utils.errors import CommTimeoutError, LaunchError
 
-__all__ = ["ConnectionEndedError", "connect", "leads_here", "reach"]
+__all__ = ["ConnectionEndedError", "connect", "unreachable_reason", "wait_for_listener"]
 
 # A name that does not resolve may still come, as that of a pod does; not for longer than this.
 _RESOLVING_S = 300.0
@@ -32,7 +32,7 @@ class ConnectionEndedError(CommTimeoutError):
     """Whoever listens there has hung up, or is no store: perhaps one that is just being closed."""
 
 
-def reach(host: str, port: int, deadline: Deadline, source: str) -> str:
+def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> str:
     """Wait until somebody listens at ``host``; return this machine's address on the way there.
 
     torch would do the same, with a page of C++ stack frames for every try.
@@ -87,7 +87,7 @@ _REASONS = {
 }
 
 
-def leads_here(host: str, port: int) -> str:
+def unreachable_reason(host: str, port: int) -> str:
     """Why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
     own = socket.gethostname()
     reason = ""

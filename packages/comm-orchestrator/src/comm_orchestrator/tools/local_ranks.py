@@ -75,6 +75,8 @@ def run(module: str, arguments: Sequence[str], ranks: int) -> int:
             return FAILED
         except SignalException as stopped:
             _show_cursor()
+            if stopped.sigval == signal.SIGINT:
+                print("interrupted", file=sys.stderr)
             return 128 + int(stopped.sigval)
     return 0
 

@@ -19,8 +19,8 @@ from comm_orchestrator.tools.trace import figures, plotting
 from comm_orchestrator.tools.trace.files import waiting_of
 from comm_orchestrator.tools.trace.lanes import WAITING, Bar, lanes, thinned
 from comm_orchestrator.tools.trace.plotting import Wanted
+from comm_utils import operations
 from comm_utils.errors import ArgumentError
-from comm_utils.observability.comms_logger import OPERATIONS
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait
 
 MS = 1_000_000
@@ -212,7 +212,7 @@ def test_lists_of_ranks() -> None:
 
 
 def test_every_operation_has_a_colour_of_its_kind() -> None:
-    assert {figures.family(name) for name in OPERATIONS} == set(figures.FAMILIES)
+    assert {figures.family(name) for name in operations.recorded()} == set(figures.FAMILIES)
     by_color = defaultdict(list)
     for name, color in [*figures.FAMILIES.items(), (WAITING, figures.WAIT)]:
         by_color[color].append(name)

@@ -15,6 +15,7 @@ from typing import Any
 from comm_utils import operations
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
+from comm_utils.json_files import read_document
 
 __all__ = ["FORMAT", "VERSION", "BenchFile", "BenchResult", "load", "save"]
 
@@ -61,6 +62,11 @@ class BenchResult:
     wrong: int | None
     """Elements with a wrong value; None where nothing was checked."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the operation moves no data, so that it has neither size nor bandwidth."""
+        return operations.get(self.operation).pattern.is_empty
+
 
 @dataclass(frozen=True)
 class BenchFile:
@@ -95,9 +101,9 @@ class BenchFile:
             ArgumentError: it is not a bench file, of another version, or something in it is missing or of a wrong type.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ArgumentError(_message(path, f"text that is not JSON ({error})")) from None
+            data = read_document(path)
+        except ArgumentError as error:
+            raise ArgumentError(f"{error}; {_REMEDY}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             got = repr(data.get("format")) if isinstance(data, dict) else type(data).__name__
             raise ArgumentError(_message(path, f"format {got}"))
@@ -123,11 +129,11 @@ def save(file: BenchFile, path: str | Path) -> None:
     file.save(path)
 
 
+_REMEDY = f"expected a file of format {FORMAT!r}, version {VERSION}; make one with: commctl bench --json FILE"
+
+
 def _message(path: str | Path, got: str) -> str:
-    return (
-        f"{path}: got {got}; expected a file of format {FORMAT!r}, version {VERSION}; "
-        f"make one with: commctl bench --json FILE"
-    )
+    return f"{path}: got {got}; {_REMEDY}"
 
 
 def _of(data: dict[str, Any], key: str, kind: type, path: str | Path) -> Any:

@@ -6,6 +6,7 @@ registers, and an implementation in each backend.
 """
 
 from comm_utils.operations import patterns as patterns
+from comm_utils.operations.calls import DEFAULTS, positional, tensor_for
 from comm_utils.operations.registry import (
     ENTRY_POINT_GROUP,
     UnknownOperationError,
@@ -35,6 +36,7 @@ from comm_utils.operations.types import (
 )
 
 __all__ = [
+    "DEFAULTS",
     "ENTRY_POINT_GROUP",
     "PRIMITIVES",
     "Algorithm",
@@ -53,9 +55,11 @@ __all__ = [
     "function_of",
     "get",
     "is_benchmarked",
+    "positional",
     "record_name",
     "recorded",
     "register",
     "rows",
+    "tensor_for",
     "unregister",
 ]

@@ -181,6 +181,7 @@ _ALL_TO_ALL = (
         ),
         primitive=True,
         benchmarked=True,
+        nccl_tests_name="alltoall",
         native_code=5,
     ),
     Operation(
@@ -257,6 +258,7 @@ _MESSAGES = (
         (_tensor("tensor", _IN), _DST, _GROUP, _TAG, _GROUP_DST, _ASYNC, _TIMEOUT),
         primitive=True,
         benchmarked=True,
+        nccl_tests_name="sendrecv",
         native_code=7,
     ),
     Operation(

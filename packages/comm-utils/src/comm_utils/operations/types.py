@@ -183,9 +183,29 @@ class Pattern:
         return all(move.content is Content.NOTHING for move in self.moves)
 
     @cached_property
-    def from_all_to_all(self) -> bool:
-        """Return whether every rank needs something from every other."""
-        return any(move.senders is Side.ALL and move.receivers is Side.ALL for move in self.moves)
+    def input_is_part(self) -> bool:
+        """Return whether a rank gives one part of the whole, rather than the whole."""
+        return all(move.content is Content.SENDERS_PART for move in self.moves)
+
+    @cached_property
+    def output_is_part(self) -> bool:
+        """Return whether a rank gets one part of the whole, rather than the whole."""
+        return all(move.content is Content.RECEIVERS_PART for move in self.moves)
+
+    @cached_property
+    def has_parts(self) -> bool:
+        """Return whether the whole consists of one part for each rank."""
+        return self.whole_array or self.uneven
+
+    @cached_property
+    def from_root(self) -> bool:
+        """Return whether all the data comes from the root."""
+        return any(move.senders is Side.ROOT for move in self.moves)
+
+    @cached_property
+    def to_root(self) -> bool:
+        """Return whether all the data goes to the root."""
+        return any(move.receivers is Side.ROOT for move in self.moves)
 
     def sources(self, rank: int, ranks: Sequence[int], root: int) -> set[int]:
         """Return the ranks whose data ``rank`` needs, itself among them where it is one of the senders.
@@ -231,6 +251,7 @@ class Operation:
         recorded: logger and traces know it by this name.
         benchmarked: ``commctl bench`` measures it.
         overlapping: input and output may share memory: a rank's own part lies at its place in the whole.
+        nccl_tests_name: what nccl-tests calls its program, where that is another name.
         native_code: its number in the native library; -1 where it has none.
         function: ``"module:name"`` of the function that programs call.
     """
@@ -246,6 +267,7 @@ class Operation:
     recorded: bool = True
     benchmarked: bool = False
     overlapping: bool = False
+    nccl_tests_name: str = ""
     native_code: int = -1
     function: str = ""
 

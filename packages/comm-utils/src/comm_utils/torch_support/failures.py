@@ -9,7 +9,7 @@ import re
 
 from comm_utils.errors import CommError, CommTimeoutError, PeerLostError
 
-__all__ = ["classify", "format_failure", "summarize"]
+__all__ = ["classify", "format_failure", "is_exhausted", "summarize"]
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _LOST = re.compile(
@@ -17,11 +17,27 @@ _LOST = re.compile(
     r"|remote process exited|peer|no route to host",
     re.IGNORECASE,
 )
+_CLOSED = re.compile(r"connection (was )?(likely )?(closed|reset)|broken pipe|socket closed", re.IGNORECASE)
+_CLOSED_BY_TIMEOUT = re.compile(
+    r"timed out (waiting|after)|timeout caused|wait timeout|operation timeout", re.IGNORECASE
+)
+_EXHAUSTED = re.compile(
+    r"too many open files|cannot allocate memory|bad_alloc|resource temporarily unavailable", re.IGNORECASE
+)
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Return True where the system refused this process a descriptor, memory or a thread."""
+    return isinstance(error, MemoryError) or _EXHAUSTED.search(str(error)) is not None
 
 
 def classify(error: BaseException) -> type[CommError] | None:
     """Return the class of :class:`CommError` for a failure of c10d; None where it concerns neither time nor peers."""
     text = str(error)
+    # gloo closes its connections itself after a timeout; otherwise a closed one is another rank's doing, however the
+    # message goes on, which may speak of the timeout of the call.
+    if _CLOSED.search(text) and not _CLOSED_BY_TIMEOUT.search(text):
+        return PeerLostError
     if _TIMEOUT.search(text):
         return CommTimeoutError
     if _LOST.search(text):

@@ -16,6 +16,7 @@ from comm_orchestrator.tools import local_ranks
 from comm_orchestrator.tools.bench import plot, rank
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import check_world, plan
+from comm_utils import operations
 from comm_utils.errors import ArgumentError, BackendUnavailableError, CommError
 from comm_utils.launch import LaunchInfo, discover, mpi_launcher, with_plugins
 from comm_utils.observability.bench_results import load
@@ -45,8 +46,10 @@ def check_files(options: Options) -> None:
             raise BackendUnavailableError(
                 "--plot: needs matplotlib; install it with: pip install 'comm-orchestrator[plot]'"
             )
-        if options.operations == ("barrier",):
-            raise ArgumentError("--plot: got barrier, which has no size; expected another operation, or no --plot")
+        if _without_data(options):
+            raise ArgumentError(
+                f"--plot: got {options.operations[0]}, which has no size; expected another operation, or no --plot"
+            )
     for name in ("json", "csv", "plot"):
         if path := getattr(options, name):
             _check_writable(f"--{name}", Path(path))
@@ -103,7 +106,7 @@ def check_memory(options: Options, local_ranks: int) -> None:
     Raises:
         ArgumentError: they do not.
     """
-    if all(name == "barrier" for name in options.operations):
+    if _without_data(options):
         return
     needed, free = 3 * options.maxbytes * local_ranks, psutil.virtual_memory().available
     if needed > free:
@@ -165,3 +168,7 @@ def _ranks(options: Options) -> int:
             "for CPU tensors"
         )
     return options.ranks or found or 2
+
+
+def _without_data(options: Options) -> bool:
+    return all(operations.get(name).pattern.is_empty for name in options.operations)

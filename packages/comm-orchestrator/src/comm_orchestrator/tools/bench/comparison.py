@@ -131,6 +131,6 @@ def _table(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _named(one: BenchResult) -> str:
-    parts = [f"{one.library}/{one.backend}", one.operation, one.way if one.operation != "barrier" else ""]
+    parts = [f"{one.library}/{one.backend}", one.operation, "" if one.is_empty else one.way]
     parts += [one.dtype, one.op, f"root {one.root}" if one.root >= 0 else "", f"{one.world_size} ranks"]
     return " ".join(part for part in parts if part)

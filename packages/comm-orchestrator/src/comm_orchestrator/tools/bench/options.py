@@ -9,15 +9,17 @@ from typing import Any
 
 from comm_orchestrator.tools.bench import scan
 from comm_orchestrator.tools.bench.operations import (
-    ALIASES,
     DTYPE_ALIASES,
     ITEM_BYTES,
-    OPERATIONS,
     REDUCTIONS,
+    aliases,
     averages,
+    benchmark,
+    benchmarks,
     reduces,
 )
 from comm_utils.errors import ArgumentError
+from comm_utils.operations import patterns
 
 __all__ = [
     "AVERAGES",
@@ -56,7 +58,7 @@ class Options:
         command: what to show as the command line.
     """
 
-    operations: tuple[str, ...] = ("all_reduce",)
+    operations: tuple[str, ...] = (patterns.ALL_REDUCE.name,)
     minbytes: int = 8
     maxbytes: int = 64 << 20
     stepfactor: int = 2
@@ -101,7 +103,7 @@ class Options:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if self.all_dtypes or self.all_ops or not any(OPERATIONS[name].reduces for name in self.operations):
+        if self.all_dtypes or self.all_ops or not any(benchmark(name).reduces for name in self.operations):
             return
         for dtype in self.dtypes:
             for op in self.ops:
@@ -171,7 +173,7 @@ def operations(given: Iterable[str]) -> tuple[str, ...]:
     Raises:
         ArgumentError: one is unknown.
     """
-    return chosen("OPERATION", given, tuple(OPERATIONS), ALIASES)[0] or ("all_reduce",)
+    return chosen("OPERATION", given, tuple(benchmarks()), aliases())[0] or (patterns.ALL_REDUCE.name,)
 
 
 def reductions(given: str) -> tuple[tuple[str, ...], bool]:
@@ -199,8 +201,8 @@ def check_reduces(names: Iterable[str], op: str) -> None:
         ArgumentError: names them.
     """
     names = list(names)
-    if not any(OPERATIONS[name].reduces for name in names):
-        reducing = ", ".join(name for name, one in OPERATIONS.items() if one.reduces)
+    if not any(benchmark(name).reduces for name in names):
+        reducing = ", ".join(name for name, one in benchmarks().items() if one.reduces)
         raise ArgumentError(f"--op: got {op} for {', '.join(names)}; expected one of {reducing} among the operations")
 
 

@@ -117,7 +117,7 @@ def _results(
 
 def _seen(row: Row, one: Measured, rank: int, setting: Setting) -> Seen:
     wrong = -1 if one.wrong is None else one.wrong
-    if row.operation == "send" and rank % setting.world_size not in (0, setting.world_size - 1):
+    if row.pattern.is_message and rank % setting.world_size not in (0, setting.world_size - 1):
         nothing = float("nan")
         return Seen(wrong, [nothing] * len(one.rounds_us), [nothing] * len(one.calls_us))
     return Seen(wrong, one.rounds_us, one.calls_us)

@@ -10,6 +10,7 @@ from statistics import fmean, median
 
 from comm_orchestrator.tools.bench.plan import Row
 from comm_utils.atomic_write import replacing
+from comm_utils.csv_cells import cell
 from comm_utils.observability.bench_results import BenchResult
 from comm_utils.sizes import bandwidth
 
@@ -101,4 +102,5 @@ def write_csv(results: Sequence[BenchResult], path: str) -> None:
         writer = csv.DictWriter(file, [one.name for one in fields(BenchResult)], lineterminator="\n")
         writer.writeheader()
         for one in results:
-            writer.writerow({**asdict(one), "rounds_us": " ".join(f"{time:.3f}" for time in one.rounds_us)})
+            cells = {**asdict(one), "rounds_us": " ".join(f"{time:.3f}" for time in one.rounds_us)}
+            writer.writerow({name: cell(value) for name, value in cells.items()})

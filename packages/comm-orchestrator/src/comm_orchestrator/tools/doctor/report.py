@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from comm_orchestrator.rendezvous.records import listed
+from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.doctor import clocks
 from comm_orchestrator.tools.doctor.clocks import Clock
 from comm_orchestrator.tools.doctor.finding import LEVELS, Finding, Level, worst
@@ -157,14 +157,14 @@ def differences(reports: Sequence[RankReport]) -> list[Finding]:
             theirs = others[0].packages.get(name) or "none"
             text = (
                 f"{name} is {first.packages[name] or 'not installed'} on rank {first.rank}, and {theirs} on "
-                f"{listed(one.rank for one in others if one.rank is not None)}"
+                f"{format_ranks(one.rank for one in others if one.rank is not None)}"
             )
             result.append(Finding("warning", "packages", text, "install the same on every host"))
     for name in dict.fromkeys(name for one in reports for name in one.backends):
         cannot = [one for one in reports if not one.backends.get(name, {}).get("usable")]
         if cannot and len(cannot) < len(reports):
             told = cannot[0].backends.get(name, {"reason": "not installed", "remedy": "install what provides it"})
-            who = listed(one.rank for one in cannot if one.rank is not None)
+            who = format_ranks(one.rank for one in cannot if one.rank is not None)
             text = f"{name} cannot be used by {who}: {told['reason']}"
             result.append(Finding("warning", "backends", text, told["remedy"]))
     return result

@@ -105,15 +105,15 @@ def check_backends(available: Mapping[str, Availability], settings: comm_config.
             return [*findings, Finding("problem", "backends", f"{told.found} ({source})", remedy)]
     else:
         kind = devices.device_type()
-        obstacles = selector.obstacles(kind)
-        best = next((backend for backend, problem in obstacles.items() if problem is None), None)
+        unavailable_reasons = selector.unavailable_reasons(kind)
+        best = next((backend for backend, problem in unavailable_reasons.items() if problem is None), None)
         if best is None:
-            why = "; ".join(str(problem) for problem in obstacles.values())
+            why = "; ".join(str(problem) for problem in unavailable_reasons.values())
             text = f"no library for {kind} tensors can be used: {why}"
             return [*findings, Finding("problem", "backends", text, "install a build of torch that has gloo")]
-        accelerator = next(iter(obstacles))
+        accelerator = next(iter(unavailable_reasons))
         if kind != "cpu" and best != accelerator:
-            text = f"there are {kind} devices, but {obstacles[accelerator]}; {best} is used instead"
+            text = f"there are {kind} devices, but {unavailable_reasons[accelerator]}; {best} is used instead"
             findings.append(Finding("warning", "backends", text, remedy_for(available, accelerator)))
         chosen = f"{best} is chosen on {kind}"
     return [*findings, Finding("ok", "backends", f"{chosen}; usable here: {', '.join(usable)}", of_host=True)]

@@ -18,6 +18,7 @@ from comm_orchestrator.tools.predict.job import Job, predict
 from comm_orchestrator.tools.predict.placement import SUBGROUPS, Placement
 from comm_orchestrator.tools.predict.plotting import check_plot, plot_residuals
 from comm_orchestrator.tools.predict.rendering import fits_table, held_out_table, job_tables, show
+from comm_orchestrator.tools.trace.files import read
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
 from comm_utils.observability import bench_results
@@ -38,8 +39,6 @@ from comm_utils.observability.cost_model import (
 from comm_utils.observability.cost_model.model import load as load_model
 from comm_utils.observability.cost_model.model import save
 from comm_utils.observability.traces import RankTrace
-from comm_utils.observability.traces.alignment import aligned
-from comm_utils.observability.traces.file import load as load_traces
 
 __all__ = ["FORMAT", "VERSION", "run_fit", "run_predict"]
 
@@ -116,7 +115,7 @@ def run_predict(
     if json_file is not None and json_file.resolve() == model.resolve():
         raise ArgumentError(f"--json: got {json_file}, which is the model; expected another name")
     loaded = load_model(model)
-    traces = aligned(load_traces(folder))
+    traces = read(folder)
     placement = Placement.of(traces, nodes, ranks_per_node, subgroups)
     if placement.world_size > _MOST_RANKS:
         raise ArgumentError(f"got {nodes} x {placement.per_node} ranks; expected {_MOST_RANKS} at most")

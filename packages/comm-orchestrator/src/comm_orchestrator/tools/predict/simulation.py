@@ -7,11 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from comm_utils.observability.traces import Event, Operation, RankTrace
-from comm_utils.observability.traces.alignment import MESSAGES
 
 __all__ = ["Exchange", "Program", "Run", "Step", "programs", "simulate"]
-
-_SENDS = frozenset(("send", "isend"))
 
 
 @dataclass
@@ -93,9 +90,9 @@ def _exchange(rank: int, number: int, event: Event, exchanges: dict[object, Exch
     operation, duration = event.operation, max(0, event.duration_ns)
     key: object
     queue: object
-    if operation.operation in MESSAGES:
-        sender = rank if operation.operation in _SENDS else operation.root
-        receiver = operation.root if operation.operation in _SENDS else rank
+    if operation.pattern.is_message:
+        sender = rank if operation.pattern.is_send else operation.root
+        receiver = operation.root if operation.pattern.is_send else rank
         queue = (sender, receiver)
         known = event.sequence >= 0 and operation.root >= 0
         key = (queue, operation.tag, event.sequence) if known else (rank, number)

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from comm_orchestrator.tools.trace.figures import FAMILIES, WAIT, pale
+from comm_orchestrator.tools.trace.figures import FAMILIES, OTHER, WAIT, pale
 from comm_orchestrator.tools.trace.lanes import WAITING, Lane, thinned
 from comm_utils.observability.traces.traffic import Traffic
 from comm_utils.sizes import format_size
@@ -71,7 +71,7 @@ def _label(lane: Lane, previous: Lane | None) -> str:
 
 
 def _color(look: str, waiting: bool) -> str:
-    color = WAIT if look == WAITING else FAMILIES[look]
+    color = WAIT if look == WAITING else FAMILIES.get(look, OTHER)
     return pale(color) if waiting else color
 
 

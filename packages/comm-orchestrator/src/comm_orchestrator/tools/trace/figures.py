@@ -8,40 +8,33 @@ from pathlib import Path
 from typing import Any
 
 from comm_orchestrator.tools.trace.files import replaced
+from comm_utils import operations
 from comm_utils.errors import ArgumentError, BackendUnavailableError
+from comm_utils.operations import patterns
 
-__all__ = ["FAMILIES", "FORMATS", "WAIT", "check_format", "draw", "family", "library", "pale"]
+__all__ = ["FAMILIES", "FORMATS", "OTHER", "WAIT", "check_format", "draw", "family", "library", "pale"]
 
 # Okabe and Ito, "Color Universal Design" (https://jfly.uni-koeln.de/color/).
 #: family of operations -> colour
 FAMILIES = {
-    "all_reduce": "#0072B2",
-    "all_gather": "#009E73",
-    "reduce_scatter": "#E69F00",
-    "all_to_all": "#D55E00",
-    "broadcast, scatter": "#CC79A7",
-    "reduce, gather": "#F0E442",
-    "send, recv": "#56B4E9",
-    "barrier": "#000000",
+    patterns.ALL_REDUCE.family: "#0072B2",
+    patterns.ALL_GATHER.family: "#009E73",
+    patterns.REDUCE_SCATTER.family: "#E69F00",
+    patterns.ALL_TO_ALL.family: "#D55E00",
+    patterns.BROADCAST.family: "#CC79A7",
+    patterns.REDUCE.family: "#F0E442",
+    patterns.SEND.family: "#56B4E9",
+    patterns.BARRIER.family: "#000000",
 }
+#: a family that is not among them
+OTHER = "#7A5195"
 #: a wait for an asynchronous operation
 WAIT = "#999999"
 
-_OF = {
-    "inference_all_reduce": "all_reduce",
-    "broadcast": "broadcast, scatter",
-    "scatter": "broadcast, scatter",
-    "reduce": "reduce, gather",
-    "gather": "reduce, gather",
-    **dict.fromkeys(("irecv", "isend", "recv", "send"), "send, recv"),
-}
-
 
 def family(operation: str) -> str:
-    """Which of :data:`FAMILIES` ``operation`` belongs to."""
-    if operation in _OF:
-        return _OF[operation]
-    return max((name for name in FAMILIES if operation.startswith(name)), key=len)
+    """Return which of :data:`FAMILIES` ``operation`` belongs to, or another family of a registered pattern."""
+    return operations.get(operation).pattern.family
 
 
 def pale(color: str) -> str:

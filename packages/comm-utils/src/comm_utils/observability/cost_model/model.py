@@ -13,6 +13,7 @@ from typing import Any
 from comm_utils import operations
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
+from comm_utils.json_files import read_document
 from comm_utils.observability.cost_model.accuracy import Errors
 from comm_utils.observability.cost_model.algorithms import candidates
 from comm_utils.observability.cost_model.curve import Coefficients, Piece
@@ -129,9 +130,9 @@ def load(path: Path | str) -> Model:
     """
     remedy = f"expected a file of format {FORMAT!r}, version {VERSION}; make one with: commctl fit BENCH.json -o FILE"
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"{path}: got text that is not JSON ({error}); {remedy}") from None
+        data = read_document(path)
+    except ArgumentError as error:
+        raise ArgumentError(f"{error}; {remedy}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = repr(data.get("format")) if isinstance(data, dict) else type(data).__name__
         raise ArgumentError(f"{path}: got format {got}; {remedy}")

@@ -12,13 +12,13 @@ import torch
 import torch.distributed as c10d
 
 from comm_orchestrator import facade
-from comm_orchestrator.tools.bench.libraries.contract import Group
+from comm_orchestrator.tools.bench.libraries.contract import Group, UnsupportedError
 from comm_orchestrator.tools.bench.plan import Row
+from comm_utils import operations
+from comm_utils.operations import Argument, Operation, Role
 
 __all__ = ["TorchLike", "backend_of", "device_of", "make_group", "op_of", "open_deepspeed", "open_ours", "open_torch"]
 
-# By their new names they do not warn, which takes longer than a short call.
-_RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
 _ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
 
 
@@ -53,39 +53,36 @@ class TorchLike:
     def call(
         self, row: Row, way: str, source: torch.Tensor, target: torch.Tensor
     ) -> tuple[Callable[..., object], Sequence[object]]:
-        if row.operation == "send":
+        if row.pattern.is_message:
             return self._ping_pong(source, target), ()
-        name = _RENAMED.get(row.operation, row.operation)
-        function = getattr(self._module, name if hasattr(self._module, name) else row.operation)
-        return function, self._arguments(row, source, target)
+        return self._function(operations.get(row.operation)), self._arguments(row, source, target)
+
+    def _function(self, operation: Operation) -> Callable[..., object]:
+        # By their new names torch's do not warn, which takes longer than a short call.
+        for name in (*operation.torch_names, operation.name):
+            if hasattr(self._module, name):
+                found: Callable[..., object] = getattr(self._module, name)
+                return found
+        if self._module is facade:
+            return operations.function_of(operation)
+        raise UnsupportedError(f"{self.name} has no {operation.name}")
 
     def close(self) -> None:
         self._close()
 
     def _arguments(self, row: Row, source: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
-        handle, name = self._handle, row.operation
-        # As one writes it: what is left out takes its default.
-        group = () if handle is None else (handle,)
-        if name == "barrier":
-            return group
+        is_root = self._group.rank == row.root or row.root < 0
         op = self._op_of(row.op) if row.op else None
-        reduction = () if handle is None and row.op == "sum" else (op, *group)
-        if name == "all_reduce":
-            return source, *reduction
-        if name == "reduce_scatter_tensor":
-            return target, source, *reduction
-        if name in ("all_gather_into_tensor", "all_to_all_single"):
-            if name == "all_to_all_single" and group:
-                return target, source, None, None, *group
-            return target, source, *group
-        root = self._group.members[row.root]
-        if name == "reduce":
-            return source, root, *reduction
-        if name == "broadcast":
-            return source, root, *group
-        own, whole = (source, target) if name == "gather" else (target, source)
-        parts = list(torch.split(whole, row.count)) if self._group.rank == row.root else None
-        return own, parts, root, *group
+        values = {Role.GROUP: self._handle, Role.OP: op, Role.ROOT: self._group.members[row.root]}
+        defaults = {**operations.DEFAULTS, Role.OP: op if row.op == "sum" else None}
+
+        def split(whole: torch.Tensor) -> list[torch.Tensor]:
+            return list(torch.split(whole, row.count))
+
+        def tensor(one: Argument) -> object:
+            return operations.tensor_for(one, source, target, split, is_root)
+
+        return operations.positional(operations.get(row.operation), tensor, values, defaults)
 
     def _ping_pong(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
         """Between the first and the last rank; the others do nothing."""

@@ -1,0 +1,167 @@
+"""A program that is no rank writes to the store of a job, or offers one of its own: real processes on loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_utils.testing import RankPool, per_rank
+
+Pools = Callable[[int], RankPool]
+
+JOB = "hostile"
+# Whoever waits for as long has not noticed.
+LIMIT_S = 30.0
+PATIENCE_S = 12.0
+
+_STRANGERS_STORE = """
+import sys, time
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), None, True, timedelta(seconds=5), wait_for_workers=False)
+store.set("comm/server", sys.argv[2])
+print("up", flush=True)
+time.sleep(120)
+"""
+
+# Waits for the ranks, then sets a key of theirs.
+_INTRUDER = """
+import json, sys, time
+from datetime import timedelta
+from torch.distributed import TCPStore
+port, key, value = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+print("up", flush=True)
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    try:
+        store = TCPStore("127.0.0.1", port, None, False, timedelta(seconds=2), wait_for_workers=False)
+        server = json.loads(store.get("comm/server").decode().partition(" {")[2].join(("{", "")))
+        break
+    except Exception:
+        time.sleep(0.05)
+scope = f"comm/{server['id']}"
+while not store.check([f"{scope}/record/2"]):
+    time.sleep(0.01)
+time.sleep(0.5)
+store.set(f"{scope}/{key}", value)
+time.sleep(120)
+"""
+
+
+def attempt(changes: dict[str, str], limit_s: float = LIMIT_S) -> tuple[str, float]:
+    """Try to start once; return how it ended, and after how many seconds."""
+    before, start = dict(os.environ), time.monotonic()
+    os.environ.update(changes)
+    try:
+        dist.init_distributed("gloo", verbose=False, config={"timeouts": {"init_s": limit_s}})
+    except dist.CommError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return f"sum {tensor.item():g}", time.monotonic() - start
+
+
+@contextlib.contextmanager
+def program(code: str, *arguments: str) -> Iterator[None]:
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"up\n"
+            yield
+        finally:
+            process.kill()
+
+
+def of_job(port: int, **changes: str) -> dict[str, str]:
+    return {"MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": JOB, **changes}
+
+
+GREETING = f'{{"id": "{"ab" * 16}", "job": "{JOB}", "pid": 1, "host": "here", "secret": "none"}}'
+
+
+@pytest.mark.parametrize(
+    ("greeting", "text"),
+    [
+        (GREETING, "is not that of rank 0 of this job"),
+        (GREETING.replace('"none"', '"file"'), "is not that of rank 0 of this job"),
+        (GREETING.replace('"none"', '"environment"'), "has COMM_JOB_SECRET in its environment"),
+        ("hmac-sha256:" + "0" * 64 + " " + GREETING, "is not that of rank 0 of this job"),
+        ("{", "'comm/server' is not JSON"),
+        ("[" * 3000, "'comm/server' is not JSON"),
+        ("[1]", "which no rank 0 writes"),
+        ('{"id": 7}', "which no rank 0 writes"),
+        (GREETING.replace("here", "x" * 5000), "'comm/server' has 5"),
+    ],
+)
+def test_a_strangers_store_is_not_joined(bare_pools: Pools, free_port: int, greeting: str, text: str) -> None:
+    with program(_STRANGERS_STORE, str(free_port), greeting):
+        (first, first_s), (second, second_s) = bare_pools(2).run(attempt, of_job(free_port))
+    assert first.startswith("LaunchError: init_distributed: rank 0 of 2: port ")
+    assert second.startswith("LaunchError: init_distributed: rank 1 of 2: ")
+    assert text in second
+    assert max(first_s, second_s) < PATIENCE_S
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("verdict", "{", "the record 'verdict' is not signed"),
+        ("verdict", '{"agreed": {}, "world_size": 3}', "the record 'verdict' is not signed"),
+        ("verdict", '{"kind": "LaunchError", "message": "stop"}', "the record 'verdict' is not signed"),
+        ("verdict", "7" * 200_000, "the record 'verdict' has 200000 bytes"),
+        ("ranks", "many", "the store counts b'many' as 'ranks'"),
+        ("ranks", "900000000", "900000000 ranks are counted, of 3"),
+    ],
+)
+def test_an_overwritten_key_ends_all_ranks_alike(
+    bare_pools: Pools, free_port: int, key: str, value: str, text: str
+) -> None:
+    with program(_INTRUDER, str(free_port), key, value):
+        found = bare_pools(2).run(attempt, of_job(free_port, WORLD_SIZE="3", LOCAL_WORLD_SIZE="3"))
+    assert len({one for one, _ in found}) == 1, found
+    assert found[0][0].startswith("LaunchError: init_distributed: ")
+    assert text in found[0][0]
+    assert max(took_s for _, took_s in found) < PATIENCE_S
+    assert [one for one, _ in bare_pools(2).run(attempt, {})] == ["sum 2"] * 2
+
+
+def test_a_record_that_a_stranger_adds(bare_pools: Pools, free_port: int) -> None:
+    """It is counted and read like that of a rank, and is none."""
+    record = '{"rank": 2, "world_size": 3, "host": "here", "host_id": "here", "pid": 1}'
+    add = _INTRUDER.replace('store.set(f"{scope}/{key}", value)', 'store.set(f"{scope}/{key}", value)\n')
+    add = add.replace("time.sleep(120)", 'store.add(f"{scope}/ranks", 1)\ntime.sleep(120)')
+    with program(add, str(free_port), "record/3", record):
+        found = bare_pools(2).run(attempt, of_job(free_port, WORLD_SIZE="3", LOCAL_WORLD_SIZE="3"))
+    assert len({one for one, _ in found}) == 1, found
+    assert "the record 'record/3' is not signed with the secret of this job" in found[0][0]
+    assert max(took_s for _, took_s in found) < PATIENCE_S
+
+
+def secrets(*texts: str) -> Any:
+    return per_rank([{"COMM_JOB_SECRET": text * 16} for text in texts])
+
+
+def test_a_secret_in_the_environment(bare_pools: Pools) -> None:
+    pool = bare_pools(2)
+    assert [one for one, _ in pool.run(attempt, secrets("a", "a"))] == ["sum 2"] * 2
+    first, second = pool.run(attempt, secrets("a", "b"), limit_s=3.0)
+    assert first[0].startswith("CommTimeoutError: init_distributed: rank 1 of 2 did not come within 3 s")
+    assert second[0].startswith("LaunchError: init_distributed: rank 1 of 2: the store at 127.0.0.1:")
+    assert "is signed with another secret" in second[0]
+    first, second = pool.run(attempt, secrets("a", ""), limit_s=3.0)
+    assert "has COMM_JOB_SECRET in its environment, and this rank has not" in second[0]
+    assert [one for one, _ in pool.run(attempt, {})] == ["sum 2"] * 2
