@@ -202,10 +202,12 @@ def imports(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style and likely mistakes: ruff check and ruff format."""
+    """Style and likely mistakes: ruff, words to avoid, the width of Markdown; operations are named in their table."""
     install(session, *group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    session.run("python", "tools/check_operation_names.py")
+    session.run("python", "tools/check_words.py")
 
 
 @nox.session

@@ -12,11 +12,15 @@ from comm_utils import BackendUnavailableError, Setup
 from comm_utils.testing import run_ranks
 
 ENGINES = [
-    pytest.param({}, id="shared-memory", marks=pytest.mark.skipif(shared_memory.obstacle() is not None, reason="")),
+    pytest.param(
+        {}, id="shared-memory", marks=pytest.mark.skipif(shared_memory.unavailable_reason() is not None, reason="")
+    ),
     pytest.param(
         {"CCL_SHARED_MEMORY": "0"},
         id="oneccl",
-        marks=pytest.mark.skipif(oneccl_library.obstacle() is not None, reason=str(oneccl_library.obstacle())),
+        marks=pytest.mark.skipif(
+            oneccl_library.unavailable_reason() is not None, reason=str(oneccl_library.unavailable_reason())
+        ),
     ),
 ]
 

@@ -12,7 +12,9 @@ from comm_backend_ccl import libraries, oneccl_library, provider, shared_memory
 from comm_utils import BackendUnavailableError, Setup
 from comm_utils.backend import ENTRY_POINT_GROUP
 
-needs_oneccl = pytest.mark.skipif(oneccl_library.obstacle() is not None, reason=str(oneccl_library.obstacle()))
+needs_oneccl = pytest.mark.skipif(
+    oneccl_library.unavailable_reason() is not None, reason=str(oneccl_library.unavailable_reason())
+)
 
 
 def test_it_registers_itself() -> None:
@@ -48,7 +50,7 @@ def test_what_keeps_it_from_running_is_told(
 ) -> None:
     change(monkeypatch, tmp_path)  # type: ignore[operator]
     found = provider.availability()["ccl"]
-    assert found.usable == (shared_memory.obstacle() is None)
+    assert found.usable == (shared_memory.unavailable_reason() is None)
     assert re.search(reason, found.within_host)
     monkeypatch.setenv("CCL_SHARED_MEMORY", "0")
     found = provider.availability()["ccl"]

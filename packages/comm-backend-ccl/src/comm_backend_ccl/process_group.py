@@ -45,7 +45,7 @@ class CclProcessGroup(ProcessGroup):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it does natively."""
+        """Return what it does natively."""
         return self._open().capabilities
 
     # --- what torch asks a group
@@ -111,7 +111,7 @@ class CclProcessGroup(ProcessGroup):
         return device.type == "cpu" and isinstance(self.communicator, SharedCommunicator)
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A tensor of ``size`` elements whose memory the other ranks can reach."""
+        """Return a tensor of ``size`` elements whose memory the other ranks can reach."""
         return empty_shared((size,), dtype)
 
     def shutdown(self) -> None:

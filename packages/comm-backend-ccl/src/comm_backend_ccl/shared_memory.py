@@ -41,11 +41,11 @@ __all__ = [
     "has_kernels",
     "join",
     "missing",
-    "obstacle",
     "reduce",
     "release",
     "shortcut",
     "start",
+    "unavailable_reason",
     "wait",
 ]
 
@@ -56,8 +56,8 @@ _BUILDS = "avx512, avx2, portable"
 MOST_RANKS = 64
 
 
-def obstacle() -> tuple[str, str] | None:
-    """Why it cannot be used in this process and what would change that; None where it can."""
+def unavailable_reason() -> tuple[str, str] | None:
+    """Return why it cannot be used in this process, and the remedy; None where it can."""
     if _native is None:
         if sys.platform != "linux":
             return f"collectives in shared memory need Linux, this is {sys.platform}", "use dist_backend='gloo'"

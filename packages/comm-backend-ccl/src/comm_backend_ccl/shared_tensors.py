@@ -16,7 +16,7 @@ __all__ = ["empty_shared"]
 
 
 def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A new, uninitialised tensor; its memory is used again for others when no tensor needs it any more.
+    """Return a new, uninitialised tensor; its memory is used again for others when no tensor needs it any more.
 
     Raises:
         BackendUnavailableError: there is not enough shared memory, and it says how much is needed; or this is a forked

@@ -23,7 +23,7 @@ _finishing = threading.RLock()
 
 
 class Operations(Protocol):
-    """What a handle needs of its communicator, which documents the methods."""
+    """The methods of a communicator that a handle calls; the communicator documents them."""
 
     broken: str | None
     timeout_s: float
@@ -148,7 +148,7 @@ class CclWork:
         return self._begin + self._communicator.timeout_s if self.end is None else self.end
 
     def _hopeless(self, handle: int, now: float) -> Callable[[], BaseException] | None:
-        """What makes the failure where there is nothing left to wait for."""
+        """Return what makes the failure where there is nothing left to wait for."""
         communicator = self._communicator
         if communicator.broken is not None:
             return communicator.broken_error
@@ -188,7 +188,7 @@ class CclWork:
         return self._failure is not None
 
     def ended_ns(self) -> int | None:
-        """When the data had arrived, by ``time.perf_counter_ns``; None where that is not known."""
+        """Return when the data had arrived, by ``time.perf_counter_ns``; None where that is not known."""
         if self._handle is None:  # complete before there was a handle; on Linux both clocks are one
             return round(self._begin * 1e9)
         return self._communicator.ended_ns(self._handle)

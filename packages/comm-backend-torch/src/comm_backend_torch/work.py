@@ -29,7 +29,7 @@ Translate = Callable[[BaseException], BaseException]
 
 
 def left(end: float) -> timedelta:
-    """How long it is until ``end``, as c10d can be told it."""
+    """Return how long it is until ``end``, as c10d accepts it."""
     return max(SHORTEST_TIMEOUT, timedelta(seconds=end - time.monotonic()))
 
 

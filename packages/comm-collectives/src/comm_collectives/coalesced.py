@@ -65,7 +65,7 @@ def all_reduce_coalesced(
 def _short_way(
     backend: Backend, call: str, op: object, reduce_op: ReduceOp, tensor: torch.Tensor, group: ProcessGroup | None
 ) -> Callable[[torch.Tensor], None] | None:
-    """What is prepared for the exchanges of ``call``, if the library reduces the likes of ``tensor`` as they are."""
+    """Return the fast path of the exchanges of ``call``, if the library reduces such tensors directly."""
     like = (reduce_op, tensor.dtype)
     if type(tensor) is not torch.Tensor or like not in backend.capabilities(group, tensor.device.type).reductions:
         return None

@@ -48,7 +48,7 @@ def explain_call(
 
 
 def signature_text(signature: inspect.Signature) -> str:
-    """The names and defaults of a signature, without annotations."""
+    """Return the names and defaults of a signature, without annotations."""
     plain = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 

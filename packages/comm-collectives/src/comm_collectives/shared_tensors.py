@@ -25,7 +25,7 @@ def _exbibytes(size_bytes: int) -> str:
 def empty_shared(
     shape: int | Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
 ) -> torch.Tensor | None:
-    """An uninitialised, contiguous tensor on the CPU, in memory that the other ranks of ``group`` can map.
+    """Return an uninitialised, contiguous tensor on the CPU, in memory that the other ranks of ``group`` can map.
 
     It is an ordinary tensor: views of it, its ``.data`` as a parameter's, gradients in it, all stay where they are. A
     large ``all_reduce``, ``all_gather_into_tensor``, ``reduce_scatter_tensor``, ``all_to_all_single`` or ``broadcast``

@@ -99,7 +99,7 @@ class Received(After):
     """The handle of a message that is received."""
 
     def source_rank(self) -> int:
-        """Return the group rank of the sender, once the message has arrived; torch calls it ``_source_rank``."""
+        """Return the group rank of the sender, once the message has arrived (torch: ``_source_rank``)."""
         rank: int = self._works[0].source_rank()  # type: ignore[attr-defined]
         return rank
 

@@ -1,4 +1,4 @@
-"""This API in the place of ``deepspeed.comm``, for DeepSpeed itself and for programs that use it.
+"""Replacement of ``deepspeed.comm`` by this API, for DeepSpeed itself and for programs that use it.
 
 import comm_orchestrator.deepspeed
 

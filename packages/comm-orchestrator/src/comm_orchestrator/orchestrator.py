@@ -59,7 +59,7 @@ class InitOptions:
 
 @dataclass(frozen=True)
 class InitResult:
-    """What ``init_distributed`` found and settled."""
+    """The facts that ``init_distributed`` found and the settings that it chose."""
 
     config: comm_config.Settings
     fresh: bool
@@ -70,7 +70,7 @@ class _Current:
 
 
 def current_launch() -> LaunchInfo | None:
-    """The launch facts in force; None where ``torch.distributed`` was adopted or nothing is set up."""
+    """Return the launch facts in force; None where ``torch.distributed`` was adopted or nothing is set up."""
     return _Current.launch if active.is_active() else None
 
 
@@ -88,7 +88,7 @@ def load_config(config: Any, **overrides: Any) -> comm_config.Settings:
 
 
 def names_comms_logger(config: Any) -> bool:
-    """Whether ``config`` says anything about the comms logger."""
+    """Return whether ``config`` says anything about the comms logger."""
     plain = _plain(config)
     if isinstance(plain, Mapping) and "comms_logger" in plain:
         return True

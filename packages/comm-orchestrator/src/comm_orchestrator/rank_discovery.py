@@ -1,4 +1,4 @@
-"""Who this process is: from the arguments, the launcher's variables, or MPI."""
+"""Rank discovery: from the arguments, the launcher's variables, or MPI."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FIELDS = {
 def find(
     environ: Mapping[str, str], rank: int, world_size: int, settings: comm_config.Settings, own_rendezvous: bool
 ) -> LaunchInfo:
-    """Who this process is, and where that came from.
+    """Return the launch facts of this process, with their sources.
 
     Args:
         rank, world_size: of ``init_distributed``; -1 where they were not given.
@@ -88,7 +88,10 @@ def _from_arguments(environ: Mapping[str, str], rank: int, world_size: int) -> L
 
 
 def _with_settings(launch: LaunchInfo, settings: comm_config.Settings) -> LaunchInfo:
-    """An address in the configuration wins; its port is a default, unless the launcher's was derived from a job id."""
+    """Apply the configured address, which wins.
+
+    Its port is a default, unless the launcher derived one from a job id.
+    """
     origins = settings.sources
     sources = dict(launch.sources)
     stated = origins.get("launch.master_addr", "").startswith(("argument", "environment"))
@@ -112,7 +115,7 @@ def _with_settings(launch: LaunchInfo, settings: comm_config.Settings) -> Launch
 
 
 def _warn_of_another_address(environ: Mapping[str, str], launch: LaunchInfo) -> None:
-    """A MASTER_ADDR left over from another job wins over the launcher; that is worth a word."""
+    """Warn of a MASTER_ADDR that contradicts the launcher: it may be left over from another job."""
     if launch.launcher in ("none", "torchrun", "environment") or "MASTER_ADDR" not in environ:
         return
     with suppress(LaunchError):
@@ -155,7 +158,7 @@ def with_hosts(launch: LaunchInfo, host_of: Sequence[int]) -> LaunchInfo:
 
 
 def variables(launch: LaunchInfo, environ: Mapping[str, str]) -> dict[str, str]:
-    """What software that reads the environment wants to know, as far as it is not there already.
+    """Return what software that reads the environment wants to know, as far as it is not there already.
 
     A process that nobody launched with others gets none: what it starts may be launched with others.
     """

@@ -1,4 +1,4 @@
-"""Which backend to activate: found through entry points, chosen by device, agreed between ranks."""
+"""Choice of the backend: found through entry points, chosen by device, agreed between ranks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Choice:
 
 
 def _providers() -> dict[str, BackendProvider]:
-    """Every installed package that offers backends, torch's own last so that a closer match is asked first."""
+    """Return every installed package that offers backends, torch's own last so that a closer match is asked first."""
     found = {entry.name: entry for entry in entry_points(ENTRY_POINT_GROUP)}
     names = sorted(found, key=lambda name: name == "torch")
     return {name: _load(found[name]) for name in names}
@@ -81,7 +81,7 @@ class _Unloadable:
 
 
 def available_backends() -> dict[str, Availability]:
-    """Every library that an installed package can activate, and whether and why it can be used here."""
+    """Return every library that an installed package can activate, and whether and why it can be used here."""
     result: dict[str, Availability] = {}
     for provider in _providers().values():
         for name, availability in provider.availability().items():
@@ -96,7 +96,7 @@ def known_backends() -> set[str]:
 
 
 def choose(backend: str) -> Choice:
-    """The backend that somebody named.
+    """Return the backend that somebody named.
 
     Raises:
         BackendUnavailableError: it cannot be had; names the package or variable that is missing.
@@ -122,7 +122,10 @@ def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:
 
 
 def unavailable_reasons(device_type: str) -> dict[str, str | None]:
-    """What keeps this rank from each backend that ``device_type`` could have, best first; None where nothing does."""
+    """Return what keeps this rank from each backend that ``device_type`` could have, best first.
+
+    None where nothing does.
+    """
     available = available_backends()
     return {backend: _problem(backend, available) for backend in _PREFERRED[device_type]}
 
@@ -144,7 +147,7 @@ def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choi
         answers: of :func:`unavailable_reasons`, one a rank.
 
     Raises:
-        BackendUnavailableError: there is none; names a rank and what it lacks for each.
+        BackendUnavailableError: there is none; names a rank and the missing part for each.
     """
     reasons: list[str] = []
     missed: list[str] = []

@@ -60,12 +60,12 @@ def deactivate() -> None:
 
 
 def is_active() -> bool:
-    """Whether a backend is in the slot. Never raises."""
+    """Return whether a backend is in the slot. Never raises."""
     return not isinstance(slot.backend, _NoBackend)
 
 
 def active_backend() -> Backend:
-    """The active backend.
+    """Return the active backend.
 
     Raises:
         NotInitializedError: nothing was activated.

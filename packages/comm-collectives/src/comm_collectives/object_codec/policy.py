@@ -11,9 +11,11 @@ __all__ = ["ObjectPolicy", "object_policy", "resolve_allow_pickle", "set_object_
 
 @dataclass(frozen=True)
 class ObjectPolicy:
-    """Attributes:
-    allow_pickle: pickle what has no encoding, and unpickle what other ranks send, who can then run code here.
-    max_bytes: the largest encoded object that is sent or accepted.
+    """The policy for objects.
+
+    Attributes:
+        allow_pickle: pickle objects without an encoding, and unpickle data of other ranks, which can then run code.
+        max_bytes: the largest encoded object that is sent or accepted.
     """
 
     allow_pickle: bool = False

@@ -117,7 +117,6 @@ def _read_deque(reader: Reader) -> deque[Any]:
 
 def _fields(tag: Tag, *names: str) -> tuple[Write, Callable[[Reader], list[Any]]]:
     """Write and read the attributes ``names``, each any value."""
-
     filled = tag in FILLER_BYTES
 
     def write(writer: Writer, value: object) -> None:

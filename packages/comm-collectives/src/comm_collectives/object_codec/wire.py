@@ -210,7 +210,7 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """How many bytes have not been read."""
+        """Return how many bytes have not been read."""
         return self._end - self.position
 
     def value(self) -> Any:
@@ -225,7 +225,7 @@ class Reader:
         return read(self)
 
     def take(self, size_bytes: int) -> memoryview:
-        """The next bytes, without copying them."""
+        """Return the next bytes, without copying them."""
         start = self.position
         end = start + size_bytes
         if end > self._end:
@@ -234,7 +234,7 @@ class Reader:
         return self._data[start:end]
 
     def unpack(self, layout: Struct) -> tuple[Any, ...]:
-        """The next bytes as numbers."""
+        """Return the next bytes as numbers."""
         numbers = layout.unpack_from(self._data, self.position)  # raises where too few are left
         self.position += layout.size
         return numbers

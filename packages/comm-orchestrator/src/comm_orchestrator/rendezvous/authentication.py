@@ -1,8 +1,9 @@
 """Authenticate what the ranks write into the store before their world exists.
 
-Whoever can connect to the store can read and set every key in it. Where the ranks share a secret, each record carries
-an HMAC (RFC 2104, with SHA-256) over the rendezvous, the key and the text, so that a record of a stranger, of another
-rendezvous or under another key is refused. ``docs/setting-up.md`` says what this defends against and what not.
+A process that can connect to the store can read and set every key in it. Where the ranks share a secret, each record
+carries an HMAC (RFC 2104, with SHA-256) over the rendezvous, the key and the text, so that a record of a stranger, of
+another rendezvous or under another key is refused. ``docs/setting-up.md`` says what this defends against and what
+not.
 """
 
 from __future__ import annotations

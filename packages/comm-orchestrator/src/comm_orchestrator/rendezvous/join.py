@@ -42,7 +42,7 @@ _OVERTIME_S = 1.7
 
 @dataclass(frozen=True)
 class RendezvousResult:
-    """What all ranks agreed on, and this rank's part in it.
+    """The values that all ranks agreed on, and this rank's own.
 
     Attributes:
         launch: with what the launcher did not say about hosts.
@@ -125,7 +125,7 @@ def _meet_within(
             raise outcome
         raise PeerLostError(
             f"{who}: the store {place} was lost while the ranks met ({str(outcome).splitlines()[0]}); see what rank 0, "
-            "or whoever else serves it, printed before it ended"
+            "or another process that serves it, printed before it ended"
         ) from outcome
     finally:
         points.clear()

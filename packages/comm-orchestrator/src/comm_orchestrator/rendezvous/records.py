@@ -138,7 +138,7 @@ _REQUIRED = ("rank", "world_size", "host", "host_id", "pid")
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why the ranks cannot start: the name of an error class of ``comm_utils.errors``, and its message."""
+    """The reason why the ranks cannot start: the name of an error class of ``comm_utils.errors``, and its message."""
 
     kind: str
     message: str

@@ -50,7 +50,7 @@ class _Address:
 
 
 class _Process:
-    """What this process remembers of earlier stores: the server of the last one, and each rendezvous that failed.
+    """The earlier stores of this process: the server of the last one, and each rendezvous that failed.
 
     The key of a rendezvous identifies its store; the store itself is kept so that its id stays its own.
     """
@@ -246,7 +246,7 @@ def _world_of(server: Mapping[str, Any], store: Store) -> Store:
 def _in_anothers(
     address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes | None, error: PortInUseError
 ) -> RendezvousPoint:
-    """Join whoever has the port of rank 0, if that is a second rank 0 of this job, so that all ranks learn of both."""
+    """Join a second rank 0 of this job that has the port, so that all ranks learn of both."""
     try:
         short = Deadline(1.0)
         wait_for_listener(address.host, address.port, short, "")

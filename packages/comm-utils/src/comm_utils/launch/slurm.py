@@ -70,7 +70,7 @@ def tasks_not_started(environ: Mapping[str, str]) -> str | None:
 
 
 def _hosts(facts: Facts, environ: Mapping[str, str], tasks: int) -> None:
-    """What the lists of hosts and of tasks per host tell."""
+    """Add the facts that follow from the lists of hosts and of tasks per host."""
     listed, per_host = _first(environ, _HOSTS), _first(environ, _COUNTS)
     hosts = expand_hosts(environ[listed], _variable(listed)) if listed is not None else []
     if per_host is not None:

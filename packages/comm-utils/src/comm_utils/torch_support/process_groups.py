@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_refuse_inherited_groups)
 
 
 class ProcessGroups:
-    """Every process group of this process, whoever created it. Backends derive from it and add the operations.
+    """Every process group of this process, also those of other code. Backends derive from it and add operations.
 
     It implements those methods of ``comm_utils.backend.Backend`` that need no particular library; see there for what
     each of them does.

@@ -63,7 +63,7 @@ class Table:
         return [("#" + line[1:]).rstrip() for line in lines]
 
     def rows(self, row: Row, results: Sequence[BenchResult]) -> list[str]:
-        """A line for each library."""
+        """Return a line for each library."""
         values = (row.size_bytes, row.count, row.dtype or "-", _SHORT.get(row.op, row.op or "none"), row.root)
         if self._narrow:
             return self._narrow_rows(row, results)
@@ -134,7 +134,7 @@ def number(value: float) -> str:
 
 
 def closing(results: Sequence[BenchResult]) -> list[str]:
-    """What nccl-tests ends with; a bandwidth for each library."""
+    """Return what nccl-tests ends with; a bandwidth for each library."""
     checked = [one.wrong for one in results if one.wrong is not None]
     wrong = sum(checked)
     state = "not checked" if not checked else f"{wrong} {'FAILED' if wrong else 'OK'}"

@@ -1,4 +1,4 @@
-"""What is to be measured, row by row: sizes rounded as nccl-tests does."""
+"""The plan of a measurement, row by row: sizes rounded as nccl-tests does."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_world(options: Options, world_size: int) -> int:
 
 
 def plan(options: Options, world_size: int) -> Plan:
-    """All rows among groups of ``world_size`` ranks.
+    """Return all rows among groups of ``world_size`` ranks.
 
     Raises:
         ArgumentError: there is none.

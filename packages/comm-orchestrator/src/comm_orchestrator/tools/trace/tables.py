@@ -61,7 +61,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], lef
 
 
 def clipped(rows: Sequence[Sequence[str]], columns: int) -> list[Sequence[str]]:
-    """The first rows, and a last one that says how many more there are."""
+    """Return the first rows, and a last one that says how many more there are."""
     if len(rows) <= MOST_ROWS:
         return list(rows)
     more = f"... {len(rows) - MOST_ROWS} more: --json has all"
@@ -173,7 +173,7 @@ def _times(row: OperationRow) -> list[str]:
 
 
 def missing(found: Summary) -> list[str]:
-    """What the trace does not have, a line each."""
+    """Return what the trace does not have, a line each."""
     lines = []
     if found.unmatched:
         lines.append(
