@@ -387,7 +387,7 @@ def run_after_a_mismatch() -> str:
     except dist.CommError as error:
         said = f"{type(error).__name__}: {error}"
     dist.destroy_process_group()
-    with pytest.raises(dist.BackendUnavailableError, match="failed earlier in this process .*start them again"):
+    with pytest.raises(dist.BackendUnavailableError, match=r"failed earlier in this process .*start them again"):
         dist.init_distributed("ccl", verbose=False, timeout=30)
     # Another library takes over.
     dist.init_distributed("gloo", verbose=False, timeout=30)

@@ -19,7 +19,7 @@ import torch
 
 import comm_orchestrator as dist
 from comm_collectives.recorded import clocks
-from comm_collectives.recorded.backend import Observed
+from comm_collectives.recorded.backend import RecordingBackend
 from comm_utils import operations
 from comm_utils.active import active_backend
 from comm_utils.observability.traces.alignment import aligned
@@ -542,10 +542,10 @@ def test_profiling_by_deepspeeds_calls(pools: Pools) -> None:
 
 def run_trace(folder: str) -> None:
     me, tensor = dist.get_rank(), torch.ones(16)
-    assert not isinstance(active_backend(), Observed)
+    assert not isinstance(active_backend(), RecordingBackend)
     path = dist.start_trace(folder)
     assert path == Path(folder, f"rank{me}.jsonl")
-    assert isinstance(active_backend(), Observed)
+    assert isinstance(active_backend(), RecordingBackend)
     with pytest.raises(dist.ArgumentError, match=r"start_trace: on rank 0: a trace is being written already"):
         dist.start_trace(folder)
     dist.all_reduce(tensor, log_name="mine")
@@ -560,7 +560,7 @@ def run_trace(folder: str) -> None:
     rows = [1, 2] if me == 0 else [2, 1]
     dist.all_to_all_single(torch.ones(3, 2), torch.ones(3, 2), [1, 2] if me == 0 else [2, 1], rows)
     assert dist.stop_trace() == path
-    assert not isinstance(active_backend(), Observed)
+    assert not isinstance(active_backend(), RecordingBackend)
     dist.all_reduce(tensor)
     assert dist.stop_trace() is None
     dist.reset_log()
@@ -608,7 +608,7 @@ def run_trace_elsewhere(folder: str) -> str:
         place.write_text("in the way")
     with pytest.raises(dist.ArgumentError) as caught:
         dist.start_trace(place)
-    assert not isinstance(active_backend(), Observed)
+    assert not isinstance(active_backend(), RecordingBackend)
     dist.all_reduce(torch.ones(1))
     return str(caught.value)
 

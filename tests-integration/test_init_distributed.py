@@ -20,7 +20,7 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
-from comm_collectives.recorded.backend import Observed
+from comm_collectives.recorded.backend import RecordingBackend
 from comm_utils import active
 from comm_utils.testing import RankPool, patience, per_rank
 
@@ -574,7 +574,7 @@ def run_configured_before() -> list[tuple[bool, list[str]]]:
         with world("gloo", config=config):
             dist.all_reduce(torch.ones(1))
             dist.broadcast(torch.ones(1), 0)
-            found.append((isinstance(active.slot.backend, Observed), dist.get_logged_comm_ops()))
+            found.append((isinstance(active.slot.backend, RecordingBackend), dist.get_logged_comm_ops()))
             dist.reset_log()
     return found
 
@@ -591,7 +591,7 @@ def run_configured(config: Any, variables: dict[str, str], **kwargs: Any) -> dic
         dist.reset_log()
         timeout = active.active_backend().get_timeout()
         found = {
-            "logged": isinstance(active.slot.backend, Observed),
+            "logged": isinstance(active.slot.backend, RecordingBackend),
             "operations": sorted(table["summary"] if table else {}),
             "timeout_s": timeout.total_seconds() if timeout else None,
             "backend": dist.get_backend(),
@@ -698,7 +698,7 @@ def test_6_wrong_configuration(bare_pools: Pools, config: Any, texts: tuple[str,
 def run_module() -> tuple[str, bool]:
     dist.initialize_module({"process_group": {"backend": "gloo"}, "comms_logger": {"enabled": True}})
     try:
-        return dist.get_backend(), isinstance(active.slot.backend, Observed)
+        return dist.get_backend(), isinstance(active.slot.backend, RecordingBackend)
     finally:
         dist.configure(enabled=False)
         dist.destroy_process_group()

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
+from comm_utils import active_backend
 from comm_utils.testing import RankPool, run_ranks
 
 Pools: TypeAlias = Callable[[int], RankPool]
@@ -89,9 +90,9 @@ def run_late() -> None:
             caught = error
         assert isinstance(caught, dist.CommTimeoutError)
         assert isinstance(caught, TimeoutError)
-        dist.get_store().set("done", "")
+        active_backend().get_store().set("done", "")
     else:
-        dist.get_store().wait(["done"])
+        active_backend().get_store().wait(["done"])
 
 
 def test_a_timeout_is_what_code_around_torch_catches(rank_environment: dict[str, Any]) -> None:

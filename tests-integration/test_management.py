@@ -17,7 +17,7 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
-from comm_collectives.recorded.backend import Observed
+from comm_collectives.recorded.backend import RecordingBackend
 from comm_utils import active, operations
 from comm_utils.testing import RankPool, patience
 
@@ -410,7 +410,7 @@ def run_wrapper() -> list[str]:
     dist.configure(enabled=True)
     found.append(type(active.slot.backend).__name__)
     dist.configure(enabled=True)  # not around itself
-    assert isinstance(active.slot.backend, Observed)
+    assert isinstance(active.slot.backend, RecordingBackend)
     assert active.slot.backend.inner is bare
     dist.configure(verbose=False)  # leaves it on
     found.append(type(active.slot.backend).__name__)
@@ -428,7 +428,9 @@ def run_wrapper() -> list[str]:
 
 @pytest.mark.gloo("it names the class")
 def test_off_means_that_there_is_no_wrapper(pools: Pools) -> None:
-    assert pools(2).run(run_wrapper) == [["TorchBackend", "Observed", "Observed", "Observed"]] * 2
+    assert (
+        pools(2).run(run_wrapper) == [["TorchBackend", "RecordingBackend", "RecordingBackend", "RecordingBackend"]] * 2
+    )
 
 
 def recorded() -> dict[str, Any]:
@@ -519,9 +521,11 @@ def test_a_summary_of_nothing_says_so(pools: Pools) -> None:
 
 
 def test_every_operation_that_is_recorded_has_a_known_name() -> None:
-    methods = {name for name in vars(Observed) if name in operations.recorded()}
-    moving = {name for name, value in inspect.getmembers(Observed, inspect.isfunction) if not name.startswith("_")}
-    assert moving - methods == {"during", "prepare", "prepare_apart", "shortest_all_reduce", "batch_isend_irecv"}
+    methods = {name for name in vars(RecordingBackend) if name in operations.recorded()}
+    moving = {
+        name for name, value in inspect.getmembers(RecordingBackend, inspect.isfunction) if not name.startswith("_")
+    }
+    assert moving - methods == {"around", "during", "fast_path", "batch_isend_irecv"}
     assert {row.name for row in operations.rows() if row.recorded and methods & set(row.travels_as)} == (
         operations.recorded()
     )

@@ -11,7 +11,7 @@ import torch.distributed as c10d
 
 import comm_orchestrator as dist
 from comm_utils import operations
-from comm_utils.operations import Argument, Direction, Form, Operation, Role
+from comm_utils.operations import Argument, Direction, Form, OperationSpec, Role
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = [pytest.param(row, id=row.name) for row in operations.rows()]
@@ -21,7 +21,7 @@ LABELS = {"prof", "log_name", "debug"}
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_arguments_are_the_parameters_of_the_function(row: Operation) -> None:
+def test_arguments_are_the_parameters_of_the_function(row: OperationSpec) -> None:
     function = operations.function_of(row, dist)
     parameters = [name for name in inspect.signature(function).parameters if name not in LABELS]
     assert parameters == [one.name for one in row.arguments]
@@ -29,7 +29,7 @@ def test_arguments_are_the_parameters_of_the_function(row: Operation) -> None:
 
 
 @pytest.mark.parametrize("row", [param for param in ROWS if param.values[0].recorded])
-def test_torch_has_one_of_the_names(row: Operation) -> None:
+def test_torch_has_one_of_the_names(row: OperationSpec) -> None:
     missing = {"inference_all_reduce", "all_gather_coalesced", "reduce_scatter_coalesced"}  # deprecated, or DeepSpeed's
     assert any(hasattr(c10d, name) for name in row.torch_names) or row.name in missing
 

@@ -317,7 +317,7 @@ def run_both_ways(default: torch.dtype) -> None:
         for turn in range(6):
             for call, changed, value in calls:
                 if (turn + rank) % 3 == 0:
-                    active_backend().prepared.clear()  # as after a new group, or a change of the comms logger
+                    active_backend().fast_paths.clear()  # as after a new group, or a change of the comms logger
                 call()
                 assert changed.unique().tolist() == [value], (call, turn)
     finally:

@@ -266,14 +266,13 @@ def difference(side: str, name: str) -> str:
 
 
 def _differences(name: str, theirs: list[Parameter], function: Callable[..., Any]) -> Iterable[str]:
-    from comm_orchestrator.facade.compatible import ALIASES, LABELS
+    from comm_collectives.argument_names import ALIASES, LABELS
 
     known = parameters(function)
     positional = [one for one in known if not one.name.endswith("*")]
     by_name = {one.name.rstrip("*"): one for one in known}
     passes_on = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-    front = inspect.unwrap(function, stop=lambda one: "accepted" in one.__code__.co_freevars)
-    labelled = "accepted" in front.__code__.co_freevars and bool(inspect.getclosurevars(front).nonlocals["accepted"])
+    labelled = getattr(function, "takes_labels", False)
     order = [one.name for one in positional] + (list(LABELS) if labelled else [])
     for position, parameter in enumerate(theirs):
         bare = parameter.name.rstrip("*")

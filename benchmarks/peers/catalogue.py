@@ -49,8 +49,8 @@ class Peer:
         if self.module == "ours":
             from comm_backend_ccl import oneccl_library, provider
 
-            if self.variables and (obstacle := oneccl_library.obstacle()):
-                return obstacle[0]
+            if self.variables and (reason := oneccl_library.unavailable_reason()):
+                return reason[0]
             available = provider.availability()["ccl"]
             return "" if available.usable else available.reason
         return ""

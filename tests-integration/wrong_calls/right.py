@@ -9,7 +9,7 @@ import torch
 
 import comm_orchestrator as dist
 from comm_utils import operations
-from comm_utils.operations import Argument, Direction, Form, Operation, Role, Side
+from comm_utils.operations import Argument, Direction, Form, OperationSpec, Role, Side
 
 __all__ = [
     "COLLECTIVES",
@@ -37,7 +37,7 @@ Arguments: TypeAlias = dict[str, Any]
 PART = 4
 
 
-def operation(name: str) -> Operation:
+def operation(name: str) -> OperationSpec:
     return operations.get(name)
 
 
@@ -66,7 +66,7 @@ def peer(rank: int) -> int:
     return 1 if rank == 0 else 0
 
 
-def root_argument(row: Operation) -> str:
+def root_argument(row: OperationSpec) -> str:
     found = row.argument(Role.ROOT)
     assert found is not None
     return found.name
@@ -87,7 +87,7 @@ def right(name: str, rank: int, W: int) -> Arguments:
     return found
 
 
-def _tensor(row: Operation, argument: Argument, W: int) -> Any:
+def _tensor(row: OperationSpec, argument: Argument, W: int) -> Any:
     if argument.form is Form.PER_RANK:
         return tensors(W)
     family = row.pattern.name

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_collectives.memory import (
-    Landing,
-    after_landing,
-    apart,
+    StagingBuffer,
     as_bytes,
+    contiguous_elements,
+    copy_back,
+    copy_if_overlapping,
     flat,
     is_dense,
     overlapping,
-    readable,
 )
 
 ROOM = 4000
@@ -87,7 +87,7 @@ def test_flat_is_the_memory_itself(tensor: torch.Tensor) -> None:
 @given(st.one_of(strided(), dense()))
 def test_readable_is_in_logical_order(tensor: torch.Tensor) -> None:
     before = tensor.clone()
-    line = readable(tensor)
+    line = contiguous_elements(tensor)
     assert line.stride() == (1,)
     assert line.tolist() == places(tensor)
     assert (line.data_ptr() == tensor.data_ptr()) == tensor.is_contiguous() or not tensor.numel()
@@ -96,13 +96,13 @@ def test_readable_is_in_logical_order(tensor: torch.Tensor) -> None:
 
 def test_readable_resolves_what_is_lazy() -> None:
     numbers = torch.tensor([1 + 2j, 3 - 4j])
-    assert readable(numbers.conj()).tolist() == [1 - 2j, 3 + 4j]
-    assert readable(numbers.conj().imag).tolist() == [-2.0, 4.0]
-    assert not readable(numbers.conj()).is_conj()
-    assert not readable(numbers.conj().imag).is_neg()
+    assert contiguous_elements(numbers.conj()).tolist() == [1 - 2j, 3 + 4j]
+    assert contiguous_elements(numbers.conj().imag).tolist() == [-2.0, 4.0]
+    assert not contiguous_elements(numbers.conj()).is_conj()
+    assert not contiguous_elements(numbers.conj().imag).is_neg()
 
 
-@pytest.mark.parametrize("view", [flat, readable])
+@pytest.mark.parametrize("view", [flat, contiguous_elements])
 def test_views_are_apart_from_autograd(view: Any) -> None:
     leaf = torch.ones(2, 3, requires_grad=True)
     line = view(leaf)
@@ -115,7 +115,7 @@ def test_views_are_apart_from_autograd(view: Any) -> None:
 @settings(deadline=None)
 @given(st.one_of(strided(), dense()), st.booleans())
 def test_bytes_are_the_same_memory(tensor: torch.Tensor, native: bool) -> None:
-    line = readable(tensor)
+    line = contiguous_elements(tensor)
     moved = as_bytes(line, frozenset({tensor.dtype} if native else ()))
     if native:
         assert moved is line
@@ -129,15 +129,15 @@ def test_bytes_are_the_same_memory(tensor: torch.Tensor, native: bool) -> None:
 @settings(deadline=None)
 @given(dense(), st.booleans())
 def test_landing_puts_what_arrives_in_logical_order(tensor: torch.Tensor, twice: bool) -> None:
-    landing = Landing(tensor)
-    assert landing.memory.shape == (tensor.numel(),)
+    buffer = StagingBuffer(tensor)
+    assert buffer.memory.shape == (tensor.numel(),)
     arrived = torch.arange(tensor.numel()) * 7 + 1
-    landing.memory.copy_(arrived)
-    finish = after_landing([landing])
+    buffer.memory.copy_(arrived)
+    finish = copy_back([buffer])
     # In place where the logical order is the one of the memory, and then there is nothing to do.
     assert (finish is None) == tensor.is_contiguous()
     for _ in range(1 + twice):
-        landing.land()
+        buffer.copy_back()
         if finish is not None:
             finish()
     assert tensor.flatten().tolist() == arrived.tolist()
@@ -145,10 +145,10 @@ def test_landing_puts_what_arrives_in_logical_order(tensor: torch.Tensor, twice:
 
 def test_landings_finish_together() -> None:
     tensors = [torch.zeros(2, 3), torch.zeros(2, 3).mT, torch.zeros(3, 2).mT]
-    landings = [Landing(tensor) for tensor in tensors]
-    for number, landing in enumerate(landings):
-        landing.memory.fill_(number + 1)
-    finish = after_landing(landings)
+    buffers = [StagingBuffer(tensor) for tensor in tensors]
+    for number, buffer in enumerate(buffers):
+        buffer.memory.fill_(number + 1)
+    finish = copy_back(buffers)
     assert [tensor.sum().item() for tensor in tensors] == [6, 0, 0]
     assert finish is not None
     finish()
@@ -157,9 +157,9 @@ def test_landings_finish_together() -> None:
 
 def test_landing_on_a_leaf_of_autograd() -> None:
     leaf = torch.zeros(3, 2).mT.requires_grad_()
-    landing = Landing(leaf)
-    landing.memory.fill_(5)
-    landing.land()
+    buffer = StagingBuffer(leaf)
+    buffer.memory.fill_(5)
+    buffer.copy_back()
     assert leaf.tolist() == [[5.0] * 3] * 2
     assert leaf.is_leaf
 
@@ -171,7 +171,7 @@ SLICES = st.tuples(st.integers(0, 12), st.integers(0, 12)).map(lambda ends: slic
 def test_apart_copies_what_would_be_overwritten(read: slice, write: slice, own_slot: int | None) -> None:
     memory = torch.arange(12)
     source, written = memory[read], memory[write]
-    found = apart(source, written, own_slot)
+    found = copy_if_overlapping(source, written, own_slot)
     shared = set(range(12)[read]) & set(range(12)[write])
     in_its_slot = own_slot is not None and read.start == write.start + own_slot
     assert (found is source) == (not shared or in_its_slot)

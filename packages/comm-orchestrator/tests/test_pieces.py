@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from comm_orchestrator.facade.compatible import ALIASES, LABELS, compatible
 
 from comm_orchestrator import devices
 from comm_orchestrator.environment import apply_variables
-from comm_orchestrator.facade.compatible import ALIASES, LABELS, compatible
 from comm_utils import ArgumentTypeError
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import comm_utils.active
 from comm_utils import NotInitializedError, activate, active_backend, deactivate, is_active, slot
+from comm_utils.fast_path import FastPathCache
 
 Patch = pytest.MonkeyPatch
 
@@ -29,7 +30,7 @@ def test_empty() -> None:
         active_backend()
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "prepared", "get_rank", "anything"])
+@pytest.mark.parametrize("name", ["all_reduce", "fast_paths", "get_rank", "anything"])
 def test_whatever_is_asked_of_an_empty_slot_says_what_to_do(name: str) -> None:
     with pytest.raises(NotInitializedError, match=r"not initialised; call comm_orchestrator\.init_distributed\(\)"):
         getattr(slot.backend, name)
@@ -63,12 +64,13 @@ def test_an_empty_slot_can_be_inspected() -> None:
 
 
 def test_full() -> None:
-    first: Any = object()
+    first: Any = SimpleNamespace(fast_paths=FastPathCache())
     second: Any = object()
     activate(first)
     assert is_active()
     assert active_backend() is first
     assert slot.backend is first
+    assert slot.fast_paths is first.fast_paths
     activate(second)
     assert active_backend() is second
     deactivate()

@@ -14,11 +14,11 @@ import pytest
 from comm_utils import operations
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError
-from comm_utils.operations import Direction, Form, Operation, Role, patterns
+from comm_utils.operations import Direction, Form, OperationSpec, Role, patterns
 from comm_utils.sizes import busbw_factor, message_size_bytes
 
 ALL = tuple(operations.rows())
-NEW = Operation(
+NEW = OperationSpec(
     "all_reduce_max_index",
     patterns.ALL_REDUCE,
     (operations.Argument("tensor", Role.TENSOR, Direction.IN_OUT), operations.Argument("group", Role.GROUP)),
@@ -32,7 +32,7 @@ class Namespace:
 
 
 @pytest.fixture
-def registered() -> Iterator[Operation]:
+def registered() -> Iterator[OperationSpec]:
     yield operations.register(NEW)
     operations.unregister(NEW.name)
 
@@ -43,7 +43,7 @@ def test_rows_are_frozen() -> None:
 
 
 @pytest.mark.parametrize("row", ALL, ids=lambda row: row.name)
-def test_rows_refer_to_rows(row: Operation) -> None:
+def test_rows_refer_to_rows(row: OperationSpec) -> None:
     assert operations.get(row.measured_as).benchmarked or not row.recorded
     for name in row.travels_as:
         assert operations.get(name).primitive or not row.recorded or row.pattern.is_message
@@ -51,7 +51,7 @@ def test_rows_refer_to_rows(row: Operation) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ALL if row.recorded], ids=lambda row: row.name)
-def test_arguments_fit_the_pattern(row: Operation) -> None:
+def test_arguments_fit_the_pattern(row: OperationSpec) -> None:
     pattern = row.pattern
     assert (row.argument(Role.OP) is not None) == pattern.reduces
     assert (row.argument(Role.ROOT) is not None) == (pattern.is_rooted or pattern.is_message)
@@ -63,7 +63,7 @@ def test_arguments_fit_the_pattern(row: Operation) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in ALL if row.primitive], ids=lambda row: row.name)
-def test_primitives_are_methods_of_a_backend_with_these_parameters(row: Operation) -> None:
+def test_primitives_are_methods_of_a_backend_with_these_parameters(row: OperationSpec) -> None:
     parameters = list(inspect.signature(getattr(Backend, row.name)).parameters)[1:]
     expected = [one.name for one in row.arguments if one.role is not Role.TIMEOUT]
     if row.pattern.is_message:  # asynchronous messages have methods of their own
@@ -116,7 +116,7 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     assert operations.find("frobnicate") is None
 
 
-def test_a_registered_row_is_known(registered: Operation) -> None:
+def test_a_registered_row_is_known(registered: OperationSpec) -> None:
     assert operations.get(registered.name) is registered
     assert registered in operations.rows()
     assert registered.name in operations.recorded()
@@ -142,7 +142,7 @@ def test_built_in_rows_stay() -> None:
         operations.unregister(NEW.name)
 
 
-def test_functions_are_found(registered: Operation) -> None:
+def test_functions_are_found(registered: OperationSpec) -> None:
     assert operations.function_of(operations.get("all_reduce"), Namespace).__name__ == "all_reduce"
     found = operations.function_of(replace(registered, function="os.path:join"))
     assert found("a", "b") == str(Path("a", "b"))

@@ -1,8 +1,8 @@
 """The row of the operation; imports no torch, as tools list all operations."""
 
-from comm_utils.operations import Argument, Direction, Form, Operation, Role, patterns
+from comm_utils.operations import Argument, Direction, Form, OperationSpec, Role, patterns
 
-REDUCE_SCATTER_IN_PLACE = Operation(
+REDUCE_SCATTER_IN_PLACE = OperationSpec(
     "reduce_scatter_in_place",
     patterns.REDUCE_SCATTER,
     (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,14 +12,15 @@ import torch.distributed as c10d
 from torch.distributed import GroupMember, ProcessGroup
 
 from comm_backend_ccl.communicator import Communicator
-from comm_backend_ccl.fast_path import short_way, shortest_way
+from comm_backend_ccl.fast_path import fast_path
 from comm_backend_ccl.foreign_groups import ForeignGroups
 from comm_backend_ccl.process_group import CclProcessGroup
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
 from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Backend, Capabilities, Work
-from comm_utils.errors import BrokenGroupError, NotInitializedError
+from comm_utils.errors import NotInitializedError
+from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.process_groups import ProcessGroups
 
@@ -35,60 +36,15 @@ class CclBackend(ProcessGroups):
 
     def __init__(self, timeout: timedelta | None = None) -> None:
         super().__init__(timeout)
-        self._foreign_groups = ForeignGroups(self.prepared)
+        self._foreign_groups = ForeignGroups(self.fast_paths)
 
-    def prepare(
-        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
-    ) -> Callable[..., None]:
+    def fast_path(
+        self, operation: str, detail: object = None, group: ProcessGroup | None = None, async_op: bool = False
+    ) -> FastPath | None:
         ours = self._ours(group)
         if ours is None:
-            return self._foreign(group).prepare(operation, group, op, position)
-        if self._end is not None:  # which is of one call, and what is prepared is for many
-            return self.during(self._call).prepare(operation, group, op, position)
-        this = self if self._call else self.during(operation)
-        start = short_way(ours, operation, op, position)
-        shortest = this.shortest_all_reduce(group, op) if operation == "all_reduce" else None
-        name = this._call
-
-        def call(*tensors: Any) -> None:
-            if not ours.usable:  # destroyed through torch.distributed, perhaps for a new world, or broken
-                this.prepared.clear()
-                try:
-                    this.check_group(group)
-                except (NotInitializedError, BrokenGroupError) as error:
-                    raise type(error)(f"{name}: {error}") from None
-                this.prepare(operation, group, op, position)(*tensors)
-                return
-            work = start(*tensors)
-            if work is not None:
-                work.name = name
-                try:
-                    work.wait()
-                except BaseException:
-                    this.prepared.clear()
-                    raise
-
-        if shortest is None:
-            return call
-
-        def call_shortest(tensor: torch.Tensor) -> None:
-            if not shortest(tensor):
-                call(tensor)
-
-        return call_shortest
-
-    def prepare_apart(
-        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
-    ) -> tuple[Callable[..., Any], Callable[[Any], None]] | None:
-        return self._foreign(group).prepare_apart(operation, group, op, position) if self._ours(group) is None else None
-
-    def shortest_all_reduce(
-        self, group: ProcessGroup | None = None, op: object = "sum"
-    ) -> Callable[[Any], bool] | None:
-        ours = self._ours(group)
-        if ours is None:
-            return self._foreign(group).shortest_all_reduce(group, op)
-        return shortest_way(ours, op, self._call or "all_reduce", self.prepared.clear)
+            return self._foreign(group).fast_path(operation, detail, group, async_op)
+        return fast_path(ours, operation, detail, self._call or operation, async_op, self.fast_paths.clear)
 
     # --- members
 
@@ -154,7 +110,7 @@ class CclBackend(ProcessGroups):
         try:
             work.wait()
         except BaseException:
-            self.prepared.clear()
+            self.fast_paths.clear()
             raise
         return None
 

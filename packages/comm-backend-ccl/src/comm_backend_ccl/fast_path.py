@@ -1,9 +1,9 @@
-"""Fast paths from tensors to an engine."""
+"""Fast paths of both engines: plain tensors in, one call of native code, nothing else."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,142 +13,290 @@ from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.tables import ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import LOOK_AROUND_S, CclWork
-from comm_utils.reduce_op import parse_reduce_op
-from comm_utils.torch_support.flattening import landing, together
+from comm_utils.fast_path import FastPath
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
+from comm_utils.torch_support.fast_arguments import Accept, acceptance
+from comm_utils.torch_support.flattening import flat, landing, together
+from comm_utils.torch_support.plain_tensors import plain_tensors
 
-__all__ = ["short_way", "shortest_way"]
+__all__ = ["fast_path"]
 
-_Run = Callable[[int, int, int], oneccl_library.Pending]
+#: Starts an operation on the user's tensors: None where it is complete, else a handle.
 _Start = Callable[..., "CclWork | None"]
-
-_OF_BYTES = {
-    "all_gather": Operation.ALL_GATHER,
-    "all_gather_into_tensor": Operation.ALL_GATHER,
-    "all_to_all_single": Operation.ALL_TO_ALL,
-    "broadcast": Operation.BROADCAST,
-    "recv": Operation.RECEIVE,
-    "send": Operation.SEND,
-}
-_AT_ONCE = {
-    "all_gather": Operation.ALL_GATHER,
-    "all_gather_into_tensor": Operation.ALL_GATHER,
-    "all_to_all_single": Operation.ALL_TO_ALL_V,
-    "all_to_all_v": Operation.ALL_TO_ALL_V,
-    "barrier": Operation.BARRIER,
-    "broadcast": Operation.BROADCAST,
-    "gather": Operation.GATHER,
-    "reduce": Operation.REDUCE,
-    "reduce_scatter_tensor": Operation.REDUCE_SCATTER,
-    "scatter": Operation.SCATTER,
-}
-_ROOTED = (Operation.BROADCAST, Operation.GATHER, Operation.REDUCE, Operation.SCATTER)
-# oneCCL has no fast path for these.
-_THE_USUAL_WAY = ("all_to_all_v", "gather", "reduce", "scatter")
-_OF_ELEMENTS = {"all_reduce": Operation.ALL_REDUCE, "reduce_scatter_tensor": Operation.REDUCE_SCATTER}
+_Run = Callable[[int, int, int], oneccl_library.Pending]
 
 
-def short_way(ours: Communicator, operation: str, op: object, position: int | None) -> _Start:
-    """Return a function of tensors, as ``Backend.prepare`` describes them, that does ``operation``.
+class _Kind(NamedTuple):
+    """What is settled for all calls of one fast path.
 
-    It returns None where that is done, else a handle to wait for.
+    Attributes:
+        operation: as ``Backend.fast_path`` names it.
+        name: the call of the user's, for messages.
+        root: the group rank of the root or the peer.
+        watched: the operation has to end even if nobody waits for it.
     """
-    if operation == "barrier" and not isinstance(ours, SharedCommunicator):
-        return lambda: ours.barrier()
-    if isinstance(ours, OneCclCommunicator) and operation not in _THE_USUAL_WAY:
-        return _on_oneccl(ours, operation, op, position)
-    way = _on_any(ours, operation, op, position)
-    return _at_once(ours, operation, op, position, way) if isinstance(ours, SharedCommunicator) else way
+
+    operation: str
+    name: str
+    op: ReduceOp
+    root: int
+    watched: bool
 
 
-def shortest_way(ours: Communicator, op: object, name: str, forget: Callable[[], None]) -> Callable[[Any], bool] | None:
-    """See ``Backend.shortest_all_reduce``.
+def fast_path(
+    ours: Communicator, operation: str, detail: Any, name: str, async_op: bool, forget: Callable[[], None]
+) -> FastPath | None:
+    """Make the fast path; see ``comm_utils.backend.Backend.fast_path``.
 
     Args:
         name: the call, for messages.
         forget: called after a failure.
     """
-    if not isinstance(ours, SharedCommunicator):
+    if operation not in _ON_ANY or (async_op and operation in _MESSAGES):
         return None
+    op = parse_reduce_op((detail[1] if operation == "reduce" else detail) if operation in _REDUCES else "sum")
+    root = ours.position(detail[0] if operation == "reduce" else detail, None) if operation in _ROOTED else 0
+    kind = _Kind(operation, name, op, root, async_op)
+    capabilities = ours.capabilities
+    dtypes = capabilities.dtypes
+    if operation in _REDUCES:
+        dtypes = frozenset(dtype for reduced, dtype in capabilities.reductions if reduced is op)
+    # Native code writes tensors of the inference mode as any others.
+    accepts = acceptance(operation, plain_tensors("cpu", dtypes, inference=True), ours.size, ours.rank, root)
+    assert accepts is not None
+    if async_op:
+        return _asynchronous(ours, kind, accepts)
+    if isinstance(ours, SharedCommunicator) and operation not in _MESSAGES:
+        found = _in_shared_memory(ours, kind, accepts, forget)
+        if found is not None:
+            return found
+    is_planned = isinstance(ours, OneCclCommunicator) and operation in _PLANNED
+    return _waiting(ours, kind, accepts, _planned(ours, kind) if is_planned else _ON_ANY[operation](ours, kind), forget)
 
-    def later(handle: int, tensor: torch.Tensor) -> bool:
+
+def _asynchronous(ours: Communicator, kind: _Kind, accepts: Accept) -> FastPath:
+    start, outcome_at = _ON_ANY[kind.operation](ours, kind), 1 if kind.operation == "gather" else 0
+
+    def begin(*tensors: Any) -> CclWork | None:
+        if not ours.usable or not accepts(*tensors):
+            return None
+        work = start(*tensors)
+        assert work is not None
+        work.name = kind.name
+        work.outcome = tensors[outcome_at] if tensors else None
+        return work
+
+    return begin
+
+
+def _waiting(
+    ours: Communicator, kind: _Kind, accepts: Accept, start: _Start, forget: Callable[[], None]
+) -> Callable[..., bool]:
+    def call(*tensors: Any) -> bool:
+        if not ours.usable or not accepts(*tensors):
+            return False
+        work = start(*tensors)
+        if work is not None:
+            work.name = kind.name
+            try:
+                work.wait()
+            except BaseException:
+                forget()
+                raise
+        return True
+
+    return call
+
+
+# --- in shared memory
+
+
+def _in_shared_memory(
+    ours: SharedCommunicator, kind: _Kind, accepts: Accept, forget: Callable[[], None]
+) -> FastPath | None:
+    """Return the engine's own function of tensors, or one around it; None where torch is too old for it."""
+
+    def wait(handle: int, *tensors: torch.Tensor) -> bool:
         try:
-            return CclWork(ours, handle, (tensor,), name).wait()
+            return CclWork(ours, handle, tensors, kind.name).wait()
         except BaseException:
             forget()
             raise
 
-    return shared_memory.shortcut(ours.number, Operation.ALL_REDUCE, parse_reduce_op(op), -1, later)
-
-
-def _on_any(ours: Communicator, operation: str, op: object, position: int | None) -> _Start:
-    reduce_op = parse_reduce_op("sum" if op is None else op)
-
-    root = position or 0
-    ways: dict[str, _Start] = {
-        "all_gather": ours.all_gather_parts,
-        "all_gather_into_tensor": ours.all_gather,
-        "all_reduce": lambda tensor: ours.all_reduce(tensor, reduce_op),
-        "all_to_all_single": ours.all_to_all,
-        "all_to_all_v": ours.all_to_all_rows,
-        "barrier": ours.barrier,
-        "broadcast": lambda tensor: ours.broadcast(tensor, root),
-        "gather": lambda tensor, outputs: ours.gather_parts(outputs, tensor, root),
-        "recv": lambda tensor: ours.receive(tensor, root),
-        "reduce": lambda tensor: ours.reduce(tensor, root, reduce_op),
-        "reduce_scatter_tensor": lambda output, input: ours.reduce_scatter(output, input, reduce_op),
-        "scatter": lambda tensor, inputs: ours.scatter_parts(tensor, inputs, root),
-        "send": lambda tensor: ours.send(tensor, root),
-    }
-    return ways[operation]
-
-
-def _at_once(ours: SharedCommunicator, operation: str, op: object, position: int | None, way: _Start) -> _Start:
-    """``way``, but for plain tensors straight from here to C."""
-    if operation not in _AT_ONCE:
-        return way
-    kind = _AT_ONCE[operation]
-
-    def later(handle: int, *tensors: torch.Tensor) -> CclWork:
-        return CclWork(ours, handle, tensors, kind.name.lower())
-
-    reduce_op = parse_reduce_op("sum" if op is None else op)
-    root = (position or 0) if kind in _ROOTED else -1
-    shortcut = shared_memory.shortcut(ours.number, kind, reduce_op, root, later)
+    operation = kind.operation
+    native = _NATIVE[operation]
+    root = kind.root if native in _ROOTED_NATIVE else -1
+    shortcut = shared_memory.shortcut(ours.number, native, kind.op, root, wait)
     if shortcut is None:
-        return way
-
-    def rest(done: bool | CclWork, *arguments: Any) -> CclWork | None:
-        """Return what is left to wait for."""
-        if done is True:
-            return None
-        return way(*arguments) if done is False else done
-
-    def of_tensors(*tensors: torch.Tensor) -> CclWork | None:
-        return rest(shortcut(*tensors), *tensors)
-
-    def of_own(tensor: torch.Tensor, parts: None) -> CclWork | None:
-        return rest(shortcut(tensor), tensor, parts)
-
-    def from_list(tensor: torch.Tensor, inputs: list[torch.Tensor]) -> CclWork | None:
-        return rest(shortcut(tensor, together(inputs, tensor)), tensor, inputs)
-
-    def into_list(outputs: list[torch.Tensor], tensor: torch.Tensor) -> CclWork | None:
-        memory, finish = landing(outputs, tensor)
-        done: bool | CclWork = shortcut(memory, tensor)
-        if done is False:
-            return way(outputs, tensor) if operation == "all_gather" else way(tensor, outputs)
-        if done is not True:
-            return done.then(finish)
-        finish()
         return None
+    if operation in _VALIDATED and shared_memory.VALIDATES:
+        return shortcut
 
-    if operation == "all_gather":
-        return into_list
-    if operation in ("gather", "scatter"):
-        if ours.rank != root:
-            return of_own
-        return from_list if operation == "scatter" else lambda tensor, outputs: into_list(outputs, tensor)
-    return of_tensors
+    def of_tensors(*tensors: Any) -> bool:
+        return accepts(*tensors) and shortcut(*tensors)
+
+    def exchange(output: Any, input: Any, rows_out: Any = None, rows_in: Any = None) -> bool:
+        if not accepts(output, input, rows_out, rows_in):
+            return False
+        return shortcut(output, input) if rows_out is None else shortcut(output, input, rows_out, rows_in)
+
+    def into_list(outputs: Any, input: Any) -> bool:
+        memory, finish = landing(outputs, input)
+        if not shortcut(memory, input):
+            return False
+        finish()
+        return True
+
+    def exchange_lists(outputs: Any, inputs: Any) -> bool:
+        if not accepts(outputs, inputs):
+            return False
+        source = together(inputs)
+        memory, finish = landing(outputs, source)
+        sizes_out, sizes_in = [one.numel() for one in outputs], [one.numel() for one in inputs]
+        if not shortcut(memory, source, sizes_out, sizes_in):
+            return False
+        finish()
+        return True
+
+    if ours.rank != kind.root:
+        of_root: FastPath = lambda tensor, parts: accepts(tensor, parts) and shortcut(tensor)  # noqa: E731
+    elif operation == "gather":
+        of_root = lambda tensor, parts: accepts(tensor, parts) and into_list(parts, tensor)  # noqa: E731
+    else:
+        of_root = lambda tensor, parts: accepts(tensor, parts) and shortcut(tensor, together(parts, tensor))  # noqa: E731
+    special: dict[str, FastPath] = {
+        "all_gather": lambda outputs, input: accepts(outputs, input) and into_list(outputs, input),
+        "all_to_all": exchange_lists,
+        "all_to_all_single": exchange,
+        "gather": of_root,
+        "reduce_scatter": lambda output, parts: accepts(output, parts) and shortcut(output, together(parts, output)),
+        "scatter": of_root,
+    }
+    return special.get(operation, of_tensors)
+
+
+# --- on any engine
+
+
+def _all_gather(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda outputs, input: ours.all_gather_parts(outputs, input, kind.watched)
+
+
+def _all_gather_into_tensor(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda output, input: ours.all_gather(output, input, kind.watched)
+
+
+def _all_reduce(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda tensor: ours.all_reduce(tensor, kind.op, kind.watched)
+
+
+def _all_to_all(ours: Communicator, kind: _Kind) -> _Start:
+    def start(outputs: Any, inputs: Any) -> CclWork:
+        source = together(inputs)
+        memory, finish = landing(outputs, source)
+        sizes_out, sizes_in = [one.numel() for one in outputs], [one.numel() for one in inputs]
+        return ours.all_to_all(memory, source, sizes_out, sizes_in, kind.watched).then(finish)
+
+    return start
+
+
+def _all_to_all_single(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda output, input, rows_out=None, rows_in=None: ours.all_to_all_rows(
+        output, input, rows_out, rows_in, kind.watched
+    )
+
+
+def _barrier(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda: ours.barrier(kind.watched)
+
+
+def _broadcast(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda tensor: ours.broadcast(tensor, kind.root, kind.watched)
+
+
+def _gather(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda tensor, outputs: ours.gather_parts(outputs, tensor, kind.root, kind.watched)
+
+
+def _receive(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda tensor: ours.receive(tensor, kind.root)
+
+
+def _reduce(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda tensor: ours.reduce(tensor, kind.root, kind.op, kind.watched)
+
+
+def _reduce_scatter(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda output, inputs: ours.reduce_scatter(output, together(inputs, output), kind.op, kind.watched)
+
+
+def _reduce_scatter_tensor(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda output, input: ours.reduce_scatter(output, input, kind.op, kind.watched)
+
+
+def _scatter(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda tensor, inputs: ours.scatter_parts(tensor, inputs, kind.root, kind.watched)
+
+
+def _send(ours: Communicator, kind: _Kind) -> _Start:
+    return lambda tensor: ours.send(tensor, kind.root)
+
+
+_ON_ANY: dict[str, Callable[[Communicator, _Kind], _Start]] = {
+    "all_gather": _all_gather,
+    "all_gather_into_tensor": _all_gather_into_tensor,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "barrier": _barrier,
+    "broadcast": _broadcast,
+    "gather": _gather,
+    "recv": _receive,
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "scatter": _scatter,
+    "send": _send,
+}
+_NATIVE = {
+    "all_gather": Operation.ALL_GATHER,
+    "all_gather_into_tensor": Operation.ALL_GATHER,
+    "all_reduce": Operation.ALL_REDUCE,
+    "all_to_all": Operation.ALL_TO_ALL_V,
+    "all_to_all_single": Operation.ALL_TO_ALL_V,
+    "barrier": Operation.BARRIER,
+    "broadcast": Operation.BROADCAST,
+    "gather": Operation.GATHER,
+    "recv": Operation.RECEIVE,
+    "reduce": Operation.REDUCE,
+    "reduce_scatter": Operation.REDUCE_SCATTER,
+    "reduce_scatter_tensor": Operation.REDUCE_SCATTER,
+    "scatter": Operation.SCATTER,
+    "send": Operation.SEND,
+}
+_ROOTED_NATIVE = (Operation.BROADCAST, Operation.GATHER, Operation.REDUCE, Operation.SCATTER)
+_MESSAGES = frozenset(("recv", "send"))
+_REDUCES = frozenset(("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"))
+_ROOTED = frozenset(("broadcast", "gather", "recv", "reduce", "scatter", "send"))
+#: Native code validates the tensors of these by itself.
+_VALIDATED = frozenset(("all_reduce", "barrier", "broadcast", "reduce"))
+#: oneCCL has no shorter way than its usual one for the others.
+_PLANNED = frozenset(
+    (
+        "all_gather",
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_to_all_single",
+        "broadcast",
+        "recv",
+        "reduce_scatter",
+        "reduce_scatter_tensor",
+        "send",
+    )
+)
+
+
+# --- on oneCCL
 
 
 class _ByDtype(dict[torch.dtype, _Run]):
@@ -164,58 +312,60 @@ class _ByDtype(dict[torch.dtype, _Run]):
         return run
 
 
-def _on_oneccl(ours: OneCclCommunicator, operation: str, op: object, position: int | None) -> _Start:
-    group, size = ours.group, ours.size
+def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
+    """Return what starts the operation and waits for a moment, in one call of native code."""
+    native = _NATIVE[kind.operation]
 
-    def later(handle: oneccl_library.Pending, kind: Operation, *tensors: torch.Tensor) -> CclWork:
-        work = CclWork(ours, handle, tensors, kind.name.lower())
-        if operation in ("recv", "send"):
-            work.peer = position
+    def later(handle: oneccl_library.Pending, *tensors: torch.Tensor) -> CclWork:
+        work = CclWork(ours, handle, tensors, kind.name)
+        if kind.operation in _MESSAGES:
+            work.peer = kind.root
         return work
 
-    if operation in _OF_ELEMENTS:
-        kind = _OF_ELEMENTS[operation]
-        runs = _ByDtype(group, kind, ONECCL_OPS[parse_reduce_op(op)])
+    if kind.operation in _REDUCES:
+        runs = _ByDtype(ours.group, native, ONECCL_OPS[kind.op])
 
         def all_reduce(tensor: torch.Tensor) -> CclWork | None:
-            address, count = tensor.data_ptr(), tensor.numel()
-            if count and (handle := runs[tensor.dtype](address, address, count)) != oneccl_library.COMPLETE:
-                return later(handle, kind, tensor)
-            return None
+            address = tensor.data_ptr()
+            handle = runs[tensor.dtype](address, address, tensor.numel())
+            return None if handle == oneccl_library.COMPLETE else later(handle, tensor)
 
         def reduce_scatter(output: torch.Tensor, input: torch.Tensor) -> CclWork | None:
-            count = output.numel()
-            if not count:
-                return None
-            handle = runs[output.dtype](input.data_ptr(), output.data_ptr(), count)
-            return None if handle == oneccl_library.COMPLETE else later(handle, kind, output, input)
+            handle = runs[output.dtype](input.data_ptr(), output.data_ptr(), output.numel())
+            return None if handle == oneccl_library.COMPLETE else later(handle, output, input)
 
-        return all_reduce if operation == "all_reduce" else reduce_scatter
+        if kind.operation == "all_reduce":
+            return all_reduce
+        if kind.operation == "reduce_scatter":
+            return lambda output, inputs: reduce_scatter(output, together(inputs, output))
+        return reduce_scatter
 
-    kind, none = _OF_BYTES[operation], [0] * size
-    run = oneccl_library.plan(group, kind, ONECCL_DTYPES[torch.uint8], 0, position or 0, LOOK_AROUND_S)
+    run = oneccl_library.plan(ours.group, native, ONECCL_DTYPES[torch.uint8], 0, kind.root, LOOK_AROUND_S)
 
     def on_one(tensor: torch.Tensor) -> CclWork | None:
-        address, count = tensor.data_ptr(), tensor.nbytes
-        if count and (handle := run(address, address, count)) != oneccl_library.COMPLETE:
-            return later(handle, kind, tensor)
-        return None
+        address = tensor.data_ptr()
+        handle = run(address, address, tensor.nbytes)
+        return None if handle == oneccl_library.COMPLETE else later(handle, tensor)
 
-    def between(output: torch.Tensor, input: torch.Tensor) -> CclWork | None:
-        count = input.nbytes // size if kind is Operation.ALL_TO_ALL else input.nbytes
-        if not count:
-            # The full way does not know that nobody has anything, and begins an operation.
-            return ours.all_to_all(output, input, none, none) if kind is Operation.ALL_TO_ALL else None
-        handle = run(input.data_ptr(), output.data_ptr(), count)
-        return None if handle == oneccl_library.COMPLETE else later(handle, kind, output, input)
+    def gather(output: torch.Tensor, input: torch.Tensor) -> CclWork | None:
+        handle = run(input.data_ptr(), output.data_ptr(), input.nbytes)
+        return None if handle == oneccl_library.COMPLETE else later(handle, output, input)
 
-    def into_list(outputs: list[torch.Tensor], tensor: torch.Tensor) -> CclWork | None:
-        memory, finish = landing(outputs, tensor)
-        work = between(memory, tensor)
+    def gather_into_list(outputs: list[torch.Tensor], input: torch.Tensor) -> CclWork | None:
+        memory, finish = landing(outputs, input)
+        work = gather(memory, flat(input))
         if work is not None:
             return work.then(finish)
         finish()
         return None
 
-    ways: dict[str, Callable[..., Any]] = {"broadcast": on_one, "recv": on_one, "send": on_one, "all_gather": into_list}
-    return ways.get(operation, between)
+    def exchange(output: torch.Tensor, input: torch.Tensor, rows_out: Any = None, rows_in: Any = None) -> Any:
+        if rows_out is not None:
+            return ours.all_to_all_rows(output, input, rows_out, rows_in)
+        handle = equal(input.data_ptr(), output.data_ptr(), input.nbytes // ours.size)
+        return None if handle == oneccl_library.COMPLETE else later(handle, output, input)
+
+    if kind.operation == "all_to_all_single":
+        equal = oneccl_library.plan(ours.group, Operation.ALL_TO_ALL, ONECCL_DTYPES[torch.uint8], 0, 0, LOOK_AROUND_S)
+        return exchange
+    return {"all_gather": gather_into_list, "all_gather_into_tensor": gather}.get(kind.operation, on_one)

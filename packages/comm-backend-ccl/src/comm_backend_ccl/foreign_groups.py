@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 from comm_utils.backend import ENTRY_POINT_GROUP, Backend, BackendProvider
 from comm_utils.errors import BackendUnavailableError
+from comm_utils.fast_path import FastPathCache
 from comm_utils.plugins import entry_points
 
 __all__ = ["ForeignGroups", "provider_for"]
@@ -35,11 +36,11 @@ class ForeignGroups:
     """The backends in use, by the name of their provider.
 
     Args:
-        prepared: the cache of the owner; the backends empty it when a group of theirs ends or breaks.
+        fast_paths: the cache of the owner; the backends empty it when a group of theirs ends or breaks.
     """
 
-    def __init__(self, prepared: dict[object, Any]) -> None:
-        self._prepared = prepared
+    def __init__(self, fast_paths: FastPathCache) -> None:
+        self._fast_paths = fast_paths
         self._by_library: dict[str, Backend] = {}
         self._by_provider: dict[str, Backend] = {}
 
@@ -55,7 +56,7 @@ class ForeignGroups:
             backend = self._by_provider.get(name)
             if backend is None:
                 backend = self._by_provider[name] = provider.adopt()
-                backend.prepared = self._prepared
+                backend.fast_paths = self._fast_paths
             self._by_library[library] = backend
         return backend
 

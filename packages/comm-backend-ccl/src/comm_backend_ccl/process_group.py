@@ -98,7 +98,7 @@ class CclProcessGroup(ProcessGroup):
         return self._timeout
 
     @property
-    def _device_types(self) -> list[torch.device]:  # type: ignore[override]
+    def _device_types(self) -> list[torch.device]:
         # FSDP2's state dicts and asynchronous checkpoints look for a device of the group.
         return [torch.device("cpu")]
 

@@ -28,6 +28,7 @@ except ImportError as error:
 __all__ = [
     "MOST_RANKS",
     "SWITCH",
+    "VALIDATES",
     "allocate",
     "close",
     "close_descriptor",
@@ -54,6 +55,8 @@ SWITCH = "CCL_SHARED_MEMORY"
 _KERNELS = "CCL_KERNELS"
 _BUILDS = "avx512, avx2, portable"
 MOST_RANKS = 64
+#: Whether native code checks the memory and the dtype of tensors by itself.
+VALIDATES: bool = getattr(_native, "validates_tensors", False)
 
 
 def unavailable_reason() -> tuple[str, str] | None:

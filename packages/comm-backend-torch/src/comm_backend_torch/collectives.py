@@ -5,31 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
 from torch.distributed import GroupMember, ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
+from comm_backend_torch.fast_path import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, fast_path
 from comm_backend_torch.reduce_ops import OptionsTable
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
-from comm_utils.errors import NotInitializedError
+from comm_utils.fast_path import FastPath
 
 __all__ = ["Collectives"]
-
-# torch 2.13 renamed the flat collectives of the process group; the old names go through the new ones.
-_NEW_NAMES = hasattr(ProcessGroup, "all_gather_single")
-_ALL_GATHER = "all_gather_single" if _NEW_NAMES else "_allgather_base"
-_REDUCE_SCATTER = "reduce_scatter_single" if _NEW_NAMES else "_reduce_scatter_base"
-_ALL_TO_ALL = "all_to_all_single" if _NEW_NAMES else "alltoall_base"
-
-
-# The group's methods for these take a list of tensors.
-_ON_LISTS = ("all_reduce", "broadcast", "recv", "reduce", "send")
 
 
 class Collectives(World):
@@ -51,147 +41,12 @@ class Collectives(World):
         work = self._start("all_reduce", group, pg.allreduce, [tensor], options)
         return self._finish("all_reduce", work, tensor, group, async_op)
 
-    def shortest_all_reduce(
-        self, group: ProcessGroup | None = None, op: object = "sum"
-    ) -> Callable[[Any], bool] | None:
-        return None
-
-    def prepare(
-        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
-    ) -> Callable[..., None]:
-        if self._end is not None:  # which is of one call, and what is prepared is for many
-            return self.during(self._call).prepare(operation, group, op, position)
-        pg = self._state(group).pg
-        this = self if self._call else self.during(operation)
-        method, settled, again = this._settled(operation, pg, op, position)
-
-        alive = internals._world.pg_map
-
-        def on_list(tensor: torch.Tensor) -> None:
-            if pg not in alive:
-                this._check_replaced(group)
-                again(tensor)
-                return
-            try:
-                work = method([tensor], settled)
-                if work is not None:
-                    work.wait()
-            except RuntimeError as error:
-                raise this._failure(operation, group, error) from error
-
-        def on_tensors(*tensors: torch.Tensor) -> None:
-            if pg not in alive:
-                this._check_replaced(group)
-                again(*tensors)
-                return
-            try:
-                work = method(*tensors, settled)
-                if work is not None:
-                    work.wait()
-            except RuntimeError as error:
-                raise this._failure(operation, group, error) from error
-
-        return on_list if operation in _ON_LISTS else on_tensors
-
-    def prepare_apart(
-        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
-    ) -> tuple[Callable[..., Any], Callable[[Any], None]] | None:
-        if self._end is not None:
-            return self.during(self._call).prepare_apart(operation, group, op, position)
-        pg = self._state(group).pg
-        this = self if self._call else self.during(operation)
-        method, settled, again = this._settled(operation, pg, op, position)
-        alive, of_list = internals._world.pg_map, operation in _ON_LISTS
-
-        # prepare() is not made of these two, as each call between functions is felt in its time.
-        def start(*tensors: Any) -> Any:
-            if pg not in alive:
-                this._check_replaced(group)
-                again(*tensors)
-                return None
-            try:
-                return method([*tensors], settled) if of_list else method(*tensors, settled)
-            except RuntimeError as error:
-                raise this._failure(operation, group, error) from error
-
-        def finish(work: Any) -> None:
-            if work is not None:
-                try:
-                    work.wait()
-                except RuntimeError as error:
-                    raise this._failure(operation, group, error) from error
-
-        return start, finish
-
-    def _check_replaced(self, group: ProcessGroup | None) -> None:
-        """Forget a group that was destroyed through torch.distributed, perhaps with its world."""
-        self.prepared.clear()
-        try:
-            self.check_group(group)
-        except NotInitializedError as error:
-            raise NotInitializedError(f"{self._call}: {error}") from None
-
-    def _settled(
-        self, operation: str, pg: Any, op: object, position: int | None
-    ) -> tuple[Callable[..., Any], Any, Callable[..., object]]:
-        """Return the group's method and its options; and the way to go if the group was replaced."""
-        if operation == "all_reduce":
-            return pg.allreduce, self._all_reduce[op], lambda tensor: self.all_reduce(tensor, op)
-        if operation == "broadcast":
-            options = self._options(internals.BroadcastOptions, False)
-            options.rootRank, options.rootTensor = position, 0
-            return pg.broadcast, options, lambda tensor: self.broadcast(tensor, None, None, False, position)
-        if operation == "reduce":
-            options = self._options(internals.ReduceOptions, False)
-            options.reduceOp, options.rootRank = self._all_reduce[op].reduceOp, position
-            return pg.reduce, options, lambda tensor: self.reduce(tensor, None, op, None, False, position)
-        if operation == "gather":
-            options = self._options(internals.GatherOptions, False)
-            options.rootRank = position
-            return (
-                lambda tensor, parts, options: pg.gather([parts] if parts else [], [tensor], options),
-                options,
-                lambda tensor, parts: self.gather(tensor, parts, None, None, False, position),
-            )
-        if operation == "scatter":
-            options = self._options(internals.ScatterOptions, False)
-            options.rootRank = position
-            return (
-                lambda tensor, parts, options: pg.scatter([tensor], [parts] if parts else [], options),
-                options,
-                lambda tensor, parts: self.scatter(tensor, parts, None, None, False, position),
-            )
-        if operation == "all_gather_into_tensor":
-            options = self._options(internals.AllgatherOptions, False)
-            return getattr(pg, _ALL_GATHER), options, self.all_gather_into_tensor
-        if operation == "reduce_scatter_tensor":
-            options = self._options(internals.ReduceScatterOptions, False)
-            options.reduceOp = self._all_reduce[op].reduceOp
-            again = partial(self.reduce_scatter_tensor, op=op)
-            return getattr(pg, _REDUCE_SCATTER), options, again
-        if operation == "all_to_all_single":
-            exchange, options = getattr(pg, _ALL_TO_ALL), self._options(internals.AllToAllOptions, False)
-            return (
-                lambda output, input, options: exchange(output, input, [], [], options),
-                options,
-                self.all_to_all_single,
-            )
-        if operation == "all_to_all_v":
-            exchange, options = getattr(pg, _ALL_TO_ALL), self._options(internals.AllToAllOptions, False)
-            return exchange, options, self.all_to_all_single
-        if operation == "all_gather":
-            options = self._options(internals.AllgatherOptions, False)
-            return lambda parts, tensor, options: pg.allgather([parts], [tensor], options), options, self.all_gather
-        if operation == "barrier":
-            return pg.barrier, self._barrier_options(pg, False), self.barrier
-        if operation in ("recv", "send"):
-            method, general = getattr(pg, operation), getattr(self, operation)
-            return (
-                lambda tensors, position: method(tensors, position, 0),
-                position,
-                lambda tensor: general(tensor, None, None, 0, position),
-            )
-        raise ValueError(f"there is no fast path for {operation}")
+    def fast_path(
+        self, operation: str, detail: object = None, group: ProcessGroup | None = None, async_op: bool = False
+    ) -> FastPath | None:
+        # The time of a view is of one call, and a fast path is for many.
+        backend = self if self._end is None else self.during(self._call)
+        return fast_path(backend if backend._call else backend.during(operation), operation, detail, group, async_op)
 
     def reduce(
         self,
@@ -243,7 +98,7 @@ class Collectives(World):
         group: ProcessGroup | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        method = getattr(self._state(group).pg, _ALL_GATHER)
+        method = getattr(self._state(group).pg, ALL_GATHER)
         options = self._options(internals.AllgatherOptions, async_op)
         work = self._start("all_gather_into_tensor", group, method, output_tensor, input_tensor, options)
         return self._finish("all_gather_into_tensor", work, output_tensor, group, async_op)
@@ -256,7 +111,7 @@ class Collectives(World):
         group: ProcessGroup | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        method = getattr(self._state(group).pg, _REDUCE_SCATTER)
+        method = getattr(self._state(group).pg, REDUCE_SCATTER)
         options = self._options(internals.ReduceScatterOptions, async_op)
         options.reduceOp = self._all_reduce[op].reduceOp
         work = self._start("reduce_scatter_tensor", group, method, output, input, options)
@@ -271,7 +126,7 @@ class Collectives(World):
         group: ProcessGroup | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        method = getattr(self._state(group).pg, _ALL_TO_ALL)
+        method = getattr(self._state(group).pg, ALL_TO_ALL)
         options = self._options(internals.AllToAllOptions, async_op)
         splits = list(output_split_sizes or ()), list(input_split_sizes or ())
         work = self._start("all_to_all_single", group, method, output, input, *splits, options)

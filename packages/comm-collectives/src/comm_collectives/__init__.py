@@ -1,6 +1,6 @@
 """The high-level collective API, built on low-level reduction operations over any backend."""
 
-from comm_collectives.alltoall import all_to_all, all_to_all_single, reduce_scatter, reduce_scatter_tensor
+from comm_collectives.all_to_all import all_to_all, all_to_all_single
 from comm_collectives.coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
 from comm_collectives.collectives import all_reduce, barrier, broadcast, inference_all_reduce, reduce
 from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor, gather, scatter
@@ -19,12 +19,15 @@ from comm_collectives.groups import (
     monitored_barrier,
     new_group,
 )
-from comm_collectives.instrumentation import bare_backend, instrument, labelled
+from comm_collectives.instrumentation import bare_backend, instrument, instrumented, labelled
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
+from comm_collectives.reduce_scatter import reduce_scatter, reduce_scatter_tensor
 from comm_collectives.shared_tensors import empty_shared
 from comm_collectives.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
+from comm_collectives.wrapping import BackendWrapper
 
 __all__ = [
+    "BackendWrapper",
     "P2POp",
     "all_gather",
     "all_gather_coalesced",
@@ -52,6 +55,7 @@ __all__ = [
     "init_device_mesh",
     "initialize_mesh_device",
     "instrument",
+    "instrumented",
     "irecv",
     "isend",
     "labelled",

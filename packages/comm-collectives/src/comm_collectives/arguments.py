@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed import GroupMember, ProcessGroup
 
 from comm_collectives.memory import is_dense, overlapping
@@ -18,6 +19,7 @@ from comm_utils.active import active_backend, slot
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError, BrokenGroupError, NotInitializedError
 from comm_utils.log import logger
+from comm_utils.torch_support.plain_tensors import missing_storage
 
 __all__ = [
     "active",
@@ -123,8 +125,35 @@ def check_tensor(
             f"{call}: {name}: got a tensor on {value.device}; backend {backend.get_backend(group)!r} of this group "
             f"serves {' and '.join(served)}; {_device_remedy(device)}"
         )
+    _check_memory(call, name, value)
     if written:
         _check_writable(call, name, value)
+
+
+def _check_memory(call: str, name: str, tensor: torch.Tensor) -> None:
+    """Check that there is memory behind all elements of ``tensor``, which can be read and written as such."""
+    if isinstance(tensor, FakeTensor):
+        raise ArgumentTypeError(
+            f"{call}: {name}: got a {type(tensor).__name__}, which has no elements; pass a real tensor"
+        )
+    try:
+        missing = missing_storage(tensor)
+        is_nowhere = missing is None and bool(tensor.numel()) and not tensor.data_ptr()
+    except (NotImplementedError, RuntimeError, TypeError):  # tensors of functorch
+        raise ArgumentTypeError(
+            f"{call}: {name}: got a tensor without memory of its own, as under torch.vmap or torch.func.grad; expected "
+            "a tensor outside of these functions"
+        ) from None
+    if is_nowhere and tensor.device.type != "meta":
+        raise ArgumentTypeError(f"{call}: {name}: got a tensor of zeros without memory; pass {name}.clone()")
+    if missing is not None:
+        found, needed = missing
+        place = f" at offset {tensor.storage_offset()}" if tensor.storage_offset() else ""
+        raise ArgumentError(
+            f"{call}: {name}: got a storage of {found} bytes, but shape {tuple(tensor.shape)} of "
+            f"{str(tensor.dtype).removeprefix('torch.')}{place} needs {needed}; resize the storage "
+            f"({name}.untyped_storage().resize_({needed})) before the call, as FSDP does when it gathers parameters"
+        )
 
 
 def _check_writable(call: str, name: str, tensor: torch.Tensor) -> None:

@@ -8,21 +8,22 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import fast_path, reduction, untraced
+from comm_collectives import reduction
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
-from comm_collectives.memory import as_bytes, flat, overlapping, readable
+from comm_collectives.collective import collective
+from comm_collectives.memory import as_bytes, contiguous_elements, flat, overlapping
 from comm_collectives.reduction import encoding_for
 from comm_collectives.work import Completed, deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
-from comm_utils.reduce_op import ReduceOp, parse_reduce_op
+from comm_utils.reduce_op import parse_reduce_op
 
 __all__ = ["all_gather_coalesced", "all_reduce_coalesced", "reduce_scatter_coalesced"]
 
 
+@collective(("tensors",), "op")
 def all_reduce_coalesced(
     tensors: Sequence[torch.Tensor],
     op: Any = "sum",
@@ -37,8 +38,6 @@ def all_reduce_coalesced(
         tensors: any shapes, dense, the same list on every rank; overwritten with the results.
         op: as for ``all_reduce``.
     """
-    if is_dynamo_compiling():
-        return untraced.all_reduce_coalesced(tensors, op, group, async_op, timeout=timeout)
     call = "all_reduce_coalesced"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -52,30 +51,13 @@ def all_reduce_coalesced(
     works, finishes = [], []
     for parts in kinds.values():
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]
-        short = None if async_op or timeout is not None else _short_way(backend, call, op, reduce_op, joined, group)
-        if short is None:
-            works.append(reduction.all_reduce(backend, joined, reduce_op, group, async_op))
-        else:
-            short(joined)
+        works.append(reduction.all_reduce(backend, joined, reduce_op, group, async_op))
         if len(parts) > 1:
             finishes.append(_splitter(joined, parts))
     return deliver(works, _all_of(finishes), list(tensors), async_op)
 
 
-def _short_way(
-    backend: Backend, call: str, op: object, reduce_op: ReduceOp, tensor: torch.Tensor, group: ProcessGroup | None
-) -> Callable[[torch.Tensor], None] | None:
-    """Return the fast path of the exchanges of ``call``, if the library reduces such tensors directly."""
-    like = (reduce_op, tensor.dtype)
-    if type(tensor) is not torch.Tensor or like not in backend.capabilities(group, tensor.device.type).reductions:
-        return None
-    key = (call, reduce_op, tensor.dtype, tensor.device, group)
-    short: Callable[[torch.Tensor], None] = fast_path.remember(
-        backend, key, lambda: backend.prepare("all_reduce", group, op)
-    )
-    return short
-
-
+@collective()
 def all_gather_coalesced(
     output_tensors: Sequence[Any],
     input_tensors: Sequence[torch.Tensor],
@@ -91,8 +73,6 @@ def all_gather_coalesced(
             there are only lists, they are one for each rank, as in torch: ``output_tensors[rank][input]``. Overwritten.
         input_tensors: any shapes and dtypes on one device, the same on every rank; only read.
     """
-    if is_dynamo_compiling():
-        return untraced.all_gather_coalesced(output_tensors, input_tensors, group, async_op, timeout=timeout)
     call = "all_gather_coalesced"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -123,7 +103,7 @@ def all_gather_coalesced(
         )
     if not input_tensors:
         return Completed([]) if async_op else None
-    sent = torch.cat([as_bytes(readable(tensor), frozenset()) for tensor in input_tensors])
+    sent = torch.cat([as_bytes(contiguous_elements(tensor), frozenset()) for tensor in input_tensors])
     received = sent.new_empty(W, sent.numel())
     sizes = [tensor.numel() * tensor.element_size() for tensor in input_tensors]
 
@@ -159,6 +139,7 @@ def _by_input(call: str, lists: Sequence[Sequence[Any]], count: int, W: int) -> 
     return [list(parts) for parts in zip(*lists, strict=True)]
 
 
+@collective()
 def reduce_scatter_coalesced(
     tensors: Sequence[torch.Tensor],
     group: ProcessGroup | None = None,
@@ -179,8 +160,6 @@ def reduce_scatter_coalesced(
     Returns:
         One-dimensional tensors, in the order of ``tensors``; with ``async_op`` a handle whose ``result()`` they are.
     """
-    if is_dynamo_compiling():
-        return untraced.reduce_scatter_coalesced(tensors, group, op, async_op, timeout=timeout)
     call = "reduce_scatter_coalesced"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -196,7 +175,7 @@ def reduce_scatter_coalesced(
     works = []
     for positions in kinds.values():
         parts = [math.ceil(tensors[position].numel() / W) for position in positions]
-        joined = _interleave([readable(tensors[position]) for position in positions], parts, W)
+        joined = _interleave([contiguous_elements(tensors[position]) for position in positions], parts, W)
         output = joined.new_empty(sum(parts))
         works.append(reduction.reduce_scatter_tensor(backend, output, joined, reduce_op, group, async_op, call))
         for position, part, piece in zip(positions, parts, torch.split(output, parts), strict=True):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, overload
 
 import torch
-from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import fast_path, traced, untraced
+from comm_collectives import traced
 from comm_collectives.arguments import (
     check_dtype,
     check_list,
@@ -20,7 +18,8 @@ from comm_collectives.arguments import (
     enter,
     group_rank_of,
 )
-from comm_collectives.memory import Landing, after_landing, apart, as_bytes, disjoint, flat, readable
+from comm_collectives.collective import collective
+from comm_collectives.memory import StagingBuffer, as_bytes, contiguous_elements, copy_back, copy_if_overlapping
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -46,6 +45,7 @@ def all_gather(
     *,
     timeout: float | timedelta | None = None,
 ) -> Work | None: ...
+@collective(("tensor_list", "tensor"))
 def all_gather(
     tensor_list: Any = None,
     tensor: Any = None,
@@ -64,8 +64,6 @@ def all_gather(
             between ranks); overwritten.
         tensor: any shape and dtype; only read. In the one-tensor form the same shape on every rank.
     """
-    if is_dynamo_compiling():
-        return untraced.all_gather(tensor_list, tensor, group, async_op, timeout=timeout)
     if isinstance(tensor_list, torch.Tensor) and not isinstance(tensor, torch.Tensor):
         if isinstance(group, bool):
             group, async_op = tensor, group  # all_gather(tensor, group, async_op)
@@ -79,12 +77,6 @@ def all_gather(
         return _all_gather_one(tensor_list, group, async_op, timeout)
     if tensor_list is None and isinstance(tensor, torch.Tensor):
         return _all_gather_one(tensor, group, async_op, timeout)
-    if not async_op and timeout is None:
-        short = fast_path.into_list(tensor_list, tensor, group)
-        if short is not None:
-            with suppress(NotImplementedError):  # as in all_reduce
-                short(tensor_list, tensor)
-                return None
     backend = enter("all_gather", group, timeout)
     if backend is None:
         return None
@@ -96,22 +88,14 @@ def all_gather(
         "all_gather", f"tensor_list[{backend.get_rank(group)}]", own, tensor.numel(), "this rank's tensor goes there"
     )
     native = backend.capabilities(group, tensor.device.type).dtypes
-    fast_path.remember_moving(
-        backend,
-        "all_gather",
-        None,
-        tensor,
-        group,
-        lambda: (backend.prepare("all_gather", group), W, backend.get_rank(group)),
-    )
-    landings = [Landing(output) for output in tensor_list]
-    sent = as_bytes(_apart_from_all(readable(tensor), landings, backend.get_rank(group)), native)
-    received = [as_bytes(landing.memory, native) for landing in landings]
+    buffers = [StagingBuffer(output) for output in tensor_list]
+    sent = as_bytes(_copy_if_overlapping_any(contiguous_elements(tensor), buffers, backend.get_rank(group)), native)
+    received = [as_bytes(buffer.memory, native) for buffer in buffers]
     if len({part.numel() for part in received}) == 1:
         works = [backend.all_gather(received, sent, group, async_op)]
     else:
         works = _all_gather_uneven(backend, received, sent, group, async_op)
-    return deliver(works, after_landing(landings), tensor_list, async_op)
+    return deliver(works, copy_back(buffers), tensor_list, async_op)
 
 
 def _all_gather_one(
@@ -124,7 +108,7 @@ def _all_gather_one(
     native = backend.capabilities(group, tensor.device.type).dtypes
     gathered = torch.empty((backend.get_world_size(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
     parts = list(gathered.unbind(0))
-    sent, received = as_bytes(readable(tensor), native), as_bytes(gathered.view(-1), native)
+    sent, received = as_bytes(contiguous_elements(tensor), native), as_bytes(gathered.view(-1), native)
     work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], None, parts, True) if async_op else parts
 
@@ -142,6 +126,7 @@ def _all_gather_uneven(
     return started
 
 
+@collective(("output_tensor", "input_tensor"), compiled=traced.all_gather_into_tensor)
 def all_gather_into_tensor(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,
@@ -157,24 +142,7 @@ def all_gather_into_tensor(
             overwritten.
         input_tensor: any shape and dtype, the same on every rank; only read.
     """
-    if is_dynamo_compiling():
-        return traced.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, timeout)
     call = "all_gather_into_tensor"
-    if not async_op and timeout is None:
-        known = fast_path.between(call, None, output_tensor, input_tensor, group)
-        if known is not None:
-            short, W, rank = known
-            count = input_tensor.numel()
-            if output_tensor.numel() == W * count and (
-                disjoint(output_tensor, input_tensor)
-                or input_tensor.data_ptr() == output_tensor.data_ptr() + rank * input_tensor.nbytes
-            ):
-                with suppress(NotImplementedError):  # as in all_reduce
-                    short(
-                        output_tensor if output_tensor.dim() == 1 else flat(output_tensor),
-                        input_tensor if input_tensor.dim() == 1 else flat(input_tensor),
-                    )
-                    return None
     backend = enter(call, group, timeout)
     if backend is None:
         return None
@@ -184,16 +152,14 @@ def all_gather_into_tensor(
     W, n = backend.get_world_size(group), input_tensor.numel()
     check_numel(call, "output_tensor", output_tensor, W * n, f"{n} elements of input_tensor from each of {W} ranks")
     native = backend.capabilities(group, input_tensor.device.type).dtypes
-    fast_path.remember_moving(
-        backend, call, None, input_tensor, group, lambda: (backend.prepare(call, group), W, backend.get_rank(group))
-    )
-    landing = Landing(output_tensor)
-    source = apart(readable(input_tensor), landing.memory, own_slot=n * backend.get_rank(group))
-    sent, received = as_bytes(source, native), as_bytes(landing.memory, native)
+    buffer = StagingBuffer(output_tensor)
+    source = copy_if_overlapping(contiguous_elements(input_tensor), buffer.memory, own_slot=n * backend.get_rank(group))
+    sent, received = as_bytes(source, native), as_bytes(buffer.memory, native)
     work = backend.all_gather_into_tensor(received, sent, group, async_op)
-    return deliver([work], after_landing([landing]), output_tensor, async_op)
+    return deliver([work], copy_back([buffer]), output_tensor, async_op)
 
 
+@collective(("tensor", "gather_list"), "dst")
 def gather(
     tensor: torch.Tensor,
     gather_list: list[torch.Tensor] | None = None,
@@ -211,37 +177,29 @@ def gather(
         gather_list: on ``dst``, W tensors of that size and dtype; overwritten. None on the other ranks.
         dst: by default global rank 0, where it is a member.
     """
-    if is_dynamo_compiling():
-        return untraced.gather(tensor, gather_list, dst, group, async_op, group_dst, timeout=timeout)
-    if not async_op and timeout is None and group_dst is None and (dst is None or type(dst) is int):
-        short = fast_path.with_root("gather", dst, tensor, gather_list, group)
-        if short is not None:
-            with suppress(NotImplementedError):  # as in all_reduce
-                short(tensor, gather_list)
-                return None
     backend = enter("gather", group, timeout)
     if backend is None:
         return None
     check_tensor("gather", "tensor", tensor, backend, group)
     position = group_rank_of("gather", "dst", backend, group, dst, group_dst, default=_first_global(backend, group))
     native = backend.capabilities(group, tensor.device.type).dtypes
-    _remember_root(backend, "gather", dst, group_dst, tensor, group, position)
     if backend.get_rank(group) != position:
         _check_absent("gather", "gather_list", gather_list, "dst")
-        sent = as_bytes(readable(tensor), native)
+        sent = as_bytes(contiguous_elements(tensor), native)
         return deliver([backend.gather(sent, None, None, group, async_op, position)], None, None, async_op)
     W = backend.get_world_size(group)
     check_list("gather", "gather_list", gather_list, W, backend, group, like=tensor, written=True)
     assert gather_list is not None
     for rank, output in enumerate(gather_list):
         check_numel("gather", f"gather_list[{rank}]", output, tensor.numel(), "the size of tensor")
-    landings = [Landing(output) for output in gather_list]
-    sent = as_bytes(_apart_from_all(readable(tensor), landings, position), native)
-    received = [as_bytes(landing.memory, native) for landing in landings]
+    buffers = [StagingBuffer(output) for output in gather_list]
+    sent = as_bytes(_copy_if_overlapping_any(contiguous_elements(tensor), buffers, position), native)
+    received = [as_bytes(buffer.memory, native) for buffer in buffers]
     work = backend.gather(sent, received, None, group, async_op, position)
-    return deliver([work], after_landing(landings), gather_list, async_op)
+    return deliver([work], copy_back(buffers), gather_list, async_op)
 
 
+@collective(("tensor", "scatter_list"), "src")
 def scatter(
     tensor: torch.Tensor,
     scatter_list: list[torch.Tensor] | None = None,
@@ -259,23 +217,14 @@ def scatter(
         scatter_list: on ``src``, W tensors of that size and dtype; only read. None on the other ranks.
         src: by default global rank 0, where it is a member.
     """
-    if is_dynamo_compiling():
-        return untraced.scatter(tensor, scatter_list, src, group, async_op, group_src, timeout=timeout)
-    if not async_op and timeout is None and group_src is None and (src is None or type(src) is int):
-        short = fast_path.with_root("scatter", src, tensor, scatter_list, group)
-        if short is not None:
-            with suppress(NotImplementedError):  # as in all_reduce
-                short(tensor, scatter_list)
-                return None
     backend = enter("scatter", group, timeout)
     if backend is None:
         return None
     check_tensor("scatter", "tensor", tensor, backend, group, written=True)
     position = group_rank_of("scatter", "src", backend, group, src, group_src, default=_first_global(backend, group))
     native = backend.capabilities(group, tensor.device.type).dtypes
-    _remember_root(backend, "scatter", src, group_src, tensor, group, position)
-    landing = Landing(tensor)
-    received = as_bytes(landing.memory, native)
+    buffer = StagingBuffer(tensor)
+    received = as_bytes(buffer.memory, native)
     sent = None
     if backend.get_rank(group) == position:
         W = backend.get_world_size(group)
@@ -284,40 +233,21 @@ def scatter(
         for rank, entry in enumerate(scatter_list):
             check_numel("scatter", f"scatter_list[{rank}]", entry, tensor.numel(), "the size of tensor")
         sent = [
-            as_bytes(apart(readable(entry), landing.memory, 0 if rank == position else None), native)
+            as_bytes(
+                copy_if_overlapping(contiguous_elements(entry), buffer.memory, 0 if rank == position else None), native
+            )
             for rank, entry in enumerate(scatter_list)
         ]
     else:
         _check_absent("scatter", "scatter_list", scatter_list, "src")
     work = backend.scatter(received, sent, None, group, async_op, position)
-    return deliver([work], after_landing([landing]), tensor, async_op)
+    return deliver([work], copy_back([buffer]), tensor, async_op)
 
 
-def _remember_root(
-    backend: Backend,
-    operation: str,
-    root: Any,
-    group_root: Any,
-    tensor: torch.Tensor,
-    group: ProcessGroup | None,
-    position: int,
-) -> None:
-    if group_root is None and (root is None or type(root) is int):
-        W, rank = backend.get_world_size(group), backend.get_rank(group)
-        fast_path.remember_moving(
-            backend,
-            operation,
-            root,
-            tensor,
-            group,
-            lambda: (backend.prepare(operation, group, None, position), W, position, rank),
-        )
-
-
-def _apart_from_all(source: torch.Tensor, landings: list[Landing], own: int) -> torch.Tensor:
+def _copy_if_overlapping_any(source: torch.Tensor, buffers: list[StagingBuffer], own: int) -> torch.Tensor:
     """``source``, copied if it lies where another rank's elements arrive."""
-    for rank, landing in enumerate(landings):
-        source = apart(source, landing.memory, own_slot=0 if rank == own else None)
+    for rank, buffer in enumerate(buffers):
+        source = copy_if_overlapping(source, buffer.memory, own_slot=0 if rank == own else None)
     return source
 
 

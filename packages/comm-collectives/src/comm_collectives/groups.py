@@ -15,8 +15,9 @@ import torch
 from torch.distributed import GroupMember, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
-from comm_collectives import arguments, untraced
+from comm_collectives import arguments
 from comm_collectives.arguments import as_timedelta, enter, integer, is_member
+from comm_collectives.collective import collective
 from comm_utils.active import slot
 from comm_utils.backend import Backend
 from comm_utils.errors import (
@@ -290,6 +291,7 @@ def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[st
     return init_device_mesh(available[0] if available else "cpu", mesh_shape, mesh_dim_names=mesh_dim_names)
 
 
+@collective()
 def monitored_barrier(
     group: ProcessGroup | None = None, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
@@ -302,9 +304,6 @@ def monitored_barrier(
     Raises:
         CommTimeoutError: on every rank that arrived; names those that did not. The group stays usable.
     """
-    if torch.compiler.is_dynamo_compiling():
-        untraced.monitored_barrier(group, timeout, wait_all_ranks)
-        return
     backend = enter("monitored_barrier", group)
     if backend is None:
         return

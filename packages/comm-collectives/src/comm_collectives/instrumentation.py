@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
-from comm_collectives.recorded.backend import Observed
-from comm_collectives.recorded.device_times import DeviceTimes
-from comm_collectives.recorded.observing import labelled
-from comm_collectives.wrapping import bare_backend
-from comm_utils.active import activate
-from comm_utils.observability.comms_logger import CommsLogger
+from comm_collectives.labels import labelled
+from comm_collectives.wrapping import Wrapper, bare_backend
+from comm_utils.active import activate, active_backend
+from comm_utils.backend import Backend
 
-__all__ = ["bare_backend", "instrument", "labelled"]
+__all__ = ["bare_backend", "instrument", "instrumented", "labelled"]
 
-
-# What is under way on devices outlives the wrapper.
-_devices: WeakKeyDictionary[CommsLogger, DeviceTimes] = WeakKeyDictionary()
+_wrappers: WeakKeyDictionary[Backend, tuple[Wrapper, ...]] = WeakKeyDictionary()
 
 
-def instrument(observe: CommsLogger | None = None) -> None:
-    """Make the active backend record into ``observe``; None takes the wrapper off, and what it costs."""
-    backend = bare_backend()
-    backend.prepared.clear()  # what was prepared with the wrapper, or without it
-    if observe is None:
-        activate(backend)
-        return
-    devices = _devices.setdefault(observe, DeviceTimes())
-    observe.when_reading(devices.collect)
-    activate(Observed(backend, observe, devices))
+def instrument(*wrappers: Wrapper) -> None:
+    """Put ``wrappers`` around the active backend, in place of those that are around it; none takes all of them off.
+
+    Every call of the user's reaches the last one first, and the first one last: ``instrument(compressing, recording)``
+    records calls with the time that their compression takes, ``instrument(recording, compressing)`` what is sent.
+
+    Args:
+        wrappers: subclasses of :class:`comm_collectives.wrapping.BackendWrapper`, or functions of a backend that return
+            an instance of one. They stay until the world ends, or this is called again.
+    """
+    backend = bare = bare_backend()
+    for wrap in wrappers:
+        backend = wrap(backend)
+    bare.fast_paths.clear()  # those through other wrappers
+    _wrappers[bare] = wrappers
+    activate(backend)
+
+
+def instrumented() -> tuple[Wrapper, ...]:
+    """Return the wrappers that :func:`instrument` put around the active backend, in their order."""
+    bare = bare_backend()
+    return () if active_backend() is bare else _wrappers.get(bare, ())

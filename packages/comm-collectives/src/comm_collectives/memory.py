@@ -7,7 +7,17 @@ from itertools import pairwise
 
 import torch
 
-__all__ = ["Landing", "after_landing", "apart", "as_bytes", "disjoint", "flat", "is_dense", "overlapping", "readable"]
+__all__ = [
+    "StagingBuffer",
+    "are_disjoint",
+    "as_bytes",
+    "contiguous_elements",
+    "copy_back",
+    "copy_if_overlapping",
+    "flat",
+    "is_dense",
+    "overlapping",
+]
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -32,11 +42,8 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
-def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements in their logical order as one dimension.
-
-    Copied only where they do not lie in memory like that.
-    """
+def contiguous_elements(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in their logical order as one dimension; copied only where they do not lie in memory like that."""
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return flat(tensor)
@@ -47,8 +54,8 @@ def as_bytes(tensor: torch.Tensor, native: frozenset[torch.dtype]) -> torch.Tens
     return tensor if tensor.dtype in native else tensor.view(torch.uint8)
 
 
-class Landing:
-    """A staging buffer into which a backend writes the elements of ``tensor`` in logical order.
+class StagingBuffer:
+    """Where a backend writes the elements of ``tensor`` in logical order.
 
     Attributes:
         memory: (n,), to be given to the backend; the tensor's own memory where that can be, else private memory.
@@ -56,46 +63,46 @@ class Landing:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
-        # c10d, which copies for some calls, cannot write tensors of the inference mode outside of it; land() can.
+        # c10d, which copies for some calls, cannot write tensors of the inference mode outside of it; copy_back() can.
         writable = not tensor.is_inference() or torch.is_inference_mode_enabled()
         self._direct = tensor.is_contiguous() and writable
         self.memory = (
             flat(tensor) if self._direct else torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
         )
 
-    def land(self) -> None:
+    def copy_back(self) -> None:
         """Copy from private memory into the tensor, if it was needed."""
         if not self._direct:
             self._tensor.detach().copy_(self.memory.view(self._tensor.shape))
 
 
-def after_landing(landings: list[Landing]) -> Callable[[], None] | None:
-    """Return what remains to be done once the backend has written; None where it wrote in place everywhere."""
-    indirect = [landing for landing in landings if not landing._direct]
+def copy_back(buffers: list[StagingBuffer]) -> Callable[[], None] | None:
+    """What remains to be done once the backend has written; None where it wrote in place everywhere."""
+    indirect = [buffer for buffer in buffers if not buffer._direct]
     if not indirect:
         return None
 
     def finish() -> None:
-        for landing in indirect:
-            landing.land()
+        for buffer in indirect:
+            buffer.copy_back()
 
     return finish
 
 
-def disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two contiguous tensors of one device share no memory."""
+def are_disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors of one device share no memory."""
     start, first = one.data_ptr(), other.data_ptr()
     return start + one.nbytes <= first or first + other.nbytes <= start
 
 
-def apart(source: torch.Tensor, written: torch.Tensor, own_slot: int | None = None) -> torch.Tensor:
+def copy_if_overlapping(source: torch.Tensor, written: torch.Tensor, own_slot: int | None = None) -> torch.Tensor:
     """``source``, copied if writing into ``written`` would change it while it is still being read.
 
     Args:
         source, written: one-dimensional and contiguous.
         own_slot: element of ``written`` at which ``source`` may lie, because what arrives there is ``source`` itself.
     """
-    if source.device != written.device or disjoint(source, written):
+    if source.device != written.device or are_disjoint(source, written):
         return source
     if own_slot is not None and source.data_ptr() == written.data_ptr() + own_slot * written.element_size():
         return source

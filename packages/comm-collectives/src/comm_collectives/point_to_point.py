@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as c10d
-from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import fast_path, untraced
 from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
-from comm_collectives.memory import Landing, after_landing, as_bytes, readable
+from comm_collectives.collective import collective
+from comm_collectives.memory import StagingBuffer, as_bytes, contiguous_elements, copy_back
 from comm_collectives.work import After, Received, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -25,6 +23,7 @@ __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 _LAST_TAG = (1 << 31) - 1
 
 
+@collective(("tensor",), "dst")
 def send(
     tensor: torch.Tensor,
     dst: int | None = None,
@@ -42,27 +41,16 @@ def send(
         dst: a member other than this rank.
         tag: matches a ``recv`` with the same one; other than 0 only where the backend knows tags (not NCCL, oneCCL).
     """
-    if is_dynamo_compiling():
-        return untraced.send(tensor, dst, group, tag, group_dst, async_op, timeout=timeout)
     if async_op:
         return isend(tensor, dst, group, tag, group_dst, timeout=timeout)
-    usual = timeout is None and type(dst) is int and type(tag) is int and tag == 0 and group_dst is None
-    short = fast_path.on("send", dst, tensor, group) if usual else None
-    if short is not None:
-        with suppress(NotImplementedError):  # as in all_reduce
-            short(tensor)
-            return None
     backend = enter("send", group, timeout)
     if backend is not None:
         position, sent = _prepare_send("send", backend, tensor, dst, group, tag, group_dst)
-        if usual:
-            fast_path.remember_moving(
-                backend, "send", dst, tensor, group, lambda: backend.prepare("send", group, None, position)
-            )
         backend.send(sent, None, group, tag, position)
     return None
 
 
+@collective(("tensor",), "src", result="src")
 def recv(
     tensor: torch.Tensor,
     src: int | None = None,
@@ -79,31 +67,20 @@ def recv(
         tensor: the size and dtype of what is sent; dense; overwritten.
         src: a member other than this rank; None for any source, if the backend supports it (not NCCL, oneCCL).
     """
-    if is_dynamo_compiling():
-        return untraced.recv(tensor, src, group, tag, group_src, async_op, timeout=timeout)
     if async_op:
         return irecv(tensor, src, group, tag, group_src, timeout=timeout)
-    usual = timeout is None and type(src) is int and type(tag) is int and tag == 0 and group_src is None
-    short = fast_path.on("recv", src, tensor, group) if usual else None
-    if short is not None:
-        with suppress(NotImplementedError):
-            short(tensor)
-            return src
     backend = enter("recv", group, timeout)
     if backend is None:
         return -1
-    position, received, landing = _prepare_recv("recv", backend, tensor, src, group, tag, group_src)
-    if usual:
-        fast_path.remember_moving(
-            backend, "recv", src, tensor, group, lambda: backend.prepare("recv", group, None, position)
-        )
+    position, received, buffer = _prepare_recv("recv", backend, tensor, src, group, tag, group_src)
     source = backend.recv(received, None, group, tag, position)
-    finish = after_landing([landing])
+    finish = copy_back([buffer])
     if finish is not None:
         run(finish)
     return source if position is None else backend.get_process_group_ranks(group)[position]
 
 
+@collective()
 def isend(
     tensor: torch.Tensor,
     dst: int | None = None,
@@ -114,8 +91,6 @@ def isend(
     timeout: float | timedelta | None = None,
 ) -> Work | None:
     """:func:`send` that returns at once; ``tensor`` must stay as it is until ``wait()`` returns."""
-    if is_dynamo_compiling():
-        return untraced.isend(tensor, dst, group, tag, group_dst, timeout=timeout)
     backend = enter("isend", group, timeout)
     if backend is None:
         return None
@@ -123,6 +98,7 @@ def isend(
     return After([backend.isend(sent, None, group, tag, position)], None, tensor)
 
 
+@collective()
 def irecv(
     tensor: torch.Tensor,
     src: int | None = None,
@@ -133,14 +109,12 @@ def irecv(
     timeout: float | timedelta | None = None,
 ) -> Work | None:
     """:func:`recv` that returns at once; ``result()`` is ``tensor``."""
-    if is_dynamo_compiling():
-        return untraced.irecv(tensor, src, group, tag, group_src, timeout=timeout)
     backend = enter("irecv", group, timeout)
     if backend is None:
         return None
-    position, received, landing = _prepare_recv("irecv", backend, tensor, src, group, tag, group_src)
+    position, received, buffer = _prepare_recv("irecv", backend, tensor, src, group, tag, group_src)
     work = backend.irecv(received, None, group, tag, position)
-    return Received([work], after_landing([landing]), tensor)
+    return Received([work], copy_back([buffer]), tensor)
 
 
 def _prepare_send(
@@ -157,7 +131,7 @@ def _prepare_send(
     _check_peer(call, "dst", backend, group, position)
     capabilities = backend.capabilities(group, tensor.device.type)
     _check_tag(call, backend, group, tag, capabilities.tags)
-    return position, as_bytes(readable(tensor), capabilities.dtypes)
+    return position, as_bytes(contiguous_elements(tensor), capabilities.dtypes)
 
 
 def _prepare_recv(
@@ -168,7 +142,7 @@ def _prepare_recv(
     group: ProcessGroup | None,
     tag: int,
     group_src: int | None,
-) -> tuple[int | None, torch.Tensor, Landing]:
+) -> tuple[int | None, torch.Tensor, StagingBuffer]:
     check_tensor(call, "tensor", tensor, backend, group, written=True)
     capabilities = backend.capabilities(group, tensor.device.type)
     _check_tag(call, backend, group, tag, capabilities.tags)
@@ -182,8 +156,8 @@ def _prepare_recv(
     else:
         position = group_rank_of(call, "src", backend, group, src, group_src)
         _check_peer(call, "src", backend, group, position)
-    landing = Landing(tensor)
-    return position, as_bytes(landing.memory, capabilities.dtypes), landing
+    buffer = StagingBuffer(tensor)
+    return position, as_bytes(buffer.memory, capabilities.dtypes), buffer
 
 
 def _check_peer(call: str, name: str, backend: Backend, group: ProcessGroup | None, position: int) -> None:
@@ -231,14 +205,13 @@ class P2POp:
         self.group_peer = group_peer
 
 
+@collective(labels=False)
 def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: float | timedelta | None = None) -> list[Work]:
     """Start many messages together, so that no order among them can deadlock; return a handle for each or for all.
 
     Args:
         p2p_op_list: :class:`P2POp` (or ``torch.distributed.P2POp``) of one group, not empty.
     """
-    if is_dynamo_compiling():
-        return untraced.batch_isend_irecv(p2p_op_list, timeout=timeout)
     call = "batch_isend_irecv"
     if not isinstance(p2p_op_list, (list, tuple)) or not p2p_op_list:
         raise ArgumentTypeError(f"{call}: p2p_op_list: got {p2p_op_list!r:.60}; expected a list of at least one P2POp")
@@ -249,7 +222,7 @@ def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: float | timedelta | No
     backend = enter(call, group, timeout)
     if backend is None:
         return []
-    world, wire, landings = backend.get_world_group(), [], []
+    world, wire, buffers = backend.get_world_group(), [], []
     for place, entry in enumerate(p2p_op_list):
         name, written = f"p2p_op_list[{place}]", entry.op is not c10d.isend
         if (entry.group or world) is not (group or world):
@@ -262,15 +235,15 @@ def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: float | timedelta | No
         capabilities = backend.capabilities(group, entry.tensor.device.type)
         _check_tag(call, backend, group, entry.tag, capabilities.tags)
         if written:
-            landings.append(landing := Landing(entry.tensor))
-            memory = landing.memory
+            buffers.append(buffer := StagingBuffer(entry.tensor))
+            memory = buffer.memory
         else:
-            memory = readable(entry.tensor)
+            memory = contiguous_elements(entry.tensor)
         global_peer = backend.get_process_group_ranks(group)[position]
         wire.append(c10d.P2POp(entry.op, as_bytes(memory, capabilities.dtypes), global_peer, group, entry.tag))
     works = backend.batch_isend_irecv(wire)
     results = [entry.tensor for entry in p2p_op_list]
-    finish = after_landing(landings)
+    finish = copy_back(buffers)
     if len(works) == len(results) and finish is None:
         return [After([work], None, result) for work, result in zip(works, results, strict=True)]
     return [After(works, finish, results)]

@@ -27,7 +27,7 @@ from comm_collectives.work import deliver
 from comm_utils import operations
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
-from comm_utils.operations import Argument, Form, Operation, Role
+from comm_utils.operations import Argument, Form, OperationSpec, Role
 from comm_utils.operations.calls import DEFAULTS
 from comm_utils.reduce_op import parse_reduce_op
 
@@ -36,7 +36,7 @@ __all__ = ["collective_of", "recorded_method"]
 _REQUIRED = inspect.Parameter.empty
 
 
-def collective_of(row: Operation) -> Callable[..., Any]:
+def collective_of(row: OperationSpec) -> Callable[..., Any]:
     """Make the function of an operation that backends implement.
 
     Its parameters are those of the row, by position or by name, other names included. Tensors that are written have to
@@ -94,7 +94,7 @@ def recorded_method(name: str, call: Callable[..., Any], observe: Callable[..., 
     return recorded
 
 
-def _counted(row: Operation, given: Mapping[str, Any]) -> torch.Tensor | None:
+def _counted(row: OperationSpec, given: Mapping[str, Any]) -> torch.Tensor | None:
     """Return the tensor whose size the operation is accounted under; of a whole, one rank's part."""
     found: list[torch.Tensor] = []
     for one in row.counted:
@@ -106,7 +106,7 @@ def _counted(row: Operation, given: Mapping[str, Any]) -> torch.Tensor | None:
     return max(found, key=lambda tensor: tensor.nbytes, default=None)
 
 
-def _signature(row: Operation) -> inspect.Signature:
+def _signature(row: OperationSpec) -> inspect.Signature:
     usual = [_parameter(one) for one in row.arguments if one.role is not Role.TIMEOUT]
     timeout = inspect.Parameter("timeout", inspect.Parameter.KEYWORD_ONLY, default=None)
     return inspect.Signature([*usual, timeout])
@@ -119,7 +119,7 @@ def _parameter(one: Argument) -> inspect.Parameter:
 
 
 def _bind(
-    row: Operation, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    row: OperationSpec, signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     named = {row.aliases.get(name, name): value for name, value in kwargs.items()}
     for name in named.keys() - signature.parameters.keys():
@@ -134,7 +134,7 @@ def _bind(
     return bound.arguments
 
 
-def _call(row: Operation, given: dict[str, Any]) -> Any:
+def _call(row: OperationSpec, given: dict[str, Any]) -> Any:
     name, group = row.name, given.get("group")
     backend = enter(name, group, given.pop("timeout"))
     if backend is None:
@@ -154,7 +154,7 @@ def _call(row: Operation, given: dict[str, Any]) -> Any:
     return deliver([work], None, written[0] if len(written) == 1 else written, async_op)
 
 
-def _check_root(row: Operation, given: dict[str, Any], backend: Backend) -> int | None:
+def _check_root(row: OperationSpec, given: dict[str, Any], backend: Backend) -> int | None:
     """Return the group rank of the root, which takes the place of a global one."""
     root, group_root = row.argument(Role.ROOT), row.argument(Role.GROUP_ROOT)
     if root is None:
@@ -166,7 +166,7 @@ def _check_root(row: Operation, given: dict[str, Any], backend: Backend) -> int 
     return position
 
 
-def _check_tensors(row: Operation, given: dict[str, Any], backend: Backend, root: int | None) -> list[torch.Tensor]:
+def _check_tensors(row: OperationSpec, given: dict[str, Any], backend: Backend, root: int | None) -> list[torch.Tensor]:
     group = given.get("group")
     W, rank = backend.get_world_size(group), backend.get_rank(group)
     found: list[torch.Tensor] = []
@@ -200,7 +200,7 @@ def _check_tensors(row: Operation, given: dict[str, Any], backend: Backend, root
     return found
 
 
-def _check_sizes(row: Operation, given: Mapping[str, Any], part: torch.Tensor, W: int) -> None:
+def _check_sizes(row: OperationSpec, given: Mapping[str, Any], part: torch.Tensor, W: int) -> None:
     for one in row.tensors:
         value = given[one.name]
         if one.form is Form.FLAT:
@@ -212,7 +212,7 @@ def _check_sizes(row: Operation, given: Mapping[str, Any], part: torch.Tensor, W
                 check_numel(row.name, f"{one.name}[{place}]", tensor, part.numel(), "the size of a rank's part")
 
 
-def _contiguous(row: Operation, one: Argument, tensor: torch.Tensor) -> torch.Tensor:
+def _contiguous(row: OperationSpec, one: Argument, tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_contiguous():
         return tensor
     if one.is_written:
@@ -223,7 +223,7 @@ def _contiguous(row: Operation, one: Argument, tensor: torch.Tensor) -> torch.Te
     return tensor.contiguous()
 
 
-def _check_op(row: Operation, given: dict[str, Any], backend: Backend, tensor: torch.Tensor) -> None:
+def _check_op(row: OperationSpec, given: dict[str, Any], backend: Backend, tensor: torch.Tensor) -> None:
     argument = row.argument(Role.OP)
     if argument is None:
         return

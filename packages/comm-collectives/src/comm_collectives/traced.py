@@ -1,7 +1,7 @@
 """Calls made while ``torch.compile`` traces.
 
 What ``torch.distributed`` can trace, and the group's library does as we promise, becomes part of the graph. The rest is
-called outside of it (:mod:`.untraced`), wrong calls among them, so that their errors are the usual ones.
+called outside of it (:mod:`.graph_breaks`), wrong calls among them, so that their errors are the usual ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 
-from comm_collectives import untraced
+from comm_collectives import graph_breaks
 from comm_utils.backend import Work
 from comm_utils.reduce_op import ReduceOp
 
@@ -43,7 +43,7 @@ def _traceable(operation: str, op: Any, group: ProcessGroup | None, *tensors: An
             return False
         if tensor.is_complex() or not tensor.is_contiguous() or (tensor.requires_grad and torch.is_grad_enabled()):
             return False
-    return untraced.serves(operation, op, first.dtype, first.device.type, group)
+    return graph_breaks.serves(operation, op, first.dtype, first.device.type, group)
 
 
 def _c10d_op(op: Any) -> Any:
@@ -56,7 +56,8 @@ def all_reduce(
     tensor: torch.Tensor, op: Any, group: ProcessGroup | None, async_op: bool, timeout: float | timedelta | None
 ) -> Work | None:
     if async_op or timeout is not None or not _traceable("all_reduce", op, group, tensor):
-        return untraced.all_reduce(tensor, op, group, async_op, timeout=timeout)
+        outcome: Work | None = graph_breaks.all_reduce(tensor, op, group, async_op, timeout=timeout)
+        return outcome
     c10d.all_reduce(tensor, op=_c10d_op(op), group=group)
     return None
 
@@ -65,7 +66,8 @@ def inference_all_reduce(
     tensor: torch.Tensor, op: Any, group: ProcessGroup | None, async_op: bool, timeout: float | timedelta | None
 ) -> Work | None:
     if async_op or timeout is not None or not _traceable("all_reduce", op, group, tensor):
-        return untraced.inference_all_reduce(tensor, op, group, async_op, timeout=timeout)
+        outcome: Work | None = graph_breaks.inference_all_reduce(tensor, op, group, async_op, timeout=timeout)
+        return outcome
     c10d.all_reduce(tensor, op=_c10d_op(op), group=group)
     return None
 
@@ -81,10 +83,11 @@ def all_gather_into_tensor(
     if (
         async_op
         or timeout is not None
-        or not _traceable(call, untraced.NO_OP, group, output, input)
+        or not _traceable(call, graph_breaks.NO_OP, group, output, input)
         or output.numel() != c10d.get_world_size(group) * input.numel()
     ):
-        return untraced.all_gather_into_tensor(output, input, group, async_op, timeout=timeout)
+        outcome: Work | None = graph_breaks.all_gather_into_tensor(output, input, group, async_op, timeout=timeout)
+        return outcome
     c10d.all_gather_into_tensor(output.view(-1), input.view(-1), group=group)
     return None
 
@@ -104,7 +107,8 @@ def reduce_scatter_tensor(
         or not _traceable(call, op, group, output, input)
         or input.numel() != c10d.get_world_size(group) * output.numel()
     ):
-        return untraced.reduce_scatter_tensor(output, input, op, group, async_op, timeout=timeout)
+        outcome: Work | None = graph_breaks.reduce_scatter_tensor(output, input, op, group, async_op, timeout=timeout)
+        return outcome
     c10d.reduce_scatter_tensor(output.view(-1), input.view(-1), op=_c10d_op(op), group=group)
     return None
 
@@ -121,14 +125,15 @@ def all_to_all_single(
     if (
         async_op
         or timeout is not None
-        or not _traceable("all_to_all_single", untraced.NO_OP, group, output, input)
+        or not _traceable("all_to_all_single", graph_breaks.NO_OP, group, output, input)
         or output.shape[1:] != input.shape[1:]
         or not _split(output, output_split_sizes, group)
         or not _split(input, input_split_sizes, group)
     ):
-        return untraced.all_to_all_single(
+        outcome: Work | None = graph_breaks.all_to_all_single(
             output, input, output_split_sizes, input_split_sizes, group, async_op, timeout=timeout
         )
+        return outcome
     c10d.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=group)
     return None
 

@@ -6,6 +6,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from comm_utils.errors import NotInitializedError
+from comm_utils.fast_path import FastPathCache
 from comm_utils.plugins import entry_points
 
 if TYPE_CHECKING:
@@ -30,10 +31,11 @@ def _not_initialized() -> NotInitializedError:
 
 
 class _Slot:
-    __slots__ = ("backend",)
+    __slots__ = ("backend", "fast_paths")
 
     def __init__(self) -> None:
         self.backend: Backend = _NoBackend()  # type: ignore[assignment]
+        self.fast_paths = FastPathCache()
 
 
 class _NoBackend:
@@ -45,18 +47,22 @@ class _NoBackend:
         raise _not_initialized()
 
 
-#: Holds the active backend in ``slot.backend``. Collectives read it at every call; only :func:`activate` writes it.
+#: Holds the active backend in ``slot.backend``, and in ``slot.fast_paths`` the backend's own, which are empty without a
+#: backend. Collectives read them at every call; only :func:`activate` and :func:`deactivate` write them.
 slot = _Slot()
 
 
 def activate(backend: Backend) -> None:
     """Make ``backend`` the one that every collective of this process uses from now on."""
     slot.backend = backend
+    # A backend that takes no part in fast paths, such as one that a test makes up, need not have a cache.
+    slot.fast_paths = getattr(backend, "fast_paths", None) or FastPathCache()
 
 
 def deactivate() -> None:
     """Empty the slot."""
     slot.backend = _NoBackend()  # type: ignore[assignment]
+    slot.fast_paths = FastPathCache()
 
 
 def is_active() -> bool:

@@ -11,10 +11,12 @@ are dense in memory, sizes fit, ranks are members. Other operations are built on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from comm_utils.fast_path import FastPath, FastPathCache
 
 if TYPE_CHECKING:
     import torch
@@ -118,9 +120,9 @@ class Backend(Protocol):
     All of them raise ``PeerLostError`` or ``CommTimeoutError`` and then mark the group as broken.
     """
 
-    #: What :meth:`prepare` returned for calls that were checked in full once, so that similar calls go straight to the
-    #: library. The keys are the collectives' own; the backend empties it when a group ends or breaks.
-    prepared: dict[object, Any]
+    #: What :meth:`fast_path` returned for calls that were checked in full once. The collectives fill it; the backend
+    #: empties it when a group ends or breaks.
+    fast_paths: FastPathCache
 
     def during(self, call: str, timeout: timedelta | None = None) -> Backend:
         """Return the same backend in the course of one call of the user's: failures name ``call``.
@@ -129,46 +131,24 @@ class Backend(Protocol):
             timeout: how long an operation may take, instead of the group's timeout.
         """
 
-    def prepare(
-        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
-    ) -> Callable[..., None]:
-        """Return the fast path of a synchronous ``operation``.
+    def fast_path(
+        self, operation: str, detail: object = None, group: ProcessGroup | None = None, async_op: bool = False
+    ) -> FastPath | None:
+        """Make the fast path of ``operation``; None where there is none.
 
         Args:
-            operation: ``"all_reduce"``, ``"reduce"``, ``"broadcast"``, ``"send"`` or ``"recv"``, then called with a
-                tensor; ``"gather"`` or ``"scatter"``, called with a tensor and, on the root, W tensors of its shape,
-                else None;
-                ``"all_gather_into_tensor"``, ``"reduce_scatter_tensor"`` or ``"all_to_all_single"`` in equal parts,
-                called with output and input; ``"all_to_all_v"``, called with the lists of ``output_split_sizes`` and
-                ``input_split_sizes`` after them; ``"all_gather"``, called with W tensors of the shape of the input, and
-                it; or ``"barrier"``. Tensors are contiguous, those of ``"all_gather_into_tensor"`` and
-                ``"reduce_scatter_tensor"`` one-dimensional.
-            op: of a reduction.
-            position: the group rank of a root or a peer.
+            operation: a collective of this contract, ``"send"`` or ``"recv"``, or one of ``"all_to_all"`` and
+                ``"reduce_scatter"``, which take lists.
+            detail: the op of a reduction; the root or the peer as a global rank, None for the default of ``gather`` and
+                ``scatter``; ``(dst, op)`` of a ``reduce``; None of all others.
 
-        It is called many times, with tensors of one dtype on one device, and has the group's timeout, whatever
-        :meth:`during` was given.
-        """
-
-    def prepare_apart(
-        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
-    ) -> tuple[Callable[..., Any], Callable[[Any], None]] | None:
-        """:meth:`prepare` in two functions, for callers that have work to do while the library works.
-
-        Returns:
-            a function of the tensors that starts the operation, and one that waits, given what the first returned; None
-            if nothing progresses in the background between the two.
-        """
-
-    def shortest_all_reduce(
-        self, group: ProcessGroup | None = None, op: object = "sum"
-    ) -> Callable[[Any], bool] | None:
-        """Return a function that looks at a tensor itself and, where it can, reduces it at once.
-
-        None where there is none.
-
-        It returns False, having done nothing, where the tensor has to be checked in full. It is kept in
-        :attr:`prepared`, and made in the course of a call, see :meth:`during`.
+        The callable takes the tensor arguments of the call in their order, with the lists of split sizes or None, None
+        after those of ``all_to_all_single``. It accepts plain tensors only
+        (``comm_utils.torch_support.plain_tensors``), which it checks itself. A synchronous one returns True when the
+        operation is complete, or False, having done nothing, where the call has to be checked in full. An asynchronous
+        one returns the :class:`Work`, or None. Both refuse, and never fail, once their group has ended or is broken. A
+        fast path is called many times and has the group's timeout, whatever :meth:`during` was told; failures name the
+        call in whose course it was made.
         """
 
     # --- who is where

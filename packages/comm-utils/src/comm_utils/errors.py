@@ -54,7 +54,7 @@ class PeerLostError(CommError, RuntimeError):
 
 
 class CommTimeoutError(CommError, TimeoutError, RuntimeError):
-    """An operation did not finish in time; a RuntimeError too, which is what torch raises and code around it catches."""
+    """An operation did not finish in time; a RuntimeError too, which is what code around torch catches."""
 
 
 class BrokenGroupError(CommError, RuntimeError):

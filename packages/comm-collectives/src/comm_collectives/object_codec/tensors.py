@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from comm_collectives.memory import readable
+from comm_collectives.memory import contiguous_elements
 from comm_collectives.object_codec.errors import ObjectDecodeError, Refused
 from comm_collectives.object_codec.scalars import DTYPES, dtype_name, read_dtype
 from comm_collectives.object_codec.wire import Read, Reader, Tag, Write, Writer
@@ -27,7 +27,7 @@ _REQUIRES_GRAD, _PARAMETER = 1, 2
 _MAX_DIMENSIONS = 64
 # Positions are part of the format.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mtia")
-# Elements of less than a byte and quantized ones are not readable without facts that are kept elsewhere.
+# Elements of less than a byte and quantized ones are not contiguous_elements without facts that are kept elsewhere.
 _OPAQUE = frozenset(dtype for name, dtype in DTYPES.items() if re.fullmatch(r"q.*|u?int[1-7]", name))
 
 
@@ -56,7 +56,7 @@ def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
     for size in tensor.shape:
         writer.size(size)
     if size_bytes:
-        writer.part(readable(tensor).view(torch.uint8), size_bytes)
+        writer.part(contiguous_elements(tensor).view(torch.uint8), size_bytes)
 
 
 def _read_tensor(reader: Reader) -> torch.Tensor:

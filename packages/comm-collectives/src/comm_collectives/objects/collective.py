@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives import untraced
+from comm_collectives import graph_breaks
 from comm_collectives.arguments import enter, group_rank_of
+from comm_collectives.collective import collective
 from comm_collectives.object_codec import ObjectDecodeError, decode_object, encode_object, resolve_allow_pickle
 from comm_collectives.objects.agreement import Misuse, Offer, agree, record_of
 from comm_collectives.objects.channel import Channel
@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 
+@collective(compiled=graph_breaks.OBJECTS)
 def all_gather_object(
     object_list: list[Any],
     obj: Any,
@@ -58,8 +59,6 @@ def all_gather_object(
         object_list: W entries; overwritten, in rank order.
         obj: this rank's.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return untraced.all_gather_object(object_list, obj, group, allow_pickle=allow_pickle, timeout=timeout)
     call = "all_gather_object"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -71,6 +70,7 @@ def all_gather_object(
     )
 
 
+@collective(compiled=graph_breaks.OBJECTS, labels=False)
 def allgather_object(
     obj: Any,
     group: ProcessGroup | None = None,
@@ -79,8 +79,6 @@ def allgather_object(
     timeout: float | timedelta | None = None,
 ) -> Any:
     """Collect every rank's object on every rank and return the list, in rank order."""
-    if torch.compiler.is_dynamo_compiling():
-        return untraced.allgather_object(obj, group, allow_pickle=allow_pickle, timeout=timeout)
     call = "allgather_object"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -106,6 +104,7 @@ def all_gather_over(
     return _decode_all(channel, messages, unpickle)
 
 
+@collective(compiled=graph_breaks.OBJECTS, labels=False)
 def gather_object(
     obj: Any,
     object_gather_list: list[Any] | None = None,
@@ -122,10 +121,6 @@ def gather_object(
         obj: this rank's.
         object_gather_list: on ``dst``, W entries; overwritten, in rank order. None on the other ranks.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return untraced.gather_object(
-            obj, object_gather_list, dst, group, group_dst, allow_pickle=allow_pickle, timeout=timeout
-        )
     call = "gather_object"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -178,6 +173,7 @@ def exchange_to_root(
     return _decode_all(channel, messages, unpickle) if channel.rank == root else None
 
 
+@collective(compiled=graph_breaks.OBJECTS)
 def broadcast_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -194,10 +190,6 @@ def broadcast_object_list(
         object_list: of the same length on every rank; overwritten except on ``src``.
         device: through whose memory the bytes go; only needed where the group serves several.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return untraced.broadcast_object_list(
-            object_list, src, group, device, group_src, allow_pickle=allow_pickle, timeout=timeout
-        )
     call = "broadcast_object_list"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -223,6 +215,7 @@ def broadcast_object_list(
         object_list[:] = received
 
 
+@collective(compiled=graph_breaks.OBJECTS, labels=False)
 def broadcast_object(
     obj: Any,
     src: int,
@@ -236,8 +229,6 @@ def broadcast_object(
     Args:
         obj: sent by ``src``, to which it is returned as it is; ignored elsewhere.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return untraced.broadcast_object(obj, src, group, allow_pickle=allow_pickle, timeout=timeout)
     call = "broadcast_object"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -271,6 +262,7 @@ def _broadcast(
     return obj if channel.rank == root else _decode(channel, received, root, unpickle)
 
 
+@collective(compiled=graph_breaks.OBJECTS, labels=False)
 def scatter_object_list(
     scatter_object_output_list: list[Any],
     scatter_object_input_list: list[Any] | None = None,
@@ -287,16 +279,6 @@ def scatter_object_list(
         scatter_object_output_list: at least one entry; the first is overwritten.
         scatter_object_input_list: on ``src``, W objects; ignored elsewhere.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return untraced.scatter_object_list(
-            scatter_object_output_list,
-            scatter_object_input_list,
-            src,
-            group,
-            group_src,
-            allow_pickle=allow_pickle,
-            timeout=timeout,
-        )
     call = "scatter_object_list"
     backend = enter(call, group, timeout)
     if backend is None:

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 
-from comm_collectives import untraced
+from comm_collectives import graph_breaks
 from comm_collectives.arguments import enter, group_rank_of
+from comm_collectives.collective import collective
 from comm_collectives.object_codec import (
     ObjectDecodeError,
     ObjectExchangeError,
@@ -84,6 +85,7 @@ class _Peer:
         return numbers
 
 
+@collective(compiled=graph_breaks.OBJECTS, labels=False)
 def send_object_list(
     object_list: list[Any],
     dst: int | None = None,
@@ -108,10 +110,6 @@ def send_object_list(
         ArgumentTypeError: an object cannot be sent; ``dst`` gets an error too.
         ObjectExchangeError: ``dst`` does not accept.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return untraced.send_object_list(
-            object_list, dst, group, device, group_dst, use_batch, allow_pickle=allow_pickle, timeout=timeout
-        )
     backend = enter(_CALL, group, timeout)
     if backend is None:
         return
@@ -133,6 +131,7 @@ def send_object_list(
     peer.send(outbox(message, channel.device), 2)
 
 
+@collective(compiled=graph_breaks.OBJECTS, labels=False)
 def recv_object_list(
     object_list: list[Any],
     src: int | None = None,
@@ -159,10 +158,6 @@ def recv_object_list(
         CollectiveMismatchError: the sender's list has another length.
     """
     call = "recv_object_list"
-    if torch.compiler.is_dynamo_compiling():
-        return untraced.recv_object_list(
-            object_list, src, group, device, group_src, use_batch, allow_pickle=allow_pickle, timeout=timeout
-        )
     backend = enter(call, group, timeout)
     if backend is None:
         return -1

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives import untraced
+from comm_collectives import graph_breaks
 from comm_collectives.arguments import enter, group_rank_of
-from comm_collectives.memory import readable
+from comm_collectives.collective import collective
+from comm_collectives.memory import contiguous_elements
 from comm_collectives.object_codec import resolve_allow_pickle
 from comm_collectives.objects.channel import Channel
 from comm_collectives.objects.collective import exchange_to_root
@@ -31,6 +32,7 @@ _CALLABLE = -1
 _NOTHING_NATIVE = Capabilities(frozenset(), frozenset(), frozenset())
 
 
+@collective(compiled=graph_breaks.OBJECTS, labels=False)
 def reduce_object(
     obj: Any,
     dst: int,
@@ -55,8 +57,6 @@ def reduce_object(
         ArgumentTypeError: on the rank whose ``obj`` cannot be reduced; the others get an ``ObjectExchangeError``.
         ArgumentError: on ``dst``, for objects that do not go together.
     """
-    if torch.compiler.is_dynamo_compiling():
-        return untraced.reduce_object(obj, dst, op, group, allow_pickle=allow_pickle, timeout=timeout)
     backend = enter(_CALL, group, timeout)
     if backend is None:
         return None
@@ -113,7 +113,7 @@ def _combine_tensors(op: ReduceOp, tensors: list[Any]) -> torch.Tensor:
                 "dtype, shape and kind of device"
             )
     encoding = encoding_for(_CALL, op, first.dtype, _NOTHING_NATIVE)
-    parts = torch.stack([encoding.encode(readable(tensor)) for tensor in tensors])
+    parts = torch.stack([encoding.encode(contiguous_elements(tensor)) for tensor in tensors])
     result = torch.empty_like(first, requires_grad=False)
     elements = result.view(-1)
     total = encoding.encode(elements) if encoding.shares else parts.new_empty(parts.shape[1])

@@ -1,64 +1,46 @@
-"""A backend that times another one. Where nothing is observed it does not exist."""
+"""The wrapper that records what a backend does. Where nothing is recorded it does not exist."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.recorded.observing import ANYBODY, NO_ROOT, Observing
-from comm_utils.backend import Work
+from comm_collectives.recorded.call_series import ANYBODY
+from comm_collectives.recorded.device_times import DeviceTimes
+from comm_collectives.recorded.fast_path import recorded_fast_path, splits_of
+from comm_collectives.recorded.timed_calls import TimedCalls
+from comm_collectives.registered import recorded_method
+from comm_utils.backend import Backend, Work
+from comm_utils.fast_path import FastPath
+from comm_utils.observability.comms_logger import CommsLogger
 
-__all__ = ["Observed"]
+__all__ = ["Recording", "RecordingBackend"]
 
 
-class Observed(Observing):
+class RecordingBackend(TimedCalls):
     """Passes every call on to ``inner`` and records its time, from the call to the end of the operation.
 
     What it sees are the operations that travel. They are recorded under the name of the call that the user made where
-    both are of one kind, so that sizes and bandwidths mean the same (:data:`KINDS`), and under their own otherwise.
+    both are of one kind, so that sizes and bandwidths mean the same (``comm_utils.operations.record_name``), and under
+    their own otherwise.
     The time of an asynchronous operation ends when the library reports it done, not when somebody waits.
     """
 
-    def prepare(
-        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
-    ) -> Callable[..., None]:
-        call = self.inner.prepare(operation, group, op, position)
-        apart = self.inner.prepare_apart(operation, group, op, position)
-        if operation == "all_to_all_v":
-            return self._exchanging(group, call, apart)
-        part = {"barrier": None, "reduce_scatter_tensor": 0, "gather": 0, "scatter": 0}.get(operation, -1)
-        return self._plainly(operation, group, part, call, op, (None, position), apart=apart)
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        if callable(found):  # an operation that another package added to the table
+            found = self.__dict__[name] = recorded_method(name, found, self._observe)
+        return found
 
-    def prepare_apart(
-        self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
-    ) -> None:
-        return None  # it has something to do in between itself
-
-    def _exchanging(self, group: ProcessGroup | None, call: Callable[..., None], apart: Any) -> Callable[..., None]:
-        log, name = self._log, "all_to_all_single"
-        by_output, by_input = (self._plainly(name, group, part, call, None, NO_ROOT, apart=apart) for part in (0, 1))
-
-        def recorded(output: torch.Tensor, input: torch.Tensor, rows_out: list[int], rows_in: list[int]) -> None:
-            larger = self._counting(output, input)
-            if log.writes:  # and tells of every part
-                splits = _splits(output, input, rows_out, rows_in)
-                self._observe(name, group, larger, call, (output, input, rows_out, rows_in), splits=splits)
-            else:
-                (by_output if larger is output else by_input)(output, input, rows_out, rows_in)
-
-        return recorded
-
-    def shortest_all_reduce(
-        self, group: ProcessGroup | None = None, op: object = "sum"
-    ) -> Callable[[Any], bool] | None:
-        shortest = self.inner.shortest_all_reduce(group, op)
-        return (
-            None if shortest is None else self._plainly("all_reduce", group, 0, shortest, op, NO_ROOT, any_dtype=True)
-        )
+    def fast_path(
+        self, operation: str, detail: object = None, group: ProcessGroup | None = None, async_op: bool = False
+    ) -> FastPath | None:
+        call = self.inner.fast_path(operation, detail, group, async_op)
+        return None if call is None else recorded_fast_path(self, operation, detail, group, async_op, call)
 
     def all_reduce(
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
@@ -136,7 +118,7 @@ class Observed(Observing):
         args = output, input, output_split_sizes, input_split_sizes, group, async_op
         # Only a trace has them, which may be written by the time that the operation ends.
         wanted = async_op or self._log.writes
-        splits = _splits(output, input, output_split_sizes, input_split_sizes) if wanted else None
+        splits = splits_of(output, input, output_split_sizes, input_split_sizes) if wanted else None
         counts, call = self._counting(output, input), self.inner.all_to_all_single
         return self._observe("all_to_all_single", group, counts, call, args, async_op=async_op, splits=splits)
 
@@ -243,15 +225,13 @@ def _source(src: int | None, group_src: int | None) -> tuple[int | None, int | N
     return ANYBODY if src is None and group_src is None else (src, group_src)
 
 
-def _splits(
-    output: torch.Tensor, input: torch.Tensor, rows_out: Sequence[int] | None, rows_in: Sequence[int] | None
-) -> dict[str, Any] | None:
-    """Uneven parts of an exchange, in elements."""
-    if not rows_out and not rows_in:
-        return None
-    found = {}
-    for name, tensor, rows in (("input_splits", input, rows_in), ("output_splits", output, rows_out)):
-        if rows:
-            in_row = tensor.numel() // max(tensor.shape[0], 1)
-            found[name] = [number * in_row for number in rows]
-    return found
+class Recording:
+    """Makes the wrapper that records into one logger, for ``comm_collectives.instrument``."""
+
+    def __init__(self, log: CommsLogger) -> None:
+        self.log = log
+        self._devices = DeviceTimes()  # what is under way on devices outlives the wrapper
+
+    def __call__(self, inner: Backend) -> Backend:
+        self.log.when_reading(self._devices.collect)
+        return cast(Backend, RecordingBackend(inner, self.log, self._devices))

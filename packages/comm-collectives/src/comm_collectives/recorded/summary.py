@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import torch
 
 from comm_collectives.arguments import active
+from comm_collectives.instrumentation import instrumented
 from comm_collectives.objects.collective import all_gather_over, exchange_to_root
-from comm_collectives.recorded.backend import Observed
 from comm_collectives.recorded.clocks import clock_name
 from comm_collectives.recorded.trace_files import everyones_clock, recent_trace, unobserved
 from comm_utils.observability.comms_logger import CommsLogger, Row
@@ -43,7 +43,10 @@ def log_summary(log: CommsLogger, show_straggler: bool = False, return_dict: boo
     rows = log.rows()
     everyones = everyones_account(log) if show_straggler else None
     if rank == 0:
-        print(format_table(rows) if rows else _nothing(isinstance(backend, Observed)), flush=True)
+        print(
+            format_table(rows) if rows else _nothing(any(getattr(one, "log", None) is log for one in instrumented())),
+            flush=True,
+        )
         if everyones is not None and everyones.operations:
             print(f"\nOver all ranks, of the last operations:\n{format_account(everyones)}", flush=True)
     if not return_dict:

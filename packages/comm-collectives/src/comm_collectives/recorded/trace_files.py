@@ -96,7 +96,7 @@ def _raise(channel: Channel, failures: list[str], writer: TraceWriter | None) ->
 def begin_epoch(log: CommsLogger, epoch: int | None = None) -> None:
     """Let calls be counted anew; None for the next epoch."""
     log.numbering.begin_epoch(log.numbering.epoch + 1 if epoch is None else epoch)
-    bare_backend().prepared.clear()  # which has counters
+    bare_backend().fast_paths.clear()  # which has counters
 
 
 def stop_trace(log: CommsLogger) -> Path | None:

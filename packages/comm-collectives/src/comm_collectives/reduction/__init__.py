@@ -11,7 +11,6 @@ from comm_collectives.reduction.reducing import (
     reduce,
     reduce_scatter,
     reduce_scatter_tensor,
-    short_reduce_scatter,
 )
 
 __all__ = [
@@ -22,5 +21,4 @@ __all__ = [
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",
-    "short_reduce_scatter",
 ]

@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.memory import as_bytes, flat, readable
+from comm_collectives.memory import as_bytes, contiguous_elements, flat
 from comm_collectives.reduction.encoding import Encoding, encoding_for
 from comm_collectives.reduction.local import fold
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "short_reduce_scatter"]
+__all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
 
 
 def all_reduce(
@@ -49,7 +49,7 @@ def reduce(
     """Reduce into the dense ``tensor`` of ``group_dst``, in logical order; the others' stay as they are, bitwise."""
     capabilities = backend.capabilities(group, tensor.device.type)
     encoding = encoding_for("reduce", op, tensor.dtype, capabilities)
-    elements = readable(tensor)
+    elements = contiguous_elements(tensor)
     is_own = elements.data_ptr() == tensor.data_ptr()  # else a copy
     wire = encoding.encode(elements)
     W = backend.get_world_size(group)
@@ -101,36 +101,12 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduce entry r of every rank's ``inputs`` into ``output``, (n,), of rank r; entries may differ in size."""
     sizes = [tensor.numel() for tensor in inputs]
-    joined = torch.cat([readable(tensor) for tensor in inputs])
+    joined = torch.cat([contiguous_elements(tensor) for tensor in inputs])
     if len(set(sizes)) == 1:
         return reduce_scatter_tensor(backend, output, joined, op, group, async_op, "reduce_scatter")
     capabilities = backend.capabilities(group, joined.device.type)
     encoding = encoding_for("reduce_scatter", op, joined.dtype, capabilities)
     return _exchange_and_fold(backend, output, joined, sizes, encoding, group, async_op)
-
-
-def short_reduce_scatter(
-    backend: Backend, call: str, op: object, reduce_op: ReduceOp, like: torch.Tensor, group: ProcessGroup | None
-) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-    """Return a direct :func:`reduce_scatter_tensor` of contiguous tensors, (n,) and (W*n,), like ``like``.
-
-    None if they need an encoding.
-    """
-    capabilities = backend.capabilities(group, like.device.type)
-    encoding = encoding_for(call, reduce_op, like.dtype, capabilities)
-    if not encoding.is_identity or like.dtype not in capabilities.dtypes:
-        return None
-    if encoding.native and "reduce_scatter_tensor" in capabilities.operations:
-        return backend.prepare("reduce_scatter_tensor", group, op)
-    exchange, W = backend.prepare("all_to_all_v", group), backend.get_world_size(group)
-
-    def exchange_and_fold(output: torch.Tensor, input: torch.Tensor) -> None:
-        parts = input.new_empty(W, output.numel())
-        counts = [output.numel()] * W
-        exchange(parts.view(-1), input, counts, counts)
-        fold(parts, reduce_op, output)
-
-    return exchange_and_fold
 
 
 def _exchange_and_fold(

@@ -1,7 +1,7 @@
 """The API that users write against; the one package that may import the collectives.
 
-Functions are the collectives' own, made to understand what callers of ``deepspeed.comm`` and ``torch.distributed``
-write (:mod:`.compatible`); what concerns the whole process is put together in :mod:`.world` and :mod:`.comms_log`.
+Functions are the collectives' own, which understand what callers of ``deepspeed.comm`` and ``torch.distributed`` write;
+what concerns the whole process is put together in :mod:`.world` and :mod:`.comms_log`.
 """
 
 from torch.distributed import (
@@ -17,11 +17,66 @@ from torch.distributed import (
     group,
 )
 
-import comm_collectives
-from comm_collectives import object_codec, objects
+from comm_collectives import (
+    P2POp,
+    all_gather,
+    all_gather_coalesced,
+    all_gather_into_tensor,
+    all_reduce,
+    all_reduce_coalesced,
+    all_to_all,
+    all_to_all_single,
+    barrier,
+    batch_isend_irecv,
+    broadcast,
+    empty_shared,
+    gather,
+    get_all_ranks_from_group,
+    get_backend,
+    get_global_rank,
+    get_group_rank,
+    get_process_group_ranks,
+    get_rank,
+    get_world_group,
+    get_world_size,
+    inference_all_reduce,
+    init_device_mesh,
+    initialize_mesh_device,
+    irecv,
+    isend,
+    monitored_barrier,
+    new_group,
+    new_subgroups,
+    new_subgroups_by_enumeration,
+    recv,
+    reduce,
+    reduce_scatter,
+    reduce_scatter_coalesced,
+    reduce_scatter_tensor,
+    scatter,
+    send,
+    split_group,
+)
+from comm_collectives.object_codec import (
+    ObjectDecodeError,
+    ObjectExchangeError,
+    register_object_type,
+    set_object_policy,
+)
+from comm_collectives.objects import (
+    all_gather_object,
+    allgather_object,
+    broadcast_object,
+    broadcast_object_list,
+    gather_object,
+    recv_object_list,
+    reduce_object,
+    scatter_object_list,
+    send_object_list,
+)
 from comm_collectives.recorded import clocks as clocks
-from comm_orchestrator.facade import comms_log, deepspeed_names
 from comm_orchestrator.facade.comms_log import (
+    configure,
     export_log,
     get_comm_operation_count,
     get_logged_comm_ops,
@@ -38,8 +93,8 @@ from comm_orchestrator.facade.comms_log import (
     stop_profiling_op,
     stop_trace,
 )
-from comm_orchestrator.facade.compatible import compatible, shortened
 from comm_orchestrator.facade.deepspeed_names import (
+    allgather_fn,
     enable_symm_mem_for_group,
     get_local_rank_from_launcher,
     get_world_rank_from_launcher,
@@ -54,6 +109,7 @@ from comm_orchestrator.facade.deepspeed_names import (
     mpi_discovery,
     patch_aml_env_for_torch_nccl_backend,
     patch_aws_sm_env_for_torch_nccl_backend,
+    reduce_scatter_fn,
 )
 from comm_orchestrator.facade.world import (
     available_backends,
@@ -203,61 +259,6 @@ __all__ = [
     "stop_trace",
 ]
 
-all_gather = compatible(comm_collectives.all_gather)
-all_gather_coalesced = compatible(comm_collectives.all_gather_coalesced)
-all_gather_into_tensor = compatible(comm_collectives.all_gather_into_tensor)
 all_gather_single = all_gather_into_tensor
-all_reduce = shortened(compatible(comm_collectives.all_reduce))
-all_reduce_coalesced = compatible(comm_collectives.all_reduce_coalesced)
-all_to_all = compatible(comm_collectives.all_to_all)
-all_to_all_single = compatible(comm_collectives.all_to_all_single)
-allgather_fn = compatible(deepspeed_names.allgather_fn)
-barrier = compatible(comm_collectives.barrier)
-broadcast = compatible(comm_collectives.broadcast)
-configure = compatible(comms_log.configure, labels=False)
-gather = compatible(comm_collectives.gather)
-inference_all_reduce = shortened(compatible(comm_collectives.inference_all_reduce))
-irecv = compatible(comm_collectives.irecv)
-isend = compatible(comm_collectives.isend)
-monitored_barrier = compatible(comm_collectives.monitored_barrier)
-recv = compatible(comm_collectives.recv)
-reduce = compatible(comm_collectives.reduce)
-reduce_scatter = compatible(comm_collectives.reduce_scatter)
-reduce_scatter_coalesced = compatible(comm_collectives.reduce_scatter_coalesced)
-reduce_scatter_fn = compatible(deepspeed_names.reduce_scatter_fn)
-reduce_scatter_single = reduce_scatter_tensor = compatible(comm_collectives.reduce_scatter_tensor)
-scatter = compatible(comm_collectives.scatter)
-send = compatible(comm_collectives.send)
-
-all_gather_object = compatible(objects.all_gather_object)
-allgather_object = objects.allgather_object
-broadcast_object = objects.broadcast_object
-broadcast_object_list = compatible(objects.broadcast_object_list)
-gather_object = objects.gather_object
-recv_object_list = objects.recv_object_list
-reduce_object = objects.reduce_object
-scatter_object_list = objects.scatter_object_list
-send_object_list = objects.send_object_list
-register_object_type = object_codec.register_object_type
-set_object_policy = object_codec.set_object_policy
-ObjectDecodeError = object_codec.ObjectDecodeError
-ObjectExchangeError = object_codec.ObjectExchangeError
-
-batch_isend_irecv = comm_collectives.batch_isend_irecv
-get_all_ranks_from_group = comm_collectives.get_all_ranks_from_group
-get_backend = comm_collectives.get_backend
-get_global_rank = comm_collectives.get_global_rank
-get_group_rank = comm_collectives.get_group_rank
-get_process_group_ranks = comm_collectives.get_process_group_ranks
-empty_shared = comm_collectives.empty_shared
-get_rank = comm_collectives.get_rank
-get_world_group = comm_collectives.get_world_group
-get_world_size = comm_collectives.get_world_size
-init_device_mesh = comm_collectives.init_device_mesh
-initialize_mesh_device = comm_collectives.initialize_mesh_device
-new_group = comm_collectives.new_group
-new_subgroups = comm_collectives.new_subgroups
-new_subgroups_by_enumeration = comm_collectives.new_subgroups_by_enumeration
-split_group = comm_collectives.split_group
-P2POp = comm_collectives.P2POp
+reduce_scatter_single = reduce_scatter_tensor
 NON_GROUP_MEMBER = GroupMember.NON_GROUP_MEMBER

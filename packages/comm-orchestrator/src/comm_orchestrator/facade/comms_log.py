@@ -12,7 +12,9 @@ from typing import Any
 import comm_collectives
 import comm_config
 from comm_collectives import arguments
+from comm_collectives.collective import INLINE, collective
 from comm_collectives.recorded import summary, trace_files
+from comm_collectives.recorded.backend import Recording
 from comm_orchestrator import orchestrator, telemetry
 from comm_utils import active
 from comm_utils.errors import ArgumentTypeError
@@ -45,6 +47,7 @@ __all__ = [
 
 class _Log:
     comms = CommsLogger()
+    recording = Recording(comms)
     # Whether to record in the world to come; None where nobody said.
     to_come: bool | None = None
     on = False
@@ -85,6 +88,7 @@ def end() -> None:
 atexit.register(trace_files.end_trace, _Log.comms)
 
 
+@collective(compiled=INLINE, labels=False)
 def configure(
     config: Any = None,
     enabled: bool | None = None,
@@ -130,7 +134,8 @@ def _turn(on: bool, with_others: bool = False) -> None:
     """``with_others``: the ranks have just begun to count together."""
     begins = on and not _Log.on and not with_others
     _Log.on, _Log.on_for_trace = on, None
-    comm_collectives.instrument(observe=_Log.comms if on else None)
+    others = [one for one in comm_collectives.instrumented() if one is not _Log.recording]
+    comm_collectives.instrument(*others, *([_Log.recording] if on else []))
     if begins:
         trace_files.begin_epoch(_Log.comms)
 

@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 import comm_collectives
 from comm_collectives import arguments
+from comm_collectives.collective import INLINE, collective
 from comm_orchestrator import mpi, rank_discovery
 from comm_utils.backend import Work
 from comm_utils.errors import BackendUnavailableError, LaunchError
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 
+@collective(compiled=INLINE)
 def reduce_scatter_fn(
     output_tensor: torch.Tensor,
     tensor: torch.Tensor,
@@ -51,6 +53,7 @@ def reduce_scatter_fn(
     return comm_collectives.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op, timeout=timeout)
 
 
+@collective(compiled=INLINE)
 def allgather_fn(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,

@@ -115,7 +115,10 @@ class _Rendezvous:
 
     def read_records(self) -> Refusal | None:
         """Read the records written since the last call; return the first contradiction."""
-        count = _counted(self.store, "ranks")
+        try:
+            count = _counted(self.store, "ranks")
+        except LaunchError as error:
+            return Refusal("LaunchError", str(error))
         if not self.counted <= count <= self.counted + _MOST_RECORDS_PER_RANK * (self.mine.world_size + 64):
             return Refusal(
                 "LaunchError",

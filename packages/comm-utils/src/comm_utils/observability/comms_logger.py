@@ -116,7 +116,7 @@ class CommsLogger:
             )
 
     def recent(self, most: int = EVENTS_KEPT) -> tuple[list[Operation], list[tuple[int, int, int, int]]]:
-        """The last operations: kinds, and ``(number of the kind, sequence, begin_ns, end_ns)`` for each."""
+        """Return the last operations: kinds, and ``(number of the kind, sequence, begin_ns, end_ns)`` for each."""
         self._records.settle()
         with self.recorder.lock:
             return [series.operation for series in self._records], self.recorder.last(most)
@@ -142,7 +142,7 @@ class CommsLogger:
             return self._write_to(None)
 
     def _write_to(self, writer: TraceWriter | None) -> TraceWriter | None:
-        """Returns the one until now."""
+        """Replace the writer, and return the previous one."""
         before, self._writer, self.writes = self._writer, writer, writer is not None
         self.recorder.write_to(writer)
         return before

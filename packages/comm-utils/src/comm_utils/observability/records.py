@@ -71,7 +71,7 @@ class Window:
         self._records.close(self)
 
     def end(self, rows: list[Row]) -> None:
-        """It has ended with these."""
+        """Note that it has ended with ``rows``."""
         self._rows, self._ended_ns = rows, perf_counter_ns()
 
     def rows(self) -> list[Row]:
@@ -169,7 +169,7 @@ class Records:
         return found
 
     def totals(self) -> dict[_Key, tuple[int, int]]:
-        """Calls and nanoseconds by name, operation, size, ranks and caller, with all that was ever forgotten."""
+        """Return calls and nanoseconds by name, operation, size, ranks and caller, with all that was ever forgotten."""
         self.settle()
         with self._recorder.lock:
             found = self._together(0)

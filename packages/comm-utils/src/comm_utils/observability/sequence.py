@@ -35,7 +35,7 @@ class SequenceCounters:
         self.epoch = 0
 
     def counter(self, channel: Hashable, within: Hashable = None) -> Iterator[int]:
-        """The numbers of ``channel``, until the epoch ends; -1 for ever where ``within`` was said to be vague."""
+        """Return the numbers of ``channel``, until the epoch ends; -1 for ever where ``within`` is vague."""
         with self._lock:
             if within is not None and within in self._vague:
                 return itertools.repeat(_UNKNOWN)

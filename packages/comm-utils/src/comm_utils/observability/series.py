@@ -84,7 +84,7 @@ class Histogram:
         return other
 
     def quantile_ns(self, share: float) -> float:
-        """The middle of the bin in which so large a share of all operations ended, within the extremes."""
+        """Return the middle of the bin in which so large a share of all operations ended, within the extremes."""
         seen = 0
         for place in sorted(self.bins):
             seen += self.bins[place]
@@ -94,7 +94,7 @@ class Histogram:
 
 
 def _small(upper: int) -> int:
-    """The number from 0 to 15 that has these upper bits as a double."""
+    """Return the number from 0 to 15 that has these upper bits as a double."""
     return (upper & 15 | 16) >> 4 + 1023 - (upper >> 4) if upper else 0
 
 
@@ -216,7 +216,7 @@ class Recorder:
             self._held -= len(self._last.popleft())
 
     def last(self, most: int) -> list[_Times]:
-        """The last events that were counted, at most so many and no more than are kept."""
+        """Return the last events that were counted, at most so many and no more than are kept."""
         together = _fours(chain.from_iterable(self._last))
         return list(islice(together, max(self._held - min(4 * most, self._kept), 0) // 4, None))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from comm_utils.operations.types import Argument, Direction, Form, Operation, Role
+from comm_utils.operations.types import Argument, Direction, Form, OperationSpec, Role
 
 __all__ = ["DEFAULTS", "positional", "tensor_for"]
 
@@ -14,7 +14,7 @@ DEFAULTS: Mapping[Role, object] = {Role.OP: "sum", Role.ASYNC_OP: False, Role.TA
 
 
 def positional(
-    row: Operation,
+    row: OperationSpec,
     tensors: Callable[[Argument], object],
     values: Mapping[Role, object],
     defaults: Mapping[Role, object] = DEFAULTS,

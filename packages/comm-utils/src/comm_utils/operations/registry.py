@@ -14,7 +14,7 @@ from typing import Any
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 from comm_utils.operations.table import ROWS
-from comm_utils.operations.types import Operation
+from comm_utils.operations.types import OperationSpec
 from comm_utils.plugins import entry_points
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 
 ENTRY_POINT_GROUP = "comm_utils.operations"
 
-_rows: dict[str, Operation] = {row.name: row for row in ROWS}
+_rows: dict[str, OperationSpec] = {row.name: row for row in ROWS}
 _entry_points_read: set[tuple[str, str]] = set()
 
 
@@ -45,7 +45,7 @@ class UnknownOperationError(ArgumentError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-def register(row: Operation) -> Operation:
+def register(row: OperationSpec) -> OperationSpec:
     """Add ``row`` to the table, for this process.
 
     Logger, sizes, traces, replay, benchmarks and cost model then know the operation.
@@ -79,7 +79,7 @@ def unregister(name: str) -> None:
     del _rows[get(name).name]
 
 
-def find(name: str) -> Operation | None:
+def find(name: str) -> OperationSpec | None:
     """Return the row of ``name``, None where there is none."""
     found = _rows.get(name)
     if found is None:
@@ -88,7 +88,7 @@ def find(name: str) -> Operation | None:
     return found
 
 
-def get(name: str) -> Operation:
+def get(name: str) -> OperationSpec:
     """Return the row of ``name``.
 
     Raises:
@@ -107,7 +107,7 @@ def get(name: str) -> Operation:
     return found
 
 
-def rows() -> Iterator[Operation]:
+def rows() -> Iterator[OperationSpec]:
     """Return every row, those of this package first."""
     _read_entry_points()
     return iter(tuple(_rows.values()))
@@ -138,7 +138,7 @@ def record_name(operation: str, call: str) -> str:
     return call if row is not None and row.recorded and operation in row.travels_as else operation
 
 
-def function_of(row: Operation, namespace: Any = None) -> Callable[..., Any]:
+def function_of(row: OperationSpec, namespace: Any = None) -> Callable[..., Any]:
     """Return the function that programs call.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from comm_utils.operations import patterns
-from comm_utils.operations.types import Argument, Direction, Form, Operation, Pattern, Role
+from comm_utils.operations.types import Argument, Direction, Form, OperationSpec, Pattern, Role
 
 __all__ = ["PRIMITIVES", "ROWS"]
 
@@ -43,7 +43,7 @@ def _objects(name: str, direction: Direction, form: Form = Form.SINGLE, at_root:
 _PICKLE = (_option("allow_pickle"), _TIMEOUT)
 
 _REDUCING = (
-    Operation(
+    OperationSpec(
         "all_reduce",
         patterns.ALL_REDUCE,
         (_TENSOR, _OP, *_USUAL, _TIMEOUT),
@@ -51,21 +51,21 @@ _REDUCING = (
         benchmarked=True,
         native_code=0,
     ),
-    Operation(
+    OperationSpec(
         "inference_all_reduce",
         patterns.ALL_REDUCE,
         (_TENSOR, _OP, *_USUAL, _TIMEOUT),
         measured_as="all_reduce",
         travels_as=("all_reduce",),
     ),
-    Operation(
+    OperationSpec(
         "all_reduce_coalesced",
         patterns.ALL_REDUCE,
         (_tensor("tensors", _IN_OUT, _SEVERAL), _OP, *_USUAL, _TIMEOUT),
         measured_as="all_reduce",
         travels_as=("all_reduce",),
     ),
-    Operation(
+    OperationSpec(
         "reduce",
         patterns.REDUCE,
         (_TENSOR, _DST, _OP, *_USUAL, _GROUP_DST, _TIMEOUT),
@@ -76,7 +76,7 @@ _REDUCING = (
 )
 
 _BROADCAST = (
-    Operation(
+    OperationSpec(
         "broadcast",
         patterns.BROADCAST,
         (_TENSOR, _SRC, *_USUAL, _GROUP_SRC, _TIMEOUT),
@@ -87,7 +87,7 @@ _BROADCAST = (
 )
 
 _ALL_GATHER = (
-    Operation(
+    OperationSpec(
         "all_gather_into_tensor",
         patterns.ALL_GATHER,
         (
@@ -104,7 +104,7 @@ _ALL_GATHER = (
         overlapping=True,
         native_code=3,
     ),
-    Operation(
+    OperationSpec(
         "all_gather",
         patterns.ALL_GATHER,
         (_tensor("tensor_list", _OUT, _PER_RANK), _tensor("tensor", _IN), *_USUAL, _TIMEOUT),
@@ -112,7 +112,7 @@ _ALL_GATHER = (
         travels_as=("all_gather", "all_gather_into_tensor"),
         primitive=True,
     ),
-    Operation(
+    OperationSpec(
         "all_gather_coalesced",
         patterns.ALL_GATHER,
         (
@@ -127,7 +127,7 @@ _ALL_GATHER = (
 )
 
 _REDUCE_SCATTER = (
-    Operation(
+    OperationSpec(
         "reduce_scatter_tensor",
         patterns.REDUCE_SCATTER,
         (
@@ -145,7 +145,7 @@ _REDUCE_SCATTER = (
         overlapping=True,
         native_code=4,
     ),
-    Operation(
+    OperationSpec(
         "reduce_scatter",
         patterns.REDUCE_SCATTER,
         (
@@ -158,7 +158,7 @@ _REDUCE_SCATTER = (
         measured_as="reduce_scatter_tensor",
         travels_as=("reduce_scatter_tensor", "all_to_all_single"),
     ),
-    Operation(
+    OperationSpec(
         "reduce_scatter_coalesced",
         patterns.REDUCE_SCATTER,
         (_tensor("tensors", _IN, _SEVERAL), _GROUP, _OP, _ASYNC, _TIMEOUT),
@@ -168,7 +168,7 @@ _REDUCE_SCATTER = (
 )
 
 _ALL_TO_ALL = (
-    Operation(
+    OperationSpec(
         "all_to_all_single",
         patterns.ALL_TO_ALL,
         (
@@ -184,7 +184,7 @@ _ALL_TO_ALL = (
         nccl_tests_name="alltoall",
         native_code=5,
     ),
-    Operation(
+    OperationSpec(
         "all_to_all",
         patterns.ALL_TO_ALL,
         (
@@ -199,7 +199,7 @@ _ALL_TO_ALL = (
 )
 
 _PARTS_OF_ROOT = (
-    Operation(
+    OperationSpec(
         "gather",
         patterns.GATHER,
         (
@@ -215,7 +215,7 @@ _PARTS_OF_ROOT = (
         overlapping=True,
         native_code=9,
     ),
-    Operation(
+    OperationSpec(
         "scatter",
         patterns.SCATTER,
         (
@@ -234,7 +234,7 @@ _PARTS_OF_ROOT = (
 )
 
 _BARRIERS = (
-    Operation(
+    OperationSpec(
         "barrier",
         patterns.BARRIER,
         (*_USUAL, _option("device_ids"), _TIMEOUT),
@@ -242,7 +242,7 @@ _BARRIERS = (
         benchmarked=True,
         native_code=11,
     ),
-    Operation(
+    OperationSpec(
         "monitored_barrier",
         patterns.BARRIER,
         (_GROUP, _TIMEOUT, _option("wait_all_ranks")),
@@ -252,7 +252,7 @@ _BARRIERS = (
 )
 
 _MESSAGES = (
-    Operation(
+    OperationSpec(
         "send",
         patterns.SEND,
         (_tensor("tensor", _IN), _DST, _GROUP, _TAG, _GROUP_DST, _ASYNC, _TIMEOUT),
@@ -261,7 +261,7 @@ _MESSAGES = (
         nccl_tests_name="sendrecv",
         native_code=7,
     ),
-    Operation(
+    OperationSpec(
         "recv",
         patterns.RECV,
         (_tensor("tensor", _OUT), _SRC, _GROUP, _TAG, _GROUP_SRC, _ASYNC, _TIMEOUT),
@@ -269,13 +269,13 @@ _MESSAGES = (
         primitive=True,
         native_code=8,
     ),
-    Operation(
+    OperationSpec(
         "isend",
         patterns.SEND,
         (_tensor("tensor", _IN), _DST, _GROUP, _TAG, _GROUP_DST, _TIMEOUT),
         measured_as="send",
     ),
-    Operation(
+    OperationSpec(
         "irecv",
         patterns.RECV,
         (_tensor("tensor", _OUT), _SRC, _GROUP, _TAG, _GROUP_SRC, _TIMEOUT),
@@ -284,9 +284,11 @@ _MESSAGES = (
 )
 
 
-def _of_objects(name: str, pattern: Pattern, *arguments: Argument) -> Operation:
-    """Return the row of a call with Python objects: what it sends is recorded as the operations that carry it."""
-    return Operation(name, pattern, (*arguments, *_PICKLE), recorded=False, function=f"comm_collectives.objects:{name}")
+def _of_objects(name: str, pattern: Pattern, *arguments: Argument) -> OperationSpec:
+    """Return the row of a call with Python objects, which are recorded as the operations that carry them."""
+    return OperationSpec(
+        name, pattern, (*arguments, *_PICKLE), recorded=False, function=f"comm_collectives.objects:{name}"
+    )
 
 
 _DEVICE, _BATCH = _option("device"), _option("use_batch")
@@ -327,7 +329,7 @@ _OBJECTS = (
 )
 
 #: In the order in which benchmarks measure them; a list of names is in this order.
-ROWS: tuple[Operation, ...] = (
+ROWS: tuple[OperationSpec, ...] = (
     *_REDUCING,
     *_BROADCAST,
     *_ALL_GATHER,

@@ -14,7 +14,7 @@ __all__ = [
     "Direction",
     "Form",
     "Move",
-    "Operation",
+    "OperationSpec",
     "Pattern",
     "Role",
     "Side",
@@ -236,7 +236,7 @@ def _members(side: Side, rank: int, ranks: Sequence[int], root: int) -> Sequence
 
 
 @dataclass(frozen=True)
-class Operation:
+class OperationSpec:
     """One row: an operation that programs call or backends implement.
 
     Attributes:

@@ -15,6 +15,7 @@ __all__ = ["BackendConformance"]
 
 _RANKS = "comm_utils.testing.conformance_ranks"
 _CALLS = "comm_utils.testing.conformance_calls"
+_FAST_PATH = "comm_utils.testing.conformance_fast_path"
 
 
 def _operations() -> dict[str, Any]:
@@ -79,8 +80,8 @@ class BackendConformance:
         self._run("movements", world_size)
 
     @pytest.mark.parametrize("world_size", [1, 2, 3])
-    def test_prepared_calls(self, world_size: int) -> None:
-        self._run("prepared", world_size, _CALLS)
+    def test_fast_path(self, world_size: int) -> None:
+        self._run("fast_path", world_size, _FAST_PATH)
 
     @pytest.mark.parametrize("world_size", [2, 3])
     def test_course_of_a_call(self, world_size: int) -> None:

@@ -17,6 +17,7 @@ from torch.distributed import distributed_c10d as internals
 
 from comm_utils.active import how_to_initialize
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError, NotInitializedError
+from comm_utils.fast_path import FastPathCache
 from comm_utils.torch_support import group_state
 from comm_utils.torch_support.failures import classify, format_failure, is_exhausted, summarize
 from comm_utils.torch_support.gloo_workers import wait_until_idle
@@ -41,7 +42,7 @@ _inherited: set[Any] = set()
 def _refuse_inherited_groups() -> None:
     _inherited.update(internals._world.pg_map)
     for backend in list(_backends):
-        backend.prepared.clear()
+        backend.fast_paths.clear()
         for state in backend._states.values():
             state.inherit()
 
@@ -68,7 +69,7 @@ class ProcessGroups:
     def __init__(self, timeout: timedelta | None = None) -> None:
         self._timeout = timeout
         self._states: dict[ProcessGroup, GroupState] = {}
-        self.prepared: dict[object, Any] = {}
+        self.fast_paths = FastPathCache()
         self._views: dict[str, Any] = {}
         _backends.add(self)
 
@@ -113,7 +114,7 @@ class ProcessGroups:
         alive = internals._world.pg_map
         for pg in [pg for pg in self._states if pg not in alive]:
             del self._states[pg]
-        self.prepared.clear()
+        self.fast_paths.clear()
 
     def get_backend(self, group: ProcessGroup | None = None) -> str:
         libraries = self._state(group).libraries
@@ -194,7 +195,7 @@ class ProcessGroups:
         self._states.pop(self._state(group).pg)
         if group is None:
             self._states.clear()
-        self.prepared.clear()
+        self.fast_paths.clear()
         wait_until_idle(_PATIENCE_S)
         c10d.destroy_process_group(group)
 
@@ -212,7 +213,7 @@ class ProcessGroups:
             failure = kind(f"{name} failed after its group was destroyed [{short}]")
         else:
             state.broken = f"{name}: {short}"
-            self.prepared.clear()
+            self.fast_paths.clear()
             limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
             rank, of_call = state.ranks[state.rank], self._limit is not None
             text = format_failure(kind, name, str(state), rank, error, limit_s, of_call)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from comm_utils import operations
-from comm_utils.operations import Operation
+from comm_utils.operations import OperationSpec
 
 __all__ = [
     "DTYPE_ALIASES",
@@ -30,7 +30,7 @@ REDUCTIONS = ("sum", "product", "min", "max", "avg")
 class Benchmark:
     """The measurement of one operation of the table."""
 
-    row: Operation
+    row: OperationSpec
 
     @property
     def name(self) -> str:

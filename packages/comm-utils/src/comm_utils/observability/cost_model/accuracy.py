@@ -43,7 +43,7 @@ def errors_of(pairs: Iterable[tuple[float, float]]) -> Errors | None:
 
 
 def quantile(ordered: list[float], share: float) -> float:
-    """The value below which ``share`` of all are, between the two nearest; ``ordered`` is not empty."""
+    """Return the value below which ``share`` of all are, between the two nearest; ``ordered`` is not empty."""
     place = share * (len(ordered) - 1)
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)

@@ -101,18 +101,18 @@ def _bruck(shape: Shape) -> list[Rounds]:
 
 
 def _tree(shape: Shape) -> list[Rounds]:
-    """A binomial tree of messages of the whole tensor: ceil(log2(p)) steps (1, 4.2; 2)."""
+    """Cost a binomial tree of messages of the whole tensor: ceil(log2(p)) steps (1, 4.2; 2)."""
     return [Rounds(1, 1, min(1, flows(shape, distance))) for distance in distances(shape.ranks)]
 
 
 def _tree_parts(shape: Shape) -> list[Rounds]:
-    """A binomial tree whose messages hold the parts of a whole sub-tree (2, scatter and gather)."""
+    """Cost a binomial tree whose messages hold the parts of a whole sub-tree (2, scatter and gather)."""
     shares = [(d, min(d, shape.ranks - d) / shape.ranks) for d in distances(shape.ranks)]
     return [Rounds(1, share, share * min(1, flows(shape, d))) for d, share in shares]
 
 
 def _linear(share: Callable[[Shape], float], at_once: bool = False) -> Cost:
-    """The root exchanges ``share`` of S with each other rank: one after another, or with all at once."""
+    """Let the root exchange ``share`` of S with each other rank: one after another, or with all at once."""
 
     def cost(shape: Shape) -> list[Rounds]:
         p, m, part = shape.ranks, shape.per_node, share(shape)

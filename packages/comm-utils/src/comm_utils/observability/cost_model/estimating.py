@@ -121,7 +121,7 @@ class Estimator:
     def _choose(
         self, operation: str, fits: Sequence[Fit], shape: Shape, dtype: str, op: str
     ) -> tuple[Fit, Link | None]:
-        """The fit that is nearest, and the network that is to be put in the place of its own."""
+        """Return the fit that is nearest, and the network that is to be put in the place of its own."""
         row = operations.find(operation)  # which way of calling comes first, where both were measured
         way = "in_place" if row is not None and row.is_in_place else "out_of_place"
 
@@ -180,7 +180,7 @@ def _differs(fit: Fit, dtype: str, op: str) -> bool:
 
 
 def _interval(fit: Fit, size_bytes: int, shape: Shape, other_network: bool) -> tuple[float, float, set[str]]:
-    """The logarithms of what the time is multiplied with, and marks.
+    """Return the logarithms of what the time is multiplied with, and marks.
 
     Cross validation says how far off sizes in between are. Each doubling beyond the fitted sizes, ranks or hosts adds a
     quarter, as does another network: a rule of thumb, no statistics.

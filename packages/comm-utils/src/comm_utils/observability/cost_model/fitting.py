@@ -68,7 +68,7 @@ class Fit:
 
 
 def within_key(key: Key) -> Key:
-    """The fit within a host that belongs to one between hosts."""
+    """Return the fit within a host that belongs to one between hosts."""
     return Key(key.operation, key.library, key.backend, "intra", key.way, key.dtype, key.op)
 
 
@@ -91,7 +91,7 @@ def time_us(
 
 
 def fit_all(points: Mapping[Key, Sequence[Point]]) -> list[Fit]:
-    """A fit for each key; those within hosts first, because those between hosts build on them."""
+    """Fit each key; those within hosts first, because those between hosts build on them."""
     found: dict[Key, Fit] = {}
     for key in sorted(points, key=lambda key: (key.level == "inter", key)):
         below = found.get(within_key(key)) if key.level == "inter" else None

@@ -45,7 +45,7 @@ class Sums:
         self.yy += y * y
 
     def squared(self, alpha: float, beta: float) -> float:
-        """The sum of the squared relative residuals."""
+        """Return the sum of the squared relative residuals."""
         found = self.yy - 2 * (alpha * self.uy + beta * self.vy)
         found += alpha * alpha * self.uu + 2 * alpha * beta * self.uv + beta * beta * self.vv
         return max(found, 0.0)

@@ -57,7 +57,7 @@ class Model:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The file as a JSON object."""
+        """Return the file as a JSON object."""
         return {
             "format": FORMAT,
             "version": VERSION,

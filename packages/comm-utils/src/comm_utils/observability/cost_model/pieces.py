@@ -33,7 +33,7 @@ _AS_GOOD = 6.0
 def term_of(
     operation: str, algorithm: str, shape: Shape, size_bytes: float, within: Sequence[Piece] | None
 ) -> tuple[float, float, float]:
-    """The factors of alpha and beta, in messages and bytes, and a constant in microseconds.
+    """Return the factors of alpha and beta, in messages and bytes, and a constant in microseconds.
 
     Between hosts, the rounds within a host are added as ``within`` has them, or cost what the others do.
     """

@@ -65,13 +65,13 @@ def distances(ranks: int) -> Iterator[int]:
 
 
 def folded(shape: Shape) -> tuple[int, bool]:
-    """The largest power of two up to the number of ranks, and whether ranks beyond it have to fold into others."""
+    """Return the largest power of two up to the number of ranks, and whether ranks beyond it fold into others."""
     power = 1 << (shape.ranks.bit_length() - 1)
     return power, power != shape.ranks
 
 
 def together(rounds: Iterable[Rounds]) -> tuple[Rounds, ...]:
-    """Rounds within a host and rounds between hosts, each summed up."""
+    """Sum up rounds within a host, and rounds between hosts."""
     rounds = [one for one in rounds if one.messages or one.share]
     within = [one for one in rounds if not one.leaving]
     between = [one for one in rounds if one.leaving]

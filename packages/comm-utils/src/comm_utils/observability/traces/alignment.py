@@ -69,7 +69,7 @@ def channel_of(rank: int, operation: Operation) -> tuple[object, ...]:
 
 
 def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
-    """The traces on rank 0's clock, with sequence numbers that mean the same call on every rank of a group.
+    """Return the traces on rank 0's clock, with sequence numbers that mean the same call on every rank of a group.
 
     Ranks that began to record at different calls count differently, unless they began to count together and none has
     paused since. The numbers of such a rank are moved, epoch by epoch, by the difference that makes most of its calls

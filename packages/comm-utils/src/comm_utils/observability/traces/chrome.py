@@ -67,7 +67,7 @@ def other_data(traces: Iterable[RankTrace]) -> dict[str, Any]:
 def events(
     traces: Sequence[RankTrace], more: More | None = None, left_out: list[Message] | None = None
 ) -> Iterator[dict[str, Any]]:
-    """The trace events of ``traces``, rank by rank.
+    """Return the trace events of ``traces``, rank by rank.
 
     Args:
         traces, more: as for :func:`write`.

@@ -121,7 +121,7 @@ def save(folder: Path | str, trace: RankTrace) -> Path:
 
 
 def load(folder: Path | str) -> list[RankTrace]:
-    """The traces of all ranks that ``folder`` has, by rank.
+    """Return the traces of all ranks that ``folder`` has, by rank.
 
     Raises:
         ArgumentError: it has none, lacks some, or they are of several jobs or of another format.
@@ -162,7 +162,7 @@ def _listed(names: Sequence[object]) -> str:
 
 
 def load_rank(path: Path | str) -> RankTrace:
-    """The trace in one file; the last line may have been cut off.
+    """Return the trace in one file; the last line may have been cut off.
 
     Raises:
         ArgumentError: it is no trace, or of another version; names the file and the line.
@@ -249,7 +249,7 @@ def _event(
     changes = found.pop() if found and isinstance(found[-1], dict) else None
     key, sequence, begin, end, *returned = integers(found)
     operation = operations[key] if changes is None else replace(operations[key], **operation_fields(changes))
-    event = Event(operation, sequence, begin, end, *(returned or [end]))
+    event = Event(operation, sequence, begin, end, returned[0] if returned else end)
     if returned:
         event.waits.extend(early.pop(begin, ()))
         pending[begin] = event

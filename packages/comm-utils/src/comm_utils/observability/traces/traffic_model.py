@@ -89,8 +89,10 @@ def _bytes(move: Move, operation: Operation, rank: int, sends: bool) -> Row:
     if move.content is Content.NOTHING:
         return dict.fromkeys(ranks, 0)
     if move.content is Content.SPLITS:
-        splits = operation.input_splits, operation.output_splits
-        found = _by_splits(*(splits if sends else reversed(splits)), operation, rank)
+        own, others = operation.input_splits, operation.output_splits
+        if not sends:
+            own, others = others, own
+        found = _by_splits(own, others, operation, rank)
         if found is not None:
             return found
     parts = _parts(operation)

@@ -69,8 +69,10 @@ class Straggler:
 
     @property
     def typical_late_ns(self) -> int:
-        """At least so late it was for half of all that it was late: many calls that are hardly late do not hide few
-        that are."""
+        """Return the lateness that calls with half of the total lateness reach or exceed.
+
+        So many calls that are hardly late do not hide few that are.
+        """
         half, so_far = sum(self.late_ns) / 2, 0
         for late_ns in sorted(self.late_ns, reverse=True):
             so_far += late_ns

@@ -15,7 +15,7 @@ from comm_orchestrator import facade
 from comm_orchestrator.tools.bench.libraries.contract import Group, UnsupportedError
 from comm_orchestrator.tools.bench.plan import Row
 from comm_utils import operations
-from comm_utils.operations import Argument, Operation, Role
+from comm_utils.operations import Argument, OperationSpec, Role
 
 __all__ = ["TorchLike", "backend_of", "device_of", "make_group", "op_of", "open_deepspeed", "open_ours", "open_torch"]
 
@@ -57,7 +57,7 @@ class TorchLike:
             return self._ping_pong(source, target), ()
         return self._function(operations.get(row.operation)), self._arguments(row, source, target)
 
-    def _function(self, operation: Operation) -> Callable[..., object]:
+    def _function(self, operation: OperationSpec) -> Callable[..., object]:
         # By their new names torch's do not warn, which takes longer than a short call.
         for name in (*operation.torch_names, operation.name):
             if hasattr(self._module, name):

@@ -1,0 +1,109 @@
+"""What callers of ``deepspeed.comm`` and of older torch write, understood by every collective: in one place.
+
+Other names of parameters, and DeepSpeed's ``prof``, ``log_name`` and ``debug``, which tell its comms logger whether and
+under which name to record a call.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.compiler import is_dynamo_compiling
+
+from comm_collectives.labels import labelled
+from comm_utils.errors import ArgumentTypeError
+
+__all__ = ["ALIASES", "LABELS", "MISSING", "call_with", "without_missing"]
+
+#: function -> {other name: name of the parameter}
+ALIASES: Mapping[str, Mapping[str, str]] = {
+    "all_gather_coalesced": {
+        "outputs": "output_tensors",
+        "inputs": "input_tensors",
+        "output_tensor_lists": "output_tensors",
+        "input_tensor_list": "input_tensors",
+    },
+    "all_gather_into_tensor": {"output": "output_tensor", "input": "input_tensor", "tensor": "input_tensor"},
+    "all_to_all": {"output_list": "output_tensor_list", "input_list": "input_tensor_list"},
+    "all_to_all_single": {"output_tensor": "output", "input_tensor": "input", "tensor": "input"},
+    "configure": {"deepspeed_config": "config"},
+    "reduce_scatter": {"output_tensor": "output", "input": "input_list", "input_tensor": "input_list"},
+    "reduce_scatter_tensor": {"output_tensor": "output", "input_tensor": "input", "tensor": "input"},
+}
+
+#: Parameters that DeepSpeed has on every call, at the end and in this order.
+LABELS = ("prof", "log_name", "debug")
+
+
+class _Missing:
+    """Stands for an argument that was not given; no tensor, so that no fast path takes it."""
+
+    def __repr__(self) -> str:
+        return "nothing"
+
+
+MISSING: Any = _Missing()
+
+
+def without_missing(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments that were given."""
+    return {name: value for name, value in arguments.items() if value is not MISSING}
+
+
+def call_with(
+    function: Callable[..., Any],
+    positional: Sequence[str],
+    labels: Sequence[str],
+    given: Mapping[str, Any],
+    more: Sequence[Any],
+    named: Mapping[str, Any],
+) -> Any:
+    """Call ``function`` with what was given under other names, or beyond its own parameters.
+
+    ``prof=True`` records the call even where the comms logger records only some operations, ``log_name`` is the name to
+    record it under. ``debug`` is ignored: in DeepSpeed it is a text that no one reads.
+
+    Args:
+        positional: names of the function's parameters that may be given by position.
+        labels: those of :data:`LABELS` that it takes.
+        given: every argument by its own name; :data:`MISSING` where there was none.
+        more: arguments by position after the last one.
+        named: arguments by a name that is no parameter's.
+    """
+    name: str = function.__name__
+    if len(more) > len(labels):
+        takes, got = len(positional), len(positional) + len(more)
+        raise ArgumentTypeError(f"{name}() takes {takes} positional arguments but {got} were given")
+    arguments = without_missing(given)
+    said: dict[str, Any] = {}
+    for label, value in zip(labels, more, strict=False):
+        said[label] = value
+    aliases = ALIASES.get(name, {})
+    for key, value in named.items():
+        if key in labels:
+            if key in said:
+                raise ArgumentTypeError(f"{name}: {key}: got it by position and by name; expected one of them")
+            said[key] = value
+            continue
+        parameter = aliases.get(key)
+        if parameter is None:
+            raise ArgumentTypeError(_unexpected(name, key, [*given, *aliases, *labels]))
+        if arguments.get(parameter) is not None:
+            raise ArgumentTypeError(f"{name}: {key}: got it and another name of {parameter!r}; expected one of them")
+        arguments[parameter] = value
+    log_name, prof = said.get("log_name"), bool(said.get("prof"))
+    if log_name is not None and not isinstance(log_name, str):
+        raise ArgumentTypeError(f"{name}: log_name: got {log_name!r:.60}; expected a string")
+    # What torch.compile puts into a graph is not recorded, under whatever name.
+    if (not prof and log_name is None) or is_dynamo_compiling():
+        return function(**arguments)
+    with labelled(log_name, prof):
+        return function(**arguments)
+
+
+def _unexpected(name: str, key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    hint = f". Did you mean {near[0]!r}?" if near else f"; expected some of {', '.join(known)}"
+    return f"{name}() got an unexpected keyword argument {key!r}{hint}"

@@ -1,0 +1,224 @@
+"""The head of every public function: what happens before a call is checked.
+
+``@collective`` puts a head in front of a function that holds the checked path alone. In this order, the head
+
+1. understands what callers of DeepSpeed and of older torch write (:mod:`.argument_names`);
+2. under ``torch.compile``, calls the form that goes into a graph, or breaks the graph (:mod:`.graph_breaks`);
+3. looks up the fast path of the backend and takes it (:class:`comm_utils.fast_path.FastPathCache`);
+4. calls the function, and asks the backend for a fast path for later calls of this kind.
+
+The head is a real function with the signature, docstring and source of what it stands before. Its code is generated, as
+that of dataclasses is: a closure would take ``*args``, and cost more than the look-up (decision 3).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import linecache
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.distributed import ProcessGroup
+
+from comm_collectives import graph_breaks
+from comm_collectives.argument_names import LABELS, MISSING, call_with, without_missing
+from comm_collectives.derived_fast_path import fast_path_of
+from comm_utils.active import slot
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["INLINE", "collective"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+#: For ``compiled``: torch.compile traces the function itself.
+INLINE = "the function itself"
+# A number, of Python's or NumPy's, may equal an enumerator of torch's, and is no op all the same.
+_OPS = (str, ReduceOp, torch.distributed.ReduceOp, torch.distributed.ReduceOp.RedOpType)
+
+_UNDERSTAND = """\
+    if more or named:
+        return call_with(head, positional, labels, {by_name}, more, named)
+"""
+_COMPILED = """\
+    if {is_compiling}():
+        return {compiled}({by_keyword})
+"""
+_FAST = """\
+    if {usual}:
+        try:
+            fast_paths = slot.fast_paths.asynchronous if async_op else slot.fast_paths.synchronous
+            fast = fast_paths.get(({name!r}, {detail}, group))
+        except TypeError:  # not hashable, so neither an op nor a group
+            fast = None
+        if fast is not None:
+            outcome = fast({tensors})
+            if outcome:
+                return outcome if async_op else {result}
+        {call}
+        if fast is None:
+            settle({detail}, group, async_op)
+        return outcome
+"""
+_CHECKED = """\
+    if {missing}:
+        return body(**without_missing({by_name}))
+"""
+
+
+def collective(
+    tensors: Sequence[str] | None = None,
+    detail: str | tuple[str, str] | None = None,
+    operation: str | None = None,
+    result: str = "None",
+    compiled: Callable[..., Any] | str = graph_breaks.NEVER,
+    labels: bool = True,
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Make the decorator for a public function.
+
+    Args:
+        tensors: its parameters that a fast path takes, in this order; None if it has no fast path.
+        detail: its op, its root, or its root and its op: see ``Backend.fast_path``.
+        operation: the backend's name of it, where that is another one.
+        result: the parameter that the synchronous call returns.
+        compiled: what ``torch.compile`` traces instead, with the same parameters; or the reason why it breaks the
+            graph; or :data:`INLINE`.
+        labels: it takes DeepSpeed's labels for the comms logger.
+    """
+
+    def decorate(body: Callable[P, T]) -> Callable[P, T]:
+        settled = _Settled(body.__name__, operation or body.__name__)
+        return cast("Callable[P, T]", _make_head(body, tensors, detail, settled, result, compiled, labels))
+
+    return decorate
+
+
+class _Settled:
+    """Asks the backend for the fast path of a kind of call that was checked in full."""
+
+    def __init__(self, name: str, operation: str) -> None:
+        self._name, self._operation = name, operation
+
+    def __call__(self, detail: object, group: object, async_op: bool) -> None:
+        fast_paths = slot.fast_paths.asynchronous if async_op else slot.fast_paths.synchronous
+        if group is not None and not isinstance(group, ProcessGroup):
+            return  # this rank is not a member
+        view = slot.backend.during(self._name)
+        found = fast_path_of(view, self._operation, detail, group, bool(async_op))
+        fast_paths[self._name, detail, group] = found or _refuse
+
+
+def _refuse(*_: object) -> bool:
+    """Stand for the fast path of a kind of call that has none."""
+    return False
+
+
+def _make_head(
+    body: Callable[..., Any],
+    tensors: Sequence[str] | None,
+    detail: str | tuple[str, str] | None,
+    settle: Callable[..., None],
+    result: str,
+    compiled: Callable[..., Any] | str,
+    labels: bool,
+) -> Callable[..., Any]:
+    name, parameters = body.__name__, list(inspect.signature(body).parameters.values())
+    required = [one.name for one in parameters if one.default is one.empty]
+    positional = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+    by_keyword = ", ".join(one.name if one.name in positional else f"{one.name}={one.name}" for one in parameters)
+    by_name = "{" + ", ".join(f"{one.name!r}: {one.name}" for one in parameters) + "}"
+    source = _head_line(name, parameters)
+    source += _UNDERSTAND.format(by_name=by_name)
+    known: dict[str, Any] = {
+        "MISSING": MISSING,
+        "__name__": __name__,
+        "_OPS": _OPS,
+        "body": body,
+        "call_with": call_with,
+        "defaults": [one.default for one in parameters],
+        "graph_breaks": graph_breaks,
+        "is_dynamo_compiling": is_dynamo_compiling,
+        "labels": LABELS if labels else (),
+        "positional": positional,
+        "settle": settle,
+        "slot": slot,
+        "torch": torch,
+        "without_missing": without_missing,
+    }
+    if compiled is not INLINE:
+        # torch looks at the code of a function that gets no tensor only where it mentions a module of torch, and would
+        # otherwise trace what that calls.
+        asks = "is_dynamo_compiling" if tensors else "torch.compiler.is_dynamo_compiling"
+        calls = f"graph_breaks.{name}"
+        if callable(compiled):
+            known["compiled"], calls = compiled, "compiled"
+        source += _COMPILED.format(is_compiling=asks, compiled=calls, by_keyword=by_keyword)
+    is_complete = " or ".join(f"{one} is MISSING" for one in required)
+    checked = _CHECKED.format(missing=is_complete, by_name=by_name) if required else ""
+    call = f"outcome = body({by_keyword})"
+    if tensors is not None:
+        if required:
+            call = f"outcome = body(**without_missing({by_name})) if {is_complete} else body({by_keyword})"
+        source += _FAST.format(
+            usual=_usual(parameters, tensors, detail),
+            name=name,
+            detail=_detail(detail),
+            tensors=", ".join(tensors),
+            result=result,
+            call=call,
+        )
+    source += checked
+    source += f"    return body({by_keyword})\n"
+    filename = f"<head of comm_collectives.{name}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    exec(compile(source, filename, "exec"), known)
+    head: Callable[..., Any] = functools.wraps(body)(known[name])
+    known["head"] = head
+    head.takes_labels = labels  # type: ignore[attr-defined]
+    if compiled is not INLINE:
+        graph_breaks.add(name, head, graph_breaks.WHOLE if callable(compiled) else compiled)
+    return head
+
+
+def _head_line(name: str, parameters: Sequence[inspect.Parameter]) -> str:
+    """Write the first line: every parameter has a default, so that it may be given under another name."""
+    written: list[str] = []
+    for place, one in enumerate(parameters):
+        if one.kind is one.KEYWORD_ONLY and "*more" not in written:
+            written.append("*more")
+        default = "MISSING" if one.default is one.empty else f"defaults[{place}]"
+        written.append(f"{one.name}={default}")
+    if "*more" not in written:
+        written.append("*more")
+    return f"def {name}({', '.join(written)}, **named):\n"
+
+
+def _detail(detail: str | tuple[str, str] | None) -> str:
+    if isinstance(detail, tuple):
+        return f"({', '.join(detail)})"
+    return str(detail)
+
+
+def _usual(
+    parameters: Sequence[inspect.Parameter], tensors: Sequence[str], detail: str | tuple[str, str] | None
+) -> str:
+    """Write the condition under which the cache is asked: nothing is given that its keys do not tell."""
+    roles = (detail,) if isinstance(detail, str) else detail or ()
+    conditions = []
+    for one in parameters:
+        if one.name in tensors or one.name in ("group", "async_op"):
+            continue
+        if one.name == "op":
+            conditions.append("(type(op) is str or isinstance(op, _OPS))")
+        elif one.name in roles:
+            # True equals 1, and NumPy's integers equal Python's.
+            has_default = one.name in ("src", "dst") and len(tensors) == 2
+            conditions.append(f"(type({one.name}) is int{f' or {one.name} is None' if has_default else ''})")
+        elif one.default is None:
+            conditions.append(f"{one.name} is None")
+        else:
+            conditions.append(f"type({one.name}) is {type(one.default).__name__} and {one.name} == {one.default!r}")
+    return " and ".join(conditions)

@@ -1,0 +1,105 @@
+"""Fast paths of what a backend lacks, built on the fast paths that it has: lists of tensors, and reduce_scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives.reduction import fold
+from comm_utils.backend import Backend
+from comm_utils.fast_path import FastPath
+from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.torch_support.fast_arguments import acceptance
+from comm_utils.torch_support.flattening import flat, together
+from comm_utils.torch_support.plain_tensors import first_to_accept, plain_tensors, present
+
+__all__ = ["fast_path_of"]
+
+
+def fast_path_of(
+    backend: Backend, operation: str, detail: object, group: ProcessGroup | None, async_op: bool
+) -> FastPath | None:
+    """Return the backend's fast path of ``operation``, or one made of others of its; None where there is none."""
+    found = backend.fast_path(operation, detail, group, async_op)
+    if found is not None or async_op or operation not in _DERIVED:
+        return found
+    make = _DERIVED[operation]
+    made = (make(backend, detail, group, device) for device in present(backend.device_types(group)))
+    return first_to_accept([path for path in made if path is not None])
+
+
+def _reduce_scatter_tensor(
+    backend: Backend, op: object, group: ProcessGroup | None, device: str
+) -> Callable[[Any, Any], bool] | None:
+    """Exchange the parts, and reduce them here, where the library would move more than that."""
+    capabilities, reduce_op = backend.capabilities(group, device), parse_reduce_op(op)
+    exchange = backend.fast_path("all_to_all_single", None, group)
+    if exchange is None or "reduce_scatter_tensor" in capabilities.operations:
+        return None
+    # What the checked path would encode travels as something else.
+    dtypes = [dtype for dtype in capabilities.dtypes if (reduce_op, dtype) in capabilities.reductions]
+    W, rank = backend.get_world_size(group), backend.get_rank(group)
+    accepts = acceptance("reduce_scatter_tensor", plain_tensors(device, dtypes), W, rank)
+    assert accepts is not None
+
+    def fast(output: Any, input: Any) -> bool:
+        if not accepts(output, input):
+            return False
+        parts = input.new_empty(W, output.numel())
+        if not exchange(parts.view(-1), flat(input), None, None):
+            return False
+        fold(parts, reduce_op, flat(output))
+        return True
+
+    return fast
+
+
+def _reduce_scatter(
+    backend: Backend, op: object, group: ProcessGroup | None, device: str
+) -> Callable[[Any, Any], bool] | None:
+    scatter = fast_path_of(backend, "reduce_scatter_tensor", op, group, False)
+    capabilities = backend.capabilities(group, device)
+    W, rank = backend.get_world_size(group), backend.get_rank(group)
+    accepts = acceptance("reduce_scatter", plain_tensors(device, capabilities.dtypes), W, rank)
+    if scatter is None or accepts is None:
+        return None
+
+    def fast(output: Any, inputs: Any) -> bool:
+        return accepts(output, inputs) and scatter(flat(output), together(inputs, output))
+
+    return fast
+
+
+def _all_reduce_coalesced(
+    backend: Backend, op: object, group: ProcessGroup | None, device: str
+) -> Callable[[Any], bool] | None:
+    reduce = backend.fast_path("all_reduce", op, group)
+    dtypes = backend.capabilities(group, device).dtypes
+    accepts = acceptance("all_reduce_coalesced", plain_tensors(device, dtypes), 0, 0)
+    if reduce is None or accepts is None:
+        return None
+
+    def fast(tensors: Any) -> bool:
+        if not accepts(tensors):
+            return False
+        if len(tensors) == 1:
+            return bool(reduce(tensors[0]))
+        parts = [flat(tensor) for tensor in tensors]
+        joined = torch.cat(parts)
+        if not reduce(joined):
+            return False
+        for part, result in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
+            part.copy_(result)
+        return True
+
+    return fast
+
+
+_DERIVED: dict[str, Callable[[Backend, object, ProcessGroup | None, str], FastPath | None]] = {
+    "all_reduce_coalesced": _all_reduce_coalesced,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+}

@@ -1,0 +1,83 @@
+"""``graph_breaks.NAME``: the checked body of NAME for a compiled program, which calls it outside of its graph.
+
+Where ``torch.compile`` traces a call that cannot be in a graph, the call goes here. The graph breaks once, torch
+reports that it broke at ``eager_NAME`` and why, and the call does what it does without a compiler.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_utils.active import is_active, slot
+from comm_utils.errors import CommError
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
+
+__all__ = ["NEVER", "NO_OP", "OBJECTS", "WHOLE", "add", "serves"]
+
+NO_OP = "no op"
+#: :func:`_serves`, asked once while tracing.
+serves: Callable[[str, Any, torch.dtype, str, ProcessGroup | None], bool]
+
+#: Reasons that torch reports; ``{name}`` is the call.
+NEVER = "{name} has no form that torch.compile could put into a graph"
+OBJECTS = "{name} exchanges Python objects, which cannot be in a graph"
+WHOLE = (
+    "{name} goes into a graph only without async_op and timeout, on contiguous tensors that need no gradient, and with "
+    "an op and a dtype that the library of the group has"
+)
+
+_added: dict[str, tuple[Callable[..., Any], str]] = {}
+
+
+def add(name: str, function: Callable[..., Any], reason: str) -> None:
+    """Let ``graph_breaks.name`` be ``function`` called outside of the graph, for ``reason``."""
+    _added[name] = function, reason.format(name=name)
+
+
+def __getattr__(name: str) -> Any:
+    """Make the function when it is first needed: ``torch.compiler`` imports a compiler for it, which takes seconds."""
+    if name == "serves":
+        constant: Any = torch.compiler.assume_constant_result
+        globals()[name] = found = constant(_serves)
+        return found
+    if name not in _added:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = _eager(name, *_added[name])
+    return found
+
+
+def _eager(name: str, function: Callable[..., Any], reason: str) -> Any:
+    def eager(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    eager.__name__ = eager.__qualname__ = f"eager_{name}"
+    disable: Any = torch.compiler.disable
+    if "reason" in inspect.signature(disable).parameters:  # not in torch 2.6
+        return disable(eager, reason=reason)
+    return disable(eager)
+
+
+def _serves(operation: str, op: Any, dtype: torch.dtype, device: str, group: ProcessGroup | None) -> bool:
+    """Return whether the group is fit and its library does just this itself.
+
+    Args:
+        op: :data:`NO_OP` if nothing is reduced.
+    """
+    if not is_active():
+        return True  # torch.distributed alone was set up: there is nothing of ours to call instead
+    try:
+        capabilities = slot.backend.capabilities(group, device)
+        slot.backend.check_group(group)
+        if op == NO_OP:
+            return operation in capabilities.operations and dtype in capabilities.dtypes
+        reduce_op = parse_reduce_op(op, operation)
+        # A library may have this operation for sums alone.
+        native = operation in capabilities.operations or reduce_op is ReduceOp.SUM
+        return native and (reduce_op, dtype) in capabilities.reductions
+    except (CommError, AttributeError, LookupError, RuntimeError, TypeError):
+        return False  # a group or an op that is wrong, as the call outside of the graph says

@@ -1,0 +1,138 @@
+"""Which series of the comms logger a call is recorded in: looked up once for all calls that are alike."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import fields
+from typing import Any
+
+from torch.distributed import ProcessGroup
+
+from comm_collectives import labels
+from comm_collectives.labels import NO_LABEL
+from comm_collectives.recorded.device_times import DeviceTimes
+from comm_collectives.recorded.work import Like
+from comm_collectives.wrapping import BackendWrapper
+from comm_utils import operations
+from comm_utils.backend import Backend
+from comm_utils.observability.comms_logger import CommsLogger
+from comm_utils.observability.traces.events import Operation
+from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.sizes import message_size_bytes
+
+__all__ = ["ANYBODY", "NO_ROOT", "CallSeries"]
+
+#: Global rank and group rank of a root: there is none.
+NO_ROOT: tuple[int | None, int | None] = (None, None)
+#: For a message from whoever sends one.
+ANYBODY: tuple[int | None, int | None] = (None, -1)
+_PACKAGES = frozenset(("comm_collectives", "comm_orchestrator"))
+# So many different calls are remembered before all are forgotten.
+_MOST_KNOWN = 4096
+
+
+class CallSeries(BackendWrapper):
+    """The part of :class:`comm_collectives.recorded.backend.RecordingBackend` that knows what calls are recorded as."""
+
+    def __init__(self, inner: Backend, log: CommsLogger, devices: DeviceTimes) -> None:
+        super().__init__(inner)
+        self._log = log
+        self._devices = devices
+        self._known = inner.fast_paths.memo("recorded")
+
+    def _like(
+        self,
+        operation: str,
+        group: ProcessGroup | None,
+        tensor: Any,
+        op: object,
+        root: tuple[int | None, int | None],
+        tag: int,
+        async_op: bool,
+    ) -> Like:
+        """Return what is recorded of calls like this one."""
+        log, label = self._log, labels.label.get()
+        known = self._known
+        usual = log.is_plain and label is NO_LABEL
+        dtype, size = (None, 0) if tensor is None else (tensor.dtype, tensor.nbytes)
+        key = (operation, size, dtype, group, op, root, tag, async_op, self.call)
+        if usual:
+            found: Like | None = known.get(key)
+            if found is not None:
+                return found
+        made = self._new_like(label, operation, group, tensor, op, root, tag, async_op)
+        # Settings may have changed meanwhile, in another thread.
+        if usual and made.series is not None:
+            if len(known) >= _MOST_KNOWN:
+                known.clear()
+            known[key] = made
+        return made
+
+    def _new_like(
+        self,
+        label: tuple[str | None, bool],
+        operation: str,
+        group: ProcessGroup | None,
+        tensor: Any,
+        op: object,
+        root: tuple[int | None, int | None],
+        tag: int,
+        async_op: bool,
+    ) -> Like:
+        log, (log_name, prof) = self._log, label
+        kind = operations.record_name(operation, self.call)
+        pattern = operations.get(operation).pattern
+        ranks = tuple(self.inner.get_process_group_ranks(group))
+        # Groups without a name are those of other threads' worlds, in tests.
+        group_name = str(getattr(self.inner.get_world_group() if group is None else group, "group_name", ""))
+        other = root[0] if root[0] is not None else -1 if root[1] is None or root[1] < 0 else ranks[root[1]]
+        channel: tuple[object, ...] = (group_name, ranks)
+        within = None
+        if pattern.is_message:
+            own_rank = self.inner.get_rank(None)
+            sends = pattern.is_send
+            if not sends:
+                within = (*channel, tag)
+                if async_op and other < 0 and log.numbering.make_vague(within):
+                    # Which message it gets is nobody's knowledge, nor then which the later ones get.
+                    self.fast_paths.clear()
+            channel = (*channel, *((own_rank, other) if sends else (other, own_rank)), tag)
+        counter = log.numbering.counter(channel, within)
+        size = 0 if tensor is None else message_size_bytes(operation, tensor.nbytes, len(ranks))
+        what = Operation(
+            name=log_name or kind,
+            operation=kind,
+            size_bytes=size,
+            ranks=ranks,
+            group=group_name,
+            dtype="" if tensor is None else str(tensor.dtype).removeprefix("torch."),
+            op="" if op is None else parse_reduce_op(op).name.lower(),
+            root=other,
+            tag=tag,
+            asynchronous=async_op,
+            caller=_caller() if log.debug else "",
+            on_device=tensor is not None and not tensor.is_cpu,
+        )
+        if not (prof or log.wants(what.name)):
+            return Like(None, counter, None, what)
+        series = log.series(what)
+        return Like(series, counter, _own(what, series.operation), what)
+
+
+def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
+    """What is this operation's alone, where others are recorded in the same series."""
+    if what == of_series:
+        return None
+    return {
+        one.name: value
+        for one in fields(Operation)
+        if (value := getattr(what, one.name)) != getattr(of_series, one.name)
+    }
+
+
+def _caller() -> str:
+    """The first function up the stack that is not ours."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _PACKAGES:
+        frame = frame.f_back
+    return frame.f_code.co_name

@@ -1,0 +1,191 @@
+"""The fast path of a backend, recorded: what stands in its place may cost as little as can be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives.labels import NO_LABEL, label
+from comm_utils.backend import Work
+from comm_utils.fast_path import FastPath
+from comm_utils.observability.series import NUMBERS_WAITING
+
+if TYPE_CHECKING:
+    from comm_collectives.recorded.timed_calls import TimedCalls
+
+__all__ = ["Payload", "recorded_fast_path", "splits_of"]
+
+# So many different calls are remembered before all are forgotten.
+_MOST_KNOWN = 4096
+# What an argument that is no plain tensor may raise; the fast path would refuse it.
+_NOT_PLAIN = (AttributeError, IndexError, NotImplementedError, RuntimeError, TypeError)
+
+
+class Payload(NamedTuple):
+    """What counts of the tensors of one call; has the attributes of a tensor that are recorded."""
+
+    dtype: torch.dtype
+    nbytes: int
+    is_cpu: bool
+    device: torch.device
+
+
+def recorded_fast_path(
+    backend: TimedCalls, operation: str, detail: Any, group: ProcessGroup | None, async_op: bool, call: FastPath
+) -> FastPath:
+    """Return ``call``, the fast path of the wrapped backend, recorded."""
+    travels = _TRAVELS.get(operation, operation)
+    payload = _PAYLOADS.get(operation, _first)
+    if operation == "all_to_all_single" and backend.call.startswith("reduce_scatter"):
+        payload = _second
+    op, root = _op_and_root(operation, detail)
+    if async_op:
+        return _asynchronous(backend, travels, payload, group, op, root, call)
+    return _synchronous(backend, travels, payload, group, op, root, call)
+
+
+def splits_of(
+    output: torch.Tensor, input: torch.Tensor, rows_out: Sequence[int] | None, rows_in: Sequence[int] | None
+) -> dict[str, Any] | None:
+    """Return the parts of an exchange in elements; None where they are equal."""
+    if not rows_out and not rows_in:
+        return None
+    found = {}
+    for name, tensor, rows in (("input_splits", input, rows_in), ("output_splits", output, rows_out)):
+        if rows:
+            in_row = tensor.numel() // max(tensor.shape[0], 1)
+            found[name] = [number * in_row for number in rows]
+    return found
+
+
+def _op_and_root(operation: str, detail: Any) -> tuple[object, tuple[int | None, int | None]]:
+    if operation == "reduce":
+        return detail[1], (detail[0], None)
+    if operation in ("broadcast", "recv", "send"):
+        return None, (detail, None)
+    if operation in ("gather", "scatter"):
+        return None, (0 if detail is None else detail, None)
+    return detail, (None, None)
+
+
+def _synchronous(
+    backend: TimedCalls,
+    operation: str,
+    payload: Callable[..., Any],
+    group: ProcessGroup | None,
+    op: object,
+    root: tuple[int | None, int | None],
+    call: FastPath,
+) -> FastPath:
+    log, like_of, observe = backend._log, backend._like, backend._observe
+    known: dict[object, tuple[int, Any]] = {}
+    now, label_of, no_label = perf_counter_ns, label.get, NO_LABEL
+    recorder = log.recorder
+    waiting = recorder.waiting
+    wait = waiting.extend
+    exchanges = operation == "all_to_all_single"
+
+    def recorded(*tensors: Any) -> bool:
+        # Looked up before the call, which may leave little in the caches.
+        try:
+            counted = payload(*tensors)
+            key = None if counted is None else (counted.dtype, counted.nbytes)
+        except _NOT_PLAIN:
+            return False
+        if not log.is_plain or label_of() is not no_label or (exchanges and log.writes):
+            splits = _splits(tensors) if exchanges and log.writes else None
+            return not log.ranges and observe(
+                operation, group, counted, call, tensors, op, root, splits=splits, is_fast=True
+            )
+        found = known.get(key)
+        if found is None and counted is not None and not counted.is_cpu:
+            return observe(operation, group, counted, call, tensors, op, root, is_fast=True)
+        begin = now()
+        if not call(*tensors):
+            return False
+        end = now()
+        if found is None:
+            like = like_of(operation, group, counted, op, root, 0, False)
+            if like.series is not None and like.own is None:  # settings may have changed, in another thread
+                if len(known) >= _MOST_KNOWN:
+                    known.clear()
+                known[key] = like.series.number, like.counter
+            like.add(next(like.counter), begin, end)
+            return True
+        wait((found[0], next(found[1]), begin, end))
+        if len(waiting) >= NUMBERS_WAITING or end > recorder.due_ns:
+            recorder.settle()
+        return True
+
+    return recorded
+
+
+def _asynchronous(
+    backend: TimedCalls,
+    operation: str,
+    payload: Callable[..., Any],
+    group: ProcessGroup | None,
+    op: object,
+    root: tuple[int | None, int | None],
+    call: FastPath,
+) -> FastPath:
+    log, observe = backend._log, backend._observe
+
+    def recorded(*tensors: Any) -> Work | None:
+        if log.ranges:
+            return None
+        try:
+            counted = payload(*tensors)
+            splits = _splits(tensors) if operation == "all_to_all_single" else None
+        except _NOT_PLAIN:
+            return None
+        return observe(operation, group, counted, call, tensors, op, root, async_op=True, splits=splits, is_fast=True)
+
+    return recorded
+
+
+# --- whose size counts
+
+
+def _nothing() -> None:
+    return None
+
+
+def _first(tensor: Any, *_: Any) -> Any:
+    return tensor
+
+
+def _second(_: Any, tensor: Any, *__: Any) -> Any:
+    return tensor
+
+
+def _larger(output: Any, input: Any, *_: Any) -> Any:
+    return input if output.nbytes <= input.nbytes else output
+
+
+def _larger_list(outputs: Any, inputs: Any) -> Payload:
+    size = max(sum([one.nbytes for one in outputs]), sum([one.nbytes for one in inputs]))
+    first = inputs[0]
+    return Payload(first.dtype, size, first.is_cpu, first.device)
+
+
+def _splits(tensors: Sequence[Any]) -> dict[str, Any] | None:
+    if isinstance(tensors[0], list):
+        outputs, inputs = tensors
+        return {"input_splits": [one.numel() for one in inputs], "output_splits": [one.numel() for one in outputs]}
+    return splits_of(*tensors)
+
+
+#: What a call travels as, where that is another operation.
+_TRAVELS = {"all_to_all": "all_to_all_single", "reduce_scatter": "reduce_scatter_tensor"}
+_PAYLOADS: dict[str, Callable[..., Any]] = {
+    "all_gather": _second,
+    "all_gather_into_tensor": _second,
+    "all_to_all": _larger_list,
+    "all_to_all_single": _larger,
+    "barrier": _nothing,
+}

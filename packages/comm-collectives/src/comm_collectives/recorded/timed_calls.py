@@ -1,0 +1,174 @@
+"""How one call is timed and recorded, by whichever path it travels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import perf_counter_ns
+from typing import Any, TypeVar, cast
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives import labels
+from comm_collectives.labels import NO_LABEL
+from comm_collectives.recorded.call_series import ANYBODY, NO_ROOT, CallSeries
+from comm_collectives.recorded.profiler_ranges import open_range
+from comm_collectives.recorded.work import Like, ObservedWork
+from comm_utils.backend import Work
+from comm_utils.observability.comms_logger import CommsLogger
+
+__all__ = ["TimedCalls"]
+
+T = TypeVar("T")
+
+
+class TimedCalls(CallSeries):
+    """The part of :class:`comm_collectives.recorded.backend.RecordingBackend` that makes and times calls."""
+
+    def _observe(
+        self,
+        operation: str,
+        group: ProcessGroup | None,
+        tensor: Any,
+        call: Callable[..., T],
+        args: tuple[Any, ...],
+        op: object = None,
+        root: tuple[int | None, int | None] = NO_ROOT,
+        tag: int = 0,
+        async_op: bool = False,
+        splits: dict[str, Any] | None = None,
+        is_fast: bool = False,
+    ) -> T:
+        """Make the call and record it.
+
+        Args:
+            tensor: whose size counts, or its ``Payload``; None for none.
+            root: global rank, or group rank, of the root or of a message's other side.
+            splits: fields of :class:`Operation` that are this call's alone.
+            is_fast: ``call`` is a fast path, which may refuse; nothing is recorded then.
+        """
+        log = self._log
+        if tensor is not None and not tensor.is_cpu:
+            return self._observe_on_device(
+                operation, group, tensor, call, args, op, root, tag, async_op, splits, is_fast
+            )
+        if log.is_plain and labels.label.get() is NO_LABEL:
+            begin = perf_counter_ns()
+            outcome = call(*args)
+            end = perf_counter_ns()
+            if is_fast and not outcome:
+                return outcome
+            dtype, size = (None, 0) if tensor is None else (tensor.dtype, tensor.nbytes)
+            like = self._known.get((operation, size, dtype, group, op, root, tag, async_op, self.call))
+            if like is None:
+                like = self._like(operation, group, tensor, op, root, tag, async_op)
+        else:
+            like = self._like(operation, group, tensor, op, root, tag, async_op)
+            begin, outcome, end = self._marked(like, async_op, call, args)
+            if is_fast and not outcome:
+                return outcome
+        if root is ANYBODY and operation == "recv":  # now we know
+            like = self._like(operation, group, tensor, op, (cast(int, outcome), None), tag, async_op)
+        series, counter, own, what = like
+        sequence = next(counter)
+        if series is None:
+            return outcome
+        if splits is not None:
+            own = {**(own or {}), **splits}
+            like = like._replace(own=own)
+        if async_op and outcome is not None:
+            watched: Any = ObservedWork(outcome, log, like, sequence, begin, end)
+            outcome = watched  # a T; a cast() would be one more call
+            return outcome
+        if own is None:
+            series.add(sequence, begin, end)
+        else:
+            series.add_event(sequence, begin, end, None, own)
+        if log.verbose:
+            log.line(what, end - begin)
+        return outcome
+
+    def _observe_on_device(
+        self,
+        operation: str,
+        group: ProcessGroup | None,
+        tensor: Any,
+        call: Callable[..., T],
+        args: tuple[Any, ...],
+        op: object,
+        root: tuple[int | None, int | None],
+        tag: int,
+        async_op: bool,
+        splits: dict[str, Any] | None,
+        is_fast: bool,
+    ) -> T:
+        log, devices, device = self._log, self._devices, tensor.device
+        like = self._like(operation, group, tensor, op, root, tag, async_op)
+        start = None if like.series is None else devices.start(device)
+        begin, outcome, returned = self._marked(like, async_op, call, args)
+        if is_fast and not outcome:
+            return outcome
+        if root is ANYBODY and operation == "recv":
+            like = self._like(operation, group, tensor, op, (cast(int, outcome), None), tag, async_op)
+        sequence = next(like.counter)
+        if start is None:
+            return outcome
+        own = like.own if splits is None else {**(like.own or {}), **splits}
+        devices.collect()
+        if async_op and outcome is not None:
+            watched: Any = self._watched_on_device(
+                outcome, device, start, like._replace(own=own), sequence, begin, returned
+            )
+            return cast(T, watched)
+        devices.end(device, start, partial(_on_device, log, like, own, sequence, None))
+        return outcome
+
+    def _watched_on_device(
+        self, work: Any, device: torch.device, start: Any, like: Like, sequence: int, begin: int, returned: int
+    ) -> ObservedWork:
+        try:
+            future = work.get_future()
+        except (AttributeError, RuntimeError, NotImplementedError):  # it ends when somebody has waited
+            return ObservedWork(work, self._log, like, sequence, begin, returned)
+        done = partial(_on_device, self._log, like, like.own, sequence, returned)
+        self._devices.end_with(device, start, future, done)
+        return ObservedWork(work, self._log, like, sequence, begin, returned, timed=True)
+
+    def _marked(self, like: Like, async_op: bool, call: Callable[..., T], args: tuple[Any, ...]) -> tuple[int, T, int]:
+        """Make the call, within a range where that is asked for; when it began and ended, and what it returned."""
+        if not self._log.ranges or like.series is None:
+            begin = perf_counter_ns()
+            outcome = call(*args)
+            return begin, outcome, perf_counter_ns()
+        what = like.operation
+        with open_range(what.operation, what.size_bytes, what.ranks, async_op):
+            begin = perf_counter_ns()
+            outcome = call(*args)
+            return begin, outcome, perf_counter_ns()
+
+    def _watched(self, p2p: Any, work: Work, begin: int, returned: int, start: Any) -> Work:
+        root = p2p.peer, getattr(p2p, "group_peer", None)
+        like = self._like(p2p.op.__name__, p2p.group, p2p.tensor, None, root, p2p.tag, True)
+        sequence = next(like.counter)
+        if like.series is None:
+            return work
+        if start is not None:
+            device = p2p.tensor.device
+            return cast(Work, self._watched_on_device(work, device, start, like, sequence, begin, returned))
+        return cast(Work, ObservedWork(work, self._log, like, sequence, begin, returned))
+
+
+def _on_device(
+    log: CommsLogger,
+    like: Like,
+    own: dict[str, Any] | None,
+    sequence: int,
+    returned: int | None,
+    begin: int,
+    end: int,
+) -> None:
+    if like.series is not None:
+        like.series.add_event(sequence, begin, end, returned, own)
+    if log.verbose:
+        log.line(like.operation, end - begin)

@@ -1,0 +1,109 @@
+"""Reductions in which every rank ends with a part: reduce_scatter and reduce_scatter_tensor."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives import reduction, traced
+from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
+from comm_collectives.collective import collective
+from comm_collectives.memory import StagingBuffer, contiguous_elements, copy_if_overlapping
+from comm_collectives.work import After, run
+from comm_utils.backend import Work
+from comm_utils.errors import ArgumentError
+from comm_utils.reduce_op import parse_reduce_op
+
+__all__ = ["reduce_scatter", "reduce_scatter_tensor"]
+
+
+@collective(("output", "input_list"), "op")
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor] | torch.Tensor,
+    op: Any = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
+) -> Work | None:
+    """Reduce over all ranks and leave part r of the result on rank r.
+
+    Args:
+        output: any shape; dense; overwritten with this rank's part.
+        input_list: W tensors, entry r of the size of rank r's ``output`` (sizes may differ); or one tensor of W times
+            the elements of ``output``. Same dtype as ``output``; only read.
+        op: as for ``all_reduce``.
+    """
+    if isinstance(input_list, torch.Tensor):
+        return _reduce_scatter_tensor("reduce_scatter", output, input_list, op, group, async_op, timeout)
+    backend = enter("reduce_scatter", group, timeout)
+    if backend is None:
+        return None
+    check_tensor("reduce_scatter", "output", output, backend, group, written=True)
+    W, rank = backend.get_world_size(group), backend.get_rank(group)
+    check_list("reduce_scatter", "input_list", input_list, W, backend, group, like=output)
+    check_numel("reduce_scatter", f"input_list[{rank}]", input_list[rank], output.numel(), "the size of output")
+    buffer = StagingBuffer(output)
+    reduce_op = parse_reduce_op(op, "reduce_scatter")
+    work = reduction.reduce_scatter(backend, buffer.memory, input_list, reduce_op, group, async_op)
+    return _deliver_staged(work, buffer, output, async_op)
+
+
+@collective(("output", "input"), "op", compiled=traced.reduce_scatter_tensor)
+def reduce_scatter_tensor(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: Any = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+    *,
+    timeout: float | timedelta | None = None,
+) -> Work | None:
+    """:func:`reduce_scatter` of one tensor.
+
+    Args:
+        output: any shape, n elements; dense; overwritten with elements r*n to (r+1)*n of the result on rank r.
+        input: W*n elements of the dtype of ``output``, the same shape on every rank; only read.
+        op: as for ``all_reduce``.
+    """
+    return _reduce_scatter_tensor("reduce_scatter_tensor", output, input, op, group, async_op, timeout)
+
+
+def _reduce_scatter_tensor(
+    call: str,
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: Any,
+    group: ProcessGroup | None,
+    async_op: bool,
+    timeout: float | timedelta | None,
+) -> Work | None:
+    backend = enter(call, group, timeout)
+    if backend is None:
+        return None
+    check_tensor(call, "output", output, backend, group, written=True)
+    check_tensor(call, "input", input, backend, group)
+    check_dtype(call, "output", output, input)
+    W = backend.get_world_size(group)
+    if input.numel() % W:
+        raise ArgumentError(
+            f"{call}: input: got {input.numel()} elements (shape {tuple(input.shape)}), which does not divide by the "
+            f"world size of {W}; pad it, or pass a list of {W} tensors of different sizes to reduce_scatter"
+        )
+    check_numel(call, "output", output, input.numel() // W, f"the elements of input divided by the world size of {W}")
+    buffer = StagingBuffer(output)
+    reduce_op = parse_reduce_op(op, call)
+    source = copy_if_overlapping(contiguous_elements(input), buffer.memory)
+    work = reduction.reduce_scatter_tensor(backend, buffer.memory, source, reduce_op, group, async_op, call)
+    return _deliver_staged(work, buffer, output, async_op)
+
+
+def _deliver_staged(work: Work | None, buffer: StagingBuffer, output: torch.Tensor, async_op: bool) -> Work | None:
+    if not async_op or work is None:
+        run(buffer.copy_back)
+        return None
+    return After([work], buffer.copy_back, output)

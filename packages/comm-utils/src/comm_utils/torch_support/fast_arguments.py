@@ -1,0 +1,200 @@
+"""What the fast paths of every backend accept: the tensor arguments of one call, as the user gives them.
+
+An :data:`Accept` returns whether the fast path may take the call. It refuses whatever the checked path refuses, and
+calls that the checked path serves with copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import torch
+
+from comm_utils.torch_support.plain_tensors import PlainTensors
+
+__all__ = ["Accept", "acceptance", "are_disjoint"]
+
+Accept: TypeAlias = Callable[..., bool]
+
+
+def acceptance(operation: str, are_plain: PlainTensors, W: int, rank: int, root: int | None = None) -> Accept | None:
+    """Make what accepts the tensor arguments of ``operation``; None for an operation without a fast path.
+
+    Args:
+        W: the size of the group.
+        rank: this rank within the group.
+        root: the group rank of the root, for ``gather`` and ``scatter``.
+    """
+    make = _ACCEPT.get(operation)
+    return None if make is None else make(are_plain, W, rank, root)
+
+
+def are_disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two contiguous tensors of one device share no memory."""
+    start, first = one.data_ptr(), other.data_ptr()
+    return start + one.nbytes <= first or first + other.nbytes <= start
+
+
+def _nothing(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    return lambda: True
+
+
+def _one(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    return lambda tensor: are_plain((tensor,))
+
+
+def _gathered(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    """Accept an output of W times the input, which may lie in this rank's part of it."""
+
+    def accept(output: Any, input: Any) -> bool:
+        if not are_plain((output, input)) or output.requires_grad or input.requires_grad:
+            return False
+        size, start, first = input.nbytes, output.data_ptr(), input.data_ptr()
+        return output.nbytes == W * size and (
+            start + W * size <= first or first + size <= start or first == start + rank * size
+        )
+
+    return accept
+
+
+def _scattered(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    """Accept an input of W times the output."""
+
+    def accept(output: Any, input: Any) -> bool:
+        if not are_plain((output, input)) or output.requires_grad or input.requires_grad:
+            return False
+        size, start, first = output.nbytes, output.data_ptr(), input.data_ptr()
+        return input.nbytes == W * size and (start + size <= first or first + W * size <= start)
+
+    return accept
+
+
+def _exchanged(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    """Accept two tensors in equal parts, or with the lists of rows that each rank sends and gets."""
+
+    def accept(output: Any, input: Any, rows_out: Any = None, rows_in: Any = None) -> bool:
+        if not are_plain((output, input)) or output.requires_grad or input.requires_grad:
+            return False
+        shape = input.shape
+        if rows_out is None and rows_in is None:
+            return output.shape == shape and (shape[0] if shape else 1) % W == 0 and are_disjoint(output, input)
+        if not shape or output.shape[1:] != shape[1:] or not output.dim():
+            return False
+        for rows, have in ((rows_out, output.shape[0]), (rows_in, shape[0])):
+            if type(rows) is not list or len(rows) != W:
+                return False
+            for count in rows:
+                if type(count) is not int or count < 0:
+                    return False
+            if sum(rows) != have:
+                return False
+        return rows_out[rank] == rows_in[rank] and are_disjoint(output, input)
+
+    return accept
+
+
+def _into_list(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    """Accept W outputs of the shape of the input, which may be this rank's one."""
+
+    def accept(outputs: Any, input: Any) -> bool:
+        if type(outputs) is not list or len(outputs) != W or not are_plain((input, *outputs)):
+            return False
+        return _fit(outputs, input, rank)
+
+    return accept
+
+
+def _gathered_on_root(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    if rank != root:
+        return lambda tensor, parts: parts is None and are_plain((tensor,)) and not tensor.requires_grad
+    into_list = _into_list(are_plain, W, rank, root)
+    return lambda tensor, parts: into_list(parts, tensor) and not tensor.requires_grad
+
+
+def _from_list(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    """Accept W inputs of the shape of the output, wherever they lie."""
+
+    def accept(output: Any, inputs: Any) -> bool:
+        if type(inputs) is not list or len(inputs) != W or not are_plain((output, *inputs)):
+            return False
+        return not output.requires_grad and _are_alike(inputs, output)
+
+    return accept
+
+
+def _lists_exchanged(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    """Accept two lists of W tensors of any sizes; no two outputs share memory."""
+
+    def accept(outputs: Any, inputs: Any) -> bool:
+        if type(outputs) is not list or type(inputs) is not list or len(outputs) != W or len(inputs) != W:
+            return False
+        if not are_plain((*outputs, *inputs)):
+            return False
+        for tensor in outputs:
+            if tensor.requires_grad:
+                return False
+        for tensor in inputs:
+            if tensor.requires_grad:
+                return False
+        return outputs[rank].numel() == inputs[rank].numel() and _lie_apart(outputs)
+
+    return accept
+
+
+def _list_of_any(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
+    """Accept a list of tensors, each of which is overwritten."""
+
+    def accept(tensors: Any) -> bool:
+        if type(tensors) is not list or not tensors or not are_plain(tensors):
+            return False
+        return not any(tensor.requires_grad for tensor in tensors)
+
+    return accept
+
+
+def _are_alike(parts: Sequence[torch.Tensor], like: torch.Tensor) -> bool:
+    if like.dim() == 1:  # the shape costs more to ask for than the size, which is enough then
+        size = like.nbytes
+        return not any(part.nbytes != size or part.dim() != 1 or part.requires_grad for part in parts)
+    shape = like.shape
+    return not any(part.shape != shape or part.requires_grad for part in parts)
+
+
+def _fit(parts: Sequence[torch.Tensor], tensor: torch.Tensor, rank: int) -> bool:
+    """Return whether ``parts`` are of the shape of ``tensor``, which is the one of ``rank`` or lies apart from all."""
+    if not _are_alike(parts, tensor):
+        return False
+    size, own = tensor.nbytes, tensor.data_ptr()
+    starts = [part.data_ptr() for part in parts]
+    if own != starts[rank]:
+        for start in starts:
+            if start < own + size and own < start + size:
+                return False  # read while others' elements arrive there
+    starts.sort()
+    return all(after - start >= size for start, after in pairwise(starts))
+
+
+def _lie_apart(tensors: Sequence[torch.Tensor]) -> bool:
+    spans = sorted((start := tensor.data_ptr(), start + tensor.nbytes) for tensor in tensors)
+    return all(end <= start for (_, end), (start, _) in pairwise(spans))
+
+
+_ACCEPT: dict[str, Callable[[PlainTensors, int, int, int | None], Accept]] = {
+    "all_gather": _into_list,
+    "all_gather_into_tensor": _gathered,
+    "all_reduce": _one,
+    "all_reduce_coalesced": _list_of_any,
+    "all_to_all": _lists_exchanged,
+    "all_to_all_single": _exchanged,
+    "barrier": _nothing,
+    "broadcast": _one,
+    "gather": _gathered_on_root,
+    "recv": _one,
+    "reduce": _one,
+    "reduce_scatter": _from_list,
+    "reduce_scatter_tensor": _scattered,
+    "scatter": _gathered_on_root,
+    "send": _one,
+}

@@ -1,0 +1,103 @@
+"""The one predicate for plain tensors, which fast paths take as they are, and the storage that a tensor needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from comm_utils.fast_path import FastPath
+
+__all__ = ["PlainTensors", "first_to_accept", "missing_storage", "plain_tensors", "present"]
+
+#: Return whether all of some objects are plain tensors of one dtype on one device.
+PlainTensors: TypeAlias = Callable[[Sequence[object]], bool]
+
+# What the accessors of tensors without memory of their own raise, under vmap and for mkldnn among others.
+_NO_ACCESS = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def present(device_types: Iterable[str]) -> list[str]:
+    """Return those kinds of device that this machine has, and of which there can be tensors."""
+    return [one for one in device_types if one == "cpu" or torch.get_device_module(one).is_available()]
+
+
+def plain_tensors(device_type: str, dtypes: Iterable[torch.dtype], *, inference: bool = False) -> PlainTensors:
+    """Make the predicate for one kind of device and some dtypes.
+
+    A plain tensor is exactly a ``torch.Tensor``, has elements, is contiguous, and its memory holds what the tensor
+    means: it is not negated or conjugated lazily, nested, sparse, quantized, fake, wrapped by functorch or without
+    memory, and its storage has room for all of its elements.
+
+    Args:
+        dtypes: those that are accepted; neither complex nor quantized ones.
+        inference: accept tensors that were made in inference mode.
+    """
+    accepted, kind = frozenset(dtypes), torch.Tensor
+    on_cpu = device_type == "cpu"
+
+    def are_plain(tensors: Sequence[object]) -> bool:
+        dtype = device = None
+        try:
+            for tensor in tensors:
+                if type(tensor) is not kind:
+                    return False
+                own = tensor.dtype
+                if own is not dtype:
+                    if dtype is not None or own not in accepted:
+                        return False
+                    dtype = own
+                if on_cpu:
+                    if not tensor.is_cpu:
+                        return False
+                elif device is None:
+                    device = tensor.device
+                    if device.type != device_type:
+                        return False
+                elif tensor.device != device:
+                    return False
+                if (
+                    not tensor.is_contiguous()
+                    or tensor.is_neg()
+                    or tensor.is_nested
+                    or not tensor.data_ptr()  # no elements, or elements that are nowhere: torch._efficientzerotensor
+                    or not (inference or not tensor.is_inference())
+                ):
+                    return False
+                needed, offset = tensor.nbytes, tensor.storage_offset()
+                if offset:
+                    needed += offset * tensor.element_size()
+                if len(tensor.untyped_storage()) < needed:
+                    return False
+        except _NO_ACCESS:
+            return False
+        return True
+
+    return are_plain
+
+
+def first_to_accept(fast_paths: Sequence[FastPath]) -> FastPath | None:
+    """Return a fast path that takes the first of several that does not refuse; None if there are none."""
+    if len(fast_paths) < 2:
+        return fast_paths[0] if fast_paths else None
+
+    def first(*tensors: Any) -> Any:
+        outcome = None
+        for path in fast_paths:
+            outcome = path(*tensors)
+            if outcome:
+                break
+        return outcome
+
+    return first
+
+
+def missing_storage(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Return the bytes that the storage of a strided ``tensor`` has and needs; None where it has enough."""
+    if not tensor.numel():
+        return None
+    last = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    found = tensor.untyped_storage().nbytes()
+    return None if found >= needed else (found, needed)
