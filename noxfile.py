@@ -83,7 +83,7 @@ COMPATIBILITY_TESTS = [
     "packages/comm-orchestrator/tests/test_selector.py",
     "tests-integration/test_ccl.py",
     "tests-integration/test_seed_examples.py",
-    "tests-integration/test_short_way.py",
+    "tests-integration/test_fast_path.py",
     "tests-integration/test_signatures.py",
     "tests-integration/test_subgroups.py",
 ]
@@ -302,7 +302,7 @@ ON_EVERY_LIBRARY = [
         "management",
         "objects",
         "seed_examples",
-        "short_way",
+        "fast_path",
         "subgroups",
         "unusual_calls",
         "calls_on_failed_groups",
@@ -311,7 +311,7 @@ ON_EVERY_LIBRARY = [
     )
 ]
 # And what differs between its engines once more, as it is between hosts.
-ON_ONECCL_ITSELF = ["tests-integration/test_comms_logger.py", "tests-integration/test_short_way.py"]
+ON_ONECCL_ITSELF = ["tests-integration/test_comms_logger.py", "tests-integration/test_fast_path.py"]
 
 
 @nox.session(name="integration-ccl", default=False, tags=FULL)
