@@ -1,7 +1,7 @@
 // Every operation in groups of 1 to 64 ranks, with sizes on both sides of every limit.
 
 #include "ranks.hpp"
-#include "tasks.hpp"
+#include "algorithms/eager.hpp"
 
 #include <algorithm>
 #include <cstring>

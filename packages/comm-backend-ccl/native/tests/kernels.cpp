@@ -1,6 +1,6 @@
 // Each build of the kernels that this machine can run against the reference, and with that against each other.
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 
 #include "check.hpp"
 #include "reference.hpp"

@@ -1,4 +1,4 @@
-#include "group.hpp"
+#include "progress/group.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -35,7 +35,7 @@ Group::~Group() {
 void Group::close(bool quietly) {
     std::thread worker;
     {
-        const std::lock_guard<std::mutex> alone(desk_);
+        const std::lock_guard<std::mutex> alone(worker_mutex_);
         stop_ = true;
         worker.swap(worker_);  // of several threads that close, one joins it
         work_.notify_all();
@@ -47,7 +47,7 @@ void Group::close(bool quietly) {
     }
     const std::lock_guard<std::mutex> alone(lock_);
     for (const Handle &task : collectives_) {
-        if (task->published) {
+        if (task->exposed) {
             // Others must not go on with the tensor, which its owner takes for its own again.
             if (!broken()) {
                 fail(gave_up, rank_, number_);
@@ -126,7 +126,7 @@ bool Group::look_for_slowest(uint32_t needed) {
 bool Group::pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed) {
     uint64_t last = 0;
     for (uint32_t index = first; index < first + count; ++index) {
-        last = std::max(last, shown_at_[index % pieces]);
+        last = std::max(last, published_at_[index % pieces]);
     }
     if (steps_ - last >= slots) {
         return true;  // nobody is so far behind
@@ -142,7 +142,7 @@ void Group::reserve_ring() {
     const size_t mine = layout_.rings + static_cast<size_t>(rank_) * layout_.ring_bytes();
     try {
         reserve_memory(descriptor_, mine, layout_.ring_bytes(), "a group with large tensors");
-    } catch (const Problem &) {
+    } catch (const SharedMemoryError &) {
         fail(no_memory, rank_, number_);
         throw;
     }
@@ -224,7 +224,7 @@ Handle Group::start(Request request, bool watched) {
     if (operation == send && !messages_[peer].reserved) {
         try {
             reserve_channel(peer);
-        } catch (const Problem &) {
+        } catch (const SharedMemoryError &) {
             fail(no_memory, rank_, number_);
             throw;
         }

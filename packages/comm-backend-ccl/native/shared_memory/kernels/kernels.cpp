@@ -1,8 +1,8 @@
 // Compiled once for every instruction set, as KERNELS.
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 
-#include "halves.hpp"
+#include "kernels/float16.hpp"
 
 #include <algorithm>
 #include <type_traits>

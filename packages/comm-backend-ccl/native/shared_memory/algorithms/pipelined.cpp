@@ -1,7 +1,7 @@
 // Operations on more than fits into a slot: in chunks, of which one is shown while those before it are worked on; or on
 // the tensors themselves where all of them can be reached.
 
-#include "tasks.hpp"
+#include "algorithms/eager.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -17,9 +17,9 @@ constexpr size_t large_bytes = 32 << 20;
 
 size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
-class Staged final : public Stepwise {
+class Large final : public Stepwise {
 public:
-    Staged(Group &group, Request request) : Stepwise(std::move(request)) {
+    Large(Group &group, Request request) : Stepwise(std::move(request)) {
         // Until plan() knows all. Step 1 may show the first chunk, which needs a free slot.
         steps_ = posts_ = 2;
         item_ = item_bytes(this->request.dtype);
@@ -58,7 +58,7 @@ private:
         if ((request.operation == all_reduce && !in_place) || (exchanges && in_place)) {
             record.input = {};
         }
-        published = record.input.inode != 0;
+        exposed = record.input.inode != 0;
         record.largest = 0;
         if (request.operation == all_to_all_v) {
             uint64_t *row = group.sizes_of(me_, call_.number);
@@ -289,19 +289,19 @@ private:
         }
         const uint32_t at = step - 1;
         if (at < chunks_) {
-            group.show_pieces(piece_of(at), pieces_);
-            show_chunk(group, at);
+            group.mark_pieces(piece_of(at), pieces_);
+            publish_chunk(group, at);
         }
         if (stages_ == 3 && at >= 1 && at - 1 < chunks_) {
             reduce_chunk(group, at - 1);
         }
         const uint32_t last = stages_ - 1;
         if (at >= last && at - last < chunks_) {
-            take_chunk(group, at - last);
+            consume_chunk(group, at - last);
         }
     }
 
-    void show_chunk(Group &group, uint32_t chunk) {
+    void publish_chunk(Group &group, uint32_t chunk) {
         char *to = slot(group, me_, chunk);
         const size_t begin = chunk_begin(chunk), bytes = chunk_bytes(chunk, whole_);
         const auto shown = [&](char *at, const char *from, size_t part) { group.writer().write(at, from, part); };
@@ -379,7 +379,7 @@ private:
             outputs, mine.count, group.writer().streams() && outputs.size() > 1);
     }
 
-    void take_chunk(Group &group, uint32_t chunk) {
+    void consume_chunk(Group &group, uint32_t chunk) {
         const size_t begin = chunk_begin(chunk), bytes = chunk_bytes(chunk, whole_);
         switch (request.operation) {
         case reduce:
@@ -466,6 +466,6 @@ private:
 
 }  // namespace
 
-Handle make_staged(Group &group, Request &&request) { return std::make_shared<Staged>(group, std::move(request)); }
+Handle make_large(Group &group, Request &&request) { return std::make_shared<Large>(group, std::move(request)); }
 
 }  // namespace shm

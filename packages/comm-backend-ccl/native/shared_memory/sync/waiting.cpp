@@ -1,6 +1,6 @@
 // How a rank waits: it looks, sleeps until others wake it, or leaves it to a thread.
 
-#include "group.hpp"
+#include "progress/group.hpp"
 
 #include <chrono>
 #include <climits>
@@ -92,7 +92,7 @@ void Group::sleep(Task &task, double seconds) {
         awaited = awaited_now();
     }
     {
-        const std::lock_guard<std::mutex> alone(bed_);
+        const std::lock_guard<std::mutex> alone(sleep_mutex_);
         ++sleepers_;
         bells_[rank_].awaited.store(awaited != 0 ? needs_all | awaited : 0, std::memory_order_seq_cst);
         header_->sleeping.fetch_or(uint64_t{1} << rank_, std::memory_order_seq_cst);
@@ -108,7 +108,7 @@ void Group::sleep(Task &task, double seconds) {
     if (!go_on) {
         futex_wait(bells_[rank_].rings, seen, seconds);
     }
-    const std::lock_guard<std::mutex> alone(bed_);
+    const std::lock_guard<std::mutex> alone(sleep_mutex_);
     if (--sleepers_ == 0) {
         header_->sleeping.fetch_and(~(uint64_t{1} << rank_), std::memory_order_seq_cst);
     }
@@ -164,7 +164,7 @@ int Group::wait(Task &task, double seconds) {
 // --- the thread that looks after what nobody waits for
 
 void Group::hand_to_worker(bool make) {
-    const std::lock_guard<std::mutex> alone(desk_);
+    const std::lock_guard<std::mutex> alone(worker_mutex_);
     if (stop_ || (!make && !worker_.joinable())) {
         return;
     }
@@ -179,7 +179,7 @@ void Group::work() {
     pthread_setname_np(pthread_self(), "comm-shm");
     while (true) {
         {
-            std::unique_lock<std::mutex> alone(desk_);
+            std::unique_lock<std::mutex> alone(worker_mutex_);
             work_.wait(alone, [this] { return stop_ || has_work_; });
             if (stop_) {
                 return;

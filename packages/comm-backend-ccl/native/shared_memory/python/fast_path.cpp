@@ -1,8 +1,8 @@
 // The shortest way: tensors in, nothing out. Everything but the tensors was settled before.
 
-#include "module.hpp"
+#include "python/module.hpp"
 
-#include "dlpack.hpp"
+#include "python/dlpack.hpp"
 
 #include <algorithm>
 
@@ -89,25 +89,25 @@ bool is_plain(PyObject *object, Plain &found) {
     return usual;
 }
 
-struct Shortcut {
+struct FastPath {
     Shared group;
     uint8_t operation, op;
     int root;
     PyObject *later;
 };
 
-void end_shortcut(PyObject *capsule) {
-    auto *shortcut = static_cast<Shortcut *>(PyCapsule_GetPointer(capsule, nullptr));
-    Py_DECREF(shortcut->later);
+void end_fast_path(PyObject *capsule) {
+    auto *path = static_cast<FastPath *>(PyCapsule_GetPointer(capsule, nullptr));
+    Py_DECREF(path->later);
     if (!forked) {
-        delete shortcut;
+        delete path;
     }
 }
 
 // How many tensors the operation is done with. In one, or on ranks that are not the root of a gather or scatter, there is
 // neither output nor input apart.
-Py_ssize_t tensors_of(const Shortcut &shortcut) {
-    switch (shortcut.operation) {
+Py_ssize_t tensors_of(const FastPath &path) {
+    switch (path.operation) {
     case barrier:
         return 0;
     case all_reduce:
@@ -116,42 +116,42 @@ Py_ssize_t tensors_of(const Shortcut &shortcut) {
         return 1;
     case gather:
     case scatter:
-        return shortcut.group->rank() == shortcut.root ? 2 : 1;
+        return path.group->rank() == path.root ? 2 : 1;
     default:
         return 2;
     }
 }
 
 // Whether `output` and `input`, which are one where there is one, are what the operation is done with.
-bool is_request(const Shortcut &shortcut, const Plain &output, const Plain &input, Request &request) {
-    const size_t size = static_cast<size_t>(shortcut.group->size());
+bool is_request(const FastPath &path, const Plain &output, const Plain &input, Request &request) {
+    const size_t size = static_cast<size_t>(path.group->size());
     if (output.dtype != input.dtype) {
         return false;
     }
-    request.operation = shortcut.operation;
+    request.operation = path.operation;
     request.dtype = static_cast<uint8_t>(input.dtype);
-    request.op = shortcut.op;
-    request.root = shortcut.root;
+    request.op = path.op;
+    request.root = path.root;
     request.input = input.data;
     request.output = output.data;
     request.count = input.count;
-    switch (shortcut.operation) {
+    switch (path.operation) {
     case all_reduce:
     case reduce:
-        return reduces(input.dtype, shortcut.op);
+        return reduces(input.dtype, path.op);
     case broadcast:
     case barrier:
         return true;
     case gather:
-        return tensors_of(shortcut) == 1 || output.count == size * input.count;
+        return tensors_of(path) == 1 || output.count == size * input.count;
     case scatter:
         request.count = output.count;
-        return tensors_of(shortcut) == 1 || input.count == size * output.count;
+        return tensors_of(path) == 1 || input.count == size * output.count;
     case all_gather:
         return output.count == size * input.count;
     case reduce_scatter:
         request.count = output.count;
-        return input.count == size * output.count && reduces(input.dtype, shortcut.op);
+        return input.count == size * output.count && reduces(input.dtype, path.op);
     case all_to_all_v:
         request.count = 0;
         request.input_counts.assign(size, input.count / size);
@@ -187,9 +187,9 @@ bool split(const Plain &tensor, PyObject *rows, size_t size, std::vector<size_t>
 }
 
 // The same for an exchange in parts of any size, which `rows_out` and `rows_in` are.
-bool is_uneven(const Shortcut &shortcut, const Plain &output, const Plain &input, PyObject *rows_out, PyObject *rows_in,
+bool is_uneven(const FastPath &path, const Plain &output, const Plain &input, PyObject *rows_out, PyObject *rows_in,
                Request &request) {
-    const size_t size = static_cast<size_t>(shortcut.group->size());
+    const size_t size = static_cast<size_t>(path.group->size());
     request.operation = all_to_all_v;
     request.dtype = static_cast<uint8_t>(input.dtype);
     request.input = input.data;
@@ -201,19 +201,19 @@ bool is_uneven(const Shortcut &shortcut, const Plain &output, const Plain &input
 // Returns True if all is done; False, with nothing begun, where the long way has to be taken; where others are late, what
 // `later` returns.
 PyObject *attempt(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-    const auto &shortcut = *static_cast<Shortcut *>(PyCapsule_GetPointer(self, nullptr));
-    const Py_ssize_t tensors = tensors_of(shortcut);
+    const auto &path = *static_cast<FastPath *>(PyCapsule_GetPointer(self, nullptr));
+    const Py_ssize_t tensors = tensors_of(path);
     Plain output, input;
     Request request;
-    const bool uneven = shortcut.operation == all_to_all_v && count == 4;
+    const bool uneven = path.operation == all_to_all_v && count == 4;
     if ((count != tensors && !uneven) || forked || (tensors > 0 && !is_plain(arguments[0], output)) ||
         (tensors > 1 && !is_plain(arguments[1], input)) ||
-        !(uneven ? is_uneven(shortcut, output, input, arguments[2], arguments[3], request)
-                 : is_request(shortcut, output, tensors > 1 ? input : output, request))) {
+        !(uneven ? is_uneven(path, output, input, arguments[2], arguments[3], request)
+                 : is_request(path, output, tensors > 1 ? input : output, request))) {
         Py_RETURN_FALSE;
     }
-    Group &group = *shortcut.group;
-    const bool small = shortcut.operation != all_to_all_v && pieces_for(group, request) == 0;
+    Group &group = *path.group;
+    const bool small = path.operation != all_to_all_v && pieces_for(group, request) == 0;
     // What fails says why on the long way.
     if (group.closed() || group.broken() || (!small && !group.ring_is_reserved())) {
         Py_RETURN_FALSE;
@@ -221,27 +221,27 @@ PyObject *attempt(PyObject *self, PyObject *const *arguments, Py_ssize_t count) 
     Handle task;
     if (!group.run_at_once(request, looks_with_gil(group), task)) {
         try {
-            const Unlocked unlocked;
+            const GilRelease released;
             task = group.start(std::move(request), false);
         } catch (const std::exception &) {
             Py_RETURN_FALSE;
         }
     }
     if (task && task->now() == pending) {
-        const Unlocked unlocked;
+        const GilRelease released;
         group.wait(*task, at_once_s);
     }
     if (!task || task->now() == complete) {
         Py_RETURN_TRUE;
     }
-    PyObject *handle = PyLong_FromVoidPtr(new Held{shortcut.group, std::move(task)});
+    PyObject *handle = PyLong_FromVoidPtr(new Held{path.group, std::move(task)});
     PyObject *first = tensors > 0 ? arguments[0] : nullptr, *second = tensors > 1 ? arguments[1] : nullptr;
-    PyObject *found = PyObject_CallFunctionObjArgs(shortcut.later, handle, first, second, nullptr);
+    PyObject *found = PyObject_CallFunctionObjArgs(path.later, handle, first, second, nullptr);
     Py_DECREF(handle);
     return found;
 }
 
-PyObject *take_shortcut(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+PyObject *call_fast_path(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     try {
         return attempt(self, arguments, count);
     } catch (const std::bad_alloc &) {
@@ -249,13 +249,13 @@ PyObject *take_shortcut(PyObject *self, PyObject *const *arguments, Py_ssize_t c
     }
 }
 
-PyMethodDef shortcut_method{"shortcut", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(take_shortcut)),
+PyMethodDef fast_path_method{"fast_path", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_fast_path)),
                             METH_FASTCALL, nullptr};
 
 }  // namespace
 
-// shortcut(group, operation, op, root, later) -> callable, or None where torch does not offer what it takes
-PyObject *make_shortcut(PyObject *, PyObject *arguments) {
+// path(group, operation, op, root, later) -> callable, or None where torch does not offer what it takes
+PyObject *make_fast_path(PyObject *, PyObject *arguments) {
     unsigned long long group;
     int operation, op, root;
     PyObject *later;
@@ -266,20 +266,20 @@ PyObject *make_shortcut(PyObject *, PyObject *arguments) {
         Py_RETURN_NONE;
     }
     Py_INCREF(later);
-    auto *made = new Shortcut{group_of(group), static_cast<uint8_t>(operation), static_cast<uint8_t>(op), root, later};
-    PyObject *capsule = PyCapsule_New(made, nullptr, end_shortcut);
+    auto *made = new FastPath{group_of(group), static_cast<uint8_t>(operation), static_cast<uint8_t>(op), root, later};
+    PyObject *capsule = PyCapsule_New(made, nullptr, end_fast_path);
     if (capsule == nullptr) {
         Py_DECREF(later);
         delete made;
         return nullptr;
     }
-    PyObject *function = PyCFunction_NewEx(&shortcut_method, capsule, nullptr);
+    PyObject *function = PyCFunction_NewEx(&fast_path_method, capsule, nullptr);
     Py_DECREF(capsule);
     return function;
 }
 
 // meet(Tensor): what a tensor is, and how to ask it.
-PyObject *meet_tensors(PyObject *, PyObject *type) {
+PyObject *bind_torch(PyObject *, PyObject *type) {
     PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
     PyObject *method = capsule == nullptr ? nullptr : PyObject_GetAttrString(type, "is_neg");
     if (method == nullptr) {

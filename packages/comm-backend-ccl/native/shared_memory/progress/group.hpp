@@ -2,10 +2,10 @@
 
 #pragma once
 
-#include "kernels.hpp"
-#include "layout.hpp"
-#include "memory.hpp"
-#include "writer.hpp"
+#include "kernels/kernels.hpp"
+#include "segment/layout.hpp"
+#include "segment/memory.hpp"
+#include "kernels/writer.hpp"
 
 #include <array>
 #include <atomic>
@@ -75,7 +75,7 @@ public:
     // The rank that it waits for, where that is one.
     int awaited_rank = -1;
     // Whether others know where its tensor is, and may write to it.
-    bool published = false;
+    bool exposed = false;
 };
 
 using Handle = std::shared_ptr<Task>;
@@ -92,7 +92,7 @@ public:
     int rank() const { return rank_; }
     const Layout &layout() const { return layout_; }
 
-    // Throws std::invalid_argument for what cannot be done, Problem where memory lacks.
+    // Throws std::invalid_argument for what cannot be done, SharedMemoryError where memory lacks.
     // `watched`: it has to come to an end even if nobody waits for it.
     Handle start(Request request, bool watched);
     // Does a small operation, looking so often for the others, where nothing is before it; false, with nothing begun,
@@ -148,9 +148,9 @@ public:
     Writer &writer() { return writer_; }
     // Whether the pieces may be written: what they held was read by all. Sets `needed` to the steps that this takes.
     bool pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed);
-    void show_pieces(uint32_t first, uint32_t count) {
+    void mark_pieces(uint32_t first, uint32_t count) {
         for (uint32_t index = first; index < first + count; ++index) {
-            shown_at_[index % pieces] = steps_;
+            published_at_[index % pieces] = steps_;
         }
     }
     // Makes sure that there is room for what is large; fails the group where there is not.
@@ -225,7 +225,7 @@ private:
     uint32_t slowest_ = 0;  // steps that everybody has done, as far as seen
     uint64_t steps_ = slots;  // the same as done_, and never wraps around
     uint32_t next_piece_ = 0;
-    std::array<uint64_t, pieces> shown_at_{};  // the step of each piece of the ring
+    std::array<uint64_t, pieces> published_at_{};  // the step of each piece of the ring
     std::atomic<bool> ring_is_reserved_{false};
     std::array<uint32_t, records> posted_{};  // this rank's fingerprint at each of the last steps
     std::deque<Handle> collectives_;
@@ -238,14 +238,14 @@ private:
     Mapped mapped_;
     Writer writer_;
 
-    std::mutex bed_;
-    int sleepers_ = 0;  // threads of this rank; guarded by `bed_`
+    std::mutex sleep_mutex_;
+    int sleepers_ = 0;  // threads of this rank; guarded by `sleep_mutex_`
 
-    std::mutex desk_;
+    std::mutex worker_mutex_;
     std::condition_variable work_;
-    std::thread worker_;  // guarded by `desk_`
+    std::thread worker_;  // guarded by `worker_mutex_`
     std::atomic<int> attended_{0};  // threads that wait, and make progress
-    bool stop_ = false, has_work_ = false;  // guarded by `desk_`
+    bool stop_ = false, has_work_ = false;  // guarded by `worker_mutex_`
 };
 
 constexpr bool is_reduction(int operation) {

@@ -6,7 +6,7 @@
 #define Py_LIMITED_API 0x030A0000
 #include <Python.h>
 
-#include "tasks.hpp"
+#include "algorithms/eager.hpp"
 
 #include <memory>
 #include <new>
@@ -20,10 +20,10 @@ extern bool used, forked;
 // How long a call waits before Python looks after signals and lost ranks.
 constexpr double at_once_s = 0.05;
 
-struct Unlocked {
+struct GilRelease {
     PyThreadState *state = PyEval_SaveThread();
     // Of a thread that outlives the interpreter, this is where it ends: by unwinding its stack.
-    ~Unlocked() noexcept(false) { PyEval_RestoreThread(state); }
+    ~GilRelease() noexcept(false) { PyEval_RestoreThread(state); }
 };
 
 template <class F>
@@ -39,7 +39,7 @@ PyObject *guarded(F body) {
         PyErr_SetString(PyExc_RuntimeError, problem.what());
     } catch (const Inaccessible &problem) {
         PyErr_SetString(PyExc_PermissionError, problem.what());
-    } catch (const Problem &problem) {
+    } catch (const SharedMemoryError &problem) {
         PyErr_SetString(PyExc_MemoryError, problem.what());
     } catch (const std::bad_alloc &) {
         PyErr_NoMemory();
@@ -60,8 +60,8 @@ struct Held {
 inline const Shared &group_of(unsigned long long number) { return *reinterpret_cast<Shared *>(number); }
 inline Held *held(PyObject *argument) { return static_cast<Held *>(PyLong_AsVoidPtr(argument)); }
 
-// Methods of shortcut.cpp.
-PyObject *make_shortcut(PyObject *module, PyObject *arguments);
-PyObject *meet_tensors(PyObject *module, PyObject *type);
+// Methods of path.cpp.
+PyObject *make_fast_path(PyObject *module, PyObject *arguments);
+PyObject *bind_torch(PyObject *module, PyObject *type);
 
 }  // namespace shm

@@ -1,6 +1,6 @@
 // Sending from one rank to another, through slots of their own.
 
-#include "tasks.hpp"
+#include "algorithms/eager.hpp"
 
 #include <algorithm>
 #include <cstring>

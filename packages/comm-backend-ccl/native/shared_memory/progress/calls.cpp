@@ -1,6 +1,6 @@
 // What a call is: whether it can be done, what it is to people, and whether all ranks made the same.
 
-#include "group.hpp"
+#include "progress/group.hpp"
 
 #include <stdexcept>
 

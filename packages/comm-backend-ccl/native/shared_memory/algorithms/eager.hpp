@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "group.hpp"
+#include "progress/group.hpp"
 
 namespace shm {
 
@@ -14,9 +14,9 @@ uint32_t pieces_for(const Group &group, const Request &request);
 // The bytes that a rank shows to the others.
 size_t input_bytes(const Group &group, const Request &request);
 // The first half of what a small operation is: shows this rank's part at step `step`, in pieces from `first`.
-void show(Group &group, const Request &request, uint32_t step, uint32_t first);
+void publish(Group &group, const Request &request, uint32_t step, uint32_t first);
 // The second half, when those that it needs have shown theirs.
-void take(Group &group, const Request &request, uint32_t step, uint32_t first);
+void consume(Group &group, const Request &request, uint32_t step, uint32_t first);
 
 // Steps of which each may wait for other ranks.
 class Stepwise : public Task {
@@ -52,7 +52,7 @@ private:
     uint32_t pieces_ = 0, first_ = 0;
 };
 
-Handle make_staged(Group &group, Request &&request);
+Handle make_large(Group &group, Request &&request);
 Handle make_message(Group &group, Request &&request);
 
 }  // namespace shm

@@ -1,4 +1,4 @@
-#include "tasks.hpp"
+#include "algorithms/eager.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -60,7 +60,7 @@ constexpr size_t tiny_bytes = 1 << 10;
 
 }  // namespace
 
-void show(Group &group, const Request &request, uint32_t step, uint32_t first) {
+void publish(Group &group, const Request &request, uint32_t step, uint32_t first) {
     const int operation = request.operation;
     if (operation == barrier || (needs_root(operation) && group.rank() != request.root) ||
         (only_root_needs(operation) && group.rank() == request.root)) {
@@ -77,7 +77,7 @@ void show(Group &group, const Request &request, uint32_t step, uint32_t first) {
     }
 }
 
-void take(Group &group, const Request &request, uint32_t step, uint32_t first) {
+void consume(Group &group, const Request &request, uint32_t step, uint32_t first) {
     const int size = group.size(), me = group.rank();
     const size_t bytes = request.bytes();
     if (bytes == 0) {
@@ -207,10 +207,10 @@ bool Exchange::ready(Group &group, uint32_t step) {
 
 void Exchange::act(Group &group, uint32_t step) {
     if (step == 0) {
-        group.show_pieces(first_, pieces_);
-        show(group, request, base_, first_);
+        group.mark_pieces(first_, pieces_);
+        publish(group, request, base_, first_);
     } else {
-        take(group, request, base_, first_);
+        consume(group, request, base_, first_);
     }
 }
 
@@ -225,7 +225,7 @@ Handle make_task(Group &group, Request &&request) {
     if (small) {
         return std::make_shared<Exchange>(group, std::move(request));
     }
-    return make_staged(group, std::move(request));
+    return make_large(group, std::move(request));
 }
 
 // --- the short way
@@ -250,18 +250,18 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
             return false;
         }
         take_pieces(taken);
-        show_pieces(first, taken);
+        mark_pieces(first, taken);
     }
     Call call;
     begin(request, call);
-    show(*this, request, base, first);
+    publish(*this, request, base, first);
     post(call.fingerprint);
     if (needs_root(request.operation) || only_root_needs(request.operation)) {
         looks = 0;
     }
     for (int look = 0; look < looks; ++look) {
         if (all_have_come(base + 1, call, base)) {
-            take(*this, request, base, first);
+            consume(*this, request, base, first);
             return true;
         }
         relax();

@@ -1,4 +1,4 @@
-#include "memory.hpp"
+#include "segment/memory.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -84,12 +84,12 @@ uint64_t inode_of(int descriptor) {
 int create_memory(size_t bytes) {
     const int descriptor = memfd_create("comm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (descriptor < 0) {
-        throw Problem(std::string("shared memory cannot be created: ") + std::strerror(errno));
+        throw SharedMemoryError(std::string("shared memory cannot be created: ") + std::strerror(errno));
     }
     if (fchmod(descriptor, 0600) != 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) {
         const std::string reason = std::strerror(errno);
         close(descriptor);
-        throw Problem("shared memory of " + mebibytes(bytes) + " cannot be created (" + reason +
+        throw SharedMemoryError("shared memory of " + mebibytes(bytes) + " cannot be created (" + reason +
                       "); raise the limit of file sizes (ulimit -f)");
     }
     // Nobody can cut it while others use it.
@@ -100,7 +100,7 @@ int create_memory(size_t bytes) {
 void check_memory(size_t bytes, const char *what) {
     const size_t available = available_bytes();
     if (bytes >= available - available / 16) {
-        throw Problem(std::string(what) + " needs " + mebibytes(bytes) + " of shared memory, and " +
+        throw SharedMemoryError(std::string(what) + " needs " + mebibytes(bytes) + " of shared memory, and " +
                       mebibytes(available) + remedy);
     }
 }
@@ -117,7 +117,7 @@ void reserve_memory(int descriptor, size_t offset, size_t bytes, const char *wha
                                                                                                                  : errno;
         } while (failed == EINTR);
         if (failed != 0) {
-            throw Problem(std::string(what) + " needs " + mebibytes(bytes) + " of shared memory (" +
+            throw SharedMemoryError(std::string(what) + " needs " + mebibytes(bytes) + " of shared memory (" +
                           std::strerror(failed) + "); more than what" + remedy);
         }
     }
@@ -145,7 +145,7 @@ void close_memory(int descriptor) { close(descriptor); }
 void *map_memory(int descriptor, size_t bytes) {
     void *begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     if (begin == MAP_FAILED) {
-        throw Problem("shared memory of " + mebibytes(bytes) + " cannot be mapped: " + std::strerror(errno));
+        throw SharedMemoryError("shared memory of " + mebibytes(bytes) + " cannot be mapped: " + std::strerror(errno));
     }
     // In effect where the system's shmem_enabled is "advise".
     madvise(begin, bytes, MADV_HUGEPAGE);
@@ -176,7 +176,7 @@ void *Arena::allocate(size_t bytes) {
     }
     try {
         check_memory(bytes, "a tensor in shared memory");
-    } catch (const Problem &) {
+    } catch (const SharedMemoryError &) {
         give_back_unused();
         check_memory(bytes, "a tensor in shared memory");
     }
@@ -269,13 +269,13 @@ char *Mapped::find(int pid, const Place &place) {
             Window window{nullptr, static_cast<size_t>(found.st_size)};
             try {
                 window.begin = map_memory(descriptor, window.bytes);
-            } catch (const Problem &) {
+            } catch (const SharedMemoryError &) {
                 close(descriptor);
                 return nullptr;
             }
             close(descriptor);
             known = windows_.emplace(key, window).first;
-        } catch (const Problem &) {
+        } catch (const SharedMemoryError &) {
             return nullptr;
         }
     }

@@ -1,7 +1,7 @@
 // The Python module comm_backend_ccl._shared_memory, of the stable ABI of CPython 3.10. Groups and operations are passed
 // as integers: shared_memory.py is the only caller, and sees to it that none is used after its end.
 
-#include "module.hpp"
+#include "python/module.hpp"
 
 #include <pthread.h>
 
@@ -85,7 +85,7 @@ PyObject *close_group(PyObject *, PyObject *arguments) {
     }
     if (!forked) {
         const Shared closed = group_of(group);
-        const Unlocked unlocked;
+        const GilRelease released;
         closed->close(quietly != 0);
     }
     Py_RETURN_NONE;
@@ -94,7 +94,7 @@ PyObject *close_group(PyObject *, PyObject *arguments) {
 PyObject *free_group(PyObject *, PyObject *argument) {
     auto *group = reinterpret_cast<Shared *>(PyLong_AsUnsignedLongLong(argument));
     if (!forked) {
-        const Unlocked unlocked;
+        const GilRelease released;
         delete group;
     }
     Py_RETURN_NONE;
@@ -140,7 +140,7 @@ PyObject *start(PyObject *, PyObject *arguments) {
     return guarded([&] {
         Handle task;
         {
-            const Unlocked unlocked;
+            const GilRelease released;
             Group &on = *group_of(group);
             task = watched ? on.start(std::move(request), true) : on.run(std::move(request), on.spins());
             if (task && !watched) {
@@ -165,7 +165,7 @@ PyObject *wait(PyObject *, PyObject *arguments) {
         const Held &waited = *reinterpret_cast<Held *>(handle);
         int state = waited.task->now();
         if (state == pending) {
-            const Unlocked unlocked;
+            const GilRelease released;
             state = waited.group->wait(*waited.task, seconds);
         }
         return PyLong_FromLong(state == failed ? -1 : state);
@@ -183,7 +183,7 @@ PyObject *missing(PyObject *, PyObject *argument) {
     const Held &waited = *held(argument);
     uint64_t found;
     {
-        const Unlocked unlocked;
+        const GilRelease released;
         found = waited.group->missing(*waited.task);
     }
     return PyLong_FromUnsignedLongLong(found);
@@ -197,7 +197,7 @@ PyObject *drain(PyObject *, PyObject *arguments) {
         return nullptr;
     }
     if (!forked) {
-        const Unlocked unlocked;
+        const GilRelease released;
         group_of(group)->drain(seconds);
     }
     Py_RETURN_NONE;
@@ -207,7 +207,7 @@ PyObject *is_forked(PyObject *, PyObject *) { return PyBool_FromLong(forked); }
 
 PyObject *release(PyObject *, PyObject *argument) {
     if (!forked) {
-        const Unlocked unlocked;  // it may be the last that holds the group
+        const GilRelease released;  // it may be the last that holds the group
         delete held(argument);
     }
     Py_RETURN_NONE;
@@ -223,7 +223,7 @@ PyObject *allocate(PyObject *, PyObject *argument) {
     return guarded([&] {
         void *begin;
         {
-            const Unlocked unlocked;
+            const GilRelease released;
             begin = Arena::instance().allocate(bytes);
         }
         return PyLong_FromVoidPtr(begin);
@@ -266,7 +266,7 @@ PyObject *reduce_here(PyObject *, PyObject *arguments) {
         return nullptr;
     }
     {
-        const Unlocked unlocked;
+        const GilRelease released;
         void *outputs[] = {reinterpret_cast<void *>(output)};
         kernels().reduce(dtype, op, outputs, 1, addresses, static_cast<int>(inputs), static_cast<size_t>(count), false);
     }
@@ -290,8 +290,8 @@ PyMethodDef methods[] = {{"create", create, METH_VARARGS, nullptr},
                          {"allocate", allocate, METH_O, nullptr},
                          {"give_back", give_back, METH_O, nullptr},
                          {"facts", facts, METH_NOARGS, nullptr},
-                         {"shortcut", make_shortcut, METH_VARARGS, nullptr},
-                         {"meet", meet_tensors, METH_O, nullptr},
+                         {"fast_path", make_fast_path, METH_VARARGS, nullptr},
+                         {"bind_torch", bind_torch, METH_O, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition{PyModuleDef_HEAD_INIT, "_shared_memory", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "layout.hpp"
+#include "segment/layout.hpp"
 
 #include <cstddef>
 #include <map>
@@ -15,12 +15,12 @@
 namespace shm {
 
 // Not enough of something.
-struct Problem : std::runtime_error {
+struct SharedMemoryError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 // Another process's memory is out of reach.
-struct Inaccessible : Problem {
-    using Problem::Problem;
+struct Inaccessible : SharedMemoryError {
+    using SharedMemoryError::SharedMemoryError;
 };
 
 // A descriptor of new memory; only this user's processes can open it.

@@ -1,6 +1,6 @@
-#include "writer.hpp"
+#include "kernels/writer.hpp"
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 
 #include <algorithm>
 #include <bit>
