@@ -1,5 +1,7 @@
 #include "algorithms/eager.hpp"
 
+#include "kernels/kernels.hpp"
+
 #include <algorithm>
 #include <bit>
 #include <cstring>
@@ -131,47 +133,6 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
     }
 }
 
-// --- Stepwise
-
-bool Stepwise::advance(Group &group) {
-    if (!begun_) {
-        begun_ = true;
-        base_ = group.done();
-        Record &record = group.begin(request, call_);
-        prepare(group, record);
-    }
-    while (next_ < steps_) {
-        awaits = 0;
-        const uint32_t step = base_ + next_;
-        if (next_ < posts_ && !group.free_at(step)) {
-            awaits = step - slots + 3;
-            return false;
-        }
-        if (!ready(group, next_)) {
-            return false;
-        }
-        act(group, next_);
-        if (next_ < posts_) {
-            group.post(call_.fingerprint);
-        }
-        ++next_;
-    }
-    return true;
-}
-
-bool Stepwise::all_at(Group &group, uint32_t steps) {
-    awaits = base_ + steps;
-    return group.all_have_come(base_ + steps, call_, base_);
-}
-
-bool Stepwise::one_at(Group &group, int rank, uint32_t steps) {
-    awaits = 0;
-    awaited_rank = rank;
-    return group.has_come(rank, base_ + steps, call_, base_);
-}
-
-// --- Exchange
-
 Exchange::Exchange(Group &group, Request request) : Stepwise(std::move(request)) {
     posts_ = 1;
     const bool is_root = group.rank() == this->request.root;
@@ -214,22 +175,6 @@ void Exchange::act(Group &group, uint32_t step) {
     }
 }
 
-Handle make_task(Group &group, Request &&request) {
-    if (request.operation == send || request.operation == receive) {
-        return make_message(group, std::move(request));
-    }
-    const bool small = request.operation != all_to_all_v && input_bytes(group, request) <= small_bytes(group);
-    if (!small || pieces_for(group, request) > 0) {
-        group.reserve_ring();
-    }
-    if (small) {
-        return std::make_shared<Exchange>(group, std::move(request));
-    }
-    return make_large(group, std::move(request));
-}
-
-// --- the short way
-
 // More takes so long that other threads should run meanwhile.
 constexpr size_t at_once_bytes = 32 << 10;
 
@@ -266,8 +211,14 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
         }
         relax();
     }
-    auto task = std::make_shared<Exchange>(*this, std::move(request), call, base, first);
-    collectives_.push_back(task);
+    Handle task;
+    try {
+        task = std::make_shared<Exchange>(*this, std::move(request), call, base, first);
+        collectives_.push_back(task);
+    } catch (...) {
+        fail(no_memory, rank_, number_);  // the others have this rank's part, and would wait for the next
+        throw;
+    }
     advance_all();
     if (task->now() != complete) {
         left = std::move(task);

@@ -1,6 +1,4 @@
-// Sending from one rank to another, through slots of their own.
-
-#include "algorithms/eager.hpp"
+#include "point_to_point/messages.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -80,6 +78,6 @@ private:
 
 }  // namespace
 
-Handle make_message(Group &, Request &&request) { return std::make_shared<Message>(std::move(request)); }
+Handle make_message(Request &&request) { return std::make_shared<Message>(std::move(request)); }
 
 }  // namespace shm

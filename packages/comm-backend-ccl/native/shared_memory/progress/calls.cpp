@@ -6,6 +6,13 @@
 
 namespace shm {
 
+const char *const operation_names[operations] = {"all_reduce",   "reduce", "broadcast", "all_gather", "reduce_scatter",
+                                                 "all_to_all",   "all_to_all_v", "send", "recv", "gather",
+                                                 "scatter", "barrier"};
+const char *const dtype_names[dtypes] = {"int8",  "uint8",  "int16",   "uint16",  "int32",   "uint32", "int64",
+                                         "uint64", "float16", "float32", "float64", "bfloat16", "bool"};
+const char *const op_names[ops] = {"sum", "product", "min", "max", "avg", "band", "bor", "bxor"};
+
 namespace {
 
 uint32_t mixed(uint32_t before, uint64_t a, uint64_t b) {
@@ -13,13 +20,6 @@ uint32_t mixed(uint32_t before, uint64_t a, uint64_t b) {
     hash = (hash ^ (hash >> 29) ^ b) * 0xbf58476d1ce4e5b9u;
     return static_cast<uint32_t>(hash >> 32);
 }
-
-constexpr const char *names[operations] = {"all_reduce", "reduce", "broadcast", "all_gather",
-                                           "reduce_scatter", "all_to_all", "all_to_all_v", "send",
-                                           "recv", "gather", "scatter", "barrier"};
-constexpr const char *dtype_names[dtypes] = {"int8", "uint8", "int16", "uint16", "int32", "uint32", "int64",
-                                             "uint64", "float16", "float32", "float64", "bfloat16", "bool"};
-constexpr const char *op_names[ops] = {"sum", "product", "min", "max", "avg", "band", "bor", "bxor"};
 
 std::string sized(uint64_t bytes, uint64_t dtype) {
     return dtype < dtypes ? std::to_string(bytes / item_bytes(static_cast<int>(dtype))) + " x " + dtype_names[dtype]
@@ -30,7 +30,7 @@ std::string described(const Call &call) {
     if (call.operation >= operations || call.dtype >= dtypes || call.op >= ops) {
         return "something else";
     }
-    std::string text = names[call.operation];
+    std::string text = operation_names[call.operation];
     if (call.operation == barrier) {
         return text;
     }
@@ -91,33 +91,6 @@ Record &Group::begin(const Request &request, Call &call) {
     return record;
 }
 
-bool Group::has_come(int other, uint32_t steps, const Call &call, uint32_t begun) {
-    const uint64_t seen = word(other).load(std::memory_order_acquire);
-    const uint32_t posted = static_cast<uint32_t>(seen);
-    if (static_cast<uint32_t>(seen >> 32) == call.fingerprint) {
-        return static_cast<int32_t>(posted - steps) >= 0;
-    }
-    if (static_cast<int32_t>(posted - begun) <= 0) {
-        return false;  // in an earlier operation
-    }
-    // In a later one, or in another than ours.
-    const Call &theirs = record_of(other, call.number).call;
-    if (theirs.number == call.number && theirs.fingerprint == call.fingerprint) {
-        return true;
-    }
-    fail(different_calls, other, call.number);
-    return false;
-}
-
-bool Group::all_have_come(uint32_t steps, const Call &call, uint32_t begun) {
-    for (int other = 0; other < size(); ++other) {
-        if (other != rank_ && !has_come(other, steps, call, begun)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 void Group::fail(Failure kind, int other, uint64_t number) {
     // Ranks that only gave may have gone on after the first call that differed.
     while (kind == different_calls && number > 1) {
@@ -152,6 +125,16 @@ std::string Group::failure() {
                " disagree about how much the one sends to the other: rank " + std::to_string(other) + " sends " +
                sized(found.sent_bytes, found.sent_dtype) + ", and rank " + std::to_string(finder) + " expects " +
                sized(found.expected_bytes, found.expected_dtype);
+    }
+    if (kind == timed_out) {
+        const uint64_t missing = at<Difference>(layout_.differences)[finder].missing;
+        std::string who;
+        for (int one = 0; one < size(); ++one) {
+            if (missing >> one & 1) {
+                who += (who.empty() ? "" : ", ") + std::to_string(one);
+            }
+        }
+        return "rank " + std::to_string(finder) + " timed out waiting for ranks [" + who + "] of the group";
     }
     if (kind == gave_up) {
         return "rank " + std::to_string(finder) + " gave up; its own error says why";

@@ -1,5 +1,8 @@
 #include "progress/group.hpp"
 
+#include "segment/arena.hpp"
+#include "segment/memory.hpp"
+
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
@@ -33,18 +36,10 @@ Group::~Group() {
 }
 
 void Group::close(bool quietly) {
-    std::thread worker;
-    {
-        const std::lock_guard<std::mutex> alone(worker_mutex_);
-        stop_ = true;
-        worker.swap(worker_);  // of several threads that close, one joins it
-        work_.notify_all();
-    }
+    worker_.stop();
     closed_.store(true, std::memory_order_release);
     wake_here();
-    if (worker.joinable()) {
-        worker.join();
-    }
+    worker_.join();
     const std::lock_guard<std::mutex> alone(lock_);
     for (const Handle &task : collectives_) {
         if (task->exposed) {
@@ -74,6 +69,31 @@ void Group::drain(double seconds) {
 
 uint64_t Group::missing(const Task &task) {
     const std::lock_guard<std::mutex> alone(lock_);
+    return missing_for(task);
+}
+
+uint64_t Group::missing() {
+    const std::lock_guard<std::mutex> alone(lock_);
+    return missing_now();
+}
+
+uint64_t Group::missing_now() {
+    if (!collectives_.empty()) {
+        return missing_for(*collectives_.front());
+    }
+    uint64_t found = 0;
+    for (size_t peer = 0; peer < messages_.size(); ++peer) {
+        if (!messages_[peer].sending.empty() || !messages_[peer].receiving.empty()) {
+            found |= uint64_t{1} << peer;
+        }
+    }
+    return found;
+}
+
+uint64_t Group::missing_for(const Task &task) {
+    if (task.request.operation == send || task.request.operation == receive) {
+        return uint64_t{1} << task.request.root;
+    }
     const uint64_t everyone = size() == 64 ? ~uint64_t{0} : (uint64_t{1} << size()) - 1;
     if (collectives_.empty() || collectives_.front().get() != &task) {
         return everyone;
@@ -91,48 +111,23 @@ uint64_t Group::missing(const Task &task) {
     return found;
 }
 
-// --- flags
-
-void Group::post(uint32_t fingerprint) {
-    ++done_;
-    ++steps_;
-    posted_[done_ % records] = fingerprint;
-    // An exchange is a full fence: whoever falls asleep sees this word, or is seen in `sleeping`.
-    const uint64_t word = static_cast<uint64_t>(fingerprint) << 32 | done_;
-    writer_.flag([&] { posts_[rank_].word.exchange(word, std::memory_order_seq_cst); });
-    if (header_->sleeping.load(std::memory_order_seq_cst) & ~(uint64_t{1} << rank_)) {
-        wake_sleepers();
+void Group::time_out() {
+    const std::lock_guard<std::mutex> alone(lock_);
+    if (broken() || closed() || (collectives_.empty() && under_way_ == 0)) {
+        return;
     }
+    at<Difference>(layout_.differences)[rank_].missing = missing_now();
+    fail(timed_out, rank_, number_);
 }
 
-bool Group::look_for_slowest(uint32_t needed) {
-    uint32_t slowest = done_;
-    for (int other = 0; other < size(); ++other) {
-        const uint64_t seen = word(other).load(std::memory_order_acquire);
-        const uint32_t steps = static_cast<uint32_t>(seen);
-        if (other == rank_ || static_cast<int32_t>(steps - slowest) >= 0) {
-            continue;
-        }
-        slowest = steps;
-        // A rank that others never have to wait for learns here that it called something else.
-        if (steps != 0 && done_ - steps < records && static_cast<uint32_t>(seen >> 32) != posted_[steps % records]) {
-            fail(different_calls, other, number_);
-        }
+bool Group::has_timed_out(int &finder, uint64_t &missing) {
+    const uint64_t failure = header_->failure.load(std::memory_order_acquire);
+    if (failure == 0 || static_cast<Failure>(failure >> 60 & 7) != timed_out) {
+        return false;
     }
-    slowest_ = slowest;
-    return static_cast<int32_t>(slowest - needed) >= 0;
-}
-
-bool Group::pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed) {
-    uint64_t last = 0;
-    for (uint32_t index = first; index < first + count; ++index) {
-        last = std::max(last, published_at_[index % pieces]);
-    }
-    if (steps_ - last >= slots) {
-        return true;  // nobody is so far behind
-    }
-    needed = done_ - static_cast<uint32_t>(steps_ - last) + 3;
-    return static_cast<int32_t>(slowest_ - needed) >= 0 || look_for_slowest(needed);
+    finder = static_cast<int>(failure >> 54 & 63);
+    missing = at<Difference>(layout_.differences)[finder].missing;
+    return true;
 }
 
 void Group::reserve_ring() {
@@ -230,6 +225,9 @@ Handle Group::start(Request request, bool watched) {
         }
         messages_[peer].reserved = true;
     }
+    if (watched) {
+        worker_.start();  // it may fail, so before the operation is this rank's part in something
+    }
     Handle task = make_task(*this, std::move(request));
     task->watched = watched;
     if (operation == send || operation == receive) {
@@ -240,9 +238,34 @@ Handle Group::start(Request request, bool watched) {
     }
     advance_all();
     if (watched && task->now() == pending) {
-        hand_to_worker(true);
+        worker_.notify();
     }
     return task;
+}
+
+// One turn of the progress thread.
+bool Group::work() {
+    Handle next;
+    {
+        const std::lock_guard<std::mutex> alone(lock_);
+        // Who waits makes progress for all, and hands back what is left.
+        if (closed() || !advance_all() || attended_.load(std::memory_order_seq_cst) > 0) {
+            return false;
+        }
+        if (!collectives_.empty()) {
+            next = collectives_.front();
+        } else {
+            for (Messages &peer : messages_) {
+                for (auto *queue : {&peer.sending, &peer.receiving}) {
+                    next = queue->empty() ? next : queue->front();
+                }
+            }
+        }
+    }
+    if (next) {
+        sleep(*next, 0.1);
+    }
+    return !closed();
 }
 
 void Group::reserve_channel(int to) {

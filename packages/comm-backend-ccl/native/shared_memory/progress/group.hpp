@@ -3,19 +3,18 @@
 #pragma once
 
 #include "kernels/kernels.hpp"
-#include "segment/layout.hpp"
-#include "segment/memory.hpp"
 #include "kernels/writer.hpp"
+#include "progress/progress_thread.hpp"
+#include "segment/layout.hpp"
+#include "segment/peer_windows.hpp"
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace shm {
@@ -35,6 +34,11 @@ enum Operation : uint8_t {
     barrier,
     operations,
 };
+
+// For messages, and for Python to check its own codes against.
+extern const char *const operation_names[operations];
+extern const char *const dtype_names[dtypes];
+extern const char *const op_names[ops];
 
 enum State { pending = 0, complete = 1, failed = 2 };
 
@@ -102,8 +106,13 @@ public:
     Handle run(Request &&request, int looks);
     // Waits up to `seconds`, and returns the state.
     int wait(Task &task, double seconds);
-    // The ranks, as bits, without which an operation cannot go on.
+    // The ranks, as bits, without which an operation, or the next in order, cannot go on.
     uint64_t missing(const Task &task);
+    uint64_t missing();
+    // Fails what is under way on all ranks, as this one has waited in vain: who comes later learns it at once.
+    void time_out();
+    // Whether a rank said so; sets which, and for whom it waited.
+    bool has_timed_out(int &finder, uint64_t &missing);
     // Lets what nobody waits for come to an end, for a moment.
     void drain(double seconds);
     // Operations under way have failed, and their memory is not touched any more. `quietly`: who waits for them is not
@@ -203,9 +212,9 @@ private:
     void wake_sleepers();
     void wake_here();
     bool enough_for(int other, uint64_t awaited);
-    // To the one that there is, where none is to be made.
-    void hand_to_worker(bool make);
-    void work();
+    uint64_t missing_for(const Task &task);
+    uint64_t missing_now();
+    bool work();
 
     char *segment_;
     Layout layout_;
@@ -235,17 +244,14 @@ private:
     };
     std::vector<Messages> messages_;
     int under_way_ = 0;  // messages
-    Mapped mapped_;
+    PeerWindows mapped_;
     Writer writer_;
 
     std::mutex sleep_mutex_;
     int sleepers_ = 0;  // threads of this rank; guarded by `sleep_mutex_`
 
-    std::mutex worker_mutex_;
-    std::condition_variable work_;
-    std::thread worker_;  // guarded by `worker_mutex_`
     std::atomic<int> attended_{0};  // threads that wait, and make progress
-    bool stop_ = false, has_work_ = false;  // guarded by `worker_mutex_`
+    ProgressThread worker_{[this] { return work(); }};
 };
 
 constexpr bool is_reduction(int operation) {

@@ -69,10 +69,11 @@ struct Announcement {
     uint64_t bytes;
     uint64_t dtype;
 };
-// What a rank found another to send, and expected of it; written before it says so.
+// What a rank found another to send, and expected of it, or for whom it waited; written before it says so.
 struct alignas(line) Difference {
     uint64_t sent_bytes, expected_bytes;
     uint64_t sent_dtype, expected_dtype;
+    uint64_t missing = 0;  // the ranks, as bits, for which it waited in vain
 };
 
 struct alignas(line) Header {
@@ -80,7 +81,7 @@ struct alignas(line) Header {
     // 0, or failed_mark | kind << 60 | who found it << 54 | the other rank << 48 | the number of the operation
     alignas(line) std::atomic<uint64_t> failure{0};
 };
-enum Failure : uint32_t { different_calls = 1, different_sizes = 2, unreachable = 3, no_memory = 4, gave_up = 5 };
+enum Failure : uint32_t { different_calls = 1, different_sizes = 2, unreachable = 3, no_memory = 4, gave_up = 5, timed_out = 6 };
 constexpr uint64_t failed_mark = uint64_t{1} << 63;
 
 // Offsets and sizes in bytes.

@@ -1,11 +1,10 @@
-// How a rank waits: it looks, sleeps until others wake it, or leaves it to a thread.
+// How a rank waits: it looks, and then sleeps until others wake it.
 
 #include "progress/group.hpp"
 
 #include <chrono>
 #include <climits>
 #include <linux/futex.h>
-#include <pthread.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -38,6 +37,8 @@ void Group::relax() const {
     }
 #ifdef __x86_64__
     _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb" ::: "memory");  // what `yield` promises, on cores that take that for nothing
 #endif
 }
 
@@ -155,62 +156,10 @@ int Group::wait(Task &task, double seconds) {
     if (attended_.fetch_sub(1, std::memory_order_seq_cst) == 1) {
         const std::lock_guard<std::mutex> alone(lock_);
         if (!collectives_.empty() || under_way_ > 0) {
-            hand_to_worker(false);
+            worker_.notify();
         }
     }
     return state;
-}
-
-// --- the thread that looks after what nobody waits for
-
-void Group::hand_to_worker(bool make) {
-    const std::lock_guard<std::mutex> alone(worker_mutex_);
-    if (stop_ || (!make && !worker_.joinable())) {
-        return;
-    }
-    if (!worker_.joinable()) {
-        worker_ = std::thread([this] { work(); });
-    }
-    has_work_ = true;
-    work_.notify_one();
-}
-
-void Group::work() {
-    pthread_setname_np(pthread_self(), "comm-shm");
-    while (true) {
-        {
-            std::unique_lock<std::mutex> alone(worker_mutex_);
-            work_.wait(alone, [this] { return stop_ || has_work_; });
-            if (stop_) {
-                return;
-            }
-            has_work_ = false;
-        }
-        while (!closed()) {
-            Handle next;
-            {
-                const std::lock_guard<std::mutex> alone(lock_);
-                if (!advance_all()) {
-                    break;
-                }
-                if (attended_.load(std::memory_order_seq_cst) > 0) {
-                    break;  // who waits makes progress for all, and hands back what is left
-                }
-                if (!collectives_.empty()) {
-                    next = collectives_.front();
-                } else {
-                    for (Messages &peer : messages_) {
-                        for (auto *queue : {&peer.sending, &peer.receiving}) {
-                            next = queue->empty() ? next : queue->front();
-                        }
-                    }
-                }
-            }
-            if (next) {
-                sleep(*next, 0.1);
-            }
-        }
-    }
 }
 
 }  // namespace shm
