@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 
 import comm_orchestrator as dist
-from comm_utils.observability.bench_results import OPERATIONS, load
+from comm_utils import operations
+from comm_utils.observability.bench_results import load
 from comm_utils.testing import run_ranks
 
 BENCH = (sys.executable, "-m", "comm_orchestrator", "bench")
@@ -64,7 +65,7 @@ def test_every_operation_on_every_library(run: Run, tmp_path: Path) -> None:
     libraries = [*(("ours", name) for name in USABLE), ("torch", "gloo")]
     for library in libraries:
         own = [one for one in found.results if (one.library, one.backend) == library]
-        assert {one.operation for one in own} == set(OPERATIONS)
+        assert {one.operation for one in own} == set(operations.benchmarked())
         ways = {one.operation: {other.way for other in own if other.operation == one.operation} for one in own}
         assert ways["all_reduce"] == ways["broadcast"] == {"in_place"}
         assert ways["all_gather_into_tensor"] == ways["reduce_scatter_tensor"] == {"in_place", "out_of_place"}
@@ -112,7 +113,7 @@ def test_beside_deepspeed(run: Run, tmp_path: Path) -> None:
     done = run("all", "-b", "64", "-e", "4K", "-f", "64", *QUICK, "--peers", "deepspeed", "--json", "a.json")
     assert done.returncode == 0, done.stdout + done.stderr
     own = [one for one in load(tmp_path / "a.json").results if one.library == "deepspeed"]
-    assert {one.operation for one in own} == set(OPERATIONS)
+    assert {one.operation for one in own} == set(operations.benchmarked())
     assert done.stdout.startswith("# comm-orchestrator")
 
 

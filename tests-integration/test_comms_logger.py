@@ -16,15 +16,15 @@ from typing import Any, TypeAlias
 
 import pytest
 import torch
-from comm_utils.observability.traces.alignment import aligned
-from comm_utils.observability.traces.file import load
-from comm_utils.observability.traces.waiting import account
 
 import comm_orchestrator as dist
 from comm_collectives.recorded import clocks
 from comm_collectives.recorded.backend import Observed
+from comm_utils import operations
 from comm_utils.active import active_backend
-from comm_utils.observability.comms_logger import OPERATIONS
+from comm_utils.observability.traces.alignment import aligned
+from comm_utils.observability.traces.file import load
+from comm_utils.observability.traces.waiting import account
 from comm_utils.testing import RankPool, run_ranks, run_ranks_outcomes
 
 Pools: TypeAlias = Callable[[int], RankPool]
@@ -322,7 +322,7 @@ def run_every_operation() -> list[str]:
 def test_every_operation_of_the_api_is_recorded(pools: Pools) -> None:
     """Walks the table of operations: a new one has to be added here."""
     (found, _) = pools(2).run(run_every_operation)
-    assert set(found) - {"batch_isend_irecv"} == set(OPERATIONS)
+    assert set(found) - {"batch_isend_irecv"} == operations.recorded()
     functions = {name for name in dist.__all__ if inspect.isfunction(getattr(dist, name))}
     prefixes = "get is has in init new log start stop set destroy split register patch mpi enable initialize"
     elsewhere = re.compile("|".join(f"{prefix}_" for prefix in prefixes.split()))

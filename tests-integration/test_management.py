@@ -18,9 +18,7 @@ import torch.distributed as c10d
 
 import comm_orchestrator as dist
 from comm_collectives.recorded.backend import Observed
-from comm_collectives.recorded.observing import KINDS
-from comm_utils import active
-from comm_utils.observability.comms_logger import OPERATIONS
+from comm_utils import active, operations
 from comm_utils.testing import RankPool
 
 Pools: TypeAlias = Callable[[int], RankPool]
@@ -518,10 +516,12 @@ def test_a_summary_of_nothing_says_so(pools: Pools) -> None:
 
 
 def test_every_operation_that_is_recorded_has_a_known_name() -> None:
-    operations = {name for name in vars(Observed) if name in OPERATIONS}
+    methods = {name for name in vars(Observed) if name in operations.recorded()}
     moving = {name for name, value in inspect.getmembers(Observed, inspect.isfunction) if not name.startswith("_")}
-    assert moving - operations == {"during", "prepare", "prepare_apart", "shortest_all_reduce", "batch_isend_irecv"}
-    assert operations | {name for names in KINDS.values() for name in names} == OPERATIONS
+    assert moving - methods == {"during", "prepare", "prepare_apart", "shortest_all_reduce", "batch_isend_irecv"}
+    assert {row.name for row in operations.rows() if row.recorded and methods & set(row.travels_as)} == (
+        operations.recorded()
+    )
 
 
 def run_unknown_operation() -> None:

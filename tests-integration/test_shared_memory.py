@@ -107,7 +107,14 @@ def run_ordinary() -> None:
     assert (again == 1.0).all()
     assert dist.empty_shared((0, 3)).shape == (0, 3)
     assert dist.empty_shared((), torch.complex64).fill_(1j).item() == 1j
-    for wrong, text in (((-1,), "shape: got"), (("a",), "shape")):
+    for wrong, text in (
+        ((-1,), "shape: got"),
+        (("a",), "shape"),
+        (2**62, r"shape: got \(4611686018427387904,\) of torch.float32, 16 EiB; expected less than 4 EiB"),
+        ((2**40, 2**40), "shape: got .* EiB; expected less than"),
+        ((2**63, 0), "shape: got .* expected less than"),
+        ((10**400,), "shape: got .* expected less than"),
+    ):
         with pytest.raises(dist.ArgumentError, match=text):
             dist.empty_shared(wrong)  # type: ignore[arg-type]
     with pytest.raises(dist.ArgumentTypeError, match=r"dtype: got 'float32'; expected a torch\.dtype"):

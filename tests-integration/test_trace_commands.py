@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comm_utils.observability.traces.file import load, save
-from comm_utils.observability.traces.traffic import traffic
 
 import comm_orchestrator as dist
 from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.file import load, save
+from comm_utils.observability.traces.traffic import traffic
 from comm_utils.testing import run_ranks
 
 #: The libraries for CPU tensors that a replay can run on here.

@@ -133,9 +133,48 @@ def test_sessions_named_in_commands_exist() -> None:
     assert sorted(used - sessions) == []
 
 
+def without_code(page: Path) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub makes of a page's headings."""
+    found: dict[str, int] = {}
+    names = set()
+    for heading in re.findall(r"^#+ +(.*?) *$", without_code(page), re.MULTILINE):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+        name = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        # A heading that occurs again gets a number.
+        repeated = found[name] = found.get(name, -1) + 1
+        names.add(f"{name}-{repeated}" if repeated else name)
+    return names
+
+
+def broken_links(page: Path) -> list[str]:
+    text = re.sub(r"`[^`\n]*`", "", without_code(page))
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", text):
+        name, _, anchor = target.partition("#")
+        if "://" in name:
+            continue
+        file = page.parent / name if name else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    return broken
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    without_code = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
-    targets = [match[1] for match in re.finditer(r"\]\(([^)\s#]+)[^)]*\)", without_code)]
-    missing = [target for target in targets if "://" not in target and not (page.parent / target).exists()]
-    assert not missing
+    """Every relative link leads to a file that exists, and every anchor to a heading of that page."""
+    assert broken_links(page) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# The `first`, part\n\n## Twice\n\n## Twice\n\n[a](#the-first-part) [b](page.md#twice-1) [c](https://example.org/#x)"
+        "\n"
+        "[d](missing.md) [e](#missing) [f](page.md#twice-2) `[g](code.md)`\n"
+        "```text\n# Code\n[h](code.md)\n```\n[i](#code)\n"
+    )
+    assert broken_links(page) == ["missing.md", "#missing", "page.md#twice-2", "#code"]

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as c10d
 
-from comm_backend_torch.gloo_workers import let_workers_rest
 from comm_utils.testing import run_ranks
+from comm_utils.torch_support.gloo_workers import wait_until_idle
 
 pytest.importorskip("accelerate", reason="Hugging Face Accelerate is not installed")
 
@@ -83,7 +83,7 @@ def check_ours() -> None:
 def run_plain(folder: str) -> dict[str, Any]:
     found = trained(folder, nothing)
     c10d.destroy_process_group()
-    let_workers_rest()  # gloo's own would abort the process now and then
+    wait_until_idle()  # gloo's own would abort the process now and then
     return found
 
 

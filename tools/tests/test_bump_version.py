@@ -16,7 +16,7 @@ DAY = datetime.date(2030, 1, 31)
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """This repository's own pyproject.toml files, with a changelog."""
+    """Copy this repository's own pyproject.toml files, beside a short changelog."""
     for path in ROOT.glob("packages/*/pyproject.toml"):
         target = tmp_path / path.relative_to(ROOT)
         target.parent.mkdir(parents=True)
@@ -49,6 +49,20 @@ def test_bump_sets_versions_pins_and_heading(copy: Path) -> None:
     ]
     assert declared
     assert all(text.endswith("==9.8.7rc1") for text in declared)
+
+
+def test_bump_of_the_real_changelog(copy: Path) -> None:
+    """What stood under "Unreleased" stands under the new version; nothing else changes."""
+    real = (ROOT / "CHANGELOG.md").read_text()
+    shutil.copy(ROOT / "CHANGELOG.md", copy)
+    assert list(bump_version.problems(copy)) == []
+    head, separator, entries = real.partition("## Unreleased\n")
+    assert separator, "CHANGELOG.md has no heading 'Unreleased'"
+    assert entries.split("\n## ")[0].strip()
+
+    bump_version.bump(copy, "9.8.7", DAY)
+    assert list(bump_version.problems(copy)) == []
+    assert (copy / "CHANGELOG.md").read_text() == f"{head}## Unreleased\n\n## 9.8.7 (2030-01-31)\n{entries}"
 
 
 def test_bump_twice(copy: Path) -> None:

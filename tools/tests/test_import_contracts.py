@@ -24,8 +24,10 @@ MODULES = sorted(package.module for package in Workspace().packages.values())
 LAYERS = "Imports run down the component graph"
 CONFIG = "Only the orchestrator reads the configuration"
 COLLECTIVES = "Only the facade imports the collectives"
+TOOLS = "The core of the orchestrator never imports its tools"
 BACKENDS = "Backends are found through entry points, never imported"
 TESTING = "Test helpers stay out of the packages"
+SHARED = "Only layers on torch import what they share"
 UTILS = "comm_utils needs the standard library only"
 TORCHLESS_CONFIG = "comm_config needs neither torch nor numpy"
 CYCLES = "No cycles inside a package"
@@ -44,10 +46,14 @@ def plants() -> Iterator[Plant]:
     yield CONFIG, {"comm_backend_torch/planted.py": "import comm_config"}
     yield COLLECTIVES, {"comm_orchestrator/planted.py": "import comm_collectives"}
     yield COLLECTIVES, {"comm_orchestrator/planted.py": "from comm_collectives import all_reduce"}
+    yield TOOLS, {"comm_orchestrator/planted.py": "from comm_orchestrator.tools import local_ranks"}
+    yield TOOLS, {"comm_orchestrator/rendezvous/planted.py": "def late():\n    import comm_orchestrator.tools.errors"}
     yield BACKENDS, {"comm_orchestrator/planted.py": "import comm_backend_torch"}
     yield BACKENDS, {"comm_orchestrator/planted.py": "import comm_backend_ccl"}
     yield TESTING, {"comm_backend_torch/planted.py": "from comm_utils.testing import run_ranks"}
     yield TESTING, {"comm_utils/planted.py": "import comm_utils.testing"}
+    yield SHARED, {"comm_utils/planted.py": "import comm_utils.torch_support"}
+    yield SHARED, {"comm_orchestrator/planted.py": "from comm_utils.torch_support import flattening"}
     for name in ("torch", "numpy", "pydantic", "pytest"):
         yield UTILS, {"comm_utils/planted.py": f"import {name}"}
     yield UTILS, {"comm_utils/planted.py": "def late():\n    import torch.distributed"}

@@ -1,7 +1,7 @@
 import pytest
 
-from comm_backend_torch.failures import classify, in_short, told
 from comm_utils import CommTimeoutError, PeerLostError
+from comm_utils.torch_support.failures import classify, format_failure, summarize
 
 
 @pytest.mark.parametrize(
@@ -46,24 +46,32 @@ GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
         ("timeout " * 100, ("timeout " * 100)[:200] + "..."),
     ],
 )
-def test_the_librarys_text_in_short(text: str, expected: str) -> None:
-    assert in_short(RuntimeError(text)) == expected
+def test_the_librarys_text_summarize(text: str, expected: str) -> None:
+    assert summarize(RuntimeError(text)) == expected
 
 
 def test_a_timeout_says_after_how_long_and_what_to_do() -> None:
     group = "the group of ranks [0, 1]"
-    waited = told(CommTimeoutError, "gather", group, 1, RuntimeError("Timed out waiting 2500ms for recv"), 30.0)
+    waited = format_failure(
+        CommTimeoutError, "gather", group, 1, RuntimeError("Timed out waiting 2500ms for recv"), 30.0
+    )
     assert waited.startswith(f"gather on {group} timed out after 2.5 s, as seen by rank 1: a rank of the group did not")
     for text in ("monitored_barrier()", "timeout= of init_distributed() and new_group()"):
         assert text in waited
-    assert " after 30 s," in told(CommTimeoutError, "gather", group, 1, RuntimeError("watchdog timeout"), 30.0)
-    of_call = told(CommTimeoutError, "gather", group, 1, RuntimeError("timed out"), 0.5, of_call=True)
+    assert " after 30 s," in format_failure(
+        CommTimeoutError, "gather", group, 1, RuntimeError("watchdog timeout"), 30.0
+    )
+    of_call = format_failure(CommTimeoutError, "gather", group, 1, RuntimeError("timed out"), 0.5, of_call=True)
     assert "timeout= of this call sets the limit" in of_call
-    assert " timed out, as" in told(CommTimeoutError, "gather", group, 1, RuntimeError("watchdog timeout"), None)
+    assert " timed out, as" in format_failure(
+        CommTimeoutError, "gather", group, 1, RuntimeError("watchdog timeout"), None
+    )
 
 
 def test_a_lost_peer_is_to_be_looked_for_elsewhere() -> None:
-    lost = told(PeerLostError, "gather", "the group of ranks [0, 1]", 1, RuntimeError("Connection closed"), 30.0)
+    lost = format_failure(
+        PeerLostError, "gather", "the group of ranks [0, 1]", 1, RuntimeError("Connection closed"), 30.0
+    )
     assert lost == (
         "gather on the group of ranks [0, 1] lost a peer, as seen by rank 1: another rank of the group ended, gave up "
         "or lost its connection; its own output says why"

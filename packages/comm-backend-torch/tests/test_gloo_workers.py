@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from comm_backend_torch.gloo_workers import let_workers_rest
+from comm_utils.torch_support.gloo_workers import wait_until_idle
 
 # The thread of gloo finds the GIL taken when it drops the tensor, until the process ends.
 PROGRAM = """
@@ -53,7 +53,7 @@ def test_threads_of_any_name() -> None:
     thread.start()
     named.wait()
     try:
-        let_workers_rest()
+        wait_until_idle()
     finally:
         done.set()
         thread.join()

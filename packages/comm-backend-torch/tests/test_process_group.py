@@ -6,9 +6,9 @@ from torch.distributed import HashStore, TCPStore
 
 from comm_backend_torch import provider
 from comm_backend_torch.capabilities import capabilities_of
-from comm_backend_torch.process_group import device_libraries
 from comm_utils import BackendUnavailableError, CommTimeoutError, NotInitializedError, ReduceOp, Setup
 from comm_utils.testing import run_ranks
+from comm_utils.torch_support.initialization import device_libraries
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from comm_collectives.object_codec import (
     set_object_policy,
 )
 from comm_collectives.object_codec.scalars import DTYPES
-from comm_collectives.object_codec.wire import MAX_DEPTH, Tag
+from comm_collectives.object_codec.wire import FILLER_BYTES, MAX_DEPTH, Tag
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 
 NOTICES = pytest.mark.filterwarnings(
@@ -398,7 +398,7 @@ def test_a_tensor_of_a_device_arrives_on_the_receivers_own(monkeypatch: pytest.M
         return tensor
 
     message = encode_object(torch.ones(2))
-    position = message.index(bytes((Tag.TENSOR,)), len(HEADER)) + 2
+    position = TENSOR_FLAGS + 1
     message[position] = 1  # cuda
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert decode_object(message).device.type == "cpu"
@@ -864,9 +864,10 @@ def test_allow_pickle_is_a_bool() -> None:
 
 
 def tagged(tag: Tag, body: bytes = b"") -> bytes:
-    return HEADER + bytes((tag,)) + body
+    return HEADER + bytes((tag,)) + bytes(FILLER_BYTES.get(tag, 0)) + body
 
 
+TENSOR_FLAGS = len(tagged(Tag.TENSOR))
 HUGE = SIZE.pack(1 << 62)
 TENSOR = bytes(encode_object(torch.arange(6, dtype=torch.int32).view(2, 3)))
 ARRAY = bytes(encode_object(numpy.arange(6, dtype="<i4").reshape(2, 3)))
@@ -912,8 +913,8 @@ BAD = {
     "tensor with overflowing dimensions": TENSOR.replace(SIZE.pack(3), HUGE).replace(SIZE.pack(2), HUGE),
     "tensor of another dtype": TENSOR.replace(b"\5int32", b"\5int16"),
     "tensor of a quantized dtype": TENSOR.replace(b"\5int32", b"\5qint8"),
-    "integers that require a gradient": TENSOR[: len(HEADER) + 1] + b"\1" + TENSOR[len(HEADER) + 2 :],
-    "integers as a parameter with gradient": TENSOR[: len(HEADER) + 1] + b"\3" + TENSOR[len(HEADER) + 2 :],
+    "integers that require a gradient": TENSOR[:TENSOR_FLAGS] + b"\1" + TENSOR[TENSOR_FLAGS + 1 :],
+    "integers as a parameter with gradient": TENSOR[:TENSOR_FLAGS] + b"\3" + TENSOR[TENSOR_FLAGS + 1 :],
     "impossible bool tensor": bytes(encode_object(torch.tensor([True, False])))[:-1] + b"\2",
     "array without its end": ARRAY[:-1],
     "array with a huge dimension": ARRAY.replace(SIZE.pack(3), HUGE),
@@ -951,7 +952,8 @@ def test_deeply_nested_messages() -> None:
         metadata = bytes((Tag.ORDERED_DICT,)) + SIZE.pack(0)
         zone = bytes((Tag.TIMEZONE,))
         point = bytes((Tag.DATACLASS,)) + blob(f"{__name__}.Point".encode()) + SIZE.pack(2) + text("x")
-        for level in (one, metadata, zone, point, bytes((Tag.SLICE,)), bytes((Tag.NUMPY_TEXT,))):
+        slices = tagged(Tag.SLICE)[len(HEADER) :]
+        for level in (one, metadata, zone, point, slices, bytes((Tag.NUMPY_TEXT,))):
             with pytest.raises(ObjectDecodeError, match=f"nested more than {MAX_DEPTH} deep"):
                 decode_object(HEADER + level * depth)
 
@@ -966,6 +968,57 @@ def test_keys_that_were_made_to_collide() -> None:
     ):
         with pytest.raises(ObjectDecodeError, match="share their hash"):
             decode_object(message)
+
+
+MEASURE = """
+import gc, os, sys
+from collections import *
+from pathlib import PurePosixPath
+import numpy, torch
+from comm_collectives.object_codec import HEADER_BYTES, decode_object, encode_object
+from comm_collectives.object_codec.wire import MOST_TIMES
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+def measure(value):
+    one = bytes(encode_object(value))[HEADER_BYTES:]
+    count = (1 << 20) // len(one)
+    message = encode_object([])
+    message[-8:] = count.to_bytes(8, sys.byteorder)
+    message += one * count
+    decode_object(encode_object([value]))
+    gc.collect()
+    before = resident()
+    found = decode_object(message)
+    times = (resident() - before) / len(message)
+    assert len(found) == count and times <= MOST_TIMES + 4, f"{value!r:.60}: {times:.1f} times"
+
+values = [
+    [], (None,), set(), {1}, frozenset([None]), {}, {1: None}, OrderedDict(), Counter(), defaultdict(int), deque(),
+    deque([1]), slice(None), bytearray(), 2**70, PurePosixPath("a"), torch.Size([]), torch.ones(0, dtype=torch.uint8),
+    torch.tensor(1, dtype=torch.uint8), torch.ones(1, dtype=torch.uint8), torch.nn.Parameter(torch.ones(1)),
+    torch.ones((1,) * 64), numpy.ones(0, "i1"), numpy.ones(1, "i1"), numpy.dtype("S7"), numpy.str_("a"),
+]
+for value in values:  # each in a process that has not yet freed anything which could be used again
+    child = os.fork()
+    if child == 0:
+        try:
+            measure(value)
+        except BaseException as error:
+            print(error, flush=True)
+            os._exit(1)
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(1)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_what_is_read_takes_memory_in_proportion_to_the_message() -> None:
+    done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 SAMPLES = [bytes(encode_object(value)) for value in VALUES] + [

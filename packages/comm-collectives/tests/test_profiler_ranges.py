@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from comm_collectives.recorded import profiler_ranges
 from comm_collectives.recorded.profiler_ranges import KINDS, Ranges, available, open_range
+from comm_utils import operations
 from comm_utils.errors import ArgumentError, BackendUnavailableError
-from comm_utils.observability.comms_logger import OPERATIONS
 
 LISTENER = Path(__file__).parent / "nvtx_listener.c"
 NO_NVTX = not hasattr(torch._C, "_nvtx") and importlib.util.find_spec("nvtx") is None
@@ -124,7 +124,7 @@ def test_nothing_is_made_while_nobody_looks() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(sorted(OPERATIONS)),
+            st.sampled_from(sorted(operations.recorded())),
             st.integers(0, 2**62),
             st.lists(st.integers(0, 99999), unique=True, max_size=50).map(tuple),
             st.booleans(),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from copy import copy
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as c10d
-from torch.distributed import GroupMember, ProcessGroup, Store
+from torch.distributed import GroupMember, ProcessGroup
 
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.fast_path import short_way, shortest_way
+from comm_backend_ccl.foreign_groups import ForeignGroups
 from comm_backend_ccl.process_group import CclProcessGroup
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
@@ -21,48 +21,28 @@ from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import BrokenGroupError, NotInitializedError
 from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.torch_support.process_groups import ProcessGroups
 
 __all__ = ["CclBackend"]
 
-_SHORTEST = timedelta(milliseconds=1)
 
-
-class CclBackend:
-    """Operations of groups that an engine serves go straight to it; everything else is ``groups``'s.
+class CclBackend(ProcessGroups):
+    """Serve groups of ccl by their engine, and other groups by the installed backend of their library.
 
     Args:
-        groups: knows every process group there is, and serves those of other libraries.
+        timeout: given at initialisation; groups made later inherit it.
     """
 
-    _call = ""
-    _limit_s: float | None = None
-    _end: float | None = None
-
-    def __init__(self, groups: Backend) -> None:
-        self._groups = groups
-        #: Shared, as groups end and break there too.
-        self.prepared: dict[object, Any] = groups.prepared
-        self._views: dict[str, CclBackend] = {}
-
-    def during(self, call: str, timeout: timedelta | None = None) -> CclBackend:
-        view = self._views.get(call)
-        if view is None:
-            view = self._views[call] = copy(self)
-            view._call = call
-            view._groups = self._groups.during(call)
-        if timeout is not None:
-            view = copy(view)
-            view._groups = self._groups.during(call, timeout)
-            view._limit_s = timeout.total_seconds()
-            view._end = time.monotonic() + view._limit_s
-        return view
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        super().__init__(timeout)
+        self._foreign_groups = ForeignGroups(self.prepared)
 
     def prepare(
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> Callable[..., None]:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.prepare(operation, group, op, position)
+            return self._foreign(group).prepare(operation, group, op, position)
         if self._end is not None:  # which is of one call, and what is prepared is for many
             return self.during(self._call).prepare(operation, group, op, position)
         this = self if self._call else self.during(operation)
@@ -100,89 +80,67 @@ class CclBackend:
     def prepare_apart(
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> tuple[Callable[..., Any], Callable[[Any], None]] | None:
-        return self._groups.prepare_apart(operation, group, op, position) if self._ours(group) is None else None
+        return self._foreign(group).prepare_apart(operation, group, op, position) if self._ours(group) is None else None
 
     def shortest_all_reduce(
         self, group: ProcessGroup | None = None, op: object = "sum"
     ) -> Callable[[Any], bool] | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.shortest_all_reduce(group, op)
+            return self._foreign(group).shortest_all_reduce(group, op)
         return shortest_way(ours, op, self._call or "all_reduce", self.prepared.clear)
 
-    # --- who is where
+    # --- members
 
     def _ours(self, group: ProcessGroup | None) -> Communicator | None:
-        """The communicator of ``group``; None where another library serves it."""
+        """Return the communicator of ``group``; None where another library serves it."""
         pg = GroupMember.WORLD if group is None else group
         if not isinstance(pg, CclProcessGroup):
             return None
         communicator = pg.communicator
         if communicator is None:
-            self._groups.check_group(group)  # which says what became of it
+            super().check_group(group)  # raises for what became of it
             raise NotInitializedError("this process group no longer exists; make a new one with new_group()")
         return communicator
 
-    def is_initialized(self) -> bool:
-        return self._groups.is_initialized()
-
-    def get_backend(self, group: ProcessGroup | None = None) -> str:
-        return self._groups.get_backend(group)
-
-    def get_rank(self, group: ProcessGroup | None = None) -> int:
-        return self._groups.get_rank(group)
-
-    def get_world_size(self, group: ProcessGroup | None = None) -> int:
-        return self._groups.get_world_size(group)
-
-    def get_process_group_ranks(self, group: ProcessGroup | None = None) -> list[int]:
-        return self._groups.get_process_group_ranks(group)
-
-    def get_world_group(self) -> ProcessGroup:
-        return self._groups.get_world_group()
-
-    def get_store(self, group: ProcessGroup | None = None) -> Store:
-        return self._groups.get_store(group)
-
-    def get_timeout(self) -> timedelta | None:
-        return self._groups.get_timeout()
-
-    def device_types(self, group: ProcessGroup | None = None) -> tuple[str, ...]:
-        return self._groups.device_types(group)
+    def _foreign(self, group: ProcessGroup | None) -> Backend:
+        """Return the backend that serves ``group``, which is not ours."""
+        backend = self._foreign_groups.backend_for(self.get_backend(group))
+        if not self._call:
+            return backend
+        if self._limit is None or self._end is None:
+            return backend.during(self._call)
+        return backend.during(self._call, timedelta(seconds=max(0.001, round(self._end - time.monotonic(), 3))))
 
     def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
         ours = self._ours(group)
-        return self._groups.capabilities(group, device_type) if ours is None else ours.capabilities
+        return self._foreign(group).capabilities(group, device_type) if ours is None else ours.capabilities
 
     def empty_shared(
         self, shape: Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
     ) -> torch.Tensor:
         if isinstance(self._ours(group), SharedCommunicator):
             return empty_shared(shape, dtype or torch.get_default_dtype())
-        return self._groups.empty_shared(shape, dtype, group)
+        return super().empty_shared(shape, dtype, group)
 
     def check_group(self, group: ProcessGroup | None = None) -> None:
-        self._groups.check_group(group)
+        super().check_group(group)
         ours = self._ours(group)
         if ours is not None:
             ours.check()
-
-    # --- groups
-
-    def create_group(
-        self,
-        ranks: Sequence[int],
-        name: str,
-        timeout: timedelta | None = None,
-        backend: str | None = None,
-        pg_options: Any = None,
-        group_desc: str | None = None,
-        device_id: torch.device | None = None,
-    ) -> ProcessGroup:
-        return self._groups.create_group(ranks, name, timeout, backend, pg_options, group_desc, device_id)
+        elif (backend := self._foreign_groups.find(self.get_backend(group))) is not None:
+            backend.check_group(group)
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
-        self._groups.destroy_process_group(group)
+        if group is None:
+            self._foreign_groups.clear()
+        elif not isinstance(group, CclProcessGroup):
+            backend = self._foreign_groups.find(self.get_backend(group))
+            if backend is not None:
+                self._states.pop(group, None)
+                backend.destroy_process_group(group)
+                return
+        super().destroy_process_group(group)
 
     # --- collectives
 
@@ -190,7 +148,7 @@ class CclBackend:
         work.name = self._call or name
         work.outcome = outcome
         if self._end is not None:
-            work.end, work.limit_s = self._end, self._limit_s or 0.0
+            work.end, work.limit_s = self._end, self._limit.total_seconds() if self._limit else 0.0
         if async_op:
             return work
         try:
@@ -205,7 +163,7 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.all_reduce(tensor, op, group, async_op)
+            return self._foreign(group).all_reduce(tensor, op, group, async_op)
         return self._finish(ours.all_reduce(tensor, parse_reduce_op(op), async_op), "all_reduce", tensor, async_op)
 
     def reduce(
@@ -219,7 +177,7 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.reduce(tensor, dst, op, group, async_op, group_dst)
+            return self._foreign(group).reduce(tensor, dst, op, group, async_op, group_dst)
         root = ours.position(dst, group_dst)
         return self._finish(ours.reduce(tensor, root, parse_reduce_op(op), async_op), "reduce", tensor, async_op)
 
@@ -233,7 +191,7 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.broadcast(tensor, src, group, async_op, group_src)
+            return self._foreign(group).broadcast(tensor, src, group, async_op, group_src)
         return self._finish(
             ours.broadcast(tensor, ours.position(src, group_src), async_op), "broadcast", tensor, async_op
         )
@@ -247,7 +205,7 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.all_gather(tensor_list, tensor, group, async_op)
+            return self._foreign(group).all_gather(tensor_list, tensor, group, async_op)
         return self._finish(ours.all_gather_parts(tensor_list, tensor, async_op), "all_gather", tensor_list, async_op)
 
     def all_gather_into_tensor(
@@ -259,7 +217,7 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
+            return self._foreign(group).all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
         work = ours.all_gather(output_tensor, input_tensor, async_op)
         return self._finish(work, "all_gather_into_tensor", output_tensor, async_op)
 
@@ -273,7 +231,7 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.reduce_scatter_tensor(output, input, op, group, async_op)
+            return self._foreign(group).reduce_scatter_tensor(output, input, op, group, async_op)
         work = ours.reduce_scatter(output, input, parse_reduce_op(op), async_op)
         return self._finish(work, "reduce_scatter_tensor", output, async_op)
 
@@ -288,7 +246,9 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group, async_op)
+            return self._foreign(group).all_to_all_single(
+                output, input, output_split_sizes, input_split_sizes, group, async_op
+            )
         work = ours.all_to_all_rows(output, input, output_split_sizes, input_split_sizes, async_op)
         return self._finish(work, "all_to_all_single", output, async_op)
 
@@ -303,7 +263,7 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.gather(tensor, gather_list, dst, group, async_op, group_dst)
+            return self._foreign(group).gather(tensor, gather_list, dst, group, async_op, group_dst)
         root = ours.position(dst, group_dst)
         work = ours.gather_parts(gather_list, tensor, root, async_op)
         return self._finish(work, "gather", gather_list, async_op)
@@ -319,7 +279,7 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.scatter(tensor, scatter_list, src, group, async_op, group_src)
+            return self._foreign(group).scatter(tensor, scatter_list, src, group, async_op, group_src)
         root = ours.position(src, group_src)
         return self._finish(ours.scatter_parts(tensor, scatter_list, root, async_op), "scatter", tensor, async_op)
 
@@ -328,7 +288,7 @@ class CclBackend:
     ) -> Work | None:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.barrier(group, async_op, device_ids)
+            return self._foreign(group).barrier(group, async_op, device_ids)
         return self._finish(ours.barrier(async_op), "barrier", None, async_op)
 
     # --- point to point
@@ -343,7 +303,7 @@ class CclBackend:
     ) -> None:
         ours = self._ours(group)
         if ours is None:
-            self._groups.send(tensor, dst, group, tag, group_dst)
+            self._foreign(group).send(tensor, dst, group, tag, group_dst)
         else:
             self._finish(ours.send(tensor, ours.position(dst, group_dst)), "send", tensor, False)
 
@@ -357,7 +317,7 @@ class CclBackend:
     ) -> int:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.recv(tensor, src, group, tag, group_src)
+            return self._foreign(group).recv(tensor, src, group, tag, group_src)
         position = ours.position(src, group_src)
         self._finish(ours.receive(tensor, position), "recv", tensor, False)
         return ours.ranks[position]
@@ -372,7 +332,7 @@ class CclBackend:
     ) -> Work:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.isend(tensor, dst, group, tag, group_dst)
+            return self._foreign(group).isend(tensor, dst, group, tag, group_dst)
         work = self._finish(ours.send(tensor, ours.position(dst, group_dst), True), "send", tensor, True)
         assert work is not None
         return work
@@ -387,14 +347,15 @@ class CclBackend:
     ) -> Work:
         ours = self._ours(group)
         if ours is None:
-            return self._groups.irecv(tensor, src, group, tag, group_src)
+            return self._foreign(group).irecv(tensor, src, group, tag, group_src)
         work = self._finish(ours.receive(tensor, ours.position(src, group_src), True), "recv", tensor, True)
         assert work is not None
         return work
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
-        if self._ours(p2p_op_list[0].group) is None:
-            return self._groups.batch_isend_irecv(p2p_op_list)
+        group = p2p_op_list[0].group
+        if self._ours(group) is None:
+            return self._foreign(group).batch_isend_irecv(p2p_op_list)
         return [
             (self.isend if one.op is c10d.isend else self.irecv)(one.tensor, one.peer, one.group, one.tag)
             for one in p2p_op_list

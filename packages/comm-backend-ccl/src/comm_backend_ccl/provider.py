@@ -1,22 +1,19 @@
-"""How the selector gets a :class:`CclBackend`; named by the entry point ``comm_utils.backends: ccl``."""
+"""Provide :class:`CclBackend` to the selector; named by the entry point ``comm_utils.backends: ccl``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import cast
 
 from comm_backend_ccl import bindings, oneccl_library, shared_memory
 from comm_backend_ccl.backend import CclBackend
+from comm_backend_ccl.foreign_groups import provider_for
 from comm_backend_ccl.process_group import NAME
 from comm_backend_ccl.registration import register
-from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup
+from comm_utils.backend import Availability, Backend, Setup
 from comm_utils.errors import BackendUnavailableError
-from comm_utils.plugins import entry_points
+from comm_utils.torch_support import initialization
 
 __all__ = ["adopt", "adopts", "availability", "initialize"]
-
-_NO_GROUPS = "comm-backend-torch, which makes and knows the process groups, is not installed"
-_REMEDY = "install it with: pip install comm-backend-torch"
 
 
 def availability() -> Mapping[str, Availability]:
@@ -29,8 +26,6 @@ def _own() -> Availability:
     obstacle = _obstacle()
     if obstacle is not None:
         return Availability(False, *obstacle)
-    if not any(entry.name == "torch" for entry in entry_points(ENTRY_POINT_GROUP)):
-        return Availability(False, _NO_GROUPS, _REMEDY)
     details: dict[str, str] = {}
     parts = []
     without_memory, without_oneccl = shared_memory.obstacle(), oneccl_library.obstacle()
@@ -57,22 +52,17 @@ def _obstacle() -> tuple[str, str] | None:
     return obstacle if obstacle is not None and shared_memory.obstacle() is not None else None
 
 
-def _groups() -> BackendProvider:
-    for entry in entry_points(ENTRY_POINT_GROUP):
-        if entry.name == "torch":
-            return cast(BackendProvider, entry.load())
-    raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {_NO_GROUPS}; {_REMEDY}")
-
-
 def initialize(setup: Setup) -> Backend:
     """See ``BackendProvider.initialize``."""
     if setup.backend == bindings.BINDINGS:
-        return _groups().initialize(bindings.activate(setup))
+        _, provider = provider_for("gloo")
+        return provider.initialize(bindings.activate(setup))
     obstacle = _obstacle()
     if obstacle is not None:
         raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {obstacle[0]}; {obstacle[1]}")
     register()
-    return CclBackend(_groups().initialize(setup))
+    initialization.initialize(setup)
+    return CclBackend(setup.timeout)
 
 
 def adopts(backend: str) -> bool:
@@ -82,4 +72,4 @@ def adopts(backend: str) -> bool:
 
 def adopt() -> CclBackend:
     """See ``BackendProvider.adopt``."""
-    return CclBackend(_groups().adopt())
+    return CclBackend(initialization.world_timeout())

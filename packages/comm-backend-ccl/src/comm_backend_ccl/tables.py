@@ -6,7 +6,8 @@ from enum import IntEnum
 
 import torch
 
-from comm_utils.backend import OPERATIONS, Capabilities
+from comm_utils.backend import Capabilities
+from comm_utils.operations import PRIMITIVES
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["DTYPES", "IN_SHARED_MEMORY", "ONECCL_DTYPES", "ONECCL_OPS", "ON_ONECCL", "OPS", "Operation"]
@@ -60,7 +61,7 @@ _LEFT_OUT = (torch.uint16, torch.uint32, torch.uint64)
 ON_ONECCL = Capabilities(
     reductions=frozenset((op, dtype) for op in ONECCL_OPS for dtype in ONECCL_DTYPES if dtype not in _LEFT_OUT),
     dtypes=frozenset((*ONECCL_DTYPES, torch.bool)),
-    operations=OPERATIONS,
+    operations=PRIMITIVES,
     preserving_reduce=True,
 )
 
@@ -72,6 +73,6 @@ IN_SHARED_MEMORY = Capabilities(
         if dtype not in _LEFT_OUT and op not in (_BITS if dtype.is_floating_point else (ReduceOp.AVG,))
     ),
     dtypes=frozenset(DTYPES),
-    operations=OPERATIONS,
+    operations=PRIMITIVES,
     preserving_reduce=True,
 )

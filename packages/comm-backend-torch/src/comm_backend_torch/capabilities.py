@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 import torch
 
-from comm_utils.backend import OPERATIONS, Capabilities
+from comm_utils.backend import Capabilities
+from comm_utils.operations import PRIMITIVES
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["capabilities_of"]
@@ -29,7 +30,7 @@ def _pairs(ops: Iterable[ReduceOp], dtypes: Iterable[torch.dtype]) -> frozenset[
 _GLOO = Capabilities(
     reductions=_pairs(_ARITHMETIC, (*_FLOATS, *_INTEGERS)) | _pairs(_BITWISE, _INTEGERS),
     dtypes=frozenset((*_FLOATS, *_INTEGERS, torch.bool)),
-    operations=OPERATIONS - {"reduce_scatter_tensor"},
+    operations=PRIMITIVES - {"reduce_scatter_tensor"},
     any_source=True,
     tags=True,
 )
@@ -38,7 +39,7 @@ _GLOO = Capabilities(
 _NCCL = Capabilities(
     reductions=_pairs(_ARITHMETIC, (*_FLOATS, *_INTEGERS)) | _pairs((ReduceOp.AVG,), _WIDE_FLOATS),
     dtypes=frozenset((*_FLOATS, *_INTEGERS, torch.bool)),
-    operations=OPERATIONS,
+    operations=PRIMITIVES,
     preserving_reduce=True,
 )
 
@@ -46,7 +47,7 @@ _NCCL = Capabilities(
 _FAKE = Capabilities(
     reductions=_pairs((*_ARITHMETIC, ReduceOp.AVG), _FLOATS) | _pairs((*_ARITHMETIC, *_BITWISE), _INTEGERS),
     dtypes=_GLOO.dtypes,
-    operations=OPERATIONS,
+    operations=PRIMITIVES,
     any_source=True,
     tags=True,
     preserving_reduce=True,
@@ -56,7 +57,7 @@ _FAKE = Capabilities(
 _UNKNOWN = Capabilities(
     reductions=_pairs(_ARITHMETIC, (*_WIDE_FLOATS, torch.int32, torch.int64)),
     dtypes=frozenset((*_WIDE_FLOATS, torch.int32, torch.int64, torch.uint8)),
-    operations=OPERATIONS,
+    operations=PRIMITIVES,
 )
 
 _TABLE = {"gloo": _GLOO, "nccl": _NCCL, "xccl": _NCCL, "fake": _FAKE}

@@ -9,10 +9,10 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 
-from comm_backend_torch.groups import GroupState
 from comm_backend_torch.work import PolledWork, TorchWork
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
+from comm_utils.torch_support.group_state import GroupState
 
 __all__ = ["PointToPoint"]
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from comm_backend_torch import process_group
 from comm_backend_torch.backend import TorchBackend
 from comm_utils.backend import Availability, Setup
+from comm_utils.torch_support import initialization
 
 __all__ = ["adopt", "adopts", "availability", "initialize"]
 
 
 def availability() -> Mapping[str, Availability]:
     """See ``BackendProvider.availability``."""
-    return process_group.availability()
+    return initialization.availability()
 
 
 def initialize(setup: Setup) -> TorchBackend:
     """See ``BackendProvider.initialize``."""
-    process_group.initialize(setup)
+    initialization.initialize(setup)
     return TorchBackend(setup.timeout)
 
 
@@ -29,4 +29,4 @@ def adopts(backend: str) -> bool:
 
 def adopt() -> TorchBackend:
     """Serve the world group that exists; groups made later inherit its timeout."""
-    return TorchBackend(process_group.world_timeout())
+    return TorchBackend(initialization.world_timeout())

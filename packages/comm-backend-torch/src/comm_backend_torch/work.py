@@ -13,10 +13,11 @@ from typing import Any
 
 import torch.distributed as c10d
 
-from comm_backend_torch.gloo_workers import let_workers_rest
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
+from comm_utils.torch_support.gloo_workers import wait_until_idle
+from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
 
-__all__ = ["SHORTEST", "PolledWork", "TorchWork", "left"]
+__all__ = ["PolledWork", "TorchWork", "left"]
 
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
@@ -27,13 +28,9 @@ _abandoned: list[Any] = []
 Translate = Callable[[BaseException], BaseException]
 
 
-#: c10d counts milliseconds, and takes none for no limit.
-SHORTEST = timedelta(milliseconds=1)
-
-
 def left(end: float) -> timedelta:
     """How long it is until ``end``, as c10d can be told it."""
-    return max(SHORTEST, timedelta(seconds=end - time.monotonic()))
+    return max(SHORTEST_TIMEOUT, timedelta(seconds=end - time.monotonic()))
 
 
 def _seconds(timeout: float | timedelta) -> float:
@@ -192,4 +189,4 @@ def _let_works_finish() -> None:
     end = time.monotonic() + _PATIENCE_AT_EXIT_S
     while time.monotonic() < end and not all(work.is_completed() for work in pending):
         time.sleep(0.001)
-    let_workers_rest(unseen_s=0.02 if pending or c10d.is_initialized() else 0.0)
+    wait_until_idle(unseen_s=0.02 if pending or c10d.is_initialized() else 0.0)

@@ -35,6 +35,8 @@ __all__ = [
 ]
 
 _warned: set[str] = set()
+# A century. The libraries add a timeout in ns to the time of day, in 64 bits, which overflows in the year 2262.
+_LONGEST = timedelta(days=36_525)
 
 
 def is_member(call: str, group: object, name: str = "group") -> bool:
@@ -208,6 +210,10 @@ def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | No
     if limit <= timedelta(0):
         raise ArgumentError(
             f"{call}: timeout: got {timeout!r}; expected seconds or a timedelta of more than 0, and finite"
+        )
+    if limit > _LONGEST:
+        raise ArgumentError(
+            f"{call}: timeout: got {timeout!r}; expected at most {_LONGEST.days} days, as the libraries count in 64 bits"
         )
     return limit
 

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives import fast_path, reduction, untraced
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
-from comm_collectives.memory import as_bytes, flat, readable
+from comm_collectives.memory import as_bytes, flat, overlapping, readable
 from comm_collectives.reduction import encoding_for
 from comm_collectives.work import Completed, deliver
 from comm_utils.backend import Backend, Work
@@ -117,6 +117,10 @@ def all_gather_coalesced(
             check_list(call, name, output, W, backend, group, like=source, written=True)
             for rank, part in enumerate(output):
                 check_numel(call, f"{name}[{rank}]", part, source.numel(), "the size of the input")
+    if overlapping([part for output in output_tensors for part in ([output] if _is_tensor(output) else output)]):
+        raise ArgumentError(
+            f"{call}: output_tensors: got tensors that share memory, or the same one twice; expected one memory for each"
+        )
     if not input_tensors:
         return Completed([]) if async_op else None
     sent = torch.cat([as_bytes(readable(tensor), frozenset()) for tensor in input_tensors])
@@ -136,6 +140,10 @@ def all_gather_coalesced(
 
     work = backend.all_gather_into_tensor(received.view(-1), sent, group, async_op)
     return deliver([work], finish, list(given), async_op)
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor)
 
 
 def _by_input(call: str, lists: Sequence[Sequence[Any]], count: int, W: int) -> list[list[Any]]:

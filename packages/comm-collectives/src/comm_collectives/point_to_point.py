@@ -21,6 +21,9 @@ from comm_utils.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
+# c10d passes tags as C ints.
+_LAST_TAG = (1 << 31) - 1
+
 
 def send(
     tensor: torch.Tensor,
@@ -193,6 +196,8 @@ def _check_tag(call: str, backend: Backend, group: ProcessGroup | None, tag: int
         raise ArgumentTypeError(f"{call}: tag: got {describe(tag)}; expected an integer of 0 or more")
     if tag < 0:
         raise ArgumentError(f"{call}: tag: got {tag}; expected an integer of 0 or more")
+    if tag > _LAST_TAG:
+        raise ArgumentError(f"{call}: tag: got {tag}; expected an integer of 0 to {_LAST_TAG}")
     if tag and not served:
         raise ArgumentError(f"{call}: tag: got {tag}; backend {backend.get_backend(group)!r} has no tags, expected 0")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch.distributed import ProcessGroup
@@ -11,6 +12,14 @@ from comm_collectives.arguments import enter, integer
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["empty_shared"]
+
+# Sizes in bytes are signed integers of 64 bits, in torch and in the system; alignment is added to them.
+_MOST_BYTES = 1 << 62
+
+
+def _exbibytes(size_bytes: int) -> str:
+    whole = size_bytes >> 60  # too large for a float, perhaps
+    return f"{size_bytes / 2**60:.3g}" if whole < 1000 else "more than 1000"
 
 
 def empty_shared(
@@ -32,6 +41,7 @@ def empty_shared(
         The tensor; None on a rank that is not in ``group``.
 
     Raises:
+        ArgumentError: a size is negative, or all together are more than 64 bits can address.
         BackendUnavailableError: there is not enough memory; says how much is needed.
     """
     backend = enter("empty_shared", group)
@@ -44,4 +54,11 @@ def empty_shared(
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not isinstance(dtype, torch.dtype):
         raise ArgumentTypeError(f"empty_shared: dtype: got {dtype!r:.60}; expected a torch.dtype")
+    size_bytes = prod(sizes) * dtype.itemsize
+    # Strides are computed as if no size were 0.
+    if prod(max(one, 1) for one in sizes) * dtype.itemsize > _MOST_BYTES:
+        raise ArgumentError(
+            f"empty_shared: shape: got {tuple(sizes)!r:.200} of {dtype}, {_exbibytes(size_bytes)} EiB; expected less than "
+            f"{_MOST_BYTES / 2**60:g} EiB, which is more than any machine has"
+        )
     return backend.empty_shared(sizes, dtype, group)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_POINT_GROUP",
-    "OPERATIONS",
     "Availability",
     "Backend",
     "BackendProvider",
@@ -34,24 +33,6 @@ __all__ = [
 ]
 
 ENTRY_POINT_GROUP = "comm_utils.backends"
-
-#: Names of the collectives and messages that a backend may do natively.
-OPERATIONS = frozenset(
-    (
-        "all_gather",
-        "all_gather_into_tensor",
-        "all_reduce",
-        "all_to_all_single",
-        "barrier",
-        "broadcast",
-        "gather",
-        "recv",
-        "reduce",
-        "reduce_scatter_tensor",
-        "scatter",
-        "send",
-    )
-)
 
 
 @runtime_checkable
@@ -87,7 +68,7 @@ class Capabilities:
     Attributes:
         reductions: pairs of operation and dtype that it reduces itself, correctly.
         dtypes: those it moves as they are; all others travel as bytes.
-        operations: names of the contract's collectives that it does well; the others are built from these.
+        operations: names of rows in :mod:`comm_utils.operations` that it serves; the others are composed of these.
         any_source: ``recv(src=None)`` works.
         tags: point-to-point tags other than 0 work.
         preserving_reduce: ``reduce`` leaves the tensors of the other ranks as they were.

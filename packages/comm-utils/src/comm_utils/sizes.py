@@ -7,53 +7,11 @@ buffers: the whole array for all_gather, reduce_scatter, gather, scatter and all
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from comm_utils import operations
+
 __all__ = ["Bandwidth", "bandwidth", "busbw_factor", "format_size", "message_size_bytes"]
-
-
-def _all_reduce(world_size: int) -> float:
-    return 2 * (world_size - 1) / world_size
-
-
-def _one_to_all(world_size: int) -> float:
-    return (world_size - 1) / world_size
-
-
-def _unscaled(world_size: int) -> float:
-    return 1.0
-
-
-_BUSBW_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": _all_reduce,
-    "all_reduce_coalesced": _all_reduce,
-    "inference_all_reduce": _all_reduce,
-    "reduce": _unscaled,
-    "broadcast": _unscaled,
-    "all_gather": _one_to_all,
-    "all_gather_into_tensor": _one_to_all,
-    "all_gather_coalesced": _one_to_all,
-    "reduce_scatter": _one_to_all,
-    "reduce_scatter_tensor": _one_to_all,
-    "reduce_scatter_coalesced": _one_to_all,
-    "all_to_all": _one_to_all,
-    "all_to_all_single": _one_to_all,
-    "gather": _one_to_all,
-    "scatter": _one_to_all,
-    "send": _unscaled,
-    "recv": _unscaled,
-    "isend": _unscaled,
-    "irecv": _unscaled,
-    "barrier": _unscaled,
-}
-
-# Operations whose size is the whole array while a caller may hold only one rank's part of it.
-_WHOLE_ARRAY = frozenset(
-    name
-    for name in _BUSBW_FACTORS
-    if name.startswith(("all_gather", "reduce_scatter")) or name in ("gather", "scatter")
-)
 
 
 @dataclass(frozen=True)
@@ -65,7 +23,7 @@ class Bandwidth:
 
 
 def message_size_bytes(operation: str, part_bytes: int, world_size: int) -> int:
-    """The size that ``operation`` is accounted under.
+    """Return the size that ``operation`` is accounted under.
 
     Args:
         part_bytes: bytes of one rank's part for all_gather, reduce_scatter, gather and scatter; of the tensor
@@ -73,33 +31,28 @@ def message_size_bytes(operation: str, part_bytes: int, world_size: int) -> int:
         world_size: number of ranks in the group.
 
     Raises:
-        KeyError: an operation without a definition.
+        UnknownOperationError: an operation without a row; a KeyError.
     """
-    if operation not in _BUSBW_FACTORS:
-        raise KeyError(f"no message size is defined for {operation!r}; known: {', '.join(sorted(_BUSBW_FACTORS))}")
-    return part_bytes * world_size if operation in _WHOLE_ARRAY else part_bytes
+    return part_bytes * world_size if operations.get(operation).pattern.whole_array else part_bytes
 
 
 def busbw_factor(operation: str, world_size: int) -> float:
-    """What algbw is multiplied with to give busbw.
+    """Return what algbw is multiplied by to give busbw.
 
     Raises:
-        KeyError: an operation without a definition.
+        UnknownOperationError: an operation without a row; a KeyError.
     """
-    try:
-        return _BUSBW_FACTORS[operation](world_size)
-    except KeyError:
-        raise KeyError(f"no bus bandwidth is defined for {operation!r}") from None
+    return operations.get(operation).pattern.bus_factor(world_size)
 
 
 def bandwidth(operation: str, size_bytes: int, duration_s: float, world_size: int) -> Bandwidth:
-    """Algorithm and bus bandwidth of one operation that moved ``size_bytes`` in ``duration_s`` seconds."""
+    """Return algorithm and bus bandwidth of one operation that moved ``size_bytes`` in ``duration_s`` seconds."""
     algbw = size_bytes / duration_s / 1e9 if duration_s > 0 else 0.0
     return Bandwidth(algbw, algbw * busbw_factor(operation, world_size))
 
 
 def format_size(size_bytes: float) -> str:
-    """``1536`` as ``"1.5 KiB"``."""
+    """Return ``1536`` as ``"1.5 KiB"``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024:
             return f"{size_bytes:.0f} B" if unit == "B" else f"{size_bytes:.4g} {unit}"

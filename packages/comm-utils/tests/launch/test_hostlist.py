@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_utils import LaunchError
-from comm_utils.launch.hostlist import expand_counts, expand_hosts
+from comm_utils.launch.hostlist import MAX_HOSTS, expand_counts, expand_hosts
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,35 @@ def test_what_is_compressed_comes_back(groups: list[tuple[str, list[tuple[int, i
 def test_any_text_is_a_list_or_an_error(text: str) -> None:
     with contextlib.suppress(LaunchError):
         assert expand_hosts(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("node[1-999999999]", "node[0-65536]", "n[1-1000][1-1000][1-1000]", ",".join(["n[1-40000]"] * 2)),
+        *("n[" + "9" * 5000 + "]", "n[1-" + "9" * 5000 + "]", "x" * 100_000 + "[1-60000]"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_lists_of_more_hosts_than_there_are_cost_nothing(text: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(LaunchError, match=r"host list: got '.*expected") as caught:
+        expand_hosts(text)
+    assert time.monotonic() - start < 2.0
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("text", ["2(x9999999999)", "1(x40000),1(x40000)", "1(x" + "9" * 5000 + ")", "9" * 5000])
+def test_counts_of_more_hosts_than_there_are_cost_nothing(text: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(LaunchError, match=r"task counts: got '.*expected") as caught:
+        expand_counts(text)
+    assert time.monotonic() - start < 2.0
+    assert len(str(caught.value)) < 500
+
+
+def test_the_largest_cluster_is_expanded() -> None:
+    assert len(expand_hosts(f"node[1-{MAX_HOSTS}]")) == len(expand_counts(f"1(x{MAX_HOSTS})")) == MAX_HOSTS
 
 
 @pytest.mark.parametrize(

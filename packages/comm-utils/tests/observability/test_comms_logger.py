@@ -12,7 +12,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-from comm_utils.observability.traces.file import TraceWriter, load_rank
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from comm_utils.observability.log_table import format_table
 from comm_utils.observability.sequence import Numbering, era_of
 from comm_utils.observability.series import Histogram
 from comm_utils.observability.traces import Operation, RankTrace
+from comm_utils.observability.traces.file import TraceWriter, load_rank
 from comm_utils.sizes import bandwidth
 
 DURATIONS_NS = st.lists(st.integers(0, 10**12), min_size=1, max_size=200)

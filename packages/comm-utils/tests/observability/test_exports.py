@@ -19,8 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from comm_utils import operations
+from comm_utils.csv_cells import cell
 from comm_utils.errors import ArgumentError
-from comm_utils.observability.comms_logger import OPERATIONS, Row
+from comm_utils.observability.comms_logger import Row
 from comm_utils.observability.exports import FORMATS, export, write_csv, write_jsonl, write_prometheus
 from comm_utils.observability.exports.facts import COLUMNS
 from comm_utils.observability.exports.groups import format_ranks
@@ -49,7 +51,7 @@ ROWS = st.lists(
     st.builds(
         Row,
         name=st.text(),
-        operation=st.sampled_from(sorted(OPERATIONS)),
+        operation=st.sampled_from(sorted(operations.recorded())),
         size_bytes=COUNTS,
         world_size=COUNTS,
         calls=COUNTS,
@@ -92,12 +94,25 @@ def test_csv(tmp_path: Path, rows: list[Row], facts: dict[str, Any]) -> None:
         reader = csv.DictReader(file, strict=True)
         found = list(reader)
     assert reader.fieldnames == [*facts, *COLUMNS]
-    assert [(int(one["rank"]), one["host"]) for one in found] == [(facts["rank"], facts["host"])] * len(rows)
+    assert [(int(one["rank"]), one["host"]) for one in found] == [(facts["rank"], cell(facts["host"]))] * len(rows)
     for one, row in zip(found, rows, strict=True):
         assert tuple(int(rank) for rank in one.pop("ranks").split()) == row.ranks
         for name in set(COLUMNS) - {"ranks"}:
             value = getattr(row, name)
-            assert type(value)(one[name]) == value
+            assert type(value)(one[name]) == cell(value)
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "=cmd|' /C calc'!A0"])
+def test_no_cell_of_csv_is_a_formula(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "comm.csv"
+    write_csv(path, [replace(ROW, name=text, caller=text)], host=text, balance=-3, share=-0.5)
+    with path.open(newline="", encoding="utf-8") as file:
+        (found,) = csv.DictReader(file, strict=True)
+    assert found["name"] == found["caller"] == found["host"] == f"'{text}"
+    assert (found["balance"], found["share"]) == ("-3", "-0.5")
+    write_csv(path, [ROW], **{text: 1})
+    with path.open(newline="", encoding="utf-8") as file:
+        assert f"'{text}" in next(csv.reader(file, strict=True))
 
 
 def samples(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:

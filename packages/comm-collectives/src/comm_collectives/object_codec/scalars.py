@@ -81,11 +81,13 @@ def _write_bytearray(writer: Writer, value: bytearray) -> None:
 
 def _write_path(writer: Writer, value: PurePath) -> None:
     kind = next(position for position, kind in enumerate(_PATHS) if isinstance(value, kind))
-    writer.out += bytes((Tag.PATH, kind))
+    writer.begin(Tag.PATH)
+    writer.out.append(kind)
     writer.blob(str(value).encode("utf-8", "surrogatepass"))
 
 
 def _read_path(reader: Reader) -> PurePath:
+    reader.skip_filler(Tag.PATH)
     (kind,) = reader.take(1)
     if kind >= len(_PATHS):
         raise ObjectDecodeError(f"unknown kind of path {kind}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from typing import Any
 
 from comm_collectives.object_codec.errors import ObjectDecodeError, Refused
-from comm_collectives.object_codec.wire import Read, Reader, Tag, Write, Writer
+from comm_collectives.object_codec.wire import FILLER_BYTES, Read, Reader, Tag, Write, Writer
 
 __all__ = ["READERS", "WRITERS", "check_keys"]
 
@@ -78,7 +78,7 @@ def _read_packed(code: str, kind: Callable[[Iterable[Any]], Any]) -> Read:
 
 def _set(tag: Tag) -> Write:
     def write(writer: Writer, items: Collection[Any]) -> None:
-        writer.out.append(tag)
+        writer.begin(tag)
         _write_items(writer, items, ".<element {}>")
 
     return write
@@ -90,8 +90,9 @@ def check_keys(keys: Sequence[Hashable]) -> None:
         raise ObjectDecodeError(f"more than {_COLLISIONS} keys of one container share their hash with others")
 
 
-def _read_set(kind: Callable[[Iterable[Any]], Any]) -> Read:
+def _read_set(tag: Tag, kind: Callable[[Iterable[Any]], Any]) -> Read:
     def read(reader: Reader) -> Any:
+        reader.skip_filler(tag)
         items = _read_items(reader)
         check_keys(items)
         result = kind(items)
@@ -103,12 +104,13 @@ def _read_set(kind: Callable[[Iterable[Any]], Any]) -> Read:
 
 
 def _write_deque(writer: Writer, items: deque[Any]) -> None:
-    writer.out.append(Tag.DEQUE)
+    writer.begin(Tag.DEQUE)
     writer.size(0 if items.maxlen is None else items.maxlen + 1)
     _write_items(writer, items, "[{}]")
 
 
 def _read_deque(reader: Reader) -> deque[Any]:
+    reader.skip_filler(Tag.DEQUE)
     limit = reader.size()
     return deque(_read_items(reader), limit - 1 if limit else None)
 
@@ -116,8 +118,10 @@ def _read_deque(reader: Reader) -> deque[Any]:
 def _fields(tag: Tag, *names: str) -> tuple[Write, Callable[[Reader], list[Any]]]:
     """Writes and reads the attributes ``names``, each any value."""
 
+    filled = tag in FILLER_BYTES
+
     def write(writer: Writer, value: object) -> None:
-        writer.out.append(tag)
+        writer.begin(tag) if filled else writer.out.append(tag)
         writer.enter()
         for name in names:
             try:
@@ -127,6 +131,8 @@ def _fields(tag: Tag, *names: str) -> tuple[Write, Callable[[Reader], list[Any]]
         writer.leave()
 
     def read(reader: Reader) -> list[Any]:
+        if filled:
+            reader.skip_filler(tag)
         reader.enter()
         values = [reader.value() for _ in names]
         reader.leave()
@@ -151,8 +157,8 @@ WRITERS: Mapping[type, Write] = {
 READERS: Mapping[int, Read] = {
     Tag.LIST: _read_items,
     Tag.TUPLE: lambda reader: tuple(_read_items(reader)),
-    Tag.SET: _read_set(set),
-    Tag.FROZENSET: _read_set(frozenset),
+    Tag.SET: _read_set(Tag.SET, set),
+    Tag.FROZENSET: _read_set(Tag.FROZENSET, frozenset),
     Tag.DEQUE: _read_deque,
     Tag.LIST_OF_INTS: _read_packed("q", list),
     Tag.LIST_OF_FLOATS: _read_packed("d", list),

@@ -22,8 +22,7 @@ from comm_collectives.object_codec.wire import Read, Reader, Tag, Write, Writer
 
 __all__ = ["READERS", "WRITERS", "refuse_subclass"]
 
-_HEAD = Struct("=BBBBB")  # tag, flags, device, number of dimensions, length of the dtype's name
-_HEAD_BODY = Struct("=BBBB")
+_HEAD = Struct("=BBBB")  # flags, device, number of dimensions, length of the dtype's name
 _REQUIRES_GRAD, _PARAMETER = 1, 2
 _MAX_DIMENSIONS = 64
 # Positions are part of the format.
@@ -51,7 +50,8 @@ def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
     )
     size_bytes = tensor.numel() * tensor.element_size()
     writer.check(size_bytes)  # before a copy of elements that do not lie in order is made
-    writer.out += _HEAD.pack(Tag.TENSOR, flags, device, tensor.dim(), len(name))
+    writer.begin(Tag.TENSOR)
+    writer.out += _HEAD.pack(flags, device, tensor.dim(), len(name))
     writer.out += name
     for size in tensor.shape:
         writer.size(size)
@@ -60,7 +60,8 @@ def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
 
 
 def _read_tensor(reader: Reader) -> torch.Tensor:
-    flags, device, dimensions, name_bytes = reader.unpack(_HEAD_BODY)
+    reader.skip_filler(Tag.TENSOR)
+    flags, device, dimensions, name_bytes = reader.unpack(_HEAD)
     dtype = read_dtype(str(reader.take(name_bytes), "ascii"))
     if dtype in _OPAQUE or dimensions > _MAX_DIMENSIONS or device >= len(_DEVICES):
         raise ObjectDecodeError(f"a tensor of {dtype}, {dimensions} dimensions and device {device} is never sent")

@@ -1,7 +1,8 @@
 """Writing and reading the parts of a message, within bounds.
 
 A value is a tag, one byte, and what belongs to it. Numbers have the byte order that the header names, sizes and counts
-have 64 bits. A reader never allocates more than a small multiple of the bytes that are left to be read.
+have 64 bits. What is read takes at most :data:`MOST_TIMES` the memory of its message: objects that are large even when
+empty are preceded by filler, so that no message can ask for many of them cheaply.
 """
 
 from __future__ import annotations
@@ -15,10 +16,13 @@ import torch
 
 from comm_collectives.object_codec.errors import ObjectDecodeError, Refused
 
-__all__ = ["MAX_DEPTH", "Read", "Reader", "Tag", "Write", "Writer"]
+__all__ = ["FILLER_BYTES", "MAX_DEPTH", "MOST_TIMES", "Read", "Reader", "Tag", "Write", "Writer"]
 
 #: Containers within containers. Decoding uses two Python frames for each, far from the interpreter's own limit.
 MAX_DEPTH = 100
+
+#: So many times the size of a message is the most memory that its object takes.
+MOST_TIMES = 20
 
 _OWN_PART_BYTES = 1 << 16
 _SHORT_BYTES = 256  # so little more than a reference to it that the container's check is enough
@@ -78,6 +82,18 @@ class Tag(IntEnum):
     NUMPY_TEXT = 115
 
 
+#: Zeros between the tag and the value. Part of the format. On 64-bit CPython with torch 2.13, an empty set takes about 230
+#: bytes, a deque 480 to 780, a tensor of one element 820, a slice 65, a path 190.
+FILLER_BYTES: Mapping[Tag, int] = {
+    Tag.SET: 8,
+    Tag.FROZENSET: 8,
+    Tag.SLICE: 4,
+    Tag.PATH: 4,
+    Tag.DEQUE: 32,
+    Tag.TENSOR: 48,
+}
+
+
 class Writer:
     """Collects the bytes of a value.
 
@@ -107,6 +123,11 @@ class Writer:
         if write is None:
             write = self._find(value)
         write(self, value)
+
+    def begin(self, tag: Tag) -> None:
+        """Write a tag that is followed by filler."""
+        self.out.append(tag)
+        self.out += bytes(FILLER_BYTES[tag])
 
     def size(self, count: int) -> None:
         """Write a count or a number of bytes."""
@@ -223,6 +244,10 @@ class Reader:
         (size,) = _SIZE.unpack_from(self._data, self.position)
         self.position += _SIZE.size
         return size  # type: ignore[no-any-return]
+
+    def skip_filler(self, tag: Tag) -> None:
+        """Pass over what :meth:`Writer.begin` wrote after ``tag``."""
+        self.take(FILLER_BYTES[tag])
 
     def count(self, item_bytes: int = 1) -> int:
         """Read how many items follow, each of at least ``item_bytes``."""

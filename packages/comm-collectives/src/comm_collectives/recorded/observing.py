@@ -13,7 +13,6 @@ from time import perf_counter_ns
 from typing import Any, TypeVar, cast
 
 import torch
-from comm_utils.observability.traces.events import Operation
 from torch.distributed import ProcessGroup
 
 from comm_collectives.recorded.device_times import DeviceTimes
@@ -22,6 +21,7 @@ from comm_collectives.recorded.work import Like, ObservedWork
 from comm_utils.backend import Backend, Work
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.series import NUMBERS_WAITING
+from comm_utils.observability.traces.events import Operation
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.sizes import message_size_bytes
 

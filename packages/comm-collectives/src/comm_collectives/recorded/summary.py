@@ -8,9 +8,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import torch
-from comm_utils.observability.traces.alignment import aligned
-from comm_utils.observability.traces.events import Event, Operation, RankTrace
-from comm_utils.observability.traces.waiting import Account, Key, Share, Straggler, account
 
 from comm_collectives.arguments import active
 from comm_collectives.objects.collective import all_gather_over, exchange_to_root
@@ -20,6 +17,9 @@ from comm_collectives.recorded.trace_files import everyones_clock, recent_trace,
 from comm_utils.observability.comms_logger import CommsLogger, Row
 from comm_utils.observability.log_table import format_account, format_table
 from comm_utils.observability.sequence import ERA
+from comm_utils.observability.traces.alignment import aligned
+from comm_utils.observability.traces.events import Event, Operation, RankTrace
+from comm_utils.observability.traces.waiting import Account, Key, Share, Straggler, account
 from comm_utils.sizes import bandwidth, format_size
 
 __all__ = ["everyones_account", "log_summary"]

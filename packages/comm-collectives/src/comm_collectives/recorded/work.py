@@ -12,10 +12,9 @@ from datetime import timedelta
 from time import perf_counter_ns
 from typing import Any, NamedTuple
 
-from comm_utils.observability.traces.events import Operation
-
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.series import Series
+from comm_utils.observability.traces.events import Operation
 
 __all__ = ["Like", "ObservedWork"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comm_orchestrator.tools.bench.data import PERIOD, Data
-from comm_orchestrator.tools.bench.datatypes import ITEM_BYTES, averages, reduces
-from comm_orchestrator.tools.bench.operations import OPERATIONS, REDUCTIONS
-from comm_orchestrator.tools.bench.plan import Row
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from comm_orchestrator.tools.bench.data import PERIOD, Data
+from comm_orchestrator.tools.bench.operations import ITEM_BYTES, REDUCTIONS, averages, benchmark, benchmarks, reduces
+from comm_orchestrator.tools.bench.plan import Row
 
 CPU = torch.device("cpu")
 Buffers = list[tuple[torch.Tensor, torch.Tensor]]
@@ -23,11 +23,11 @@ def of_group(size: int) -> list[Data]:
 
 def filled(row: Row, group: list[Data], call: int) -> Buffers:
     dtype = getattr(torch, row.dtype)
-    sizes = OPERATIONS[row.operation].elements(row.count, len(group))
+    sizes = benchmark(row.operation).elements(row.count, len(group))
     found = []
     for data in group:
         source, target = (torch.zeros(elements, dtype=dtype) for elements in sizes)
-        if not OPERATIONS[row.operation].in_parts and row.operation != "send":
+        if not benchmark(row.operation).in_parts and row.operation != "send":
             target = source
         data.fill(row, source, target, call)
         found.append((source, target))
@@ -64,13 +64,13 @@ def perform(row: Row, buffers: Buffers) -> None:
 
 
 def row_of(operation: str, dtype: str, op: str, count: int) -> Row:
-    root = 0 if OPERATIONS[operation].rooted else -1
+    root = 0 if benchmark(operation).rooted else -1
     return Row(operation, dtype, op, root, count, 0)
 
 
 KINDS = [
     (name, dtype, op)
-    for name, one in OPERATIONS.items()
+    for name, one in benchmarks().items()
     if name != "barrier"
     for dtype in ITEM_BYTES
     for op in (REDUCTIONS if one.reduces else ("",))

@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from comm_orchestrator.tools.bench.operations import OPERATIONS
-from comm_orchestrator.tools.bench.options import Options
 
 from comm_orchestrator.tools.bench import options as asked
-from comm_utils import sizes
+from comm_orchestrator.tools.bench.operations import benchmarks
+from comm_orchestrator.tools.bench.options import Options
+from comm_utils import operations, sizes
 from comm_utils.errors import ArgumentError
-from comm_utils.observability import bench_results
 
 
 def test_operations_are_those_of_the_file_format_and_have_sizes() -> None:
-    assert tuple(OPERATIONS) == bench_results.OPERATIONS
-    assert all(sizes.busbw_factor(name, 4) > 0 for name in OPERATIONS)
+    assert tuple(benchmarks()) == operations.benchmarked()
+    assert all(sizes.busbw_factor(name, 4) > 0 for name in benchmarks())
 
 
 def test_names() -> None:
@@ -26,7 +25,7 @@ def test_names() -> None:
         "send",
         "all_to_all_single",
     )
-    assert asked.operations(["all"]) == tuple(OPERATIONS)
+    assert asked.operations(["all"]) == tuple(benchmarks())
     assert asked.reductions("prod,sum") == (("product", "sum"), False)
     assert asked.reductions("ALL") == (("sum", "product", "min", "max", "avg"), True)
     assert asked.dtypes("float,half,float32") == (("float32", "float16"), False)

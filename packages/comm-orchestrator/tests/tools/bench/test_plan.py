@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from comm_orchestrator.tools.bench.datatypes import ITEM_BYTES
-from comm_orchestrator.tools.bench.operations import OPERATIONS
-from comm_orchestrator.tools.bench.options import Options
-from comm_orchestrator.tools.bench.plan import check_world, plan
 from hypothesis import given
 from hypothesis import strategies as st
 
+from comm_orchestrator.tools.bench.operations import ITEM_BYTES, benchmark, benchmarks
+from comm_orchestrator.tools.bench.options import Options
+from comm_orchestrator.tools.bench.plan import check_world, plan
 from comm_utils.errors import ArgumentError
 from comm_utils.sizes import message_size_bytes
 
-SIZED = tuple(name for name in OPERATIONS if name != "barrier")
+SIZED = tuple(name for name in benchmarks() if name != "barrier")
 
 
 @given(
@@ -25,14 +24,14 @@ SIZED = tuple(name for name in OPERATIONS if name != "barrier")
 def test_sizes_are_those_of_the_larger_buffer(operation: str, world_size: int, dtype: str, minimum: int) -> None:
     options = Options(operations=(operation,), minbytes=minimum, maxbytes=2**20, stepfactor=3, dtypes=(dtype,))
     for row in plan(options, world_size).rows:
-        elements = OPERATIONS[operation].elements(row.count, world_size)
+        elements = benchmark(operation).elements(row.count, world_size)
         assert row.size_bytes == max(elements) * ITEM_BYTES[dtype]
         part = row.count * ITEM_BYTES[dtype]
         if operation == "all_to_all_single":
             part *= world_size
         assert row.size_bytes == message_size_bytes(operation, part, world_size)
         assert row.size_bytes in range(1, 2**20 + 1)
-        if OPERATIONS[operation].in_parts:
+        if benchmark(operation).in_parts:
             assert row.count * ITEM_BYTES[dtype] % 16 == 0
 
 

@@ -11,9 +11,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from comm_orchestrator.tools.bench.plot import plot
 
-from comm_orchestrator.tools.bench import csv_file
+from comm_orchestrator.tools.bench import results
+from comm_orchestrator.tools.bench.plot import plot
 
 Make = Callable[..., Any]
 
@@ -76,7 +76,7 @@ def test_matplotlib_is_imported_for_a_picture_only() -> None:
 
 def test_csv(result: Make, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    csv_file.write([result(2.5, (2.0, 2.5, 3.0)), result(wrong=None)], str(path))
+    results.write_csv([result(2.5, (2.0, 2.5, 3.0)), result(wrong=None)], str(path))
     with path.open(newline="") as file:
         first, second = csv.DictReader(file)
     assert (first["operation"], first["time_us"], first["rounds_us"]) == ("all_reduce", "2.5", "2.000 2.500 3.000")

@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from comm_orchestrator.tools.doctor import packages, shared_memory, variables
+from comm_orchestrator.tools.doctor import limits, software, variables
 
 MIB = 1024**2
 
 
 def with_space(monkeypatch: pytest.MonkeyPatch, free_mib: int, total_mib: int) -> None:
     size = SimpleNamespace(f_frsize=MIB, f_bavail=free_mib, f_blocks=total_mib)
-    monkeypatch.setattr(shared_memory.os, "statvfs", lambda _: size)
+    monkeypatch.setattr(limits.os, "statvfs", lambda _: size)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def shm(tmp_path: Path) -> Path:
 
 def test_enough_shared_memory(monkeypatch: pytest.MonkeyPatch, shm: Path) -> None:
     with_space(monkeypatch, 512, 512)
-    (one,) = shared_memory.check(8, shm)
+    (one,) = limits.check_shared_memory(8, shm)
     assert (one.level, one.found) == ("ok", f"{shm}: 512 MiB of 512 MiB free, for 8 ranks here")
 
 
@@ -37,7 +37,7 @@ def test_too_little_shared_memory_in_a_container(
     monkeypatch: pytest.MonkeyPatch, shm: Path, free_mib: int, level: str
 ) -> None:
     with_space(monkeypatch, free_mib, 512)
-    (one,) = shared_memory.check(8, shm)
+    (one,) = limits.check_shared_memory(8, shm)
     assert one.level == level
     assert f"{free_mib} MiB of 512 MiB free" in one.found
     assert "64 MiB a rank" in one.found
@@ -46,7 +46,7 @@ def test_too_little_shared_memory_in_a_container(
 
 def test_shared_memory_that_somebody_filled(monkeypatch: pytest.MonkeyPatch, shm: Path) -> None:
     with_space(monkeypatch, 1, 100_000)
-    (one,) = shared_memory.check(2, shm)
+    (one,) = limits.check_shared_memory(2, shm)
     assert one.level == "problem"
     assert "remove what dead processes left" in one.remedy
 
@@ -54,21 +54,21 @@ def test_shared_memory_that_somebody_filled(monkeypatch: pytest.MonkeyPatch, shm
 def test_shared_memory_with_odd_rights(monkeypatch: pytest.MonkeyPatch, shm: Path) -> None:
     with_space(monkeypatch, 512, 512)
     shm.chmod(0o755)
-    (one,) = shared_memory.check(1, shm)
+    (one,) = limits.check_shared_memory(1, shm)
     assert (one.level, one.remedy) == ("warning", f"chmod 1777 {shm}")
     assert "mode 0755 instead of 1777" in one.found
 
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(shared_memory.tempfile, "TemporaryFile", refuse)
-    (one,) = shared_memory.check(1, shm)
+    monkeypatch.setattr(limits.tempfile, "TemporaryFile", refuse)
+    (one,) = limits.check_shared_memory(1, shm)
     assert (one.level, one.remedy) == ("problem", f"chmod 1777 {shm}")
     assert "cannot be written to: Permission denied" in one.found
 
 
 def test_no_shared_memory(tmp_path: Path) -> None:
-    (one,) = shared_memory.check(1, tmp_path / "none")
+    (one,) = limits.check_shared_memory(1, tmp_path / "none")
     assert one.level == "problem"
     assert "mount -t tmpfs" in one.remedy
 
@@ -113,18 +113,18 @@ def test_variables() -> None:
 
 
 def test_packages() -> None:
-    found, build = packages.versions(), packages.torch_build()
+    found, build = software.versions(), software.torch_build()
     assert {"python", "torch", "numpy", "mpi4py", "comm-utils", "comm-backend-ccl"} <= set(found)
-    assert len(packages.OURS) == 6
-    assert [one.level for one in packages.check(found, build)] == ["ok"]
-    (one,) = packages.check({**found, "comm-utils": "0.0.1"}, build)
+    assert len(software.OURS) == 6
+    assert [one.level for one in software.check_packages(found, build)] == ["ok"]
+    (one,) = software.check_packages({**found, "comm-utils": "0.0.1"}, build)
     assert one.level == "problem"
     assert one.remedy == f"pip install comm-utils=={found['comm-orchestrator']}"
-    (one,) = packages.check(found, {**build, "distributed": False})
+    (one,) = software.check_packages(found, {**build, "distributed": False})
     assert (one.level, "without torch.distributed" in one.found) == ("problem", True)
 
 
 def test_this_hosts_shared_memory_is_left_as_it_was() -> None:
     before = sorted(os.listdir("/dev/shm"))
-    assert shared_memory.check(1)
+    assert limits.check_shared_memory(1)
     assert sorted(os.listdir("/dev/shm")) == before

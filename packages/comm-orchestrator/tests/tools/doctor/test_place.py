@@ -10,9 +10,9 @@ import pytest
 
 import comm_config
 from comm_orchestrator import selector
-from comm_orchestrator.tools.doctor import backends, launch, names, network, port
+from comm_orchestrator.tools.doctor import launch, network, software
 from comm_orchestrator.tools.doctor.finding import Finding
-from comm_orchestrator.tools.doctor.limit import StuckError
+from comm_orchestrator.tools.doctor.time_limit import StuckError
 from comm_utils import Availability
 from comm_utils.launch import LaunchInfo
 
@@ -74,18 +74,18 @@ def hosts(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
             raise socket.gaierror(-2, "Name or service not known")
         return known[name]
 
-    monkeypatch.setattr(names, "resolve", resolve)
+    monkeypatch.setattr(network, "resolve", resolve)
     monkeypatch.setattr(socket, "gethostname", lambda: "node02")
     return known
 
 
 def test_good_names(hosts: dict[str, list[str]]) -> None:
-    assert levels(names.check(over_hosts(), HERE, 5)) == ["ok", "ok"]
+    assert levels(network.check_host_names(over_hosts(), HERE, 5)) == ["ok", "ok"]
 
 
 def test_a_master_that_does_not_resolve(hosts: dict[str, list[str]]) -> None:
     del hosts["node01"]
-    own, master = names.check(over_hosts(), HERE, 5)
+    own, master = network.check_host_names(over_hosts(), HERE, 5)
     assert (own.level, master.level) == ("ok", "problem")
     assert "node01 (slurm) does not resolve on node02 (Name or service not known)" in master.found
     assert master.remedy.startswith("set MASTER_ADDR to")
@@ -93,27 +93,30 @@ def test_a_master_that_does_not_resolve(hosts: dict[str, list[str]]) -> None:
 
 def test_the_loopback_trap(hosts: dict[str, list[str]]) -> None:
     hosts["node02"] = ["127.0.1.1"]
-    own, _ = names.check(over_hosts(), HERE, 5)
+    own, _ = network.check_host_names(over_hosts(), HERE, 5)
     assert own.level == "warning"
     assert own.remedy == "in /etc/hosts, replace the line of node02 by '192.0.2.5 node02'"
     hosts["node01"] = ["127.0.1.1"]
-    _, master = names.check(over_hosts(), HERE, 5)
+    _, master = network.check_host_names(over_hosts(), HERE, 5)
     assert master.level == "problem"
     assert "every host would look for rank 0 on itself" in master.found
-    _, master = names.check(over_hosts(rank=0), HERE, 5)
+    _, master = network.check_host_names(over_hosts(rank=0), HERE, 5)
     assert master.level == "warning"
     assert "MASTER_ADDR to an address of rank 0's host, such as 192.0.2.5" in master.remedy
     hosts["localhost"] = ["127.0.0.1"]
-    assert levels(names.check(over_hosts(rank=0, master_addr="localhost"), HERE, 5)) == ["warning", "problem"]
+    assert levels(network.check_host_names(over_hosts(rank=0, master_addr="localhost"), HERE, 5)) == [
+        "warning",
+        "problem",
+    ]
     on_one_host = LaunchInfo("torchrun", 0, 2, 0, 2, 0, "localhost", 29500)
-    assert levels(names.check(on_one_host, HERE, 5)) == ["ok", "ok"]
+    assert levels(network.check_host_names(on_one_host, HERE, 5)) == ["ok", "ok"]
 
 
 def test_own_name_without_an_address_of_this_host(hosts: dict[str, list[str]]) -> None:
     hosts["node02"] = ["198.51.100.1"]
-    assert levels(names.check(over_hosts(), HERE, 5)) == ["warning", "ok"]
+    assert levels(network.check_host_names(over_hosts(), HERE, 5)) == ["warning", "ok"]
     del hosts["node02"]
-    own, _ = names.check(over_hosts(), HERE, 5)
+    own, _ = network.check_host_names(over_hosts(), HERE, 5)
     assert (own.level, own.remedy) == ("warning", "add the line '192.0.2.5 node02' to /etc/hosts")
 
 
@@ -121,8 +124,8 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
     def never(limit_s: float, call: object, doing: str) -> None:
         raise StuckError(f"{doing} did not come back within {limit_s:g} s")
 
-    monkeypatch.setattr(names, "within", never)
-    _, master = names.check(over_hosts(), HERE, 5)
+    monkeypatch.setattr(network, "within", never)
+    _, master = network.check_host_names(over_hosts(), HERE, 5)
     assert master.level == "problem"
     assert "did not come back within 5 s" in master.found
 
@@ -132,11 +135,11 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_way_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "local_address_to", lambda host: "192.0.2.5")
-    (one,) = network.check(over_hosts(), "node01", {}, HERE, nccl=False)
+    (one,) = network.check_interfaces(over_hosts(), "node01", {}, HERE, nccl=False)
     assert (one.level, one.found) == ("ok", "eth0 (192.0.2.5) leads to the master node01")
-    assert [one["name"] for one in network.as_table("node01", HERE) if one["leads_to_master"]] == ["eth0"]
+    assert [one["name"] for one in network.interface_rows("node01", HERE) if one["leads_to_master"]] == ["eth0"]
     monkeypatch.setattr(network, "local_address_to", lambda host: None)
-    (one,) = network.check(over_hosts(), "node01", {}, HERE, nccl=False)
+    (one,) = network.check_interfaces(over_hosts(), "node01", {}, HERE, nccl=False)
     assert one.level == "problem"
     assert "ip route" in one.remedy
 
@@ -155,7 +158,7 @@ def test_the_way_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_variables_that_name_interfaces(variables: dict[str, str], nccl: bool, expected: list[str]) -> None:
-    found = network.check(LaunchInfo("none", 0, 1), None, variables, HERE, nccl)
+    found = network.check_interfaces(LaunchInfo("none", 0, 1), None, variables, HERE, nccl)
     assert levels(found) == expected
     if expected != ["ok"]:
         name = next(iter(variables))
@@ -169,16 +172,16 @@ def test_variables_that_name_interfaces(variables: dict[str, str], nccl: bool, e
 def test_the_port(free_port: int) -> None:
     alone = LaunchInfo("none", 0, 1, 0, 1, 0)
     job = LaunchInfo("torchrun", 0, 2, 0, 2, 0, "127.0.0.1", free_port)
-    assert levels(port.check(alone, {}, free_port)) == ["ok"]
-    assert levels(port.check(job, {}, 1)) == ["ok"]
+    assert levels(network.check_port(alone, {}, free_port)) == ["ok"]
+    assert levels(network.check_port(job, {}, 1)) == ["ok"]
     with socket.create_server(("127.0.0.1", free_port)):
-        (one,) = port.check(job, {}, 1)
+        (one,) = network.check_port(job, {}, 1)
         assert one.level == "problem"
         assert f"port {free_port} of 127.0.0.1, where rank 0 is to listen, is in use by pid {os.getpid()}," in one.found
         assert "MASTER_PORT" in one.remedy
-        assert levels(port.check(alone, {}, free_port)) == ["warning"]
-        assert levels(port.check(job, {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 1)) == ["ok"]
-        assert port.check(LaunchInfo("torchrun", 1, 2, 1, 2, 0, "127.0.0.1", free_port), {}, 1) == []
+        assert levels(network.check_port(alone, {}, free_port)) == ["warning"]
+        assert levels(network.check_port(job, {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 1)) == ["ok"]
+        assert network.check_port(LaunchInfo("torchrun", 1, 2, 1, 2, 0, "127.0.0.1", free_port), {}, 1) == []
 
 
 @pytest.fixture
@@ -196,23 +199,23 @@ BROKEN = Availability(False, "x:y cannot be imported (ImportError: no libz)", "r
 
 
 def test_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends.devices, "device_type", lambda: "cpu")
+    monkeypatch.setattr(software.devices, "device_type", lambda: "cpu")
     for available, expected in (
         ({"gloo": YES}, ["ok"]),
         ({"gloo": YES, "x": BROKEN}, ["warning", "ok"]),
         ({"gloo": NO}, ["problem"]),
     ):
         monkeypatch.setattr(selector, "available_backends", lambda available=available: available)
-        found = backends.check(available, SETTINGS)
+        found = software.check_backends(available, SETTINGS)
         assert levels(found) == expected
         assert all(one.remedy for one in found if one.level != "ok")
 
 
 def test_an_accelerator_that_nothing_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backends.devices, "device_type", lambda: "cuda")
+    monkeypatch.setattr(software.devices, "device_type", lambda: "cuda")
     available = {"gloo": YES, "nccl": NO}
     monkeypatch.setattr(selector, "available_backends", lambda: available)
-    warning, _ = backends.check(available, SETTINGS)
+    warning, _ = software.check_backends(available, SETTINGS)
     assert (warning.level, warning.remedy) == ("warning", "install one")
     assert "gloo is used instead" in warning.found
 
@@ -220,7 +223,7 @@ def test_an_accelerator_that_nothing_serves(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_backend_that_is_asked_for_and_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selector, "available_backends", lambda: {"gloo": YES})
     settings = comm_config.resolve({}, environ={"COMM_PROCESS_GROUP__BACKEND": "ccl"})
-    (one,) = backends.check({"gloo": YES}, settings)
+    (one,) = software.check_backends({"gloo": YES}, settings)
     assert one.level == "problem"
     assert "environment variable COMM_PROCESS_GROUP__BACKEND" in one.found
     assert one.remedy == "install it with: pip install 'comm-orchestrator[ccl]'"

@@ -11,10 +11,9 @@ import pytest
 from comm_orchestrator.report import FACTS
 from comm_orchestrator.tools.doctor.clocks import Clock, judge
 from comm_orchestrator.tools.doctor.finding import Finding, from_error, guarded
-from comm_orchestrator.tools.doctor.limit import StuckError, anything_stuck, within
-from comm_orchestrator.tools.doctor.merging import merge
 from comm_orchestrator.tools.doctor.rendering import render
-from comm_orchestrator.tools.doctor.report import RankReport
+from comm_orchestrator.tools.doctor.report import RankReport, merge_reports
+from comm_orchestrator.tools.doctor.time_limit import StuckError, anything_stuck, within
 from comm_orchestrator.tools.doctor.trial import Trial
 from comm_utils import CommTimeoutError
 
@@ -41,7 +40,7 @@ def test_a_host_says_things_once_and_its_worst() -> None:
         rank_report(2, [shm("9 GiB free")], "b"),
         rank_report(3, [shm("8 GiB free")], "b"),
     ]
-    found = merge(reports, [], []).findings
+    found = merge_reports(reports, [], []).findings
     assert [(one.level, one.found, one.ranks) for one in found] == [
         ("warning", "23 MiB free", (0, 1)),
         ("ok", "9 GiB free", (2, 3)),
@@ -51,9 +50,9 @@ def test_a_host_says_things_once_and_its_worst() -> None:
 def test_what_all_ranks_say_names_none_of_them() -> None:
     files = Finding("ok", "open_files", "1024")
     low = Finding("problem", "open_files", "64", "ulimit -n 1024")
-    (one,) = merge([rank_report(rank, [files]) for rank in range(4)], [], []).findings
+    (one,) = merge_reports([rank_report(rank, [files]) for rank in range(4)], [], []).findings
     assert one.ranks == ()
-    report = merge([rank_report(rank, [low if rank == 2 else files]) for rank in range(4)], [], [])
+    report = merge_reports([rank_report(rank, [low if rank == 2 else files]) for rank in range(4)], [], [])
     assert [(one.level, one.ranks) for one in report.findings] == [("problem", (2,)), ("ok", (0, 1, 3))]
     assert report.exit_code == 1
 
@@ -62,7 +61,7 @@ def test_ranks_that_failed_are_named() -> None:
     trials = [Trial("gloo", rank, 0.1, 0.001) for rank in range(4)]
     trials += [Trial("nccl", rank, error="timed out", remedy="check the cable") for rank in (1, 3)]
     trials += [Trial("nccl", rank, 0.1, 0.001) for rank in (0, 2)]
-    report = merge([rank_report(rank, []) for rank in range(4)], [], trials)
+    report = merge_reports([rank_report(rank, []) for rank in range(4)], [], trials)
     bad = [one for one in report.findings if one.level == "problem"]
     assert [(one.found, one.ranks, one.remedy) for one in bad] == [("nccl: timed out", (1, 3), "check the cable")]
     text = render(report, io.StringIO(), None)
@@ -76,7 +75,7 @@ def test_differences_between_ranks() -> None:
         rank_report(0, [], backends={"gloo": GLOO, "nccl": GLOO}, packages={"torch": "2", "numpy": "1"}),
         rank_report(1, [], backends={"gloo": GLOO, "nccl": NO_NCCL}, packages={"torch": "2", "numpy": None}, size=2),
     ]
-    found = merge([reports[0], *reports[1:]], [], []).findings
+    found = merge_reports([reports[0], *reports[1:]], [], []).findings
     assert [(one.level, one.check) for one in found] == [("warning", "packages"), ("warning", "backends")]
     assert "numpy is 1 on rank 0, and none on rank 1" in found[0].found
     assert (found[1].found, found[1].remedy) == ("nccl cannot be used by rank 1: no GPU", "get one")
@@ -84,7 +83,7 @@ def test_differences_between_ranks() -> None:
 
 def test_one_finding_a_line_where_nobody_looks() -> None:
     long = Finding("warning", "names", "x" * 300, "do " + "y" * 300)
-    text = render(merge([rank_report(0, [long], size=1)], [], []), io.StringIO(), None)
+    text = render(merge_reports([rank_report(0, [long], size=1)], [], []), io.StringIO(), None)
     (line,) = [line for line in text.splitlines() if "x" in line and "warning" in line]
     assert "x" * 300 in line
     assert "y" * 300 in line
@@ -92,13 +91,13 @@ def test_one_finding_a_line_where_nobody_looks() -> None:
 
 
 def test_one_rank_alone_says_so() -> None:
-    report = merge([rank_report(3, [])], [], [])
+    report = merge_reports([rank_report(3, [])], [], [])
     assert not report.complete
     assert render(report, io.StringIO(), None).startswith("rank 3 of 4 on a, alone\n")
 
 
 def test_json_keys() -> None:
-    document = merge([rank_report(0, [shm("fine")], size=1)], [], [Trial("gloo", 0, 0.1, 0.2)]).to_json()
+    document = merge_reports([rank_report(0, [shm("fine")], size=1)], [], [Trial("gloo", 0, 0.1, 0.2)]).to_json()
     assert json.loads(json.dumps(document)) == document
     assert list(document) == [
         *("level", "complete", "world_size", "findings", "packages", "torch", "backends", "hosts", "ranks", "clocks"),

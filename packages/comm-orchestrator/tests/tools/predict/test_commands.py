@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 import pytest
-from comm_utils.observability.traces.file import save
 
 from comm_orchestrator.tools.commands import app
 from comm_utils.observability.bench_results import BenchFile, BenchResult
 from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.file import save
 
 NOT_MEASURED = "predicted by a model, not measured"
 

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_orchestrator.tools.predict.job import predict
-from comm_orchestrator.tools.predict.placing import Placement
-from comm_orchestrator.tools.predict.program import programs
-from comm_orchestrator.tools.predict.simulation import simulate
+from comm_orchestrator.tools.predict.placement import Placement
+from comm_orchestrator.tools.predict.simulation import programs, simulate
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.cost_model import Estimator, Key, Link, Model, Point, Shape, fit_all
 from comm_utils.observability.cost_model.pieces import term_of

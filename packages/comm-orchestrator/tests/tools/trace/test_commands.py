@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from comm_utils.observability.traces.file import save
 from typer.testing import CliRunner
 
 from comm_orchestrator.tools.commands import app
 from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.file import save
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comm_utils.observability.traces.file import save
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_orchestrator.tools.trace import intervals, loading, summary_text
+from comm_orchestrator.tools.trace import files, intervals, tables
 from comm_orchestrator.tools.trace.summary import summarize
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait
+from comm_utils.observability.traces.file import save
 
 MS = 1_000_000
 
@@ -62,7 +62,7 @@ def test_a_summary_says_what_happened() -> None:
 
 def test_a_summary_is_for_people_and_for_programs() -> None:
     found = summarize(job())
-    text = summary_text.text(found, io.StringIO())
+    text = tables.format_summary(found, io.StringIO())
     for wanted in ("2 ranks on gloo", "all_reduce", "4 KiB", "43%", "57%", "75%", "rank 1", "1 of 2"):
         assert wanted in text
     assert "calls lack" not in text
@@ -73,7 +73,7 @@ def test_a_summary_is_for_people_and_for_programs() -> None:
 def test_what_is_missing_is_said() -> None:
     traces = job()
     traces[1] = replace(traces[1], events=traces[1].events[:1], complete=False, dropped=3)
-    text = summary_text.text(summarize(traces), io.StringIO())
+    text = tables.format_summary(summarize(traces), io.StringIO())
     assert "1 calls lack the record" in text
     assert "3 events were dropped while recording, on rank 1" in text
     assert "the recording of rank 1 was cut off" in text
@@ -82,13 +82,13 @@ def test_what_is_missing_is_said() -> None:
 def test_a_trace_without_events_has_a_summary() -> None:
     found = summarize([RankTrace(0, 1)])
     assert (found.wall_s, found.operations, found.stragglers) == (0, [], [])
-    assert "0.000 s" in summary_text.text(found, io.StringIO())
+    assert "0.000 s" in tables.format_summary(found, io.StringIO())
 
 
 def test_long_tables_are_cut_for_people_only() -> None:
     events = [call("all_reduce", n, n + 1, n, ranks=(0,), size=4 * n) for n in range(60)]
     found = summarize([RankTrace(0, 1, events=events)])
-    assert "20 more: --json has all" in summary_text.text(found, io.StringIO())
+    assert "20 more: --json has all" in tables.format_summary(found, io.StringIO())
     assert len(found.to_json()["operations"]) == 60
 
 
@@ -117,7 +117,7 @@ def test_a_trace_that_was_saved_is_read_aligned(tmp_path: Path) -> None:
         for event in second.events
     ]
     save(tmp_path, replace(second, offset_ns=7 * MS, events=shifted))
-    found = loading.read(tmp_path)
+    found = files.read(tmp_path)
     assert found[1].events == second.events
     assert summarize(found).operations == summarize(job()).operations
 
@@ -149,10 +149,10 @@ def changed(**fields: Any) -> Change:
 )
 def test_what_contradicts_itself_is_refused(change: Change, expected: str) -> None:
     trace = job()[0]
-    loading.check(trace, "here")
+    files.check(trace, "here")
     trace.events[0] = change(trace.events[0])
     with pytest.raises(ArgumentError, match=expected) as caught:
-        loading.check(trace, "here")
+        files.check(trace, "here")
     assert str(caught.value).startswith("here: ")
 
 
@@ -161,14 +161,14 @@ def test_folders_that_are_no_traces(tmp_path: Path) -> None:
     file.write_text("x")
     for folder, expected in ((file, "got a file"), (tmp_path / "no", "got nothing"), (tmp_path, "no trace here")):
         with pytest.raises(ArgumentError, match=expected):
-            loading.read(folder)
+            files.read(folder)
     (tmp_path / "rank0.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(ArgumentError, match="not a trace"):
-        loading.read(tmp_path)
+        files.read(tmp_path)
     (tmp_path / "rank0.jsonl").write_text('{"format": "comm-trace"}\n')
     with pytest.raises(ArgumentError):
-        loading.read(tmp_path)
+        files.read(tmp_path)
     save(tmp_path, RankTrace(0, 1))
     (tmp_path / "rank0.jsonl").write_text((tmp_path / "rank0.jsonl").read_text().replace('"rank":0', '"rank":3'))
     with pytest.raises(ArgumentError, match="expected that of rank 0"):
-        loading.read(tmp_path)
+        files.read(tmp_path)

@@ -15,16 +15,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_orchestrator.tools.trace import colors, plotting
+from comm_orchestrator.tools.trace import figures, plotting
+from comm_orchestrator.tools.trace.files import waiting_of
 from comm_orchestrator.tools.trace.lanes import WAITING, Bar, lanes, thinned
-from comm_orchestrator.tools.trace.merging import waiting_of
 from comm_orchestrator.tools.trace.plotting import Wanted
+from comm_utils import operations
 from comm_utils.errors import ArgumentError
-from comm_utils.observability.comms_logger import OPERATIONS
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait
 
 MS = 1_000_000
-LOOKS = [*colors.FAMILIES, WAITING]
+LOOKS = [*figures.FAMILIES, WAITING]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -212,11 +212,11 @@ def test_lists_of_ranks() -> None:
 
 
 def test_every_operation_has_a_colour_of_its_kind() -> None:
-    assert {colors.family(name) for name in OPERATIONS} == set(colors.FAMILIES)
+    assert {figures.family(name) for name in operations.recorded()} == set(figures.FAMILIES)
     by_color = defaultdict(list)
-    for name, color in [*colors.FAMILIES.items(), (WAITING, colors.WAIT)]:
+    for name, color in [*figures.FAMILIES.items(), (WAITING, figures.WAIT)]:
         by_color[color].append(name)
-        by_color[colors.pale(color)].append(name)
+        by_color[figures.pale(color)].append(name)
     assert all(len(names) == 1 for names in by_color.values())
 
 

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from comm_utils.observability.traces.file import load_rank, path_of, save
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_orchestrator.tools.trace import comparison_text
-from comm_orchestrator.tools.trace.comparing import Tally, compare, tally, together_with
+from comm_orchestrator.tools.trace import comparison
+from comm_orchestrator.tools.trace.comparison import Tally, compare, tally, together_with
 from comm_orchestrator.tools.trace.matching import matched
 from comm_orchestrator.tools.trace.replay_options import Options, check_files, peak_bytes
 from comm_orchestrator.tools.trace.replay_plan import WORLD, plan, type_of, without_tags
 from comm_orchestrator.tools.trace.replay_player import steps
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait
+from comm_utils.observability.traces.file import load_rank, path_of, save
 
 
 def call(name: str, number: int = 0, begin: int = 0, **fields: Any) -> Event:
@@ -247,12 +247,12 @@ def test_a_comparison_counts_calls_and_bytes() -> None:
     assert row.recorded_waiting_s is not None
     assert row.recorded_transfer_s is not None
     assert row.recorded_waiting_s + row.recorded_transfer_s == pytest.approx(row.recorded_s)
-    shown = comparison_text.text(same, io.StringIO())
+    shown = comparison.format_comparison(same, io.StringIO())
     for wanted in ("recorded on gloo, replayed on ccl without pauses", "a note", "moved exactly the recorded bytes"):
         assert wanted in shown
     other = compare(recorded, tally(three(call("all_reduce"))), 100, "ccl", True, [])
     assert not other.same
-    shown = comparison_text.text(other, io.StringIO())
+    shown = comparison.format_comparison(other, io.StringIO())
     assert "recorded 6 calls with 288 bytes, replayed 3 with 144" in shown
     assert "6 -> 3" in shown
     assert other.to_json()["rows"][0]["same"] is False

@@ -89,4 +89,6 @@ def integer(environ: Mapping[str, str], variable: str) -> int:
     try:
         return int(environ[variable])
     except ValueError:
-        raise LaunchError(f"environment variable {variable}: got {environ[variable]!r}; expected an integer") from None
+        raise LaunchError(
+            f"environment variable {variable}: got {environ[variable]!r:.60}; expected an integer"
+        ) from None

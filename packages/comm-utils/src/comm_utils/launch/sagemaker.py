@@ -10,10 +10,10 @@ https://github.com/aws/sagemaker-python-sdk (``SM_MASTER_ADDR``, ``SM_MASTER_POR
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
-from comm_utils.errors import LaunchError
+from comm_utils.errors import ArgumentError, LaunchError
+from comm_utils.json_files import parse
 from comm_utils.launch import openmpi
 from comm_utils.launch.facts import Facts
 from comm_utils.launch.info import LaunchInfo
@@ -49,12 +49,12 @@ def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
 
 def _hosts(text: str) -> list[str]:
     try:
-        hosts = json.loads(text)
-    except ValueError:
+        hosts = parse(text, "SM_HOSTS")
+    except ArgumentError:
         hosts = None
     if not isinstance(hosts, list) or not hosts or not all(isinstance(host, str) and host for host in hosts):
         raise LaunchError(
-            f"""environment variable SM_HOSTS: got {text!r}; expected a JSON list of hosts such as '["algo-1"]'"""
+            f"""environment variable SM_HOSTS: got {text!r:.200}; expected a JSON list of hosts such as '["algo-1"]'"""
         )
     return hosts
 

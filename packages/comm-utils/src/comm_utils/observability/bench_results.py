@@ -12,27 +12,15 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from comm_utils import operations
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
+from comm_utils.json_files import read_document
 
-__all__ = ["FORMAT", "OPERATIONS", "VERSION", "BenchFile", "BenchResult", "load", "save"]
+__all__ = ["FORMAT", "VERSION", "BenchFile", "BenchResult", "load", "save"]
 
 FORMAT = "comm-bench"
 VERSION = 1
-
-OPERATIONS = (
-    "all_reduce",
-    "reduce",
-    "broadcast",
-    "all_gather_into_tensor",
-    "reduce_scatter_tensor",
-    "all_to_all_single",
-    "gather",
-    "scatter",
-    "barrier",
-    "send",
-)
-"""``send`` is one way of a ping-pong: half the round trip."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +28,7 @@ class BenchResult:
     """One operation of one library at one size."""
 
     operation: str
+    """A benchmarked row of :mod:`comm_utils.operations`; a message is one way of a ping-pong: half the round trip."""
     library: str
     """``ours``, ``torch``, ``mpi4py`` or ``deepspeed``."""
     backend: str
@@ -72,6 +61,11 @@ class BenchResult:
     busbw_gb_per_s: float
     wrong: int | None
     """Elements with a wrong value; None where nothing was checked."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the operation moves no data, so that it has neither size nor bandwidth."""
+        return operations.get(self.operation).pattern.is_empty
 
 
 @dataclass(frozen=True)
@@ -107,9 +101,9 @@ class BenchFile:
             ArgumentError: it is not a bench file, of another version, or something in it is missing or of a wrong type.
         """
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ArgumentError(_message(path, f"text that is not JSON ({error})")) from None
+            data = read_document(path)
+        except ArgumentError as error:
+            raise ArgumentError(f"{error}; {_REMEDY}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             got = repr(data.get("format")) if isinstance(data, dict) else type(data).__name__
             raise ArgumentError(_message(path, f"format {got}"))
@@ -135,11 +129,11 @@ def save(file: BenchFile, path: str | Path) -> None:
     file.save(path)
 
 
+_REMEDY = f"expected a file of format {FORMAT!r}, version {VERSION}; make one with: commctl bench --json FILE"
+
+
 def _message(path: str | Path, got: str) -> str:
-    return (
-        f"{path}: got {got}; expected a file of format {FORMAT!r}, version {VERSION}; "
-        f"make one with: commctl bench --json FILE"
-    )
+    return f"{path}: got {got}; {_REMEDY}"
 
 
 def _of(data: dict[str, Any], key: str, kind: type, path: str | Path) -> Any:
@@ -174,7 +168,7 @@ def _result(data: object, path: str | Path, number: int) -> BenchResult:
 
 def _right(name: str, value: object) -> bool:
     if name in _TEXTS:
-        return isinstance(value, str) and (name != "operation" or value in OPERATIONS)
+        return isinstance(value, str) and (name != "operation" or operations.is_benchmarked(value))
     if name in _NUMBERS:
         return _number(value)
     if name == "rounds_us":

@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable
 
+from comm_utils import operations
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 from comm_utils.observability.records import SERIES_KEPT, Records, Row, Window
@@ -16,35 +17,10 @@ from comm_utils.observability.traces.events import Operation
 from comm_utils.observability.traces.file import TraceWriter
 from comm_utils.sizes import bandwidth, format_size
 
-__all__ = ["EVENTS_KEPT", "OPERATIONS", "SERIES_KEPT", "CommsLogger", "Row", "Window"]
+__all__ = ["EVENTS_KEPT", "SERIES_KEPT", "CommsLogger", "Row", "Window"]
 
 #: How many of the last operations a log can tell one by one.
 EVENTS_KEPT = 16384
-#: Every name under which an operation may be recorded.
-OPERATIONS = frozenset(
-    (
-        "all_gather",
-        "all_gather_coalesced",
-        "all_gather_into_tensor",
-        "all_reduce",
-        "all_reduce_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-        "broadcast",
-        "gather",
-        "inference_all_reduce",
-        "irecv",
-        "isend",
-        "recv",
-        "reduce",
-        "reduce_scatter",
-        "reduce_scatter_coalesced",
-        "reduce_scatter_tensor",
-        "scatter",
-        "send",
-    )
-)
 
 
 class CommsLogger:
@@ -52,7 +28,7 @@ class CommsLogger:
 
     Args:
         verbose: log a line for every operation as it ends.
-        prof_all: record every operation; otherwise only those in ``prof_ops``, names of :data:`OPERATIONS`.
+        prof_all: record every operation; otherwise only those in ``prof_ops``, names of recorded operations.
         debug: keep operations apart by the function of the user's program that called them.
         ranges: mark operations for profilers.
 
@@ -209,8 +185,9 @@ def _checked(prof_ops: Iterable[str], before: frozenset[str]) -> frozenset[str]:
     for name in chosen:
         if not isinstance(name, str):
             raise ArgumentError(f"configure: prof_ops: got {name!r:.60}; expected names of operations")
-        if name not in OPERATIONS and name not in before:
-            near = difflib.get_close_matches(name, OPERATIONS, n=1)
+        known = operations.recorded()
+        if name not in known and name not in before:
+            near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             logger.warning("prof_ops: %r is no operation: only calls with that log_name are recorded%s", name, hint)
     return frozenset(chosen)

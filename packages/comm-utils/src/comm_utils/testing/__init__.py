@@ -5,6 +5,7 @@ a function at the top level of a module (test modules included), a string ``"pac
 path of a script.
 """
 
+from comm_utils.testing.fork_server import preload
 from comm_utils.testing.outcome import RankFailure, RankOutcome
 from comm_utils.testing.payload import per_rank
 from comm_utils.testing.pool import RankPool
@@ -15,6 +16,7 @@ __all__ = [
     "RankOutcome",
     "RankPool",
     "per_rank",
+    "preload",
     "run_ranks",
     "run_ranks_outcomes",
 ]

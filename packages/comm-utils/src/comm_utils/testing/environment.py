@@ -13,7 +13,7 @@ from typing import Any
 
 from comm_utils.testing.payload import value_for
 
-__all__ = ["RUN_TOKEN", "PortReservation", "rank_environment"]
+__all__ = ["RUN_TOKEN", "PortReservation", "new_token", "rank_environment", "template_environment"]
 
 RUN_TOKEN = "_COMM_UTILS_TESTING_RUN"
 """Variable that every process of a run inherits, so that strays can be found by it."""
@@ -33,6 +33,28 @@ _LAUNCHER_VARIABLES = (
 )
 
 _ATTEMPTS = 1000
+_TOKEN_BYTES = 16
+
+
+def new_token() -> tuple[str, str]:
+    """Return a token that no other run has, and the value of :data:`RUN_TOKEN` for its ranks.
+
+    A run inside a rank keeps the outer token in front, so that the outer run finds its strays too.
+    """
+    token = os.urandom(_TOKEN_BYTES).hex()
+    return token, _after_outer_token(token)
+
+
+def _after_outer_token(token: str) -> str:
+    inherited = os.environ.get(RUN_TOKEN)
+    return f"{inherited}:{token}" if inherited else token
+
+
+def template_environment() -> dict[str, str]:
+    """Return the environment of a process from which ranks are forked: a rank's without what differs between runs."""
+    placeholder = "0" * 2 * _TOKEN_BYTES
+    environ = rank_environment(0, 1, 1, _after_outer_token(placeholder), None)
+    return {name: value for name, value in environ.items() if name not in _LAUNCHER_VARIABLES}
 
 
 def rank_environment(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any
 
-from comm_utils.testing.environment import RUN_TOKEN, PortReservation, rank_environment
+from comm_utils.testing.environment import PortReservation, new_token, rank_environment
 from comm_utils.testing.messages import Call, Raised, Returned, TargetRef
 from comm_utils.testing.outcome import RankFailure, RankOutcome
 from comm_utils.testing.process import RankProcess, dump_stacks, kill_strays
@@ -74,10 +73,7 @@ class Gang:
 
     def __init__(self, world_size: int, env: Mapping[str, Any] | None, launcher_env: bool) -> None:
         self._ranks: list[RankProcess] = []
-        # A run inside a rank keeps the outer token, so that the outer run finds its strays too.
-        self._token = os.urandom(16).hex()
-        inherited = os.environ.get(RUN_TOKEN)
-        token = f"{inherited}:{self._token}" if inherited else self._token
+        self._token, token = new_token()
         self._port = PortReservation() if launcher_env else None
         try:
             port = self._port.port if self._port else None

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO
 
-import comm_utils
+from comm_utils.testing.fork_server import fork_rank, interpreter_path
 from comm_utils.testing.messages import Call, Leave, Raised, Ready, Returned
 
 __all__ = ["RankProcess", "dump_stacks", "kill_strays"]
@@ -31,7 +31,7 @@ _OUTPUT_LIMIT_BYTES = 16 << 20
 
 
 class RankProcess:
-    """A fresh interpreter in a session of its own, connected by a socket pair; output goes to unnamed files."""
+    """A process in a session of its own, connected by a socket pair; output goes to unnamed files."""
 
     def __init__(self, rank: int, environ: dict[str, str]) -> None:
         self.rank = rank
@@ -49,15 +49,8 @@ class RankProcess:
             ours, theirs = socket.socketpair()
             stack.enter_context(theirs)
             self.connection = stack.enter_context(Connection(ours.detach()))
-            self._popen = subprocess.Popen(
-                [sys.executable, "-c", _program(theirs.fileno(), self._stacks.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stdout,
-                stderr=self._stderr,
-                env=environ,
-                pass_fds=(theirs.fileno(), self._stacks.fileno()),
-                start_new_session=True,
-            )
+            fds = (theirs.fileno(), self._stacks.fileno(), self._stdout.fileno(), self._stderr.fileno())
+            self._process = fork_rank(rank, environ, fds) or _FreshProcess(environ, fds)
             stack.callback(self.kill)
             theirs.close()
             self._resources = stack.pop_all()
@@ -104,12 +97,9 @@ class RankProcess:
         """Whether the process is over; if so, whatever it still said has been received and it has been reaped."""
         if self._reaped:
             return True
-        try:
-            # Without reaping, so that its id still names its process group, and nothing else, in kill().
-            if os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                return False
-        except ChildProcessError:
-            pass
+        # Without reaping, so that its id still names its process group, and nothing else, in kill().
+        if not self._process.is_over():
+            return False
         with contextlib.suppress(OSError):
             while self.connected and self.connection.poll(0):
                 self.receive()
@@ -121,8 +111,8 @@ class RankProcess:
         if self._reaped:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-        self.exit_code = self._popen.wait(_REAP_WAIT_S)
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self.exit_code = self._process.reap(_REAP_WAIT_S)
         self.ended_at = time.monotonic()
         self._reaped = True
 
@@ -134,7 +124,7 @@ class RankProcess:
         """Have the rank write its stacks; False where it is over or has not installed its handler yet."""
         if self._reaped or not self._ready:
             return False
-        os.kill(self._popen.pid, signal.SIGUSR1)
+        os.kill(self._process.pid, signal.SIGUSR1)
         return True
 
     @property
@@ -185,18 +175,39 @@ def kill_strays(token: str) -> None:
         time.sleep(0.01)
 
 
-def _program(connection_fd: int, stacks_fd: int) -> str:
-    # The search path comes first, so that the rank never looks anywhere that the runner would not.
-    root = str(Path(comm_utils.__file__).resolve().parent.parent)
-    path = [str(entry) for entry in sys.path]
-    if root not in path:
-        path.append(root)
-    # The kernel's signal comes when the starting thread ends, so it serves only where that is the main thread.
-    die_by_signal = threading.current_thread() is threading.main_thread()
-    return (
-        f"import sys; sys.path[:] = {path!r}; from comm_utils.testing.worker import main; "
-        f"main({connection_fd}, {stacks_fd}, {os.getpid()}, {die_by_signal})"
-    )
+class _FreshProcess:
+    """A new interpreter."""
+
+    def __init__(self, environ: dict[str, str], fds: tuple[int, int, int, int]) -> None:
+        connection_fd, stacks_fd, stdout_fd, stderr_fd = fds
+        # The kernel's signal comes when the starting thread ends, so it serves only where that is the main thread.
+        die_by_signal = threading.current_thread() is threading.main_thread()
+        # The search path comes first, so that the rank never looks anywhere that the runner would not.
+        program = (
+            f"import sys; sys.path[:] = {interpreter_path()!r}; from comm_utils.testing.worker import main; "
+            f"main({connection_fd}, {stacks_fd}, {os.getpid()}, {die_by_signal})"
+        )
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout_fd,
+            stderr=stderr_fd,
+            env=environ,
+            pass_fds=(connection_fd, stacks_fd),
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+
+    def is_over(self) -> bool:
+        """Return whether the process has ended; its id stays its own until :meth:`reap`."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def reap(self, timeout_s: float) -> int:
+        """Wait until the process has ended and return its exit code, negative for a signal."""
+        return self._popen.wait(timeout_s)
 
 
 def _unnamed_file() -> IO[bytes]:

@@ -21,7 +21,7 @@ from typing import Any
 from comm_utils.testing.load import load_function
 from comm_utils.testing.messages import Call, Raised, Ready, Returned, TargetRef
 
-__all__ = ["main"]
+__all__ = ["die_with_parent", "main"]
 
 _PR_SET_PDEATHSIG = 1
 _open_connections: list[Connection] = []
@@ -41,7 +41,7 @@ def main(connection_fd: int, stacks_fd: int, parent_pid: int, die_by_signal: boo
     connection = Connection(connection_fd)
     # Kept until the process is over: its closing tells the runner so.
     _open_connections.append(connection)
-    if not (die_by_signal and _die_with_parent(parent_pid)):
+    if not (die_by_signal and die_with_parent(parent_pid)):
         threading.Thread(target=_watch, args=(connection_fd,), name="runner-watch", daemon=True).start()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, file=stacks_fd, all_threads=True)
@@ -141,7 +141,8 @@ def _send(connection: Connection, message: object) -> None:
         connection.send_bytes(pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL))
 
 
-def _die_with_parent(parent_pid: int) -> bool:
+def die_with_parent(parent_pid: int) -> bool:
+    """Ask the kernel for SIGKILL when the thread that started this process ends; return whether it agreed."""
     try:
         import ctypes
 

@@ -1,1 +1,4 @@
-"""What every layer on torch shares; the one part of this package, beside ``testing``, that needs torch."""
+"""Code that every layer on torch shares; beside ``testing``, the only part of this package that needs torch.
+
+The backends and the collectives import it; nothing else of ``comm_utils`` does, so that ``comm_utils`` needs no torch.
+"""

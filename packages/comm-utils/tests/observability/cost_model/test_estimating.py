@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comm_utils import operations
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.cost_model import (
-    ALGORITHMS,
-    OPERATION_OF,
     Estimator,
     Key,
     Link,
@@ -23,6 +22,7 @@ from comm_utils.observability.cost_model import (
     fit_all,
     parse_link,
 )
+from comm_utils.observability.cost_model.algorithms import candidates
 from comm_utils.observability.cost_model.model import load, save
 from comm_utils.observability.cost_model.pieces import term_of
 
@@ -196,7 +196,7 @@ def test_without_the_old_link_a_new_one_builds_on_the_fit_within() -> None:
 
 @settings(deadline=None)
 @given(
-    operation=st.sampled_from([name for name in OPERATION_OF if name != "barrier"]),
+    operation=st.sampled_from(sorted(operations.recorded() - {"barrier"})),
     nodes=st.integers(1, 9),
     per_node=st.integers(1, 9),
     sizes=st.lists(st.integers(0, 1 << 34), min_size=2, max_size=12),
@@ -206,8 +206,8 @@ def test_without_the_old_link_a_new_one_builds_on_the_fit_within() -> None:
 def test_predictions_never_fall_with_the_size_and_lie_in_their_interval(
     operation: str, nodes: int, per_node: int, sizes: list[int], network: Link | None, linked: bool
 ) -> None:
-    name = OPERATION_OF[operation]
-    algorithm = next(iter(ALGORITHMS[name]))
+    name = operations.get(operation).measured_as
+    algorithm = candidates(name, "intra")[0]
     inside = points(name, algorithm, [Shape(2)], 2.0, 1e-4, SIZES[:6])
     inside += points(name, algorithm, [Shape(2)], 9.0, 5e-5, SIZES[6:])
     outside = points(name, algorithm, [Shape(2, 2)], 30.0, 1e-3, SIZES[:4])

@@ -9,9 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from comm_utils import operations
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.bench_results import BenchFile, BenchResult
-from comm_utils.observability.cost_model import ALGORITHMS, Key, Point, Shape, collect, fit_all, held_out
+from comm_utils.observability.cost_model import Key, Point, Shape, collect, fit_all, held_out
+from comm_utils.observability.cost_model.algorithms import candidates
 from comm_utils.observability.cost_model.fitting import time_us
 from comm_utils.observability.cost_model.pieces import fit_pieces, term_of
 
@@ -60,7 +62,8 @@ def test_one_line_is_recovered(alpha, beta):
         )
 
 
-CASES = [(operation, name) for operation, known in ALGORITHMS.items() for name in known if operation != "barrier"]
+SIZED = [name for name in operations.benchmarked() if name != "barrier"]
+CASES = [(operation, name) for operation in SIZED for name in candidates(operation, "intra")]
 
 
 @pytest.mark.parametrize(("operation", "algorithm"), CASES)
@@ -144,7 +147,7 @@ def test_too_little_to_hold_out_is_refused(what, needed):
         min_size=1,
         max_size=40,
     ),
-    st.sampled_from(sorted(ALGORITHMS)),
+    st.sampled_from(sorted(operations.benchmarked())),
     st.lists(st.integers(0, 1 << 32), min_size=2, max_size=20),
 )
 def test_whatever_was_measured_predictions_never_fall_with_the_size_and_are_never_negative(points, operation, sizes):

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_utils.observability.comms_logger import OPERATIONS
-from comm_utils.observability.cost_model.algorithms import ALGORITHMS, ASSUMED, OPERATION_OF, candidates, rounds_of
+from comm_utils import operations
+from comm_utils.observability.cost_model.algorithms import PHASES, candidates, rounds_of
 from comm_utils.observability.cost_model.rounds import Shape
 
-CASES = [(operation, algorithm) for operation, known in ALGORITHMS.items() for algorithm in known]
+CASES = [
+    (operation, algorithm) for operation in operations.benchmarked() for algorithm in candidates(operation, "intra")
+]
 
 
 def flat(operation: str, algorithm: str, ranks: int) -> tuple[float, float]:
@@ -73,9 +75,10 @@ def test_hosts_share_the_work_but_lose_none(operation, algorithm, nodes, per_nod
 
 
 def test_every_operation_that_can_be_called_has_a_cost():
-    assert set(OPERATION_OF) >= OPERATIONS
-    assert set(OPERATION_OF.values()) <= set(ALGORITHMS)
-    assert all(ASSUMED[operation] == candidates(operation, "intra")[0] for operation in ALGORITHMS)
+    for name in operations.recorded():
+        assert candidates(operations.get(name).measured_as, "intra")
+    known = [one for row in operations.rows() for one in row.pattern.algorithms]
+    assert {phase for one in known for phase in one.phases} == set(PHASES)
 
 
 def test_one_rank_sends_nothing_but_calls():

@@ -10,11 +10,11 @@ from typing import Any
 
 import jsonschema
 import pytest
-from comm_utils.observability.traces.labels import labels, shortened
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait, chrome
+from comm_utils.observability.traces.labels import labels, shortened
 
 # Written from "Trace Event Format", section by section; strict: nothing that it does not name may be there.
 _NUMBER, _TEXT, _WHOLE = {"type": "number"}, {"type": "string"}, {"type": "integer", "minimum": 0}

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from comm_utils.observability.traces.file import load, load_rank, remove_beyond, save
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait
+from comm_utils.observability.traces.file import load, load_rank, remove_beyond, save
 
 TIMES = st.integers(0, 2**62)
 OPERATIONS = st.builds(

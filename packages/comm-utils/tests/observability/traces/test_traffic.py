@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from comm_utils.observability.traces.traffic import traffic
-from comm_utils.observability.traces.traffic_model import element_bytes, received, sent
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_utils.observability.comms_logger import OPERATIONS
+from comm_utils import operations
 from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.traffic import traffic
+from comm_utils.observability.traces.traffic_model import element_bytes, received, sent
 
 Moves = Counter[tuple[int, int]]
 SIZES = {"float32": 4, "bfloat16": 2, "uint8": 1, "complex128": 16}
@@ -65,7 +65,7 @@ def moved(operation: Operation, unit: int) -> Moves:
 def collectives(draw: st.DrawFn) -> Operation:
     ranks = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5, unique=True))
     dtype = draw(st.sampled_from(sorted(SIZES)))
-    name = draw(st.sampled_from(sorted(OPERATIONS - {"send", "recv", "isend", "irecv"})))
+    name = draw(st.sampled_from(sorted(operations.recorded() - {"send", "recv", "isend", "irecv"})))
     count = 0 if name == "barrier" else draw(st.integers(0, 23))
     rooted = name in ("broadcast", "reduce", "gather", "scatter")
     return Operation(
@@ -183,7 +183,7 @@ def test_nothing_at_all() -> None:
     assert traffic([RankTrace(0, 1)]).bytes_sent == [[0]]
 
 
-@pytest.mark.parametrize("name", sorted(OPERATIONS))
+@pytest.mark.parametrize("name", sorted(operations.recorded()))
 def test_every_operation_is_defined(name: str) -> None:
     operation = Operation(name, name, 0 if name == "barrier" else 64, (0, 1), "g", "uint8", root=1)
     assert sent(operation, 0) or received(operation, 0) or name in ("barrier", "scatter")

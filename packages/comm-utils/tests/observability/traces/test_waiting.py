@@ -6,14 +6,14 @@ import random
 from dataclasses import replace
 
 import pytest
-from comm_utils.observability.traces.alignment import aligned, on_first_clock
-from comm_utils.observability.traces.waiting import account, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_utils.observability.log_table import format_account
 from comm_utils.observability.sequence import ERA
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait
+from comm_utils.observability.traces.alignment import aligned, on_first_clock
+from comm_utils.observability.traces.waiting import account, split
 
 MS = 10**6
 WORLD = (0, 1, 2)

@@ -15,7 +15,6 @@ import functools
 
 import torch
 
-from comm_orchestrator.tools.bench.operations import OPERATIONS
 from comm_orchestrator.tools.bench.plan import Row
 
 __all__ = ["PERIOD", "Data"]
@@ -38,41 +37,41 @@ class Data:
     def fill(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int) -> None:
         """New inputs for the ``call``-th call, and an output that no call leaves; ``target`` is ``source`` or not."""
         _bits(target).fill_(_POISON)
-        if row.operation == "barrier":
+        if row.pattern.is_empty:
             return
-        if OPERATIONS[row.operation].reduces:
+        if row.pattern.reduces:
             _write(source, self._contribution(self.rank, source.dtype, row.op, call))
         elif self._sends(row):
             _write(_bits(source), self._moved(self.rank, source.dtype, call))
 
     def wrong(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int) -> int:
-        """How many elements of this rank's output are not what the ``call``-th call has to leave."""
-        name, n = row.operation, row.count
-        if name == "barrier" or (name in ("reduce", "gather") and self.rank != row.root):
+        """Return how many elements of this rank's output are not what the ``call``-th call has to leave."""
+        pattern, n = row.pattern, row.count
+        if pattern.is_empty or not self._receives(row):
             return 0
-        if OPERATIONS[name].reduces:
+        # A receiver's part lies at its place in what the sender has, or in what is reduced.
+        start = self.rank * n if pattern.uneven or pattern.output_is_part else 0
+        if pattern.reduces:
             expected, tolerance = self._reduced(target.dtype, row.op, call)
-            start = self.rank * n if name == "reduce_scatter_tensor" else 0
             return _differing(target, start, expected, tolerance)
         got, dtype = _bits(target), target.dtype
-        if name in ("broadcast", "scatter"):
-            start = self.rank * n if name == "scatter" else 0
-            return _differing(got, start, self._moved(row.root, dtype, call))
-        if name == "send":
-            return _differing(got, 0, self._moved(0, dtype, call)) if self._takes_part(row) else 0
-        start = self.rank * n if name == "all_to_all_single" else 0
+        if pattern.from_root or pattern.is_message:
+            sender = row.root if pattern.from_root else 0
+            return _differing(got, start, self._moved(sender, dtype, call))
         return sum(
             _differing(got[one * n : (one + 1) * n], start, self._moved(one, dtype, call))
             for one in range(len(self.members))
         )
 
-    def _takes_part(self, row: Row) -> bool:
-        return row.operation != "send" or self.rank in (0, len(self.members) - 1)
+    def _receives(self, row: Row) -> bool:
+        if row.pattern.is_message:  # of a ping-pong, both ends do
+            return self.rank in (0, len(self.members) - 1)
+        return self.rank == row.root or not row.pattern.to_root
 
     def _sends(self, row: Row) -> bool:
-        if row.operation in ("broadcast", "scatter"):
-            return self.rank == row.root
-        return row.operation != "send" or self.rank == 0
+        if row.pattern.is_message:
+            return self.rank == 0
+        return self.rank == row.root or not row.pattern.from_root
 
     def _make_table(self, rank: int) -> torch.Tensor:
         """(PERIOD,) of int64: any bits, of global rank ``rank``."""

@@ -14,11 +14,11 @@ import torch
 
 from comm_orchestrator.tools.bench import timing
 from comm_orchestrator.tools.bench.data import Data
-from comm_orchestrator.tools.bench.exchange import Exchange
 from comm_orchestrator.tools.bench.libraries import Group, Library, UnsupportedError
-from comm_orchestrator.tools.bench.operations import IN_PLACE, OPERATIONS
+from comm_orchestrator.tools.bench.operations import IN_PLACE, benchmark
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import Row
+from comm_orchestrator.tools.bench.system import Exchange
 from comm_utils.errors import CommError
 
 __all__ = ["Measured", "Measuring"]
@@ -74,7 +74,7 @@ class Measuring:
         variants = [
             variant
             for library in self._libraries
-            for way in OPERATIONS[row.operation].ways
+            for way in benchmark(row.operation).ways
             if (variant := self._prepare(row, library, way)) is not None
         ]
         with timing.undisturbed():
@@ -91,7 +91,7 @@ class Measuring:
         """Memory for the largest of ``rows``, written to once, so that no call is the first to touch a page."""
         size = len(self._group.members)
         needed = [
-            [elements * _dtype(row).itemsize for elements in OPERATIONS[row.operation].elements(row.count, size)]
+            [elements * _dtype(row).itemsize for elements in benchmark(row.operation).elements(row.count, size)]
             for row in rows
         ]
         for device in self._data:
@@ -147,17 +147,17 @@ class Measuring:
 
     def _buffers(self, row: Row, device: torch.device, way: str) -> tuple[torch.Tensor, torch.Tensor]:
         dtype, size, rank = _dtype(row), len(self._group.members), self._group.rank
-        sizes = OPERATIONS[row.operation].elements(row.count, size)
+        sizes = benchmark(row.operation).elements(row.count, size)
         source, target = (
             self._memory[device, name][: elements * dtype.itemsize].view(dtype)
             for name, elements in zip(("source", "target"), sizes, strict=True)
         )
         if way != IN_PLACE:
             return source, target
-        if not OPERATIONS[row.operation].in_parts:
+        if not row.pattern.has_parts:
             return source, source
         own = slice(rank * row.count, (rank + 1) * row.count)
-        if OPERATIONS[row.operation].rooted and rank != row.root:
+        if row.pattern.is_rooted and rank != row.root:
             return source, target  # only the root has the whole
         return (target[own], target) if len(target) > len(source) else (source, source[own])
 
@@ -175,7 +175,7 @@ class Measuring:
         data.fill(row, variant.source, variant.target, number)
         self._exchange.meet()
         # One way of a ping-pong is half of it.
-        share = 0.5 if row.operation == "send" else 1.0
+        share = 0.5 if row.pattern.is_message else 1.0
         if options.per_iteration:
             times_us = timing.calls_us(device, options.iters, variant.function, variant.arguments)
             measured.calls_us += [share * one for one in times_us]
@@ -183,8 +183,8 @@ class Measuring:
         else:
             average_us = timing.loop_us(device, options.iters, variant.function, variant.arguments)
         measured.rounds_us.append(share * average_us)
-        if options.check and row.operation != "barrier":
-            repeatable = measured.way in OPERATIONS[row.operation].repeatable
+        if options.check and not row.pattern.is_empty:
+            repeatable = measured.way in benchmark(row.operation).repeatable
             measured.wrong = (measured.wrong or 0) + self._wrong(row, variant, number if repeatable else None)
 
     def _wrong(self, row: Row, variant: _Variant, timed: int | None) -> int:

@@ -7,9 +7,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from comm_orchestrator.tools.bench import datatypes, scan
-from comm_orchestrator.tools.bench.operations import ALIASES, OPERATIONS, REDUCTIONS
+from comm_orchestrator.tools.bench import scan
+from comm_orchestrator.tools.bench.operations import (
+    DTYPE_ALIASES,
+    ITEM_BYTES,
+    REDUCTIONS,
+    aliases,
+    averages,
+    benchmark,
+    benchmarks,
+    reduces,
+)
 from comm_utils.errors import ArgumentError
+from comm_utils.operations import patterns
 
 __all__ = [
     "AVERAGES",
@@ -48,7 +58,7 @@ class Options:
         command: what to show as the command line.
     """
 
-    operations: tuple[str, ...] = ("all_reduce",)
+    operations: tuple[str, ...] = (patterns.ALL_REDUCE.name,)
     minbytes: int = 8
     maxbytes: int = 64 << 20
     stepfactor: int = 2
@@ -93,7 +103,7 @@ class Options:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if self.all_dtypes or self.all_ops or not any(OPERATIONS[name].reduces for name in self.operations):
+        if self.all_dtypes or self.all_ops or not any(benchmark(name).reduces for name in self.operations):
             return
         for dtype in self.dtypes:
             for op in self.ops:
@@ -106,7 +116,7 @@ class Options:
     @staticmethod
     def possible(dtype: str, op: str) -> bool:
         """Whether ``op`` exists for ``dtype``."""
-        return datatypes.averages(dtype) if op == "avg" else datatypes.reduces(dtype)
+        return averages(dtype) if op == "avg" else reduces(dtype)
 
     def sizes(self) -> list[int]:
         """Bytes, in the order in which they are measured, before they are rounded to whole elements and parts."""
@@ -130,7 +140,7 @@ class Options:
 
 
 def _lacks(dtype: str) -> str:
-    if not datatypes.reduces(dtype):
+    if not reduces(dtype):
         return "can be moved only; expected an operation that does that"
     return "has no averages; expected sum, product, min or max"
 
@@ -163,7 +173,7 @@ def operations(given: Iterable[str]) -> tuple[str, ...]:
     Raises:
         ArgumentError: one is unknown.
     """
-    return chosen("OPERATION", given, tuple(OPERATIONS), ALIASES)[0] or ("all_reduce",)
+    return chosen("OPERATION", given, tuple(benchmarks()), aliases())[0] or (patterns.ALL_REDUCE.name,)
 
 
 def reductions(given: str) -> tuple[tuple[str, ...], bool]:
@@ -181,7 +191,7 @@ def dtypes(given: str) -> tuple[tuple[str, ...], bool]:
     Raises:
         ArgumentError: one is unknown.
     """
-    return chosen("--datatype", [given], tuple(datatypes.ITEM_BYTES), datatypes.ALIASES)
+    return chosen("--datatype", [given], tuple(ITEM_BYTES), DTYPE_ALIASES)
 
 
 def check_reduces(names: Iterable[str], op: str) -> None:
@@ -191,8 +201,8 @@ def check_reduces(names: Iterable[str], op: str) -> None:
         ArgumentError: names them.
     """
     names = list(names)
-    if not any(OPERATIONS[name].reduces for name in names):
-        reducing = ", ".join(name for name, one in OPERATIONS.items() if one.reduces)
+    if not any(benchmark(name).reduces for name in names):
+        reducing = ", ".join(name for name, one in benchmarks().items() if one.reduces)
         raise ArgumentError(f"--op: got {op} for {', '.join(names)}; expected one of {reducing} among the operations")
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from comm_orchestrator.tools.bench.datatypes import ITEM_BYTES
-from comm_orchestrator.tools.bench.operations import OPERATIONS, Operation
+from comm_orchestrator.tools.bench.operations import ITEM_BYTES, Benchmark, benchmark
 from comm_orchestrator.tools.bench.options import Options
+from comm_utils import operations
 from comm_utils.errors import ArgumentError
 
 __all__ = ["Plan", "Row", "check_world", "plan"]
@@ -32,6 +32,11 @@ class Row:
     count: int
     size_bytes: int
 
+    @property
+    def pattern(self) -> operations.Pattern:
+        """Return how the operation moves data."""
+        return operations.get(self.operation).pattern
+
 
 @dataclass
 class Plan:
@@ -56,8 +61,11 @@ def check_world(options: Options, world_size: int) -> int:
     size = options.group_size or world_size
     if options.root >= size:
         raise ArgumentError(f"--root: got {options.root} in groups of {size} ranks; expected 0 to {size - 1}, or all")
-    if "send" in options.operations and size < 2 and len(options.operations) == 1:
-        raise ArgumentError("send: got groups of 1 rank; expected 2 or more: start more with --ranks or a launcher")
+    messages = [name for name in options.operations if operations.get(name).pattern.is_message]
+    if messages and size < 2 and len(options.operations) == 1:
+        raise ArgumentError(
+            f"{messages[0]}: got groups of 1 rank; expected 2 or more: start more with --ranks or a launcher"
+        )
     return size
 
 
@@ -69,16 +77,17 @@ def plan(options: Options, world_size: int) -> Plan:
     """
     made = Plan()
     for name in options.operations:
-        if name == "send" and world_size < 2:
-            made.notes.append("send needs 2 ranks and is left out")
+        pattern = operations.get(name).pattern
+        if pattern.is_message and world_size < 2:
+            made.notes.append(f"{name} needs 2 ranks and is left out")
             continue
-        if name == "barrier":
+        if pattern.is_empty:
             made.rows.append(Row(name, "", "", -1, 0, 0))
             continue
-        _add(made, options, OPERATIONS[name], world_size)
+        _add(made, options, benchmark(name), world_size)
     asked = set(options.sizes())
     if rounded := dict.fromkeys(
-        row.operation for row in made.rows if OPERATIONS[row.operation].in_parts and row.size_bytes not in asked
+        row.operation for row in made.rows if row.pattern.has_parts and row.size_bytes not in asked
     ):
         made.notes.append(
             f"sizes of {', '.join(rounded)} are rounded down to {world_size} parts of a multiple of "
@@ -89,7 +98,7 @@ def plan(options: Options, world_size: int) -> Plan:
     return made
 
 
-def _add(made: Plan, options: Options, operation: Operation, world_size: int) -> None:
+def _add(made: Plan, options: Options, operation: Benchmark, world_size: int) -> None:
     roots = [-1]
     if operation.rooted:
         roots = list(range(world_size)) if options.root < 0 else [options.root]
@@ -112,7 +121,7 @@ def _add(made: Plan, options: Options, operation: Operation, world_size: int) ->
         made.notes.append(f"{operation.name}: {what} bytes are too few and left out")
 
 
-def _rounded(operation: Operation, size: int, item_bytes: int, world_size: int) -> tuple[int, int]:
+def _rounded(operation: Benchmark, size: int, item_bytes: int, world_size: int) -> tuple[int, int]:
     """Count and size in bytes."""
     elements = size // item_bytes
     if not operation.in_parts:

@@ -13,13 +13,13 @@ import torch
 
 from comm_orchestrator import facade
 from comm_orchestrator.tools.bench import system
-from comm_orchestrator.tools.bench.exchange import Exchange
+from comm_orchestrator.tools.bench.display import Printer
 from comm_orchestrator.tools.bench.libraries import Group, open_library
 from comm_orchestrator.tools.bench.measuring import Measured, Measuring
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import Plan, Row, check_world, plan
-from comm_orchestrator.tools.bench.printing import Printer
-from comm_orchestrator.tools.bench.summing_up import Seen, Setting, summed_up
+from comm_orchestrator.tools.bench.results import Seen, Setting, summed_up
+from comm_orchestrator.tools.bench.system import Exchange
 from comm_orchestrator.tools.errors import print_nothing_more
 from comm_orchestrator.tools.local_ranks import FAILED
 from comm_utils.errors import ArgumentError, BrokenGroupError, CommError, CommTimeoutError, PeerLostError
@@ -60,7 +60,7 @@ def _run(options: Options) -> int:
     with _stdout_for_tables():
         libraries = [open_library("ours", backend, group) for backend in backends]
         libraries += [open_library(peer, backends[0], group) for peer in options.peers]
-    facts = exchange.facts({**system.of_rank(libraries[0].device), "group": group.all_members.index(group.members)})
+    facts = exchange.facts({**system.rank_facts(libraries[0].device), "group": group.all_members.index(group.members)})
     printer = Printer(options, facts, made, libraries) if exchange.rank == 0 else None
     measuring = Measuring(options, group, libraries, exchange)
     setting = Setting(
@@ -117,7 +117,7 @@ def _results(
 
 def _seen(row: Row, one: Measured, rank: int, setting: Setting) -> Seen:
     wrong = -1 if one.wrong is None else one.wrong
-    if row.operation == "send" and rank % setting.world_size not in (0, setting.world_size - 1):
+    if row.pattern.is_message and rank % setting.world_size not in (0, setting.world_size - 1):
         nothing = float("nan")
         return Seen(wrong, [nothing] * len(one.rounds_us), [nothing] * len(one.calls_us))
     return Seen(wrong, one.rounds_us, one.calls_us)

@@ -1,4 +1,4 @@
-"""What it was measured on."""
+"""Describe the system that is measured, and exchange facts and times between its ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["described", "hosts", "of_rank"]
+from comm_orchestrator import facade
+from comm_orchestrator.tools.bench.libraries.torch_like import device_of
+
+__all__ = ["Exchange", "describe_system", "hosts", "rank_facts"]
 
 _PACKAGES = (
     *("comm-orchestrator", "comm-utils", "comm-config", "comm-collectives"),
@@ -19,7 +22,7 @@ _PACKAGES = (
 )
 
 
-def of_rank(device: torch.device) -> dict[str, Any]:
+def rank_facts(device: torch.device) -> dict[str, Any]:
     """What the others have to know of this rank."""
     name = getattr(torch, device.type).get_device_name(device) if device.type != "cpu" else _cpu()
     return {"host": socket.gethostname(), "pid": os.getpid(), "device": str(device), "name": name}
@@ -33,7 +36,7 @@ def hosts(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"host": host, "ranks": of_host} for host, of_host in found.items()]
 
 
-def described(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def describe_system(ranks: list[dict[str, Any]]) -> dict[str, Any]:
     """For the results."""
     packages = {}
     for name in _PACKAGES:
@@ -60,3 +63,29 @@ def _cpu() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
+
+
+class Exchange:
+    """Over the world, on its own backend."""
+
+    def __init__(self) -> None:
+        self.rank, self.ranks = facade.get_rank(), facade.get_world_size()
+        self._device = device_of(facade.get_backend())
+
+    def meet(self) -> None:
+        """Return when all ranks have come here."""
+        facade.barrier()
+
+    def gather(self, numbers: list[float]) -> list[list[float]]:
+        """Every rank's ``numbers``, as many on each."""
+        own = torch.tensor(numbers, dtype=torch.float64, device=self._device)
+        everyone = torch.empty((self.ranks, len(numbers)), dtype=torch.float64, device=self._device)
+        facade.all_gather_into_tensor(everyone, own)
+        found: list[list[float]] = everyone.tolist()
+        return found
+
+    def facts(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        """Every rank's ``own``: numbers and texts."""
+        found: list[Any] = [None] * self.ranks
+        facade.all_gather_object(found, own)
+        return found

@@ -1,13 +1,17 @@
-"""One thing that was looked at: how it is, and what to do about it."""
+"""Hold what a check found and what to do about it, and collect logged warnings for such findings."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["LEVELS", "Finding", "Level", "from_error", "guarded", "worst"]
+from comm_utils.log import LOGGER_NAME
+
+__all__ = ["LEVELS", "Finding", "Level", "from_error", "guarded", "warnings_logged", "worst"]
 
 Level: TypeAlias = Literal["ok", "warning", "problem"]
 
@@ -61,3 +65,26 @@ def guarded(check: str, look: Callable[[], list[Finding]]) -> list[Finding]:
         return look()
     except Exception as error:
         return [from_error(check, error)]
+
+
+class _Collector(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage().removeprefix("init_distributed: "))
+
+
+@contextmanager
+def warnings_logged() -> Iterator[list[str]]:
+    """The messages that are logged in the block, from level WARNING."""
+    logger, collector = logging.getLogger(LOGGER_NAME), _Collector()
+    propagate = logger.propagate
+    logger.addHandler(collector)
+    logger.propagate = False
+    try:
+        yield collector.messages
+    finally:
+        logger.removeHandler(collector)
+        logger.propagate = propagate

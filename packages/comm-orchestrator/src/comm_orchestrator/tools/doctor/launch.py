@@ -8,8 +8,7 @@ from typing import Any
 import comm_config
 from comm_orchestrator import rank_discovery
 from comm_orchestrator.report import FACTS
-from comm_orchestrator.tools.doctor.finding import Finding, from_error
-from comm_orchestrator.tools.doctor.warned import warnings_logged
+from comm_orchestrator.tools.doctor.finding import Finding, from_error, warnings_logged
 from comm_utils.errors import CommError
 from comm_utils.launch import LaunchInfo
 

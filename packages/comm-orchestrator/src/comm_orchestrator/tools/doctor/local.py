@@ -9,21 +9,10 @@ from dataclasses import dataclass, replace
 
 import comm_config
 from comm_orchestrator import facade, interfaces, orchestrator
-from comm_orchestrator.tools.doctor import (
-    backends,
-    launch,
-    names,
-    network,
-    open_files,
-    packages,
-    port,
-    shared_memory,
-    variables,
-)
-from comm_orchestrator.tools.doctor.finding import Finding, from_error, guarded, worst
-from comm_orchestrator.tools.doctor.limit import within
+from comm_orchestrator.tools.doctor import launch, limits, network, software, variables
+from comm_orchestrator.tools.doctor.finding import Finding, from_error, guarded, warnings_logged, worst
 from comm_orchestrator.tools.doctor.report import RankReport
-from comm_orchestrator.tools.doctor.warned import warnings_logged
+from comm_orchestrator.tools.doctor.time_limit import within
 from comm_utils.errors import ConfigurationError
 from comm_utils.launch import LaunchInfo
 
@@ -46,10 +35,10 @@ def examine(timeout_s: float) -> Local:
     known = settings or comm_config.resolve(environ={})
     environ = dict(os.environ)
     applied = {**environ, **known.variables}
-    found, build = packages.versions(), packages.torch_build()
-    findings += guarded("packages", lambda: packages.check(found, build))
+    found, build = software.versions(), software.torch_build()
+    findings += guarded("packages", lambda: software.check_packages(found, build))
     available = facade.available_backends()
-    findings += guarded("backends", lambda: backends.check(available, known))
+    findings += guarded("backends", lambda: software.check_backends(available, known))
     info, told = _launch(environ, known, timeout_s)
     findings += told
     findings += guarded("variables", lambda: variables.check(applied, warnings))
@@ -58,9 +47,9 @@ def examine(timeout_s: float) -> Local:
     findings += _of_host(info, applied, addresses, nccl, timeout_s)
     if info is not None:
         one, default = info, known.launch.master_port
-        findings += guarded("port", lambda: port.check(one, environ, default))
+        findings += guarded("port", lambda: network.check_port(one, environ, default))
     world_size = info.world_size if info is not None else 1
-    findings += guarded("open_files", lambda: open_files.check(world_size))
+    findings += guarded("open_files", lambda: limits.check_open_files(world_size))
     report = RankReport(
         info.rank if info is not None else None,
         world_size,
@@ -72,7 +61,7 @@ def examine(timeout_s: float) -> Local:
         packages=found,
         torch=build,
         backends={name: dict(vars(one)) for name, one in sorted(available.items())},
-        interfaces=network.as_table(info.master_addr if info is not None else None, addresses),
+        interfaces=network.interface_rows(info.master_addr if info is not None else None, addresses),
         variables=variables.relevant(environ),
         findings=findings,
     )
@@ -86,11 +75,11 @@ def _of_host(
     findings: list[Finding] = []
     if info is not None:
         one = info
-        findings += guarded("names", lambda: names.check(one, addresses, min(timeout_s, 10.0)))
+        findings += guarded("names", lambda: network.check_host_names(one, addresses, min(timeout_s, 10.0)))
         master = one.master_addr if worst(findings) != "problem" else None
-        findings += guarded("interfaces", lambda: network.check(one, master, applied, addresses, nccl))
+        findings += guarded("interfaces", lambda: network.check_interfaces(one, master, applied, addresses, nccl))
     local_ranks = (info.local_world_size if info is not None else None) or 1
-    return findings + guarded("shared_memory", lambda: shared_memory.check(local_ranks))
+    return findings + guarded("shared_memory", lambda: limits.check_shared_memory(local_ranks))
 
 
 def with_hosts(report: RankReport, met: LaunchInfo, settings: comm_config.Settings, timeout_s: float) -> RankReport:

@@ -1,19 +1,165 @@
-"""Network interfaces: which there are, which leads to the master, and whether the variables name real ones."""
+"""Check the network that the ranks share: host names, the port of the store, and interfaces."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import ipaddress
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
-from comm_orchestrator.interfaces import Addresses, interface_for, local_address_to, matching, variables
+from comm_orchestrator.interfaces import (
+    Addresses,
+    interface_for,
+    local_address_to,
+    matching,
+    outward_address,
+    variables,
+)
+from comm_orchestrator.rendezvous.server import who_listens
 from comm_orchestrator.tools.doctor.finding import Finding, from_error
 from comm_orchestrator.tools.doctor.launch import over_several_hosts
+from comm_orchestrator.tools.doctor.time_limit import within
 from comm_utils.errors import LaunchError
 from comm_utils.launch import LaunchInfo
 
-__all__ = ["as_table", "check", "leads_to"]
+__all__ = ["check_host_names", "check_interfaces", "check_port", "interface_rows", "leads_to", "resolve"]
+
+_SLOW_LOOKUP_S = 1.0
+
+
+def resolve(name: str) -> list[str]:
+    """The addresses of a host, IPv4 first.
+
+    Raises:
+        OSError: it has none.
+    """
+    found = {str(info[4][0]).split("%")[0] for info in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    return sorted(found, key=lambda address: (":" in address, address))
+
+
+def check_host_names(launch: LaunchInfo, found: Addresses, limit_s: float) -> list[Finding]:
+    """This host's own name, and the master address."""
+    findings = _own_name(launch, found, limit_s)
+    if launch.master_addr is not None:
+        findings += _master(launch, launch.master_addr, found, limit_s)
+    return findings
+
+
+def _look_up(name: str, what: str, limit_s: float) -> tuple[list[str], str, list[Finding]]:
+    """Addresses, why there are none, and whether that took long."""
+    start = time.monotonic()
+    addresses, why = [], ""
+    try:
+        addresses = within(limit_s, lambda: resolve(name), f"looking up {name}")
+    except OSError as error:  # a name that cannot be looked up in time, too
+        why = str(error.strerror or error)
+    took_s = time.monotonic() - start
+    slow = []
+    if took_s > _SLOW_LOOKUP_S:
+        text = f"looking up {what} {name} took {took_s:.1f} s"
+        slow = [Finding("warning", "names", text, "check the name servers in /etc/resolv.conf", of_host=True)]
+    return addresses, why, slow
+
+
+def _loopback(addresses: list[str]) -> bool:
+    return any(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def _own_name(launch: LaunchInfo, found: Addresses, limit_s: float) -> list[Finding]:
+    name, outward = socket.gethostname(), outward_address(found)
+    line = f"'{outward or 'ADDRESS'} {name}'"
+    addresses, why, findings = _look_up(name, "this host's own name", limit_s)
+    if not addresses:
+        text = f"this host's own name {name} does not resolve ({why})"
+        return [*findings, Finding("warning", "names", text, f"add the line {line} to /etc/hosts", of_host=True)]
+    text = f"this host's own name {name} resolves to {', '.join(addresses)}"
+    if _loopback(addresses):
+        if over_several_hosts(launch):
+            text += ", which no other host can reach"
+            remedy = f"in /etc/hosts, replace the line of {name} by {line}"
+            return [*findings, Finding("warning", "names", text, remedy, of_host=True)]
+        text += ": good on one host, of no use to others"
+    elif not {address for own in found.values() for address in own} & set(addresses):
+        text += ", none of which this host has"
+        remedy = f"correct {name} in /etc/hosts or the name server; this host has {outward or 'no address'}"
+        return [*findings, Finding("warning", "names", text, remedy, of_host=True)]
+    return [*findings, Finding("ok", "names", text, of_host=True)]
+
+
+def _master(launch: LaunchInfo, master: str, found: Addresses, limit_s: float) -> list[Finding]:
+    source = launch.sources.get("master_addr", launch.launcher)
+    addresses, why, findings = _look_up(master, "the master address", limit_s)
+    if not addresses:
+        text = f"the master address {master} ({source}) does not resolve on {socket.gethostname()} ({why})"
+        remedy = "set MASTER_ADDR to a name or address of rank 0's host that every host can resolve"
+        return [*findings, Finding("problem", "names", text, remedy, of_host=True)]
+    text = f"the master address {master} ({source})"
+    literal = False
+    with contextlib.suppress(ValueError):
+        literal = bool(ipaddress.ip_address(master))
+    if not literal:
+        text += f" resolves to {', '.join(addresses)}"
+    if _loopback(addresses) and over_several_hosts(launch):
+        # Where rank 0 runs a name may do so: it then listens on all addresses.
+        harmless = launch.rank == 0 and not literal and master != "localhost"
+        text += (
+            ", a loopback address: rank 0 is found by other hosts only if they resolve it otherwise"
+            if harmless
+            else ", a loopback address: every host would look for rank 0 on itself"
+        )
+        outward = outward_address(found) if launch.rank == 0 else None
+        remedy = f"set MASTER_ADDR to an address of rank 0's host{f', such as {outward}' if outward else ''}"
+        if not literal:
+            remedy += f", or correct {master} in /etc/hosts"
+        return [*findings, Finding("warning" if harmless else "problem", "names", text, remedy, of_host=True)]
+    return [*findings, Finding("ok", "names", text, of_host=True)]
+
+
+_PORT_REMEDY = "set MASTER_PORT (or COMM_LAUNCH__MASTER_PORT) to a free port, the same on every rank"
+
+
+def check_port(launch: LaunchInfo, environ: Mapping[str, str], default_port: int) -> list[Finding]:
+    """The master port; nothing on other ranks than 0, who do not listen."""
+    if launch.rank != 0:
+        return []
+    port = default_port if launch.master_port is None else launch.master_port
+    if port == 0:
+        return []
+    host = launch.master_addr or "127.0.0.1"
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        who = who_listens(port)
+        return [Finding("ok", "port", f"port {port} of {host} is held by torchrun's agent{f' ({who})' if who else ''}")]
+    taken = [address for address in _addresses(host) if _is_taken(address, port)]
+    if not taken:
+        return [Finding("ok", "port", f"port {port} of {host}, where rank 0 is to listen, is free")]
+    who = who_listens(port)
+    text = f"port {port} of {host}, where rank 0 is to listen, is in use" + (f" by {who}" if who else "")
+    # One process alone needs no port; the next launch from here might.
+    return [Finding("problem" if launch.master_addr is not None else "warning", "port", text, _PORT_REMEDY)]
+
+
+def _addresses(host: str) -> list[tuple[socket.AddressFamily, str]]:
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []  # said elsewhere
+    return sorted({(family, str(address[0])) for family, _, _, _, address in infos})
+
+
+def _is_taken(where: tuple[socket.AddressFamily, str], port: int) -> bool:
+    """Binds without listening: a rank that is ahead of this one must not take the probe for rank 0."""
+    family, address = where
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            return error.errno == errno.EADDRINUSE
+    return False
+
 
 _EXACT = ("CCL_KVS_IFACE", "FI_TCP_IFACE")
 
@@ -23,7 +169,7 @@ def leads_to(host: str | None, found: Addresses) -> str | None:
     return interface_for(local_address_to(host), found) if host is not None else None
 
 
-def as_table(master: str | None, found: Addresses) -> list[dict[str, Any]]:
+def interface_rows(master: str | None, found: Addresses) -> list[dict[str, Any]]:
     """Every interface that is up."""
     chosen = leads_to(master, found)
     return [
@@ -31,7 +177,7 @@ def as_table(master: str | None, found: Addresses) -> list[dict[str, Any]]:
     ]
 
 
-def check(
+def check_interfaces(
     launch: LaunchInfo, master: str | None, environ: Mapping[str, str], found: Addresses, nccl: bool
 ) -> list[Finding]:
     """Whether there is a way to the others, and whether the variables allow it.

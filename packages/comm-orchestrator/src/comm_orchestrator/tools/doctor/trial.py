@@ -13,7 +13,7 @@ import torch
 import comm_config
 from comm_orchestrator import facade
 from comm_orchestrator.tools.doctor.finding import from_error
-from comm_orchestrator.tools.doctor.limit import StuckError, within
+from comm_orchestrator.tools.doctor.time_limit import StuckError, within
 
 __all__ = ["Trial", "device_of", "limit_of", "reduce_once", "run"]
 

@@ -38,9 +38,9 @@ def fit(
     ] = None,
 ) -> None:
     """Fit latency and bandwidth, per operation, library, algorithm and level, to what commctl bench measured."""
-    from comm_orchestrator.tools.predict.fit_command import run
+    from comm_orchestrator.tools.predict.run import run_fit
 
-    raise typer.Exit(run(files, output, plot, hold_out, time, link))
+    raise typer.Exit(run_fit(files, output, plot, hold_out, time, link))
 
 
 def predict(
@@ -75,7 +75,7 @@ def predict(
     json: Annotated[Path | None, typer.Option(help="Write the prediction to this file.")] = None,
 ) -> None:
     """Predict a recorded job on other hosts, by a model, with intervals: nothing of it is measured."""
-    from comm_orchestrator.tools.predict.predict_command import run
+    from comm_orchestrator.tools.predict.run import run_predict
 
     options = (nodes, ranks_per_node, network, library, backend, subgroups, steps, keep_parts, keep_recorded, json)
-    raise typer.Exit(run(trace, model, *options))
+    raise typer.Exit(run_predict(trace, model, *options))

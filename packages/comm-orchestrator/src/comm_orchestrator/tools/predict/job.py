@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from comm_orchestrator.tools.predict.placing import Placement
-from comm_orchestrator.tools.predict.program import Exchange, programs
-from comm_orchestrator.tools.predict.simulation import simulate
+from comm_orchestrator.tools.predict.placement import Placement
+from comm_orchestrator.tools.predict.simulation import Exchange, programs, simulate
 from comm_utils.errors import ArgumentError
-from comm_utils.observability.cost_model import OPERATION_OF, Estimate, Estimator, NoFitError, Shape
+from comm_utils.observability.cost_model import Estimate, Estimator, NoFitError, Shape
 from comm_utils.observability.traces import RankTrace
 
 __all__ = ["Interval", "Job", "Row", "predict"]
-
-_BY_PART = frozenset(("all_gather_into_tensor", "reduce_scatter_tensor", "gather", "scatter"))
 
 
 @dataclass(frozen=True)
@@ -166,13 +163,13 @@ def predict(
 def _row(exchange: Exchange, estimator: Estimator, placement: Placement, keep_parts: bool, keep_recorded: bool) -> Row:
     operation = exchange.operation
     ranks = operation.ranks
-    if OPERATION_OF.get(operation.operation) == "send":
+    if operation.pattern.is_message:
         shape, recorded = _message(exchange, placement)
     else:
         shape = placement.shape(ranks)
         recorded = Shape(len(ranks), len({placement.hosts[rank] for rank in ranks}))
     size = exchange.size_bytes
-    if keep_parts and OPERATION_OF.get(operation.operation) in _BY_PART:
+    if keep_parts and operation.pattern.whole_array:
         size = size * shape.ranks // recorded.ranks
     try:
         estimate = estimator.estimate(operation.operation, size, shape, operation.dtype, operation.op)

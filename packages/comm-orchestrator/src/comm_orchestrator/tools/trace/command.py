@@ -34,13 +34,13 @@ def summary(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")] = False,
 ) -> None:
     """Operations of all ranks, where their time went, and which ranks were waited for."""
-    from comm_orchestrator.tools.trace import loading, summary_text
+    from comm_orchestrator.tools.trace import files, tables
     from comm_orchestrator.tools.trace.summary import summarize
 
     with _errors():
-        found = summarize(loading.read(folder))
+        found = summarize(files.read(folder))
         sys.stdout.write(
-            json.dumps(found.to_json(), indent=2) + "\n" if as_json else summary_text.text(found, sys.stdout)
+            json.dumps(found.to_json(), indent=2) + "\n" if as_json else tables.format_summary(found, sys.stdout)
         )
         sys.stdout.flush()
 
@@ -51,10 +51,10 @@ def merge(
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write; .gz is compressed.")],
 ) -> None:
     """One Chrome trace of all ranks, for https://ui.perfetto.dev and chrome://tracing."""
-    from comm_orchestrator.tools.trace import loading, merging
+    from comm_orchestrator.tools.trace import files
 
     with _errors():
-        merging.merge(loading.read(folder), output)
+        files.merge(files.read(folder), output)
 
 
 @app.command()
@@ -69,12 +69,12 @@ def plot(
     ranks: Annotated[str, typer.Option(help="Such as 0,2,4-6.", show_default="all")] = "",
 ) -> None:
     """A timeline of all ranks, and a map of the bytes that they sent to each other."""
-    from comm_orchestrator.tools.trace import loading, plotting
+    from comm_orchestrator.tools.trace import files, plotting
 
     with _errors():
         wanted = plotting.Wanted(kind, from_s, to_s, plotting.ranks_of(ranks) if ranks else ())
         plotting.check(output, wanted)
-        plotting.plot(loading.read(folder), output, wanted)
+        plotting.plot(files.read(folder), output, wanted)
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Pictures: the one module that imports matplotlib."""
+"""Draw figures: colours that are the same in all of them, and the one module that imports matplotlib."""
 
 from __future__ import annotations
 
@@ -7,10 +7,41 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from comm_orchestrator.tools.trace.output import replaced
+from comm_orchestrator.tools.trace.files import replaced
+from comm_utils import operations
 from comm_utils.errors import ArgumentError, BackendUnavailableError
+from comm_utils.operations import patterns
 
-__all__ = ["FORMATS", "check_format", "draw", "library"]
+__all__ = ["FAMILIES", "FORMATS", "OTHER", "WAIT", "check_format", "draw", "family", "library", "pale"]
+
+# Okabe and Ito, "Color Universal Design" (https://jfly.uni-koeln.de/color/).
+#: family of operations -> colour
+FAMILIES = {
+    patterns.ALL_REDUCE.family: "#0072B2",
+    patterns.ALL_GATHER.family: "#009E73",
+    patterns.REDUCE_SCATTER.family: "#E69F00",
+    patterns.ALL_TO_ALL.family: "#D55E00",
+    patterns.BROADCAST.family: "#CC79A7",
+    patterns.REDUCE.family: "#F0E442",
+    patterns.SEND.family: "#56B4E9",
+    patterns.BARRIER.family: "#000000",
+}
+#: a family that is not among them
+OTHER = "#7A5195"
+#: a wait for an asynchronous operation
+WAIT = "#999999"
+
+
+def family(operation: str) -> str:
+    """Return which of :data:`FAMILIES` ``operation`` belongs to, or another family of a registered pattern."""
+    return operations.get(operation).pattern.family
+
+
+def pale(color: str) -> str:
+    """``color``, mixed with twice as much white."""
+    parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(part * 0.34 + 255 * 0.66):02X}" for part in parts)
+
 
 FORMATS = (".svg", ".png")
 # The same trace gives the same file, byte for byte.

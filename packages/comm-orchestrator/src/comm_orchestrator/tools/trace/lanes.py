@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 
-from comm_utils.observability.traces.alignment import MESSAGES, group_of
-from comm_utils.observability.traces.labels import labels
-
-from comm_orchestrator.tools.trace.colors import family
+from comm_orchestrator.tools.trace.figures import family
 from comm_utils.observability.traces import Event, RankTrace
+from comm_utils.observability.traces.alignment import group_of
+from comm_utils.observability.traces.labels import labels
 
 __all__ = ["WAITING", "Bar", "Lane", "lanes", "thinned"]
 
@@ -78,7 +77,7 @@ def lanes(
             continue
         tracks: dict[str, list[Event]] = defaultdict(list)
         for event in trace.events:
-            track = "messages" if event.operation.operation in MESSAGES else names[group_of(event.operation)]
+            track = "messages" if event.operation.pattern.is_message else names[group_of(event.operation)]
             tracks[track].append(event)
         for track in sorted(tracks, key=order.__getitem__) or ["world"]:
             found.extend(_of_track(trace.rank, track, tracks.get(track, []), waited))

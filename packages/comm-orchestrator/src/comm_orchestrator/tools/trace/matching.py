@@ -7,29 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from comm_utils.observability.traces.alignment import MESSAGES, group_of
-
+from comm_utils import operations
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.alignment import group_of
 from comm_utils.sizes import format_size
 
-__all__ = ["KINDS", "kind_of", "matched"]
-
-#: Operations that are the same for the network: what they are recorded as, and what they are.
-KINDS = {
-    **dict.fromkeys(("all_reduce_coalesced", "inference_all_reduce"), "all_reduce"),
-    **dict.fromkeys(("all_gather", "all_gather_coalesced"), "all_gather_into_tensor"),
-    **dict.fromkeys(("reduce_scatter", "reduce_scatter_coalesced"), "reduce_scatter_tensor"),
-    "all_to_all": "all_to_all_single",
-}
-_SENDS = frozenset(("isend", "send"))
+__all__ = ["kind_of", "matched"]
 
 Calls: TypeAlias = dict[int, Event]
 
 
 def kind_of(operation: Operation) -> str:
-    """What ``operation`` is for the network."""
-    return KINDS.get(operation.operation, operation.operation)
+    """Return the operation that is the same for the network, and that a replay calls."""
+    row = operations.get(operation.operation)
+    return row.name if row.pattern.is_message else row.measured_as
 
 
 def matched(traces: Sequence[RankTrace]) -> list[RankTrace]:
@@ -65,7 +57,7 @@ def _collectives(traces: Sequence[RankTrace]) -> Iterator[Calls]:
     calls: dict[tuple[object, ...], Calls] = defaultdict(dict)
     for trace in traces:
         for event in trace.events:
-            if event.operation.operation not in MESSAGES and event.sequence >= 0:
+            if not event.operation.pattern.is_message and event.sequence >= 0:
                 key = (group_of(event.operation), event.sequence)
                 if trace.rank in calls[key]:
                     raise ArgumentError(
@@ -90,7 +82,7 @@ def _check(calls: Calls) -> None:
 
 def _what(operation: Operation) -> tuple[object, ...]:
     # Uneven exchanges are of different sizes on every rank.
-    size = -1 if kind_of(operation) == "all_to_all_single" else operation.size_bytes
+    size = -1 if operation.pattern.uneven else operation.size_bytes
     return kind_of(operation), size, operation.dtype, operation.op, operation.root
 
 
@@ -120,10 +112,10 @@ def _messages(traces: Sequence[RankTrace]) -> dict[int, tuple[int, int]]:
     for trace in traces:
         for event in trace.events:
             operation = event.operation
-            if operation.operation in _SENDS:
+            if operation.pattern.is_send:
                 key = (group_of(operation), trace.rank, operation.root, operation.tag, event.sequence)
                 sends[key if event.sequence >= 0 and key not in sends else (*key, id(event))] = trace.rank, event
-            elif operation.operation in MESSAGES:
+            elif operation.pattern.is_receive:
                 receives.append((trace.rank, event))
     pairs = _Pairs()
     late: list[tuple[int, Event]] = []

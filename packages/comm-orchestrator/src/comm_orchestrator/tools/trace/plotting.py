@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from comm_utils.observability.traces.traffic import Traffic, traffic
-
+from comm_orchestrator.tools.trace.charts import draw_timeline, draw_traffic, height_inches, side_inches
 from comm_orchestrator.tools.trace.figures import check_format, draw, library
+from comm_orchestrator.tools.trace.files import waiting_of
 from comm_orchestrator.tools.trace.intervals import span_ns
 from comm_orchestrator.tools.trace.lanes import Lane, lanes
-from comm_orchestrator.tools.trace.merging import waiting_of
-from comm_orchestrator.tools.trace.timeline import draw_timeline, height_inches
-from comm_orchestrator.tools.trace.traffic_map import draw_traffic, side_inches
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import RankTrace
+from comm_utils.observability.traces.traffic import Traffic, traffic
 from comm_utils.sizes import format_size
 
 __all__ = ["KINDS", "Wanted", "check", "plot", "ranks_of"]
 
 KINDS = ("timeline", "traffic", "both")
 _WIDTH_INCHES = 11.0
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,14 @@ def ranks_of(text: str) -> tuple[int, ...]:
     Raises:
         ArgumentError: it is no list of ranks.
     """
-    found: list[int] = []
+    found: set[int] = set()
     for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise ArgumentError(f"--ranks: got {text!r}; expected ranks such as 0,2,4-6")
-        found.extend(range(int(first), int(last) + 1) if dash else [int(first)])
-    return tuple(sorted(set(found)))
+        match = _RANGE.fullmatch(part.strip())
+        ranks = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not 0 < len(ranks) <= _MOST_RANKS:
+            raise ArgumentError(f"--ranks: got {text!r:.200}; expected ranks such as 0,2,4-6, at most {_MOST_RANKS}")
+        found.update(ranks)
+    return tuple(sorted(found))
 
 
 def check(path: Path, wanted: Wanted) -> None:

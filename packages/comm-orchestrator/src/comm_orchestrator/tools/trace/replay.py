@@ -13,20 +13,18 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from comm_utils.observability.traces.file import load_rank, path_of, save
-
 from comm_orchestrator import facade
 from comm_orchestrator.tools import local_ranks
-from comm_orchestrator.tools.trace import comparison_text
-from comm_orchestrator.tools.trace.comparing import Comparison, Tally, compare, tally, together_with
+from comm_orchestrator.tools.trace import comparison
+from comm_orchestrator.tools.trace.comparison import Comparison, Tally, compare, tally, together_with
+from comm_orchestrator.tools.trace.files import read, replaced
 from comm_orchestrator.tools.trace.intervals import span_ns
-from comm_orchestrator.tools.trace.loading import read
-from comm_orchestrator.tools.trace.output import replaced
 from comm_orchestrator.tools.trace.replay_options import Options, check_files, check_here
 from comm_orchestrator.tools.trace.replay_plan import Plan, plan, without_tags
 from comm_orchestrator.tools.trace.replay_rank import fail, play, set_up
 from comm_utils.errors import ArgumentError, CommError
 from comm_utils.launch import discover, mpi_launcher, with_plugins
+from comm_utils.observability.traces.file import load_rank, path_of, save
 
 __all__ = ["run"]
 
@@ -85,7 +83,7 @@ def _copy(recorded: Path, output: Path) -> None:
 
 def _told(found: Comparison, options: Options) -> int:
     """Print, write what was asked for; the exit code."""
-    sys.stdout.write(comparison_text.text(found, sys.stdout))
+    sys.stdout.write(comparison.format_comparison(found, sys.stdout))
     sys.stdout.flush()
     if options.json:
         with replaced(Path(options.json)) as place:

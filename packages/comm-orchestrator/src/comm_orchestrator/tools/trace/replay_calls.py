@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,13 +12,11 @@ import torch
 from comm_orchestrator import facade
 from comm_orchestrator.tools.trace.matching import kind_of
 from comm_orchestrator.tools.trace.replay_plan import WORLD, type_of
-from comm_utils.observability.comms_logger import OPERATIONS
+from comm_utils import operations
 from comm_utils.observability.traces import Operation
+from comm_utils.operations import Argument, Role
 
 __all__ = ["Calls", "Memory"]
-
-#: Makes a call; with True an asynchronous one, of which it returns the handle.
-Call = Callable[[bool], Any]
 
 
 class Memory:
@@ -52,14 +51,15 @@ class Calls:
         self._memory = Memory(device)
         self._known: dict[Operation, Callable[..., Any]] = {}
         self._sizes: dict[Operation, tuple[int, ...]] = {}
+        self._labels: dict[str, Label] = {}
         self._synchronous: dict[Operation, Callable[[], Any]] = {}
 
-    def prepare(self, operations: Sequence[Operation]) -> None:
+    def prepare(self, calls: Sequence[Operation]) -> None:
         """Reserve what synchronous calls need: they do not overlap, so all of them share the largest buffers."""
-        needed = [self._bytes(operation) for operation in operations if not operation.asynchronous]
+        needed = [self._bytes(operation) for operation in calls if not operation.asynchronous]
         most = [max((sizes[place] for sizes in needed if len(sizes) > place), default=0) for place in range(2)]
         shared = [self._memory.take(size) for size in most]
-        for operation in operations:
+        for operation in calls:
             if not operation.asynchronous:
                 self._synchronous[operation] = self._bound(operation, shared, False)
 
@@ -80,30 +80,34 @@ class Calls:
         """Of each buffer that a call needs."""
         found = self._sizes.get(operation)
         if found is None:
-            found = self._sizes[operation] = _SIZES.get(kind_of(operation), _one)(operation, self._rank)
+            found = self._sizes[operation] = _sizes(operation, self._rank)
         return found
 
     def _bound(self, operation: Operation, buffers: Sequence[torch.Tensor], asynchronous: bool) -> Callable[[], Any]:
         sizes = self._bytes(operation)
-        kind = kind_of(operation)
         dtype = type_of(operation.dtype) if operation.dtype else torch.uint8
         tensors = [buffer[:size].view(dtype) for buffer, size in zip(buffers, sizes, strict=False)]
-        label: Label = {} if operation.name in OPERATIONS else {"log_name": operation.name}
-        return _CALLS[kind](self._rank, operation, tensors, self._groups[operation.group], asynchronous, label)
+        label = self._labels.get(operation.name)
+        if label is None:
+            row = operations.find(operation.name)
+            label = {} if row is not None and row.recorded else {"log_name": operation.name}
+            self._labels[operation.name] = label
+        return _call(self._rank, operation, tensors, self._groups[operation.group], asynchronous, label)
 
 
-def _one(operation: Operation, rank: int) -> tuple[int, ...]:
-    return (operation.size_bytes,)
-
-
-def _whole_and_part(operation: Operation, rank: int) -> tuple[int, ...]:
-    return operation.size_bytes, operation.size_bytes // operation.world_size
-
-
-def _exchanged(operation: Operation, rank: int) -> tuple[int, ...]:
-    gives, gets = _splits(operation, rank)
-    unit = type_of(operation.dtype).itemsize
-    return sum(gets) * unit, sum(gives) * unit
+def _sizes(what: Operation, rank: int) -> tuple[int, ...]:
+    """Return the bytes of what the call reads and of what it writes; of one buffer where that is the same."""
+    pattern, W = what.pattern, what.world_size
+    if pattern.is_empty:
+        return ()
+    if pattern.uneven:
+        gives, gets = _splits(what, rank)
+        unit = type_of(what.dtype).itemsize
+        return sum(gives) * unit, sum(gets) * unit
+    if len(operations.get(kind_of(what)).tensors) == 1:
+        return (what.size_bytes,)
+    part = what.size_bytes // W
+    return (part if pattern.input_is_part else what.size_bytes), (part if pattern.output_is_part else what.size_bytes)
 
 
 def _splits(operation: Operation, rank: int) -> tuple[list[int], list[int]]:
@@ -117,88 +121,28 @@ def _splits(operation: Operation, rank: int) -> tuple[list[int], list[int]]:
     return even, even
 
 
-_SIZES: dict[str, Callable[[Operation, int], tuple[int, ...]]] = {
-    "all_gather_into_tensor": _whole_and_part,
-    "reduce_scatter_tensor": _whole_and_part,
-    "gather": _whole_and_part,
-    "scatter": _whole_and_part,
-    "all_to_all_single": _exchanged,
-}
-
-Tensors = list[torch.Tensor]
 Label = dict[str, Any]
 
 
-def _all_reduce(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    (tensor,), op = tensors, what.op or "sum"
-    if later or label:
-        return lambda: facade.all_reduce(tensor, op, group, async_op=later, **label)
-    return lambda: facade.all_reduce(tensor, op, group)
+def _call(
+    rank: int, what: Operation, tensors: list[torch.Tensor], group: Any, asynchronous: bool, label: Label
+) -> Callable[[], Any]:
+    row, W = operations.get(kind_of(what)), what.world_size
+    values: dict[Role, object] = {
+        Role.OP: what.op or "sum",
+        Role.ROOT: what.root,
+        Role.TAG: what.tag,
+        Role.GROUP: group,
+        Role.ASYNC_OP: asynchronous,
+    }
+    if what.input_splits or what.output_splits:
+        values[Role.INPUT_SPLITS], values[Role.OUTPUT_SPLITS] = _splits(what, rank)
 
+    def split(whole: torch.Tensor) -> list[torch.Tensor]:
+        return list(whole.view(W, -1).unbind()) if whole.numel() else [whole] * W
 
-def _all_gather(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    whole, part = tensors
-    return lambda: facade.all_gather_into_tensor(whole, part, group, later, **label)
+    def tensor(one: Argument) -> object:
+        return operations.tensor_for(one, tensors[0], tensors[-1], split, rank == what.root or what.root < 0)
 
-
-def _reduce_scatter(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    (whole, part), op = tensors, what.op or "sum"
-    return lambda: facade.reduce_scatter_tensor(part, whole, op, group, later, **label)
-
-
-def _all_to_all(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    output, given = tensors
-    gives, gets = _splits(what, rank)
-    uneven = bool(what.input_splits or what.output_splits)
-    outputs, inputs = (gets, gives) if uneven else (None, None)
-    return lambda: facade.all_to_all_single(output, given, outputs, inputs, group, later, **label)
-
-
-def _broadcast(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    (tensor,) = tensors
-    return lambda: facade.broadcast(tensor, what.root, group, later, **label)
-
-
-def _reduce(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    (tensor,), op = tensors, what.op or "sum"
-    return lambda: facade.reduce(tensor, what.root, op, group, later, **label)
-
-
-def _parts(whole: torch.Tensor, W: int) -> Tensors:
-    return list(whole.view(W, -1).unbind()) if whole.numel() else [whole] * W
-
-
-def _gather(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    whole, part = tensors
-    parts = _parts(whole, what.world_size) if rank == what.root else None
-    return lambda: facade.gather(part, parts, what.root, group, later, **label)
-
-
-def _scatter(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    whole, part = tensors
-    parts = _parts(whole, what.world_size) if rank == what.root else None
-    return lambda: facade.scatter(part, parts, what.root, group, later, **label)
-
-
-def _barrier(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    return lambda: facade.barrier(group, later, **label)
-
-
-def _message(rank: int, what: Operation, tensors: Tensors, group: Any, later: bool, label: Label) -> Any:
-    (tensor,) = tensors
-    call = getattr(facade, what.operation)
-    return lambda: call(tensor, what.root, group, what.tag, **label)
-
-
-_CALLS: dict[str, Callable[..., Callable[[], Any]]] = {
-    "all_reduce": _all_reduce,
-    "all_gather_into_tensor": _all_gather,
-    "reduce_scatter_tensor": _reduce_scatter,
-    "all_to_all_single": _all_to_all,
-    "broadcast": _broadcast,
-    "reduce": _reduce,
-    "gather": _gather,
-    "scatter": _scatter,
-    "barrier": _barrier,
-    **dict.fromkeys(("irecv", "isend", "recv", "send"), _message),
-}
+    function = operations.function_of(row, facade)
+    return partial(function, *operations.positional(row, tensor, values), **label)

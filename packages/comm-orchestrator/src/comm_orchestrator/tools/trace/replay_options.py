@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from comm_orchestrator import facade
-from comm_orchestrator.tools.trace.output import replaced
+from comm_orchestrator.tools.trace.files import replaced
 from comm_orchestrator.tools.trace.replay_plan import Plan
 from comm_utils.errors import ArgumentError, BackendUnavailableError
 from comm_utils.observability.traces import RankTrace

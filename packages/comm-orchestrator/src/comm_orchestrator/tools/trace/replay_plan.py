@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from comm_utils.observability.traces.alignment import MESSAGES, Group, group_of
-
 from comm_orchestrator.rendezvous.records import listed
-from comm_orchestrator.tools.trace.matching import kind_of, matched
+from comm_orchestrator.tools.trace.matching import matched
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Operation, RankTrace
+from comm_utils.observability.traces.alignment import Group, group_of
 from comm_utils.reduce_op import parse_reduce_op
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ __all__ = ["WORLD", "Plan", "plan", "type_of", "without_tags"]
 WORLD = ""
 # Libraries whose messages have no tags.
 _NO_TAGS = frozenset(("ccl", "nccl", "xccl"))
-_REDUCTIONS = ("all_reduce", "reduce", "reduce_scatter_tensor")
-_OF_PARTS = ("all_gather_into_tensor", "reduce_scatter_tensor", "gather", "scatter")
 
 
 @dataclass(frozen=True)
@@ -86,8 +83,8 @@ def without_tags(made: Plan, backend: str) -> Plan:
     for trace in made.traces:
         for event in trace.events:
             operation = event.operation
-            if operation.operation in MESSAGES:
-                sends = operation.operation.endswith("send")
+            if operation.pattern.is_message:
+                sends = operation.pattern.is_send
                 ends = (trace.rank, operation.root) if sends else (operation.root, trace.rank)
                 orders[group_of(operation), ends, sends].append(event.sequence)
     for (group, (source, target), _), numbers in list(orders.items()):
@@ -130,27 +127,27 @@ def _notes(traces: Sequence[RankTrace], kept: Sequence[RankTrace]) -> list[str]:
 
 def _wrong(operation: Operation, rank: int) -> str:
     """Why it cannot be replayed, or nothing."""
-    kind, W = kind_of(operation), operation.world_size
-    if kind == "barrier":
+    pattern, W = operation.pattern, operation.world_size
+    if pattern.is_empty:
         return ""
     try:
         unit = type_of(operation.dtype).itemsize
     except ArgumentError as error:
         return str(error)
-    if kind in _REDUCTIONS:
+    if pattern.reduces:
         if operation.dtype.startswith("float8"):
             return f"{operation.dtype} cannot be reduced"
         try:
             parse_reduce_op(operation.op or "sum")
         except ArgumentError:
             return f"the reduction {operation.op!r:.40} is unknown"
-    parts = W if kind in _OF_PARTS else 1
-    if kind == "all_to_all_single":
+    parts = W if pattern.whole_array else 1
+    if pattern.uneven:
         return _wrong_splits(operation, unit)
     if operation.size_bytes % (unit * parts):
         among = f" on {W} ranks" if parts > 1 else ""
         return f"{operation.size_bytes} bytes are no whole number of {operation.dtype}{among}"
-    if kind in ("send", "isend", "recv", "irecv") and operation.root == rank:
+    if pattern.is_message and operation.root == rank:
         return "it is a message to itself"
     return ""
 

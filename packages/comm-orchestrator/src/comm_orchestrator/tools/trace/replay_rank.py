@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from comm_utils.observability.traces.file import load_rank, path_of
-
 from comm_orchestrator import facade
 from comm_orchestrator.tools.local_ranks import FAILED
 from comm_orchestrator.tools.trace.replay_options import Options
 from comm_orchestrator.tools.trace.replay_player import Player
 from comm_utils.errors import ArgumentError, BrokenGroupError, CommError, CommTimeoutError, PeerLostError
+from comm_utils.observability.traces.file import load_rank, path_of
 
 if TYPE_CHECKING:
     from comm_utils.observability.traces import RankTrace

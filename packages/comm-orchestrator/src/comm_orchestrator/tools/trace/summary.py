@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from comm_orchestrator.tools.trace.intervals import blocking, covered_ns, hidden_ns, in_progress, span_ns
+from comm_utils.observability.traces import RankTrace
 from comm_utils.observability.traces.alignment import group_of
 from comm_utils.observability.traces.labels import labels
 from comm_utils.observability.traces.waiting import Account, account, key_of
-
-from comm_orchestrator.tools.trace.intervals import blocking, covered_ns, hidden_ns, in_progress, span_ns
-from comm_utils.observability.traces import RankTrace
 from comm_utils.sizes import bandwidth
 
 __all__ = ["OperationRow", "RankRow", "StragglerRow", "Summary", "summarize"]

@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Print tables of times and bytes as wide as the terminal; the summary of a trace is made of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["MOST_ROWS", "clipped", "milliseconds", "render", "share", "table"]
+from comm_orchestrator.rendezvous.records import listed
+from comm_orchestrator.tools.trace.summary import OperationRow, Summary
+from comm_utils.sizes import format_size
+
+__all__ = ["MOST_ROWS", "clipped", "format_summary", "milliseconds", "missing", "render", "share", "table"]
 
 #: What people read of a table; programs read --json.
 MOST_ROWS = 40
@@ -69,3 +73,96 @@ def render(parts: Iterable[Table | str], stream: TextIO) -> str:
                 console.print()
             console.print(Text(part) if isinstance(part, str) else part)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
+
+
+_OPERATIONS = ("operation", "size", "group", "calls", "total ms", "waiting", "transfer", "async", "hidden")
+_TIMES = ("operation", "size", "group", "min us", "median us", "p95 us", "max us", "algbw GB/s", "busbw GB/s")
+_RANKS = ("rank", "host", "pid", "calls", "in calls ms", "of the job", "under way", "waiting ms", "clock ± us")
+_STRAGGLERS = ("waited for", "host", "pid", "was last", "others waited ms", "usually late by ms")
+
+
+def format_summary(found: Summary, stream: TextIO) -> str:
+    """``found`` as tables."""
+    W = found.world_size
+    head = f"{W} rank{'s' if W != 1 else ''}" + (f" on {found.backend}" if found.backend else "")
+    head += f", {found.wall_s:.3f} s from the first call to the last completion"
+    operations, times = map(_operation, found.operations), map(_times, found.operations)
+    ranks = [
+        [
+            str(row.rank),
+            row.host,
+            str(row.pid),
+            str(row.calls),
+            milliseconds(row.blocked_s),
+            share(row.blocked_share),
+            share(row.progress_share),
+            milliseconds(row.waiting_s),
+            f"{row.clock_uncertainty_s * 1e6:.1f}",
+        ]
+        for row in found.ranks
+    ]
+    stragglers = [
+        [
+            f"rank {row.rank}",
+            row.host,
+            str(row.pid),
+            f"{row.last} of {found.matched}",
+            milliseconds(row.caused_s),
+            milliseconds(row.typical_late_s),
+        ]
+        for row in found.stragglers
+    ]
+    parts: list[Table | str] = [
+        head,
+        table("", _OPERATIONS, clipped(list(operations), len(_OPERATIONS)), left=(0, 2)),
+        table("", _TIMES, clipped(list(times), len(_TIMES)), left=(0, 2)),
+        table("", _RANKS, clipped(ranks, len(_RANKS)), left=(0, 1)),
+        *([table("", _STRAGGLERS, clipped(stragglers, len(_STRAGGLERS)), left=(0, 1))] if stragglers else []),
+    ]
+    notes = missing(found)
+    return render([*parts, *([""] if notes else []), *notes], stream)
+
+
+def _named(row: OperationRow) -> list[str]:
+    name = f"{row.name} ({row.caller})" if row.caller else row.name
+    return [name, format_size(row.size_bytes), row.group]
+
+
+def _operation(row: OperationRow) -> list[str]:
+    accounted = row.accounted_s > 0
+    return [
+        *_named(row),
+        str(row.calls),
+        milliseconds(row.total_s),
+        share(row.waiting_s / row.accounted_s if accounted else None),
+        share(row.transfer_s / row.accounted_s if accounted else None),
+        str(row.asynchronous or ""),
+        share(row.hidden_share),
+    ]
+
+
+def _times(row: OperationRow) -> list[str]:
+    return [
+        *_named(row),
+        *(f"{value * 1e6:.1f}" for value in (row.min_s, row.median_s, row.p95_s, row.max_s)),
+        f"{row.algbw_gb_per_s:.3f}",
+        f"{row.busbw_gb_per_s:.3f}",
+    ]
+
+
+def missing(found: Summary) -> list[str]:
+    """What the trace does not have, a line each."""
+    lines = []
+    if found.unmatched:
+        lines.append(
+            f"{found.unmatched} calls lack the record of a rank that they need and are in no split of waiting and "
+            "transfer"
+        )
+    dropped = [row for row in found.ranks if row.dropped]
+    if dropped:
+        total = sum(row.dropped for row in dropped)
+        lines.append(f"{total} events were dropped while recording, on {listed([row.rank for row in dropped])}")
+    cut = [row.rank for row in found.ranks if not row.complete]
+    if cut:
+        lines.append(f"the recording of {listed(cut)} was cut off")
+    return lines

@@ -3,7 +3,6 @@
 What they say of anything that was not measured is a prediction, with an interval, and has to be called so.
 """
 
-from comm_utils.observability.cost_model.algorithms import ALGORITHMS, OPERATION_OF
 from comm_utils.observability.cost_model.estimating import MARKS, Estimate, Estimator, NoFitError
 from comm_utils.observability.cost_model.fitting import HOLD_OUT, Fit, FittedPoint, fit_all, held_out
 from comm_utils.observability.cost_model.link import Link, parse_link
@@ -12,11 +11,9 @@ from comm_utils.observability.cost_model.points import STATISTICS, Key, Point, c
 from comm_utils.observability.cost_model.rounds import Shape
 
 __all__ = [
-    "ALGORITHMS",
     "HOLD_OUT",
     "MARKS",
     "NOT_MEASURED",
-    "OPERATION_OF",
     "STATISTICS",
     "Estimate",
     "Estimator",

@@ -1,4 +1,4 @@
-"""The candidate algorithms of each operation, with their textbook costs.
+"""What the candidate algorithms of the table of operations cost, by the textbooks.
 
 Sources, cited in the functions by their numbers:
 
@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+from comm_utils import operations
 from comm_utils.observability.cost_model.rounds import Rounds, Shape, distances, flows, folded, together
 
-__all__ = ["ALGORITHMS", "ASSUMED", "OPERATION_OF", "candidates", "rounds_of"]
+__all__ = ["PHASES", "candidates", "rounds_of"]
 
 Cost = Callable[[Shape], list[Rounds]]
 
@@ -28,26 +29,18 @@ def _uniform(messages: float, share: float, leaving: float) -> list[Rounds]:
     return [Rounds(messages, share, leaving)]
 
 
-def _ring(times: int) -> Cost:
-    """p-1 steps around the ring with S/p bytes each, ``times`` over; one flow leaves a host (1, 4.1 and 4.4; 6)."""
-
-    def cost(shape: Shape) -> list[Rounds]:
-        steps = times * (shape.ranks - 1)
-        return _uniform(steps, steps / shape.ranks, steps / shape.ranks if shape.nodes > 1 else 0)
-
-    return cost
+def _ring(shape: Shape) -> list[Rounds]:
+    """p-1 steps around the ring with S/p bytes each; one flow leaves a host (1, 4.1 and 4.4; 6)."""
+    steps = shape.ranks - 1
+    return _uniform(steps, steps / shape.ranks, steps / shape.ranks if shape.nodes > 1 else 0)
 
 
-def _at_once(times: int) -> Cost:
-    """Every rank exchanges S/p bytes with every other, all at once, ``times`` over (2, 'one-shot')."""
-
-    def cost(shape: Shape) -> list[Rounds]:
-        p, m = shape.ranks, shape.per_node
-        if shape.nodes == 1:
-            return _uniform(times, times * (p - 1) / p, 0)
-        return [Rounds(times, times * (p - m) / p, times * m * (p - m) / p), Rounds(0, times * (m - 1) / p)]
-
-    return cost
+def _direct(shape: Shape) -> list[Rounds]:
+    """Every rank exchanges S/p bytes with every other, all at once (2, 'one-shot')."""
+    p, m = shape.ranks, shape.per_node
+    if shape.nodes == 1:
+        return _uniform(1, (p - 1) / p, 0)
+    return [Rounds(1, (p - m) / p, m * (p - m) / p), Rounds(0, (m - 1) / p)]
 
 
 def _everybody_reads_everything(shape: Shape) -> list[Rounds]:
@@ -145,92 +138,62 @@ def _part(shape: Shape) -> float:
     return 1 / shape.ranks
 
 
-def _after(*costs: Cost) -> Cost:
-    """One algorithm after the other."""
-    return lambda shape: [one for cost in costs for one in cost(shape)]
-
-
-def _empty(cost: Cost) -> Cost:
-    """The same messages without content; those that leave the host do so still."""
-    return lambda shape: [Rounds(one.messages, 0, one.leaving) for one in cost(shape)]
-
-
 def _message(shape: Shape) -> list[Rounds]:
     return _uniform(1, 1, 1 if shape.nodes > 1 else 0)
 
 
-#: By operation and name. Of those that the measurements cannot tell apart, the first counts.
-ALGORITHMS: dict[str, dict[str, Cost]] = {
-    "all_reduce": {
-        "ring": _ring(2),
-        "recursive doubling": _doubling_whole,
-        "Rabenseifner": _rabenseifner,
-        "direct": _everybody_reads_everything,
-        "direct in two steps": _at_once(2),
-        "binomial tree": _after(_tree, _tree),
-    },
-    "reduce": {
-        "binomial tree": _tree,
-        "ring": _ring(2),
-        "Rabenseifner": _after(_halving_parts, _tree_parts),
-        "direct": _linear(_whole, at_once=True),
-        "linear": _linear(_whole),
-    },
-    "broadcast": {
-        "binomial tree": _tree,
-        "scatter and ring": _after(_tree_parts, _ring(1)),
-        "scatter and recursive doubling": _after(_tree_parts, _doubling_parts),
-        "direct": _read_root,
-        "linear": _linear(_whole),
-    },
-    "all_gather_into_tensor": {"ring": _ring(1), "recursive doubling": _doubling_parts, "direct": _at_once(1)},
-    "reduce_scatter_tensor": {"ring": _ring(1), "recursive halving": _halving_parts, "direct": _at_once(1)},
-    "all_to_all_single": {"pairwise exchange": _pairwise, "direct": _at_once(1), "Bruck": _bruck},
-    "gather": {"linear": _linear(_part), "direct": _linear(_part, at_once=True), "binomial tree": _tree_parts},
-    "scatter": {"linear": _linear(_part), "direct": _linear(_part, at_once=True), "binomial tree": _tree_parts},
-    "barrier": {
-        # Dissemination (5).
-        "recursive doubling": _empty(_doubling_parts),
-        "linear": _empty(_after(_linear(_part), _linear(_part))),
-        "direct": _empty(_at_once(1)),
-    },
-    "send": {"direct": _message},
-}
-
-#: What is assumed where groups of one size only were measured, which fit every algorithm equally well.
-ASSUMED: dict[str, str] = {operation: next(iter(known)) for operation, known in ALGORITHMS.items()}
-
-#: Under which name of :data:`ALGORITHMS` an operation that a program can call is found.
-OPERATION_OF: dict[str, str] = {
-    **{name: name for name in ALGORITHMS},
-    "all_gather": "all_gather_into_tensor",
-    "all_gather_coalesced": "all_gather_into_tensor",
-    "all_reduce_coalesced": "all_reduce",
-    "all_to_all": "all_to_all_single",
-    "inference_all_reduce": "all_reduce",
-    "irecv": "send",
-    "isend": "send",
-    "recv": "send",
-    "reduce_scatter": "reduce_scatter_tensor",
-    "reduce_scatter_coalesced": "reduce_scatter_tensor",
+#: Phases of which :class:`comm_utils.operations.Algorithm` is composed.
+PHASES: dict[str, Cost] = {
+    "ring": _ring,
+    "pairwise": _pairwise,
+    "direct": _direct,
+    "Bruck": _bruck,
+    "doubling whole": _doubling_whole,
+    "doubling parts": _doubling_parts,
+    "halving parts": _halving_parts,
+    "Rabenseifner": _rabenseifner,
+    "tree": _tree,
+    "tree of parts": _tree_parts,
+    "read all": _everybody_reads_everything,
+    "read root": _read_root,
+    "whole in turn": _linear(_whole),
+    "whole at once": _linear(_whole, at_once=True),
+    "parts in turn": _linear(_part),
+    "parts at once": _linear(_part, at_once=True),
+    "message": _message,
 }
 
 _LOCAL = "local"
 
 
 def candidates(operation: str, level: str) -> tuple[str, ...]:
-    """Names of the algorithms of ``operation``, the assumed one first."""
-    return (_LOCAL,) if level == _LOCAL else tuple(ALGORITHMS[operation])
+    """Return the names of the algorithms of ``operation``, the assumed one first.
+
+    Raises:
+        UnknownOperationError: no row has the name.
+    """
+    return (_LOCAL,) if level == _LOCAL else tuple(one.name for one in operations.get(operation).pattern.algorithms)
 
 
-@lru_cache(maxsize=4096)
 def rounds_of(operation: str, algorithm: str, shape: Shape) -> tuple[Rounds, ...]:
-    """What ``algorithm`` sends in a group of ``shape``: within hosts and between hosts, each summed up.
+    """Return what ``algorithm`` sends in a group of ``shape``: within hosts and between hosts, each summed up.
 
     Raises:
         KeyError: there is no such operation or algorithm.
     """
+    pattern = operations.get(operation).pattern
     if algorithm == _LOCAL or shape.ranks == 1:
         # One rank: what the call itself costs, and what it copies.
-        return (Rounds(1, 0 if operation == "barrier" else 1),)
-    return together(ALGORITHMS[operation][algorithm](shape))
+        return (Rounds(1, 0 if pattern.is_empty else 1),)
+    for one in pattern.algorithms:
+        if one.name == algorithm:
+            return _rounds(one, shape)
+    raise KeyError(algorithm)
+
+
+@lru_cache(maxsize=4096)
+def _rounds(chosen: operations.Algorithm, shape: Shape) -> tuple[Rounds, ...]:
+    rounds = [one for phase in chosen.phases for one in PHASES[phase](shape)]
+    if chosen.empty:  # the same messages without content; those that leave the host do so still
+        rounds = [Rounds(one.messages, 0, one.leaving) for one in rounds]
+    return together(rounds)

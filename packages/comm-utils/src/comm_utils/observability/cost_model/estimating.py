@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from comm_utils import operations
 from comm_utils.errors import ArgumentError
-from comm_utils.observability.cost_model.algorithms import OPERATION_OF
 from comm_utils.observability.cost_model.curve import Coefficients, Piece
 from comm_utils.observability.cost_model.fitting import Fit, time_us, within_key
 from comm_utils.observability.cost_model.link import Link
@@ -33,8 +33,6 @@ _UNCHECKED = math.log(2)
 _LEAST = 0.02
 # What each doubling beyond the measurements adds, as does another network.
 _FURTHER = math.log(1.25)
-# Which way of calling comes first, where both were measured.
-_IN_PLACE = frozenset(("all_reduce", "reduce", "broadcast"))
 
 
 class NoFitError(ArgumentError):
@@ -98,7 +96,8 @@ class Estimator:
         Raises:
             NoFitError: nothing in the model can tell.
         """
-        measured_as = OPERATION_OF.get(operation, operation)
+        row = operations.find(operation)
+        measured_as = operation if row is None else row.measured_as
         fits = [fit for fit in self._fits if fit.key.operation == measured_as]
         if shape.ranks == 1 and not any(fit.key.level == "local" for fit in fits):
             return Estimate(0.0, 0.0, 0.0, marks=frozenset(["free"]))
@@ -123,7 +122,8 @@ class Estimator:
         self, operation: str, fits: Sequence[Fit], shape: Shape, dtype: str, op: str
     ) -> tuple[Fit, Link | None]:
         """The fit that is nearest, and the network that is to be put in the place of its own."""
-        way = "in_place" if operation in _IN_PLACE else "out_of_place"
+        row = operations.find(operation)  # which way of calling comes first, where both were measured
+        way = "in_place" if row is not None and row.is_in_place else "out_of_place"
 
         def rank(fit: Fit) -> tuple[bool, bool, bool]:
             return fit.key.dtype != dtype, fit.key.op != op, fit.key.way != way

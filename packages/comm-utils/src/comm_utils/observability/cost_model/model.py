@@ -10,10 +10,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from comm_utils import operations
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
+from comm_utils.json_files import read_document
 from comm_utils.observability.cost_model.accuracy import Errors
-from comm_utils.observability.cost_model.algorithms import ALGORITHMS, candidates
+from comm_utils.observability.cost_model.algorithms import candidates
 from comm_utils.observability.cost_model.curve import Coefficients, Piece
 from comm_utils.observability.cost_model.fitting import Fit, FittedPoint
 from comm_utils.observability.cost_model.link import Link
@@ -128,9 +130,9 @@ def load(path: Path | str) -> Model:
     """
     remedy = f"expected a file of format {FORMAT!r}, version {VERSION}; make one with: commctl fit BENCH.json -o FILE"
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ArgumentError(f"{path}: got text that is not JSON ({error}); {remedy}") from None
+        data = read_document(path)
+    except ArgumentError as error:
+        raise ArgumentError(f"{error}; {remedy}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         got = repr(data.get("format")) if isinstance(data, dict) else type(data).__name__
         raise ArgumentError(f"{path}: got format {got}; {remedy}")
@@ -167,7 +169,7 @@ def _positive(value: object) -> int:
 def _fit_from_json(data: dict[str, Any]) -> Fit:
     names = ("operation", "library", "backend", "level", "way", "dtype", "op")
     key = Key(*(str(data[name]) for name in names))
-    if key.operation not in ALGORITHMS or key.level not in ("local", "intra", "inter"):
+    if not operations.is_benchmarked(key.operation) or key.level not in ("local", "intra", "inter"):
         raise ValueError(f"a fit of {key.operation!r} at level {key.level!r}, which is unknown")
     known = candidates(key.operation, key.level)
 

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import IO, Any
 
 from comm_utils.atomic_write import replacing
+from comm_utils.csv_cells import cell
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.comms_logger import Row
 from comm_utils.observability.exports.facts import COLUMNS, check_facts
@@ -40,7 +41,8 @@ def write_jsonl(path: str | os.PathLike[str], rows: Iterable[Row], **facts: Any)
 def write_csv(path: str | os.PathLike[str], rows: Iterable[Row], **facts: Any) -> None:
     """Write a heading, and a line for each row: the facts in the order given, then the fields of :class:`Row`.
 
-    Lines end with a line feed; ``ranks`` are separated by spaces; None is an empty cell.
+    Lines end with a line feed; ``ranks`` are separated by spaces; None is an empty cell. Text that a spreadsheet would
+    execute (``=``, ``+``, ``-``, ``@``, a tab or a carriage return at its beginning) gets an apostrophe in front.
 
     Args:
         facts: what is the same for all rows, such as ``rank=3``.
@@ -52,10 +54,10 @@ def write_csv(path: str | os.PathLike[str], rows: Iterable[Row], **facts: Any) -
     check_facts(facts)
     with replacing(path) as file:
         writer = csv.writer(_Lines(file))
-        writer.writerow([*facts, *COLUMNS])
+        writer.writerow(map(cell, [*facts, *COLUMNS]))
         for row in rows:
             cells = {**facts, **asdict(row), "ranks": " ".join(map(str, row.ranks))}
-            writer.writerow(cells.values())
+            writer.writerow(map(cell, cells.values()))
 
 
 class _Lines:

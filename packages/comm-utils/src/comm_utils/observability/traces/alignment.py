@@ -12,36 +12,14 @@ from comm_utils.observability.sequence import era_of
 from comm_utils.observability.traces.events import Event, Operation, RankTrace, Wait
 
 __all__ = [
-    "COLLECTIVES",
-    "EVERYBODY",
-    "MESSAGES",
     "aligned",
     "channel_of",
     "group_of",
     "is_nothing",
     "matches",
+    "needed_by",
     "on_first_clock",
 ]
-
-#: Operations in which every rank needs something from every other.
-EVERYBODY = frozenset(
-    (
-        "all_gather",
-        "all_gather_coalesced",
-        "all_gather_into_tensor",
-        "all_reduce",
-        "all_reduce_coalesced",
-        "all_to_all",
-        "all_to_all_single",
-        "barrier",
-        "inference_all_reduce",
-        "reduce_scatter",
-        "reduce_scatter_coalesced",
-        "reduce_scatter_tensor",
-    )
-)
-COLLECTIVES = EVERYBODY | {"broadcast", "gather", "reduce", "scatter"}
-MESSAGES = frozenset(("irecv", "isend", "recv", "send"))
 
 Group: TypeAlias = tuple[str, tuple[int, ...]]
 # How many events of a rank are looked at to find out how differently it counts.
@@ -77,16 +55,16 @@ def on_first_clock(trace: RankTrace) -> RankTrace:
 
 
 def is_nothing(operation: Operation) -> bool:
-    """Whether there is nothing to communicate, and so nobody waits for anybody."""
-    return operation.size_bytes == 0 and operation.operation != "barrier"
+    """Return whether there is nothing to communicate, and so nobody waits for anybody."""
+    return operation.size_bytes == 0 and not operation.pattern.is_empty
 
 
 def channel_of(rank: int, operation: Operation) -> tuple[object, ...]:
     """What is counted together with a call of ``rank``: a group's collectives, or messages from one rank to another."""
-    if operation.operation not in MESSAGES:
+    pattern = operation.pattern
+    if not pattern.is_message:
         return group_of(operation)
-    sends = operation.operation.endswith("send")
-    source, target = (rank, operation.root) if sends else (operation.root, rank)
+    source, target = (rank, operation.root) if pattern.is_send else (operation.root, rank)
     return *group_of(operation), source, target, operation.tag
 
 
@@ -166,21 +144,23 @@ def matches(rank: int, event: Event, other: int, others: Event, doubt_ns: int = 
     def ends_after(needs: Event, needed: Event) -> bool:
         return needs.end_ns + doubt_ns >= needed.begin_ns
 
-    if mine.operation in MESSAGES:
-        sends = mine.operation.endswith("send")
-        if sends == theirs.operation.endswith("send"):
+    pattern = mine.pattern
+    if pattern.is_message:
+        if pattern.is_send == theirs.pattern.is_send:
             return False
-        return ends_after(others, event) if sends else ends_after(event, others)
-    if mine.operation in EVERYBODY:
-        return ends_after(event, others) and ends_after(others, event)
-    if mine.operation in ("broadcast", "scatter"):
-        return (other != mine.root or ends_after(event, others)) and (rank != mine.root or ends_after(others, event))
-    return (rank != mine.root or ends_after(event, others)) and (other != mine.root or ends_after(others, event))
+        return ends_after(others, event) if pattern.is_send else ends_after(event, others)
+    needs, is_needed = other in needed_by(rank, mine), rank in needed_by(other, theirs)
+    return (not needs or ends_after(event, others)) and (not is_needed or ends_after(others, event))
+
+
+def needed_by(rank: int, operation: Operation) -> set[int]:
+    """Return the ranks whose data ``rank`` needs before its call can end."""
+    return operation.pattern.sources(rank, operation.ranks, operation.root)
 
 
 def _signature(operation: Operation) -> tuple[object, ...]:
-    if operation.operation in MESSAGES:
+    if operation.pattern.is_message:
         return "message", operation.size_bytes
-    # Uneven exchanges are of different sizes on every rank; names are anybody's own.
-    size = -1 if operation.operation in ("all_to_all", "all_to_all_single") else operation.size_bytes
+    # Uneven exchanges have different sizes on every rank; each rank chooses its own names.
+    size = -1 if operation.pattern.uneven else operation.size_bytes
     return operation.operation, size, operation.dtype, operation.op, operation.root

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
-from comm_utils.observability.traces.alignment import MESSAGES, Group, group_of
+from comm_utils.observability.traces.alignment import Group, group_of
 from comm_utils.observability.traces.events import Event, RankTrace
 
-__all__ = ["SENDS", "Arrows", "Message", "arrival", "call_end"]
-
-SENDS = ("isend", "send")
+__all__ = ["Arrows", "Message", "arrival", "call_end"]
 
 #: group, sender, receiver, tag, sequence
 Message: TypeAlias = tuple[Group, int, int, int, int]
@@ -27,7 +25,7 @@ class Arrows:
                 message = message_of(trace.rank, event)
                 if message is None:
                     continue
-                if event.operation.operation in SENDS:
+                if event.operation.pattern.is_send:
                     sends.setdefault(message, event.begin_ns)
                 else:
                     receives.setdefault(message, arrival(event))
@@ -45,7 +43,7 @@ class Arrows:
 
     def of(self, rank: int, event: Event, at: dict[str, Any], origin: int) -> Iterator[dict[str, Any]]:
         """The arrow's end at this event; ``at`` says on which thread."""
-        message, sends = message_of(rank, event), event.operation.operation in SENDS
+        message, sends = message_of(rank, event), event.operation.pattern.is_send
         found = None if message is None else self._ends.pop((message, sends), None)
         if found is not None:
             number, time_ns = found
@@ -55,9 +53,9 @@ class Arrows:
 
 def message_of(rank: int, event: Event) -> Message | None:
     operation = event.operation
-    if operation.operation not in MESSAGES or operation.root < 0 or event.sequence < 0:
+    if not operation.pattern.is_message or operation.root < 0 or event.sequence < 0:
         return None
-    source, target = (rank, operation.root) if operation.operation in SENDS else (operation.root, rank)
+    source, target = (rank, operation.root) if operation.pattern.is_send else (operation.root, rank)
     return group_of(operation), source, target, operation.tag, event.sequence
 
 

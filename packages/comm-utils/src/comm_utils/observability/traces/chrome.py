@@ -20,8 +20,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, TextIO
 
-from comm_utils.observability.traces.alignment import MESSAGES, Group, group_of
-from comm_utils.observability.traces.arrows import SENDS, Arrows, Message, arrival, call_end
+from comm_utils.observability.traces.alignment import Group, group_of
+from comm_utils.observability.traces.arrows import Arrows, Message, arrival, call_end
 from comm_utils.observability.traces.events import Event, Operation, RankTrace
 from comm_utils.observability.traces.labels import labels
 from comm_utils.sizes import bandwidth, format_size
@@ -104,7 +104,7 @@ def _of_rank(
             group = names[group_of(operation)]
             described[operation] = group, _args(operation, group)
         group, args = described[operation]
-        track = "messages" if operation.operation in MESSAGES else group
+        track = "messages" if operation.pattern.is_message else group
         at, told = threads.at(track, begin, end)
         yield from told
         span = {"ts": _us(begin - origin), "dur": _us(end - begin), **at}
@@ -115,7 +115,7 @@ def _of_rank(
             continue
         brief = {"size": args["size"], "group": group, "sequence": event.sequence}
         yield {"ph": "X", "cat": "wait" if wait else "call", "name": named, **span, "args": brief}
-        sends = operation.operation in SENDS
+        sends = operation.pattern.is_send
         if not wait if sends else (begin, end) == arrival(event):
             yield from arrows.of(rank, event, at, origin)
         if not wait:
@@ -153,7 +153,7 @@ def _args(operation: Operation, group: str) -> dict[str, Any]:
         "output_splits": list(operation.output_splits),
     }
     found.update({name: value for name, value in optional.items() if value})
-    if operation.operation in MESSAGES:
+    if operation.pattern.is_message:
         found["tag"] = operation.tag
         found["other_rank"] = operation.root if operation.root >= 0 else "any"
     elif operation.root >= 0:

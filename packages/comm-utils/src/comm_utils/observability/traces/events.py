@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+
+from comm_utils import operations
 
 __all__ = ["Event", "Operation", "RankTrace", "Wait"]
 
@@ -13,7 +16,7 @@ class Operation:
 
     Attributes:
         name: recorded under this: ``log_name`` of the call, or else the operation.
-        operation: one of :data:`comm_utils.observability.comms_logger.OPERATIONS`.
+        operation: the name of a row of :mod:`comm_utils.operations`.
         size_bytes: as nccl-tests counts it: the larger of a rank's two buffers.
         ranks: the global ranks of the group, in the order of the group.
         group: the group's name, the same on all its ranks.
@@ -46,8 +49,17 @@ class Operation:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks in the group."""
+        """Return the number of ranks in the group."""
         return len(self.ranks)
+
+    @cached_property
+    def pattern(self) -> operations.Pattern:
+        """Return how the operation moves data.
+
+        Raises:
+            UnknownOperationError: no row has its name.
+        """
+        return operations.get(self.operation).pattern
 
 
 @dataclass(frozen=True)

@@ -18,20 +18,25 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
 from comm_utils.errors import ArgumentError
+from comm_utils.json_files import parse, read_lines
 from comm_utils.observability.traces.events import Event, Operation, RankTrace, Wait
+from comm_utils.observability.traces.lines import header_fields, integers, operation_fields
 
 __all__ = ["FORMAT", "VERSION", "TraceWriter", "load", "load_rank", "path_of", "remove_beyond", "save"]
 
 FORMAT, VERSION = "comm-trace", 1
-_NAME = re.compile(r"rank(\d+)\.jsonl")
+_NAME = re.compile(r"rank(0|[1-9][0-9]{0,17})\.jsonl")
 _HEADER = {one.name for one in fields(RankTrace)} - {"events"}
+# How many files or numbers an error names.
+_NAMED = 8
 
 
 def path_of(folder: Path | str, rank: int) -> Path:
@@ -120,14 +125,18 @@ def load(folder: Path | str) -> list[RankTrace]:
 
     Raises:
         ArgumentError: it has none, lacks some, or they are of several jobs or of another format.
+        OSError: a file cannot be read.
     """
     found = {int(match[1]): path for path in Path(folder).glob("rank*.jsonl") if (match := _NAME.fullmatch(path.name))}
     if not found:
         raise ArgumentError(f"{folder}: no trace here; expected a folder with rank0.jsonl, as start_trace() writes it")
     traces = [load_rank(found[rank]) for rank in sorted(found)]
+    for rank, trace in zip(sorted(found), traces, strict=True):
+        if trace.rank != rank:
+            raise ArgumentError(f"{found[rank]}: got the trace of rank {trace.rank}; expected that of rank {rank}")
     sizes = sorted({trace.world_size for trace in traces})
     if len(sizes) > 1:
-        raise ArgumentError(f"{folder}: traces of several jobs, of {', '.join(map(str, sizes))} ranks; remove the old")
+        raise ArgumentError(f"{folder}: traces of several jobs, of {_listed(sizes)} ranks; remove the old")
     jobs = {trace.job: trace.rank for trace in traces}
     if len(jobs) > 1:
         first, second = sorted(jobs.values())[:2]
@@ -135,69 +144,94 @@ def load(folder: Path | str) -> list[RankTrace]:
             f"{folder}: the files of ranks {first} and {second} are of different jobs; copy those of one job into an "
             "empty folder"
         )
-    missing = [rank for rank in range(sizes[0]) if rank not in found]
-    if missing:
+    if beyond := [rank for rank in found if rank >= sizes[0]]:
+        raise ArgumentError(f"{found[min(beyond)]}: got a file of rank {min(beyond)}; expected ranks below {sizes[0]}")
+    if len(found) < sizes[0]:
+        # The number of ranks is what a file claims: nothing here may take time in proportion to it.
+        missing = islice((rank for rank in range(sizes[0]) if rank not in found), _NAMED + 1)
         raise ArgumentError(
-            f"{folder}: got {len(found)} of {sizes[0]} ranks' files; missing: {_shortened(missing)}; "
-            "each host keeps those of its own ranks: copy them here"
+            f"{folder}: got {len(found)} of {sizes[0]} ranks' files; missing: "
+            f"{_listed([f'rank{rank}.jsonl' for rank in missing])}; each host keeps those of its own ranks: copy them "
+            "here"
         )
     return traces
 
 
-def _shortened(ranks: list[int]) -> str:
-    names = [f"rank{rank}.jsonl" for rank in ranks[:8]]
-    return ", ".join([*names, *(["..."] if len(ranks) > 8 else [])])
+def _listed(names: Sequence[object]) -> str:
+    return ", ".join([*map(str, names[:_NAMED]), *(["..."] if len(names) > _NAMED else [])])
 
 
 def load_rank(path: Path | str) -> RankTrace:
     """The trace in one file; the last line may have been cut off.
 
     Raises:
-        ArgumentError: it is no trace, or of another version.
+        ArgumentError: it is no trace, or of another version; names the file and the line.
+        OSError: it cannot be read.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
-    except UnicodeDecodeError as error:
-        raise ArgumentError(f"{path}: not a trace: {error}") from None
+    lines = read_lines(path)
     trace = _first_line(path, lines)
     operations: dict[int, Operation] = {}
     pending: dict[int, Event] = {}
     early: dict[int, list[Wait]] = {}  # a wait may be told before the end of what it waited for
-    for number, line in enumerate(lines[1:], 2):
+    for number, line, whole in lines:
+        where = f"{path}, line {number}"
         try:
-            found = json.loads(line)
+            found = parse(line, where)
             if isinstance(found, list):
                 _event(found, trace.events, operations, pending, early)
             elif found.get("end"):
                 trace.complete = True
-                for name in _HEADER & found.keys():
-                    setattr(trace, name, found[name])
+                for name, value in header_fields(found).items():
+                    setattr(trace, name, value)
             else:
-                key = found.pop("number")
-                operations[key] = Operation(**_tuples(found))
+                key = integers([found.pop("number")])[0]
+                operations[key] = Operation(**operation_fields(found))
         except (ValueError, TypeError, LookupError, AttributeError) as error:
-            if number == len(lines) and not line.endswith("\n"):
+            if not whole:
                 break  # the process ended while it wrote
-            raise ArgumentError(f"{path}, line {number}: not a line of a trace: {line.strip()[:80]!r}") from error
+            reason = _reason(error, where)
+            raise ArgumentError(f"{where}: not a line of a trace: {reason}: {line.strip()[:80]!r}") from None
+    _check_size(path, trace)
     trace.events.sort(key=lambda event: event.begin_ns)
     return trace
 
 
-def _first_line(path: Path | str, lines: Iterable[str]) -> RankTrace:
+def _reason(error: Exception, where: str) -> str:
+    """What is wrong with a line, in short."""
+    if isinstance(error, LookupError):
+        return f"it refers to {error}, which no earlier line defines" if error.args else "values are missing"
+    if isinstance(error, ArgumentError):
+        return str(error).removeprefix(f"{where}: ")
+    return str(error) if type(error) is ValueError else "values are missing, or there are too many"
+
+
+def _first_line(path: Path | str, lines: Iterator[tuple[int, str, bool]]) -> RankTrace:
+    expected = f"its first line is not that of the format {FORMAT!r}"
     try:
-        header = json.loads(next(iter(lines)))
-        ours = header.get("format") == FORMAT
-    except (StopIteration, ValueError, AttributeError):
-        ours = False
-    if not ours:
-        raise ArgumentError(f"{path}: not a trace: its first line is not that of the format {FORMAT!r}")
-    if header["version"] != VERSION:
-        raise ArgumentError(f"{path}: got version {header['version']} of the format, expected {VERSION}")
-    return RankTrace(**{name: header[name] for name in _HEADER & header.keys()}, complete=False)
+        _, line, _ = next(lines)
+        header = parse(line, f"{path}, line 1")
+    except StopIteration:
+        raise ArgumentError(f"{path}: not a trace: {expected}, as it is empty") from None
+    except ArgumentError as error:
+        raise ArgumentError(f"{path}: not a trace: {expected}: {error}") from None
+    if not isinstance(header, dict) or header.get("format") != FORMAT:
+        raise ArgumentError(f"{path}: not a trace: {expected}")
+    if header.get("version") != VERSION:
+        got = header.get("version")
+        raise ArgumentError(f"{path}, line 1: got version {got!r:.60} of the format, expected {VERSION}")
+    try:
+        trace = RankTrace(**{**header_fields(header), "complete": False})
+    except TypeError:
+        raise ArgumentError(f"{path}, line 1: got no rank or no world_size; expected both") from None
+    except ValueError as error:
+        raise ArgumentError(f"{path}, line 1: {error}") from None
+    _check_size(path, trace)
+    return trace
 
 
-def _tuples(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+def _check_size(path: Path | str, trace: RankTrace) -> None:
+    if trace.world_size < 1:
+        raise ArgumentError(f"{path}: world_size: got {trace.world_size}; expected a number of ranks")
 
 
 def _event(
@@ -208,14 +242,13 @@ def _event(
     early: dict[int, list[Wait]],
 ) -> None:
     if len(found) == 3:
-        begin, *wait = found
+        begin, *wait = integers(found)
         event = pending.get(begin)
         (early.setdefault(begin, []) if event is None else event.waits).append(Wait(*wait))
         return
-    operation = operations[found[0]]
-    if isinstance(found[-1], dict):
-        operation = replace(operation, **_tuples(found.pop()))
-    _, sequence, begin, end, *returned = found
+    changes = found.pop() if found and isinstance(found[-1], dict) else None
+    key, sequence, begin, end, *returned = integers(found)
+    operation = operations[key] if changes is None else replace(operations[key], **operation_fields(changes))
     event = Event(operation, sequence, begin, end, *(returned or [end]))
     if returned:
         event.waits.extend(early.pop(begin, ()))

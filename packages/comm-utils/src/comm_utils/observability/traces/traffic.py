@@ -1,4 +1,4 @@
-"""Bytes from rank to rank over a whole trace, by what :mod:`.moving` says of each operation."""
+"""Bytes from rank to rank over a whole trace, by what :mod:`.traffic_model` says of each operation."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from comm_utils.observability.traces.alignment import MESSAGES, group_of
+from comm_utils.observability.traces.alignment import group_of
 from comm_utils.observability.traces.events import Event, Operation, RankTrace
 from comm_utils.observability.traces.traffic_model import received, sent
 
 __all__ = ["Traffic", "traffic"]
-
-_RECEIVES = frozenset(("irecv", "recv"))
 
 
 @dataclass
@@ -60,9 +58,9 @@ def _add_unsent(found: Traffic, traces: Sequence[RankTrace]) -> None:
     for trace in traces:
         for event in trace.events:
             operation = event.operation
-            if operation.operation in _RECEIVES:
+            if operation.pattern.is_receive:
                 receives.append((trace.rank, event))
-            elif operation.operation in MESSAGES:
+            elif operation.pattern.is_message:
                 sent_keys.add(_key(trace.rank, operation.root, event))
             elif event.sequence >= 0:
                 calls.setdefault((*group_of(operation), event.sequence), {})[trace.rank] = operation
@@ -102,9 +100,9 @@ def _untaken(traces: Sequence[RankTrace]) -> Counter[tuple[_Kind, int]]:
     for trace in traces:
         for event in trace.events:
             operation, other = event.operation, event.operation.root
-            if operation.operation in ("send", "isend"):
+            if operation.pattern.is_send:
                 left[_kind(operation, other), trace.rank] += 1
-            elif operation.operation in _RECEIVES and other >= 0 and event.sequence >= 0:
+            elif operation.pattern.is_receive and other >= 0 and event.sequence >= 0:
                 left[_kind(operation, trace.rank), other] -= 1
     return left
 

@@ -23,9 +23,10 @@ What a rank keeps is not counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from comm_utils.observability.traces.events import Operation
+from comm_utils.operations import Content, Move, Side
 
 __all__ = ["element_bytes", "received", "sent"]
 
@@ -53,76 +54,59 @@ Row = dict[int, int]
 
 
 def element_bytes(dtype: str) -> int:
-    """The size of an element; 1 for what is not known, so that it can be divided anywhere."""
+    """Return the size of an element; 1 for what is not known, so that it can be divided anywhere."""
     return 1 if dtype.startswith("float8") else _ELEMENT_BYTES.get(dtype, 1)
 
 
 def sent(operation: Operation, rank: int) -> Row:
-    """Bytes that ``rank``, one of the group, has to send to each other rank by one such operation."""
-    return _row(operation, rank, _SENT)
+    """Return the bytes that ``rank``, one of the group, has to send to each other rank by one such operation."""
+    return _row(operation, rank, sends=True)
 
 
 def received(operation: Operation, rank: int) -> Row:
-    """Bytes that ``rank``, one of the group, has to receive from each other rank by one such operation."""
-    return _row(operation, rank, _RECEIVED)
+    """Return the bytes that ``rank``, one of the group, has to receive from each other by one such operation."""
+    return _row(operation, rank, sends=False)
 
 
-def _row(operation: Operation, rank: int, table: dict[str, Callable[[Operation, int], Row]]) -> Row:
-    counted = table.get(operation.operation)
-    found = {} if counted is None else counted(operation, rank)
-    return {other: size for other, size in found.items() if other != rank and size > 0}
+def _row(operation: Operation, rank: int, sends: bool) -> Row:
+    found: Row = {}
+    for move in operation.pattern.moves:
+        own, others = (move.senders, move.receivers) if sends else (move.receivers, move.senders)
+        if own is Side.PEER or (own is Side.ROOT and rank != operation.root):
+            continue
+        of_each = _bytes(move, operation, rank, sends)
+        for other in operation.ranks if others is Side.ALL else (operation.root,):
+            if other >= 0 and other != rank and of_each[other] > 0:
+                found[other] = found.get(other, 0) + of_each[other]
+    return found
+
+
+def _bytes(move: Move, operation: Operation, rank: int, sends: bool) -> Row:
+    """Return what the move carries between ``rank`` and each rank of the group."""
+    ranks = operation.ranks
+    if move.content is Content.WHOLE:
+        return dict.fromkeys(ranks, operation.size_bytes)
+    if move.content is Content.NOTHING:
+        return dict.fromkeys(ranks, 0)
+    if move.content is Content.SPLITS:
+        splits = operation.input_splits, operation.output_splits
+        found = _by_splits(*(splits if sends else reversed(splits)), operation, rank)
+        if found is not None:
+            return found
+    parts = _parts(operation)
+    if (move.content is Content.SENDERS_PART) is sends:
+        return dict.fromkeys(ranks, parts[ranks.index(rank)])
+    return dict(zip(ranks, parts, strict=True))
 
 
 def _parts(operation: Operation) -> list[int]:
-    """Bytes of each rank's part."""
+    """Return the bytes of each rank's part."""
     unit, W = element_bytes(operation.dtype), operation.world_size
     whole, rest = divmod(operation.size_bytes, unit)
     each, more = divmod(whole, W)
     parts = [(each + (position < more)) * unit for position in range(W)]
     parts[-1] += rest
     return parts
-
-
-def _nothing(operation: Operation, rank: int) -> Row:
-    return {}
-
-
-def _all(operation: Operation, rank: int) -> Row:
-    return dict.fromkeys(operation.ranks, operation.size_bytes)
-
-
-def _of_root(whole: Callable[[Operation, int], Row], operation: Operation, rank: int) -> Row:
-    return whole(operation, rank) if rank == operation.root else {}
-
-
-def _from_root(operation: Operation, rank: int) -> Row:
-    return _of_root(_all, operation, rank)
-
-
-def _with_root(operation: Operation, rank: int) -> Row:
-    return {operation.root: operation.size_bytes}
-
-
-def _own_part(operation: Operation, rank: int) -> Row:
-    mine = _parts(operation)[operation.ranks.index(rank)]
-    return dict.fromkeys(operation.ranks, mine)
-
-
-def _each_part(operation: Operation, rank: int) -> Row:
-    return dict(zip(operation.ranks, _parts(operation), strict=True))
-
-
-def _own_part_with_root(operation: Operation, rank: int) -> Row:
-    return {operation.root: _parts(operation)[operation.ranks.index(rank)]}
-
-
-def _each_part_of_root(operation: Operation, rank: int) -> Row:
-    return _of_root(_each_part, operation, rank)
-
-
-def _both_parts(operation: Operation, rank: int) -> Row:
-    mine = _own_part(operation, rank)
-    return {other: size + mine[other] for other, size in _each_part(operation, rank).items()}
 
 
 def _by_splits(splits: Sequence[int], others: Sequence[int], operation: Operation, rank: int) -> Row | None:
@@ -133,54 +117,3 @@ def _by_splits(splits: Sequence[int], others: Sequence[int], operation: Operatio
         kept = others[operation.ranks.index(rank)] * unit
         return dict.fromkeys(operation.ranks, kept)
     return None
-
-
-def _to_all(operation: Operation, rank: int) -> Row:
-    found = _by_splits(operation.input_splits, operation.output_splits, operation, rank)
-    return _each_part(operation, rank) if found is None else found
-
-
-def _from_all(operation: Operation, rank: int) -> Row:
-    found = _by_splits(operation.output_splits, operation.input_splits, operation, rank)
-    return _own_part(operation, rank) if found is None else found
-
-
-def _message(operation: Operation, rank: int) -> Row:
-    return {} if operation.root < 0 else {operation.root: operation.size_bytes}
-
-
-_ALL_REDUCE = ("all_reduce", "all_reduce_coalesced", "inference_all_reduce")
-_ALL_GATHER = ("all_gather", "all_gather_coalesced", "all_gather_into_tensor")
-_REDUCE_SCATTER = ("reduce_scatter", "reduce_scatter_coalesced", "reduce_scatter_tensor")
-_ALL_TO_ALL = ("all_to_all", "all_to_all_single")
-
-_SENT: dict[str, Callable[[Operation, int], Row]] = {
-    "barrier": _nothing,
-    "broadcast": _from_root,
-    "reduce": _with_root,
-    "gather": _own_part_with_root,
-    "scatter": _each_part_of_root,
-    "send": _message,
-    "isend": _message,
-    "recv": _nothing,
-    "irecv": _nothing,
-    **dict.fromkeys(_ALL_REDUCE, _both_parts),
-    **dict.fromkeys(_ALL_GATHER, _own_part),
-    **dict.fromkeys(_REDUCE_SCATTER, _each_part),
-    **dict.fromkeys(_ALL_TO_ALL, _to_all),
-}
-_RECEIVED: dict[str, Callable[[Operation, int], Row]] = {
-    "barrier": _nothing,
-    "broadcast": _with_root,
-    "reduce": _from_root,
-    "gather": _each_part_of_root,
-    "scatter": _own_part_with_root,
-    "send": _nothing,
-    "isend": _nothing,
-    "recv": _message,
-    "irecv": _message,
-    **dict.fromkeys(_ALL_REDUCE, _both_parts),
-    **dict.fromkeys(_ALL_GATHER, _each_part),
-    **dict.fromkeys(_REDUCE_SCATTER, _own_part),
-    **dict.fromkeys(_ALL_TO_ALL, _from_all),
-}

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from comm_utils.observability.traces.alignment import EVERYBODY, channel_of, is_nothing, matches
+from comm_utils.observability.traces.alignment import channel_of, is_nothing, matches, needed_by
 from comm_utils.observability.traces.events import Event, Operation, RankTrace
 
 __all__ = ["Account", "Key", "Share", "Straggler", "account", "key_of", "split", "together"]
@@ -206,15 +206,11 @@ def split(calls: Mapping[int, Event], doubt_ns: int = 0) -> dict[int, tuple[int,
 
 
 def _needed(rank: int, event: Event, calls: Mapping[int, Event]) -> Iterable[int]:
-    operation, root = event.operation.operation, event.operation.root
-    if is_nothing(event.operation):
+    operation = event.operation
+    if is_nothing(operation):
         return (rank,)
-    if operation in EVERYBODY:
-        return event.operation.ranks
-    if operation in ("broadcast", "scatter", "recv", "irecv"):
-        return rank, root
-    if operation in ("reduce", "gather") and rank == root:
-        return event.operation.ranks
+    if sources := needed_by(rank, operation):
+        return sources | {rank}
     # What was given away before the other side asked for it was kept by the library.
-    kept = root in calls and calls[root].begin_ns > event.end_ns
-    return (rank,) if kept else (rank, root)
+    targets = operation.pattern.targets(rank, operation.ranks, operation.root)
+    return {rank} | {one for one in targets if one not in calls or calls[one].begin_ns <= event.end_ns}

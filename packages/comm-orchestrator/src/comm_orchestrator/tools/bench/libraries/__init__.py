@@ -11,9 +11,9 @@ __all__ = ["Group", "Library", "UnsupportedError", "open_library", "register"]
 
 #: name -> ``module:function``, which is called with the backend (that of ours; peers choose their own) and the group.
 _MAKERS: dict[str, str | Callable[[str, Group], Library]] = {
-    "ours": "comm_orchestrator.tools.bench.libraries.ours:open_ours",
-    "torch": "comm_orchestrator.tools.bench.libraries.peer_torch:open_torch",
-    "deepspeed": "comm_orchestrator.tools.bench.libraries.peer_deepspeed:open_deepspeed",
+    "ours": "comm_orchestrator.tools.bench.libraries.torch_like:open_ours",
+    "torch": "comm_orchestrator.tools.bench.libraries.torch_like:open_torch",
+    "deepspeed": "comm_orchestrator.tools.bench.libraries.torch_like:open_deepspeed",
     "mpi4py": "comm_orchestrator.tools.bench.libraries.peer_mpi4py:open_mpi4py",
 }
 

@@ -65,7 +65,9 @@ class _Mpi4py:
         def part(tensor: torch.Tensor, number: int = 0) -> Any:
             return (self._memory(tensor), number or tensor.numel() * scale, kind)
 
-        make = getattr(self, f"_{row.operation}")
+        make = getattr(self, f"_{row.operation}", None)
+        if make is None:
+            raise UnsupportedError(f"MPI has no {row.operation}")
         made: tuple[Callable[..., object], Sequence[object]] = make(row, way == IN_PLACE, part, count, source, target)
         return made
 

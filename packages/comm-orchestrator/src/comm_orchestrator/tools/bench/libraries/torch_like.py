@@ -1,19 +1,24 @@
-"""Libraries whose functions have the names and the positional parameters of ``torch.distributed``."""
+"""Measure libraries with the functions of ``torch.distributed``: ours, torch and DeepSpeed."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as c10d
 
-from comm_orchestrator.tools.bench.libraries.contract import Group
+from comm_orchestrator import facade
+from comm_orchestrator.tools.bench.libraries.contract import Group, UnsupportedError
 from comm_orchestrator.tools.bench.plan import Row
+from comm_utils import operations
+from comm_utils.operations import Argument, Operation, Role
 
-__all__ = ["TorchLike", "device_of"]
+__all__ = ["TorchLike", "backend_of", "device_of", "make_group", "op_of", "open_deepspeed", "open_ours", "open_torch"]
 
-# By their new names they do not warn, which takes longer than a short call.
-_RENAMED = {"all_gather_into_tensor": "all_gather_single", "reduce_scatter_tensor": "reduce_scatter_single"}
 _ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
 
 
@@ -48,39 +53,36 @@ class TorchLike:
     def call(
         self, row: Row, way: str, source: torch.Tensor, target: torch.Tensor
     ) -> tuple[Callable[..., object], Sequence[object]]:
-        if row.operation == "send":
+        if row.pattern.is_message:
             return self._ping_pong(source, target), ()
-        name = _RENAMED.get(row.operation, row.operation)
-        function = getattr(self._module, name if hasattr(self._module, name) else row.operation)
-        return function, self._arguments(row, source, target)
+        return self._function(operations.get(row.operation)), self._arguments(row, source, target)
+
+    def _function(self, operation: Operation) -> Callable[..., object]:
+        # By their new names torch's do not warn, which takes longer than a short call.
+        for name in (*operation.torch_names, operation.name):
+            if hasattr(self._module, name):
+                found: Callable[..., object] = getattr(self._module, name)
+                return found
+        if self._module is facade:
+            return operations.function_of(operation)
+        raise UnsupportedError(f"{self.name} has no {operation.name}")
 
     def close(self) -> None:
         self._close()
 
     def _arguments(self, row: Row, source: torch.Tensor, target: torch.Tensor) -> tuple[Any, ...]:
-        handle, name = self._handle, row.operation
-        # As one writes it: what is left out takes its default.
-        group = () if handle is None else (handle,)
-        if name == "barrier":
-            return group
+        is_root = self._group.rank == row.root or row.root < 0
         op = self._op_of(row.op) if row.op else None
-        reduction = () if handle is None and row.op == "sum" else (op, *group)
-        if name == "all_reduce":
-            return source, *reduction
-        if name == "reduce_scatter_tensor":
-            return target, source, *reduction
-        if name in ("all_gather_into_tensor", "all_to_all_single"):
-            if name == "all_to_all_single" and group:
-                return target, source, None, None, *group
-            return target, source, *group
-        root = self._group.members[row.root]
-        if name == "reduce":
-            return source, root, *reduction
-        if name == "broadcast":
-            return source, root, *group
-        own, whole = (source, target) if name == "gather" else (target, source)
-        parts = list(torch.split(whole, row.count)) if self._group.rank == row.root else None
-        return own, parts, root, *group
+        values = {Role.GROUP: self._handle, Role.OP: op, Role.ROOT: self._group.members[row.root]}
+        defaults = {**operations.DEFAULTS, Role.OP: op if row.op == "sum" else None}
+
+        def split(whole: torch.Tensor) -> list[torch.Tensor]:
+            return list(torch.split(whole, row.count))
+
+        def tensor(one: Argument) -> object:
+            return operations.tensor_for(one, source, target, split, is_root)
+
+        return operations.positional(operations.get(row.operation), tensor, values, defaults)
 
     def _ping_pong(self, source: torch.Tensor, target: torch.Tensor) -> Callable[[], object]:
         """Between the first and the last rank; the others do nothing."""
@@ -97,3 +99,54 @@ class TorchLike:
             send(target, first, *more)
 
         return {0: ping, len(members) - 1: pong}.get(self._group.rank, lambda: None)
+
+
+def open_ours(backend: str, group: Group) -> TorchLike:
+    """Our collectives on ``backend``: on the world itself where that is what it runs on."""
+    # The same object as in a program's source, by which the facade knows that it was checked before.
+    op_of = sys.intern
+    if group.is_world and backend == facade.get_backend():
+        return TorchLike("ours", backend, facade, group, None, op_of)
+    handle = facade.new_group(group.members, backend=backend)
+    return TorchLike("ours", backend, facade, group, handle, op_of, lambda: facade.destroy_process_group(handle))
+
+
+def backend_of(ours: str) -> str:
+    """What torch uses for the tensors that ``ours`` takes."""
+    return ours if ours in ("nccl", "xccl") else "gloo"
+
+
+def make_group(group: Group, backend: str) -> Any:
+    """This rank's group; torch wants all ranks to make all of them."""
+    made = [c10d.new_group(members, backend=backend) for members in group.all_members]
+    return made[group.all_members.index(group.members)]
+
+
+def op_of(name: str) -> Any:
+    return getattr(c10d.ReduceOp, name.upper())
+
+
+def open_torch(backend: str, group: Group) -> TorchLike:
+    """``torch.distributed`` beside ``backend`` of ours."""
+    chosen = backend_of(backend)
+    handle = make_group(group, chosen)
+    return TorchLike("torch", chosen, c10d, group, handle, op_of, lambda: facade.destroy_process_group(handle))
+
+
+def open_deepspeed(backend: str, group: Group) -> TorchLike:
+    """DeepSpeed on the ``torch.distributed`` that is set up already, as it does in a training program."""
+    deepspeed: Any = importlib.import_module("deepspeed.comm")
+    # It calls torch by names that torch has replaced, which is nothing that who measures could change.
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    chosen = backend_of(backend)
+    deepspeed.init_distributed(dist_backend=chosen, verbose=False)
+    handle = make_group(group, chosen)
+    return TorchLike(
+        "deepspeed",
+        chosen,
+        deepspeed,
+        group,
+        handle,
+        lambda name: getattr(deepspeed.ReduceOp, name.upper()),
+        lambda: facade.destroy_process_group(handle),
+    )

@@ -1,0 +1,245 @@
+"""Print the results of rank 0: the header and table that users of nccl-tests know, with a progress bar on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from typing import Any
+
+from comm_orchestrator.tools.bench import comparison, plot, results, system
+from comm_orchestrator.tools.bench.libraries import Library
+from comm_orchestrator.tools.bench.operations import IN_PLACE, OUT_OF_PLACE
+from comm_orchestrator.tools.bench.options import AVERAGES, Options
+from comm_orchestrator.tools.bench.plan import Plan, Row
+from comm_utils.observability.bench_results import BenchFile, BenchResult, load
+from comm_utils.sizes import format_size
+
+__all__ = ["Printer", "Progress", "Table", "closing"]
+
+_ROW = "{:>12}  {:>12}  {:>13}  {:>6}  {:>6}"
+
+
+class Table:
+    """Lines of text.
+
+    Args:
+        libraries: names and backends; a column says which, where there are several.
+        percentiles: columns for single calls.
+    """
+
+    def __init__(self, libraries: Sequence[tuple[str, str]], percentiles: bool) -> None:
+        self._names = [_named(*one) for one in libraries]
+        self._width = max(len(name) for name in self._names) if len(libraries) > 1 else 0
+        columns: tuple[str, ...] = ("time", "algbw", "busbw", "#wrong")
+        units: tuple[str, ...] = ("(us)", "(GB/s)", "(GB/s)", "")
+        if percentiles:
+            columns, units = (*columns, "min", "p50", "p99", "max"), (*units, *("(us)",) * 4)
+        self._percentiles = percentiles
+        self._cells = len(columns)
+        self._columns, self._units = columns, units
+
+    def header(self) -> list[str]:
+        """Three lines: which half is which, the columns, their units."""
+        empty = ("",) * 5
+        halves = [title.center(9 * self._cells - 1) for title in ("out-of-place", "in-place")]
+        lines = [
+            self._line(empty, "", "  ".join(halves)),
+            self._line(("size", "count", "type", "redop", "root"), "library", _cells(self._columns * 2)),
+            self._line(("(B)", "(elements)", "", "", ""), "", _cells(self._units * 2)),
+        ]
+        return [("#" + line[1:]).rstrip() for line in lines]
+
+    def rows(self, row: Row, results: Sequence[BenchResult]) -> list[str]:
+        """A line for each library."""
+        values = (row.size_bytes, row.count, row.dtype or "-", _SHORT.get(row.op, row.op or "none"), row.root)
+        lines = []
+        for library in dict.fromkeys((one.library, one.backend) for one in results):
+            by_way = {one.way: one for one in results if (one.library, one.backend) == library}
+            cells = [text for way in (OUT_OF_PLACE, IN_PLACE) for text in self._result(by_way.get(way))]
+            lines.append(self._line(values, _named(*library), _cells(cells)).rstrip())
+        return lines
+
+    def _result(self, one: BenchResult | None) -> list[str]:
+        if one is None:
+            return ["N/A"] * self._cells
+        wrong = "N/A" if one.wrong is None else str(one.wrong)
+        cells = [number(one.time_us), number(one.algbw_gb_per_s), number(one.busbw_gb_per_s), wrong]
+        times_us = (one.min_us, one.p50_us, one.p99_us, one.max_us) if self._percentiles else ()
+        return cells + [number(time) for time in times_us]
+
+    def _line(self, values: Sequence[object], library: str, cells: str) -> str:
+        which = f"  {library:<{self._width}}" if self._width else ""
+        return _ROW.format(*values) + which + "  " + cells
+
+
+_SHORT = {"product": "prod"}
+
+
+def _named(library: str, backend: str) -> str:
+    return f"{library}/{backend}"
+
+
+def _cells(texts: Sequence[str]) -> str:
+    return "  ".join(f"{text:>7}" for text in texts)
+
+
+def number(value: float) -> str:
+    """In 7 places, with as many decimals as leave four figures."""
+    for decimals in (2, 1, 0):
+        text = f"{value:.{decimals}f}"
+        if len(text) <= 7 and (decimals == 0 or value < 10 ** (5 - decimals)):
+            return text
+    return f"{value:.1e}" if len(f"{value:.0f}") > 7 else f"{value:.0f}"
+
+
+def closing(results: Sequence[BenchResult]) -> list[str]:
+    """What nccl-tests ends with; a bandwidth for each library."""
+    checked = [one.wrong for one in results if one.wrong is not None]
+    wrong = sum(checked)
+    state = "not checked" if not checked else f"{wrong} {'FAILED' if wrong else 'OK'}"
+    lines = [f"# {'Out of bounds values':<20} : {state}"]
+    libraries = list(dict.fromkeys((one.library, one.backend) for one in results))
+    for library in libraries:
+        speeds = [one.busbw_gb_per_s for one in results if (one.library, one.backend) == library and not one.is_empty]
+        if speeds:
+            which = f" ({_named(*library)})" if len(libraries) > 1 else ""
+            lines.append(f"# {'Avg bus bandwidth':<20} : {sum(speeds) / len(speeds):g} GB/s{which}")
+    return lines
+
+
+class Progress:
+    """Rows done, out of ``total``; nothing at all where stderr is no terminal or rich is missing."""
+
+    def __init__(self, total: int) -> None:
+        self._bar: Any = None
+        self._task: Any = None
+        if not sys.stderr.isatty():
+            return
+        try:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
+        except ImportError:
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        # It refreshes when a row is done, not from a thread, which would take time from what is measured.
+        self._bar = Bar(
+            *columns,
+            console=Console(stderr=True),
+            transient=True,
+            auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._task = self._bar.add_task("starting", total=total)
+        self._bar.start()
+
+    def advance(self, row: Row) -> None:
+        """``row`` is done."""
+        if self._bar is not None:
+            self._bar.update(self._task, advance=1, description=f"{row.operation} {format_size(row.size_bytes)}")
+            self._bar.refresh()
+
+    @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Out of the way of what is printed meanwhile."""
+        if self._bar is None:
+            yield
+            return
+        self._bar.stop()
+        try:
+            yield
+        finally:
+            self._bar.start()
+
+    def close(self) -> None:
+        """Leave nothing on the screen."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Printer:
+    """Prints the header at once, and each row when it is measured."""
+
+    def __init__(self, options: Options, ranks: list[dict[str, Any]], made: Plan, libraries: Sequence[Library]) -> None:
+        self._options, self._ranks = options, ranks
+        self._old = load(options.compare) if options.compare else None
+        self._results: list[BenchResult] = []
+        self._told = 0
+        self._operation = ""
+        self._table = Table([(one.name, one.backend) for one in libraries], options.per_iteration)
+        self._several = len({row.operation for row in made.rows}) > 1
+        self._progress = Progress(len(made.rows))
+        self._print([*self._header(), *(f"# note: {one}" for one in made.notes)])
+
+    def show(self, row: Row, results: Sequence[BenchResult], notes: Sequence[str]) -> None:
+        """Print a row, and what the libraries turned out not to do."""
+        self._results += results
+        lines = [f"# note: {one}" for one in notes[self._told :]]
+        self._told = len(notes)
+        if row.operation != self._operation:
+            self._operation = row.operation
+            lines += ["#", f"# {row.operation}", *self._table.header()]
+        self._print([*lines, *self._table.rows(row, results)])
+        self._progress.advance(row)
+
+    def conclude(self) -> int:
+        """Print the end and write the files; the exit code."""
+        self._progress.close()
+        if not self._results:
+            self._print(["# FAILED: nothing could be measured"])
+            return 1
+        self._print(closing(self._results))
+        options = self._options
+        made = BenchFile(
+            datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            options.command,
+            system.describe_system(self._ranks),
+            options.to_json(),
+            tuple(self._results),
+        )
+        if options.json:
+            made.save(options.json)
+        if options.csv:
+            results.write_csv(self._results, options.csv)
+        if options.plot:
+            plot.plot(self._results, options.plot, self._title())
+        failed = any(one.wrong for one in self._results)
+        if self._old is not None:
+            found = comparison.compare(self._old, made, options.tolerance)
+            self._print(comparison.rendered(found, options.compare, options.tolerance))
+            failed |= found.failed
+        return int(failed)
+
+    def _header(self) -> list[str]:
+        options, facts = self._options, system.describe_system(self._ranks)
+        step = f"{options.stepbytes}(bytes)" if options.stepbytes else f"{options.stepfactor}(factor)"
+        ours = facts["packages"].get("comm-orchestrator", "?")
+        lines = [
+            f"# comm-orchestrator {ours}, torch {facts['torch']}, Python {facts['python']}",
+            f"# {options.command}",
+            f"# minBytes {options.minbytes} maxBytes {options.maxbytes} step: {step} "
+            f"warmup iters: {options.warmup_iters} iters: {options.iters} rounds: {options.rounds} "
+            f"validation: {options.check} average: {options.average} ({AVERAGES[options.average]} over ranks)",
+            "#",
+            "# Using devices",
+        ]
+        for rank, one in enumerate(self._ranks):
+            where = f"Pid {one['pid']:>6} on {one['host']:>10} device {one['device']}  {one['name']}"
+            lines.append(f"#  Rank {rank:>2} Group {one['group']:>2} {where}")
+        return lines
+
+    def _title(self) -> str:
+        facts = system.describe_system(self._ranks)
+        hosts = len(facts["hosts"])
+        where = ", ".join(facts["devices"]) or facts["cpu"]
+        return f"{len(self._ranks)} ranks on {hosts} host{'s' if hosts > 1 else ''}: {where}"
+
+    def _print(self, lines: Sequence[str]) -> None:
+        with self._progress.hidden():
+            for line in lines:
+                print(line)
+            sys.stdout.flush()

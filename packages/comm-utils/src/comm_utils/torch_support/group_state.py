@@ -1,0 +1,111 @@
+"""Facts about a process group, and its creation by the members alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as c10d
+from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as internals
+
+from comm_utils.errors import BrokenGroupError
+from comm_utils.torch_support.initialization import device_libraries, timeout_of
+
+__all__ = ["GroupState", "create_group"]
+
+
+class GroupState:
+    """Facts about one process group, looked up once.
+
+    Attributes:
+        rank: this process's group rank.
+        ranks: global ranks of the members, in the order of their group ranks.
+        libraries: the c10d backend of each device type.
+        broken: the failure that ended the group; None while it can be used.
+    """
+
+    __slots__ = ("broken", "by_global", "devices", "libraries", "pg", "rank", "ranks")
+
+    def __init__(self, pg: ProcessGroup) -> None:
+        self.pg = pg
+        self.ranks: list[int] = c10d.get_process_group_ranks(pg)
+        self.rank: int = c10d.get_rank(pg)
+        self.by_global = {rank: position for position, rank in enumerate(self.ranks)}
+        self.libraries = device_libraries(c10d.get_backend_config(pg))
+        self.devices = tuple(self.libraries)
+        self.broken: str | None = None
+
+    def check(self) -> None:
+        """Raise ``BrokenGroupError`` if the group failed."""
+        if self.broken is not None:
+            raise BrokenGroupError(
+                f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
+                f"{self.how_to_go_on()}"
+            )
+
+    def timeout_s(self) -> float | None:
+        """Return the group's timeout in seconds; None where its library does not expose it."""
+        timeout = timeout_of(self.pg)
+        return None if timeout is None else timeout.total_seconds()
+
+    def how_to_go_on(self) -> str:
+        """Return the remedy after the group failed."""
+        if self.pg is internals._world.default_pg:
+            return "call destroy_process_group() and then init_distributed() again, on every rank"
+        return "its members go on with destroy_process_group(group) and a new one from new_group()"
+
+    def position(self, global_rank: int | None, group_rank: int | None) -> int:
+        """Return the group rank of whichever rank is given; that of global rank 0 if neither is."""
+        if group_rank is not None:
+            return group_rank
+        return self.by_global[0 if global_rank is None else global_rank]
+
+    def __str__(self) -> str:
+        ranks = str(self.ranks) if len(self.ranks) <= 16 else f"[{self.ranks[0]} ... {self.ranks[-1]}]"
+        return f"the group of ranks {ranks}"
+
+
+def create_group(
+    ranks: Sequence[int],
+    name: str,
+    timeout: timedelta | None,
+    backend: str | None,
+    pg_options: Any,
+    group_desc: str | None,
+    device_id: torch.device | None,
+) -> ProcessGroup:
+    """Create the group of ``ranks`` under ``name``; only its members call this.
+
+    ``torch.distributed.new_group(use_local_synchronization=True)`` would do, but it derives the name from how many
+    groups this process has. That differs between ranks, and comes back after a group was destroyed: stale keys.
+    """
+    world: Any = internals._get_default_group()
+    world_backend, world_store = internals._world.pg_map[world]
+    chosen = internals.Backend(backend or world_backend)
+    # With a device bound to the world, torch would split the world's communicator, for which non-members have to help.
+    bound = world.bound_device_id
+    if bound is not None:
+        world.bound_device_id = None
+    try:
+        made: Any = internals._new_process_group_helper  # its annotations differ between releases
+        pg: ProcessGroup = made(
+            len(ranks),
+            list(ranks).index(world.rank()),
+            list(ranks),
+            chosen,
+            world_store,
+            name,
+            pg_options,
+            internals._get_default_timeout(chosen) if timeout is None else timeout,
+            None,
+            device_id,
+            group_desc,
+        )[0]
+    finally:
+        if bound is not None:
+            world.bound_device_id = bound
+    internals._world.pg_group_ranks[pg] = {rank: position for position, rank in enumerate(ranks)}
+    return pg

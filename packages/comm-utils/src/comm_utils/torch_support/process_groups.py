@@ -1,0 +1,193 @@
+"""The base class of backends: the process groups of this process, their members, failures and end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from copy import copy
+from datetime import timedelta
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as c10d
+from torch.distributed import GroupMember, ProcessGroup, Store
+from torch.distributed import distributed_c10d as internals
+
+from comm_utils.errors import BackendUnavailableError, NotInitializedError
+from comm_utils.torch_support import group_state
+from comm_utils.torch_support.failures import classify, format_failure, summarize
+from comm_utils.torch_support.gloo_workers import wait_until_idle
+from comm_utils.torch_support.group_state import GroupState
+from comm_utils.torch_support.initialization import check_available
+
+__all__ = ["SHORTEST_TIMEOUT", "ProcessGroups"]
+
+#: c10d counts milliseconds, and takes none for no limit.
+SHORTEST_TIMEOUT = timedelta(milliseconds=1)
+# gloo's threads of other groups may be busy all the time.
+_PATIENCE_S = 0.05
+
+T = TypeVar("T", bound="ProcessGroups")
+
+
+class ProcessGroups:
+    """Every process group of this process, whoever created it. Backends derive from it and add the operations.
+
+    It implements those methods of ``comm_utils.backend.Backend`` that need no particular library; see there for what
+    each of them does.
+
+    Args:
+        timeout: given at initialisation; groups made later inherit it.
+    """
+
+    #: The user's call; replaces the names of operations in messages.
+    _call = ""
+    #: The timeout of one call, instead of the group's, and its end by the monotonic clock.
+    _limit: timedelta | None = None
+    _end: float | None = None
+
+    def __init__(self, timeout: timedelta | None = None) -> None:
+        self._timeout = timeout
+        self._states: dict[ProcessGroup, GroupState] = {}
+        self.prepared: dict[object, Any] = {}
+        self._views: dict[str, Any] = {}
+
+    def during(self: T, call: str, timeout: timedelta | None = None) -> T:
+        view = self._views.get(call)
+        if view is None:
+            view = self._views[call] = copy(self)
+            view._call = call
+        if timeout is not None:
+            view = copy(view)
+            view._limit = timeout
+            view._end = time.monotonic() + timeout.total_seconds()
+        return cast(T, view)
+
+    # --- members
+
+    def is_initialized(self) -> bool:
+        return c10d.is_initialized()
+
+    def _state(self, group: ProcessGroup | None) -> GroupState:
+        pg = GroupMember.WORLD if group is None else group
+        state = self._states.get(pg)  # type: ignore[arg-type]
+        if state is None:
+            state = self._remember(pg)
+        return state
+
+    def _remember(self, pg: ProcessGroup | None) -> GroupState:
+        if pg is None or pg not in internals._world.pg_map:
+            raise NotInitializedError(
+                "this process group no longer exists; make a new one with new_group()"
+                if pg is not None
+                else "torch.distributed's world group no longer exists; call comm_orchestrator.init_distributed() again"
+            )
+        self._forget_ended()
+        self._states[pg] = state = GroupState(pg)
+        return state
+
+    def _forget_ended(self) -> None:
+        # Groups can also be destroyed through torch.distributed; a reference to them would keep their sockets open.
+        alive = internals._world.pg_map
+        for pg in [pg for pg in self._states if pg not in alive]:
+            del self._states[pg]
+        self.prepared.clear()
+
+    def get_backend(self, group: ProcessGroup | None = None) -> str:
+        libraries = self._state(group).libraries
+        names = set(libraries.values())
+        return names.pop() if len(names) == 1 else ",".join(f"{device}:{name}" for device, name in libraries.items())
+
+    def get_rank(self, group: ProcessGroup | None = None) -> int:
+        return self._state(group).rank
+
+    def get_world_size(self, group: ProcessGroup | None = None) -> int:
+        return len(self._state(group).ranks)
+
+    def get_process_group_ranks(self, group: ProcessGroup | None = None) -> list[int]:
+        return list(self._state(group).ranks)
+
+    def get_world_group(self) -> ProcessGroup:
+        return self._state(None).pg
+
+    def get_store(self, group: ProcessGroup | None = None) -> Store:
+        store: Store = internals._world.pg_map[self._state(group).pg][1]
+        return store
+
+    def get_timeout(self) -> timedelta | None:
+        return self._timeout
+
+    def device_types(self, group: ProcessGroup | None = None) -> tuple[str, ...]:
+        return self._state(group).devices
+
+    def empty_shared(
+        self, shape: Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
+    ) -> torch.Tensor:
+        self._state(group)
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def check_group(self, group: ProcessGroup | None = None) -> None:
+        state = self._state(group)
+        if state.pg not in internals._world.pg_map:  # destroyed through torch.distributed
+            self._remember(state.pg)
+        state.check()
+
+    # --- creation and end
+
+    def create_group(
+        self,
+        ranks: Sequence[int],
+        name: str,
+        timeout: timedelta | None = None,
+        backend: str | None = None,
+        pg_options: Any = None,
+        group_desc: str | None = None,
+        device_id: torch.device | None = None,
+    ) -> ProcessGroup:
+        if backend is not None:
+            try:
+                check_available(backend)
+            except BackendUnavailableError as error:
+                raise BackendUnavailableError(f"new_group: {error}") from None
+        limit = self._timeout if timeout is None else max(timeout, SHORTEST_TIMEOUT)
+        try:
+            return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
+        except RuntimeError as error:
+            kind = classify(error)
+            if kind is None:
+                raise
+            rank = internals._get_default_group().rank()
+            raise kind(
+                f"new_group on rank {rank}: not every rank of {list(ranks)} came to make the group; all of them "
+                f"have to call new_group, and as often with these ranks [{summarize(error)}]"
+            ) from error
+
+    def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+        self._states.pop(self._state(group).pg)
+        if group is None:
+            self._states.clear()
+        self.prepared.clear()
+        wait_until_idle(_PATIENCE_S)
+        c10d.destroy_process_group(group)
+
+    # --- failures
+
+    def _failure(self, operation: str, group: ProcessGroup | None, error: BaseException) -> BaseException:
+        """Mark the group as broken and return ``error`` as a :class:`CommError`; return an unrelated one as it is."""
+        kind = classify(error)
+        if kind is None:
+            return error
+        name, short = self._call or operation, summarize(error)
+        try:
+            state = self._state(group)
+        except NotInitializedError:
+            failure = kind(f"{name} failed after its group was destroyed [{short}]")
+        else:
+            state.broken = f"{name}: {short}"
+            self.prepared.clear()
+            limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
+            rank, of_call = state.ranks[state.rank], self._limit is not None
+            text = format_failure(kind, name, str(state), rank, error, limit_s, of_call)
+            failure = kind(f"{text}. The group cannot be used any more: {state.how_to_go_on()} [{short}]")
+        failure.__cause__ = error
+        return failure

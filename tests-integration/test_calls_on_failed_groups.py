@@ -1,0 +1,203 @@
+"""Calls on groups without this rank, without their members or without a future, and ranks that fail alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_utils.operations import Role
+from comm_utils.testing import RankPool, run_ranks_outcomes
+
+# Test folders are no packages that could be installed.
+_HERE = str(Path(__file__).parent)
+if _HERE not in sys.path:
+    sys.path.insert(0, _HERE)
+
+from wrong_calls.errors import caught, expect  # noqa: E402
+from wrong_calls.kinds import VALUE, replaced  # noqa: E402
+from wrong_calls.right import (  # noqa: E402
+    COLLECTIVES,
+    OBJECTS,
+    TENSORS,
+    Arguments,
+    call,
+    check_group_works,
+    ones,
+    operation,
+    places,
+    right,
+    root_argument,
+    tensors,
+)
+
+Pools: TypeAlias = Callable[[int], RankPool]
+
+EVERY_CALL = [*TENSORS, *OBJECTS]
+ROOTS = {name: root_argument(operation(name)) for name in EVERY_CALL if operation(name).argument(Role.ROOT)}
+
+
+def run_subgroup() -> None:
+    rank = dist.get_rank()
+    group = dist.new_group([1, 2])
+    if rank > 0:
+        for name, key in ROOTS.items():
+            usual = right(name, rank, 2)
+            for outside in (0, 3):
+                texts = (f"{key}: got rank {outside}", "not in the group", "its global ranks are [1, 2]")
+                expect(name, {**usual, key: outside, "group": group}, VALUE, texts)
+            if name in ("gather", "scatter", "gather_object", "scatter_object_list"):  # rank 0 is no default there
+                expect(name, {**usual, key: None, "group": group}, VALUE, (f"{key}: missing",))
+        check_group_works(group)
+        dist.destroy_process_group(group)
+    check_group_works()
+
+
+def test_rank_outside_a_group(pools: Pools) -> None:
+    pools(3).run(run_subgroup)
+
+
+class Collect(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+def run_non_member() -> None:
+    from comm_collectives import arguments
+
+    arguments._warned.clear()
+    rank, log = dist.get_rank(), Collect()
+    logging.getLogger("comm").addHandler(log)
+    group = dist.new_group([0, 2])
+    if rank == 1:
+        assert group is dist.GroupMember.NON_GROUP_MEMBER
+        for name in EVERY_CALL:
+            tensor = ones()
+            arguments_ = right(name, 0, 2)
+            arguments_.update({key: tensor for key in ("tensor", "output") if key in arguments_}, group=group)
+            for _ in range(2):
+                assert getattr(dist, name)(**arguments_) == (-1 if name in ("recv", "recv_object_list") else None), name
+            assert torch.equal(tensor, ones())
+            (record,) = log.records
+            assert record.levelno == logging.WARNING
+            text = f"{name}: this rank is not a member of the group; the call does nothing"
+            assert record.getMessage() == text
+            log.records.clear()
+        for name in ("all_reduce", "all_gather_into_tensor", "broadcast"):  # with a handle there is nothing to wait for
+            assert getattr(dist, name)(**right(name, 0, 2), group=group, async_op=True) is None
+        assert dist.batch_isend_irecv([dist.P2POp(dist.isend, ones(), 0, group)]) == []
+        assert (dist.get_rank(group), dist.get_world_size(group)) == (-1, -1)
+        dist.destroy_process_group(group)
+    else:
+        check_group_works(group)
+        assert log.records == []
+        dist.destroy_process_group(group)
+    logging.getLogger("comm").removeHandler(log)
+    check_group_works()
+
+
+def test_calls_of_a_rank_outside_the_group_do_nothing(pools: Pools) -> None:
+    pools(3).run(run_non_member)
+
+
+def run_destroyed_group() -> None:
+    group = dist.new_group([0, 1])
+    check_group_works(group)
+    dist.destroy_process_group(group)
+    for name in EVERY_CALL:
+        usual = right(name, dist.get_rank(), 2)
+        expect(name, {**usual, "group": group}, dist.NotInitializedError, ("no longer exists; make a new one",))
+    check_group_works()
+
+
+def test_group_that_was_destroyed(pools: Pools) -> None:
+    pools(2).run(run_destroyed_group)
+
+
+# --- a rank that is alone with its mistake
+
+
+#: Changes that make rank 1 wait for rank 0.
+WAITING: dict[str, Arguments] = {
+    **{name: {} for name in COLLECTIVES if name not in ("reduce", "gather")},
+    "reduce": {"dst": 1},
+    "gather": {"dst": 1},
+    "recv": {},
+    "irecv": {},
+}
+_GROUP_TIMEOUT_S = 0.6
+
+
+def run_alone(name: str) -> None:
+    rank = dist.get_rank()
+    dist.barrier()
+    group = dist.new_group([0, 1], timeout=_GROUP_TIMEOUT_S)
+    arguments = {**right(name, rank, 2), **WAITING[name], "group": group}
+    if name == "gather":
+        arguments["gather_list"] = tensors(2) if rank == 1 else None
+    start = time.monotonic()
+    if rank == 0:
+        where = next(where for where, ranks, _ in places(name) if 0 in ranks)
+        arguments.update(replaced(arguments, where, ones().to("meta")))
+        expect(name, arguments, VALUE, ("got a tensor on meta",))
+        assert time.monotonic() - start < _GROUP_TIMEOUT_S
+    else:
+        raised = caught(lambda: call(name, arguments))
+        took = time.monotonic() - start
+        assert isinstance(raised, (dist.CommTimeoutError, dist.PeerLostError))
+        assert str(raised).startswith(f"{name} on the group of ranks [0, 1] ")
+        assert ", as seen by rank 1: " in str(raised)
+        assert "cannot be used any more: its members go on with destroy_process_group(group)" in str(raised)
+        for theirs in (".cc:", "GLHF"):
+            assert theirs not in str(raised)
+            assert theirs == "GLHF" or theirs in str(raised.__cause__) or dist.get_backend() != "gloo"
+        assert _GROUP_TIMEOUT_S * 0.9 < took < _GROUP_TIMEOUT_S + 10
+        for other in EVERY_CALL:
+            usual = right(other, rank, 2)
+            expect(other, {**usual, "group": group}, dist.BrokenGroupError, ("group of ranks [0, 1] failed earlier",))
+    check_group_works()
+    dist.destroy_process_group(group)
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_peers_of_a_rank_with_a_mistake_time_out(pools: Pools, name: str) -> None:
+    pools(2).run(run_alone, name)
+
+
+def run_lost_peer() -> str:
+    dist.init_distributed(dist_backend="gloo", verbose=False, timeout=5)
+    check_group_works()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    found = ""
+    try:
+        for _ in range(3):  # what a dead rank has sent before is still received
+            dist.all_reduce(torch.ones(1000))
+    except (dist.PeerLostError, dist.CommTimeoutError) as error:
+        found = f"{type(error).__name__}: {error}"
+    for name in EVERY_CALL:
+        usual = right(name, 0, 2)
+        expect(name, usual, dist.BrokenGroupError, ("group of ranks [0, 1] failed earlier", "init_distributed() again"))
+    assert dist.is_initialized()
+    sys.stdout.flush()
+    return found
+
+
+def test_peer_that_dies(rank_environment: dict[str, Any]) -> None:
+    survivor, dead = run_ranks_outcomes(run_lost_peer, 2, env=rank_environment, timeout_s=60)
+    assert dead.status == "died"
+    assert survivor.ok, survivor.report()
+    assert survivor.value.startswith(("PeerLostError: all_reduce on", "CommTimeoutError: all_reduce on"))
+    assert survivor.duration_s < 20

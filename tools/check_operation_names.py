@@ -1,0 +1,115 @@
+"""Check that what is known of an operation stands in the table of operations alone.
+
+    python tools/check_operation_names.py
+
+Outside the table, the façade, the wrappers and the implementations, no dict, set, list, tuple, comparison or match of a
+package names an operation: it asks ``comm_utils.operations``, so that a new row is enough. ``EXCEPTIONS`` has the few
+places that may, with the reason. Lists in ``__all__`` name functions and do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+__all__ = ["ALLOWED", "EXCEPTIONS", "MOST_EXCEPTIONS", "MOST_FILES", "PROBE", "check", "main", "names_in"]
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "packages" / "comm-utils" / "src"))
+
+#: Folders and files, below ``packages/*/src``, that say what an operation is, offer it or carry it out.
+ALLOWED: Mapping[str, str] = {
+    "comm_utils/operations": "the table",
+    "comm_utils/backend.py": "the contract, whose methods are the operations",
+    "comm_orchestrator/facade": "the façade",
+    "comm_collectives": "the collectives, and the wrappers of backends",
+    "comm_backend_torch": "an implementation",
+    "comm_backend_ccl": "an implementation",
+    "comm_utils/testing": "what tests call",
+}
+
+#: (file, operation) -> why it may be named there.
+EXCEPTIONS: Mapping[tuple[str, str], str] = {}
+MOST_EXCEPTIONS = 10
+
+#: This operation stands in no more than so many files outside the allowed ones.
+PROBE = "all_to_all_single"
+MOST_FILES = 12
+
+
+def main() -> None:
+    from comm_utils import operations
+
+    problems = check(ROOT / "packages", {row.name for row in operations.rows()})
+    if problems:
+        sys.exit("\n".join(problems))
+
+
+def check(packages: Path, operations: Collection[str], exceptions: Mapping[tuple[str, str], str] = EXCEPTIONS) -> list[str]:
+    """Return what is wrong with the sources of ``packages/*/src``, a line each."""
+    problems, unused, probed = [], set(exceptions), []
+    for path in sorted(packages.glob("*/src/**/*.py")):
+        relative = path.relative_to(packages)
+        module = "/".join(relative.parts[2:])
+        if any(module == one or module.startswith(f"{one}/") for one in ALLOWED):
+            continue
+        text = path.read_text(encoding="utf-8")
+        if re.search(rf"\b{PROBE}\b", text):
+            probed.append(module)
+        for line, name, where in names_in(ast.parse(text), operations):
+            if (module, name) in exceptions:
+                unused.discard((module, name))
+            else:
+                problems.append(
+                    f"packages/{relative}:{line}: {where} names the operation {name!r}: ask comm_utils.operations, or "
+                    "list it in EXCEPTIONS with its reason"
+                )
+    problems += [f"EXCEPTIONS: {module} does not name {name!r}; remove the line" for module, name in sorted(unused)]
+    if len(exceptions) > MOST_EXCEPTIONS:
+        problems.append(f"EXCEPTIONS: got {len(exceptions)}; expected at most {MOST_EXCEPTIONS}")
+    if len(probed) > MOST_FILES:
+        problems.append(f"{PROBE} stands in {len(probed)} files; expected at most {MOST_FILES}: {', '.join(probed)}")
+    return problems
+
+
+def names_in(tree: ast.AST, operations: Collection[str]) -> Iterator[tuple[int, str, str]]:
+    """Return the operations that dicts, sets, lists, tuples, comparisons and matches name: line, name, where."""
+    exported = {id(one) for node in ast.walk(tree) if _is_export(node) for one in ast.walk(node)}
+    for node in ast.walk(tree):
+        if id(node) in exported:
+            continue
+        for where, values in _named_by(node):
+            for one in values:
+                if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value in operations:
+                    yield one.lineno, one.value, where
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
+            for keyword in node.keywords:
+                if keyword.arg in operations:
+                    yield keyword.value.lineno, str(keyword.arg), "a dict"
+
+
+def _is_export(node: ast.AST) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return any(isinstance(one, ast.Name) and one.id == "__all__" for one in targets)
+
+
+def _named_by(node: ast.AST) -> Iterator[tuple[str, Iterable[ast.AST | None]]]:
+    if isinstance(node, ast.Dict):
+        yield "a dict", [*node.keys, *node.values]
+    elif isinstance(node, ast.Set):
+        yield "a set", node.elts
+    elif isinstance(node, ast.List):
+        yield "a list", node.elts
+    elif isinstance(node, ast.Tuple):
+        yield "a tuple", node.elts
+    elif isinstance(node, ast.Compare):
+        yield "a comparison", [node.left, *node.comparators]
+    elif isinstance(node, ast.MatchValue):
+        yield "a match", [node.value]
+
+
+if __name__ == "__main__":
+    main()
