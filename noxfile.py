@@ -40,6 +40,8 @@ DIST = ROOT / "dist"
 # The package with a native library.
 NATIVE = "comm-backend-ccl"
 COVERAGE_PERCENT = 90
+# What clang-format and clang-tidy read.
+NATIVE_SUFFIXES = (".c", ".cpp", ".hpp")
 # Benchmarks that run as sessions, and what each measures.
 BENCHMARKS = {
     "callback": "comm-orchestrator",
@@ -182,6 +184,28 @@ def lint(session: nox.Session) -> None:
     install(session, *group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
+    native_sources = [
+        str(path)
+        for path in sorted((PACKAGES[NATIVE].folder / "native").rglob("*.[ch]*"))
+        if path.suffix in NATIVE_SUFFIXES
+    ]
+    session.run("clang-format", "--dry-run", "--Werror", *native_sources)
+    if shutil.which(os.environ.get("CXX", "c++")) is None:
+        session.warn("clang-tidy is left out: there is no C++ compiler")
+        return
+    build = Path(session.create_tmp()) / "native"
+    source = PACKAGES[NATIVE].folder / "native" / "tests"
+    option = "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"
+    session.run("cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), option, silent=True)
+    # The kernels are built with instructions that clang names differently; the tests are no part of the package.
+    checked = [
+        path
+        for path in native_sources
+        if "/shared_memory/" in path
+        and path.endswith(".cpp")
+        and not any(part in path for part in ("/kernels/kernels.cpp", "/python/"))
+    ]
+    session.run("clang-tidy", "--quiet", "-p", str(build), *checked)
 
 
 @nox.session

@@ -1,13 +1,13 @@
 // Tensors that ranks can map, which operations read and write without a copy in between.
 
-#include "ranks.hpp"
 #include "segment/arena.hpp"
+#include "ranks.hpp"
 #include "segment/memory.hpp"
 
+#include <unistd.h>
 #include <algorithm>
 #include <cstring>
 #include <thread>
-#include <unistd.h>
 
 using namespace tests;
 using namespace shm;

@@ -21,7 +21,7 @@ from comm_collectives.groups import (
 )
 from comm_collectives.instrumentation import bare_backend, instrument, labelled
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from comm_collectives.shared_tensors import empty_shared
+from comm_collectives.shared_tensors import empty_shared, shared_memory_stats
 from comm_collectives.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 
 __all__ = [
@@ -66,5 +66,6 @@ __all__ = [
     "reduce_scatter_tensor",
     "scatter",
     "send",
+    "shared_memory_stats",
     "split_group",
 ]

@@ -124,8 +124,7 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
         break;
     case all_to_all:
         for (int one = 0; one < size; ++one) {
-            std::memcpy(output + static_cast<size_t>(one) * bytes,
-                        shown(one) + static_cast<size_t>(me) * bytes, bytes);
+            std::memcpy(output + static_cast<size_t>(one) * bytes, shown(one) + static_cast<size_t>(me) * bytes, bytes);
         }
         break;
     default:

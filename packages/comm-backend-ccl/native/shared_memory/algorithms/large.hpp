@@ -1,5 +1,5 @@
-// An operation on more than fits into a slot: on the tensors themselves where all ranks have them in shared memory, else
-// in chunks. Which of the two it is, all ranks find in the records that go with the first step.
+// An operation on more than fits into a slot: on the tensors themselves where all ranks have them in shared memory,
+// else in chunks. Which of the two it is, all ranks find in the records that go with the first step.
 
 #pragma once
 

@@ -22,8 +22,8 @@ struct Operands {
         : request(request), size(group.size()), me(group.rank()), item(item_bytes(request.dtype)) {
         // Of an output that no cache has room for; what is reduced in place was read a moment ago.
         constexpr size_t large_bytes = 32 << 20;
-        around_caches = request.operation != all_reduce && request.operation != shm::reduce &&
-                        output_bytes() >= large_bytes;
+        around_caches =
+            request.operation != all_reduce && request.operation != shm::reduce && output_bytes() >= large_bytes;
         size_t in = 0, out = 0;
         for (size_t other = 0; other < request.input_counts.size(); ++other) {
             input_offsets[other] = in;

@@ -77,12 +77,14 @@ void Pipelined::publish_chunk(Group &group, const Operands &operands, uint32_t c
     case all_gather:
         write(to, operands.input() + begin, bytes);
         if (operands.output() + static_cast<size_t>(me) * whole_ != operands.input()) {
-            operands.copy(operands.output() + static_cast<size_t>(me) * whole_ + begin, operands.input() + begin, bytes);
+            operands.copy(operands.output() + static_cast<size_t>(me) * whole_ + begin, operands.input() + begin,
+                          bytes);
         }
         break;
     case gather:
         if (operands.is_root()) {
-            operands.copy(operands.output() + static_cast<size_t>(me) * whole_ + begin, operands.input() + begin, bytes);
+            operands.copy(operands.output() + static_cast<size_t>(me) * whole_ + begin, operands.input() + begin,
+                          bytes);
         } else {
             write(to, operands.input() + begin, bytes);
         }
@@ -102,7 +104,7 @@ void Pipelined::publish_chunk(Group &group, const Operands &operands, uint32_t c
         for (int other = 0; other < size; ++other) {
             if (other != me) {
                 write(to + static_cast<size_t>(other) * chunk_,
-                       operands.input() + static_cast<size_t>(other) * whole_ + begin, bytes);
+                      operands.input() + static_cast<size_t>(other) * whole_ + begin, bytes);
             }
         }
         break;
@@ -110,7 +112,8 @@ void Pipelined::publish_chunk(Group &group, const Operands &operands, uint32_t c
         for (int other = 0; other < size; ++other) {
             const size_t part = chunk_bytes(chunk, operands.request.input_counts[other] * item);
             if (other != me && part > 0) {
-                write(to + static_cast<size_t>(other) * chunk_, operands.input() + operands.input_offsets[other] + begin, part);
+                write(to + static_cast<size_t>(other) * chunk_,
+                      operands.input() + operands.input_offsets[other] + begin, part);
             }
         }
         break;
@@ -157,8 +160,8 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
         for (int other = 0; other < size; ++other) {
             if (other != me) {
                 const Slice theirs = operands.slice_of(bytes / item, other);
-                operands.copy(operands.output() + begin + theirs.begin * item, slot(group, other, chunk) + theirs.begin * item,
-                       theirs.count * item);
+                operands.copy(operands.output() + begin + theirs.begin * item,
+                              slot(group, other, chunk) + theirs.begin * item, theirs.count * item);
             }
         }
         break;
@@ -170,7 +173,8 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
     case all_gather:
         for (int other = 0; other < size; ++other) {
             if (other != me) {
-                operands.copy(operands.output() + static_cast<size_t>(other) * whole_ + begin, slot(group, other, chunk), bytes);
+                operands.copy(operands.output() + static_cast<size_t>(other) * whole_ + begin,
+                              slot(group, other, chunk), bytes);
             }
         }
         break;
@@ -181,24 +185,24 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
         break;
     case scatter:
         operands.copy(operands.output() + begin,
-               operands.is_root() ? operands.input() + static_cast<size_t>(me) * whole_ + begin
-                         : slot(group, operands.request.root, chunk) + static_cast<size_t>(me) * chunk_,
-               bytes);
+                      operands.is_root() ? operands.input() + static_cast<size_t>(me) * whole_ + begin
+                                         : slot(group, operands.request.root, chunk) + static_cast<size_t>(me) * chunk_,
+                      bytes);
         break;
     case reduce_scatter:
         operands.reduce_from(
             [&](int one) -> const void * {
                 return one == me ? operands.input() + static_cast<size_t>(me) * whole_ + begin
-                                  : slot(group, one, chunk) + static_cast<size_t>(me) * chunk_;
+                                 : slot(group, one, chunk) + static_cast<size_t>(me) * chunk_;
             },
             operands.output() + begin, bytes / item);
         break;
     case all_to_all:
         for (int other = 0; other < size; ++other) {
             operands.copy(operands.output() + static_cast<size_t>(other) * whole_ + begin,
-                   other == me ? operands.input() + static_cast<size_t>(me) * whole_ + begin
-                                : slot(group, other, chunk) + static_cast<size_t>(me) * chunk_,
-                   bytes);
+                          other == me ? operands.input() + static_cast<size_t>(me) * whole_ + begin
+                                      : slot(group, other, chunk) + static_cast<size_t>(me) * chunk_,
+                          bytes);
         }
         break;
     case all_to_all_v:
@@ -206,9 +210,9 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
             const size_t part = chunk_bytes(chunk, operands.request.output_counts[other] * item);
             if (part > 0) {
                 operands.copy(operands.output() + operands.output_offsets[other] + begin,
-                       other == me ? operands.input() + operands.input_offsets[me] + begin
-                                    : slot(group, other, chunk) + static_cast<size_t>(me) * chunk_,
-                       part);
+                              other == me ? operands.input() + operands.input_offsets[me] + begin
+                                          : slot(group, other, chunk) + static_cast<size_t>(me) * chunk_,
+                              part);
             }
         }
         break;

@@ -8,7 +8,8 @@ namespace shm {
 
 class ZeroCopy {
 public:
-    // Whether it serves the operation, as every rank finds alike; then everybody's tensor is mapped, or the group fails.
+    // Whether it serves the operation, as every rank finds alike; then everybody's tensor is mapped, or the group
+    // fails.
     bool plan(Group &group, const Operands &operands, uint64_t number);
     void act(const Operands &operands);
 

@@ -63,7 +63,8 @@ void kept(void *to, V value) {
 }
 #endif
 
-// Of twice as many 16-bit elements as a register has lanes; in which order they are in two registers is left to each type.
+// Of twice as many 16-bit elements as a register has lanes; in which order they are in two registers is left to each
+// type.
 struct Half {
 #ifdef __AVX2__
     static void load(const uint16_t *input, Floats &a, Floats &b) {

@@ -125,7 +125,8 @@ void combine(T *output, const T *a, const T *b, size_t count) {
 
 // The same of two 16-bit tensors at once, without a stop in memory.
 template <class F, class Convert>
-void combine_narrow(uint16_t *output, const uint16_t *a, const uint16_t *b, size_t count, [[maybe_unused]] float divisor) {
+void combine_narrow(uint16_t *output, const uint16_t *a, const uint16_t *b, size_t count,
+                    [[maybe_unused]] float divisor) {
     size_t i = 0;
 #ifdef __AVX2__
     for (; i + 2 * lanes <= count; i += 2 * lanes) {
@@ -232,7 +233,7 @@ void reduce_floats(int op, void *const *outputs, int output_count, const void *c
     case sum:
     case average:
         return reduce_blocks<Sum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams,
-                                              op == average);
+                                                 op == average);
     case product:
         return reduce_blocks<Product, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
     case minimum:

@@ -36,8 +36,8 @@ bool reduces(int dtype, int op);
 struct Kernels {
     const char *name;
     // Overwrites each of `outputs` with the reduction of all `inputs`, as a balanced tree over them in their order; an
-    // output may be one of the inputs. 16-bit floats are reduced in float32 and rounded once. `streams`: all outputs but
-    // the first are written around the caches.
+    // output may be one of the inputs. 16-bit floats are reduced in float32 and rounded once. `streams`: all outputs
+    // but the first are written around the caches.
     void (*reduce)(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs,
                    int input_count, size_t count, bool streams);
     void (*copy)(void *output, const void *input, size_t bytes);

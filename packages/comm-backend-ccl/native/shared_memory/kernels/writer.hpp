@@ -10,9 +10,9 @@
 namespace shm {
 
 // Where two cores share a cache, a copy through it is the fastest. Where they do not, writing a line that the other has
-// read means asking all caches of the processor to forget it, which takes ten times as long as writing to memory, around
-// the caches. How long it takes with one line, that of a flag, tells which of the two it is; it changes when threads, or
-// virtual machines, are moved.
+// read means asking all caches of the processor to forget it, which takes ten times as long as writing to memory,
+// around the caches. How long it takes with one line, that of a flag, tells which of the two it is; it changes when
+// threads, or virtual machines, are moved.
 class Writer {
 public:
     void write(void *to, const void *from, size_t bytes) const;

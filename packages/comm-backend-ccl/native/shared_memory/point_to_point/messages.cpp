@@ -11,7 +11,9 @@ class Message final : public Task {
 public:
     using Task::Task;
 
-    bool advance(Group &group) override { return request.operation == send ? go_on_sending(group) : go_on_receiving(group); }
+    bool advance(Group &group) override {
+        return request.operation == send ? go_on_sending(group) : go_on_receiving(group);
+    }
 
 private:
     bool go_on_sending(Group &group) {

@@ -6,10 +6,10 @@
 
 namespace shm {
 
-const char *const operation_names[operations] = {"all_reduce",   "reduce", "broadcast", "all_gather", "reduce_scatter",
-                                                 "all_to_all",   "all_to_all_v", "send", "recv", "gather",
-                                                 "scatter", "barrier"};
-const char *const dtype_names[dtypes] = {"int8",  "uint8",  "int16",   "uint16",  "int32",   "uint32", "int64",
+const char *const operation_names[operations] = {"all_reduce",     "reduce",     "broadcast",    "all_gather",
+                                                 "reduce_scatter", "all_to_all", "all_to_all_v", "send",
+                                                 "recv",           "gather",     "scatter",      "barrier"};
+const char *const dtype_names[dtypes] = {"int8",   "uint8",   "int16",   "uint16",  "int32",    "uint32", "int64",
                                          "uint64", "float16", "float32", "float64", "bfloat16", "bool"};
 const char *const op_names[ops] = {"sum", "product", "min", "max", "avg", "band", "bor", "bxor"};
 
@@ -82,8 +82,9 @@ Record &Group::begin(const Request &request, Call &call) {
     call.op = request.operation == barrier ? 0 : request.op;
     call.root = request.root;
     call.count = request.count;
-    fingerprint_ = mixed(fingerprint_, call.operation | call.dtype << 8 | call.op << 16 |
-                                           static_cast<uint64_t>(static_cast<uint32_t>(call.root)) << 32,
+    fingerprint_ = mixed(fingerprint_,
+                         call.operation | call.dtype << 8 | call.op << 16 |
+                             static_cast<uint64_t>(static_cast<uint32_t>(call.root)) << 32,
                          call.count);
     call.fingerprint = fingerprint_;
     Record &record = record_of(rank_, call.number);
@@ -140,7 +141,8 @@ std::string Group::failure() {
         return "rank " + std::to_string(finder) + " gave up; its own error says why";
     }
     if (kind == no_memory) {
-        return "rank " + std::to_string(finder) + " has not enough shared memory; its own error says how much is needed";
+        return "rank " + std::to_string(finder) +
+               " has not enough shared memory; its own error says how much is needed";
     }
     if (kind == unreachable) {
         return "rank " + std::to_string(finder) + " cannot map the shared memory of rank " + std::to_string(other) +

@@ -3,11 +3,11 @@
 #include "segment/arena.hpp"
 #include "segment/memory.hpp"
 
+#include <time.h>
+#include <unistd.h>
 #include <algorithm>
 #include <chrono>
 #include <stdexcept>
-#include <time.h>
-#include <unistd.h>
 
 namespace shm {
 
@@ -270,8 +270,8 @@ bool Group::work() {
 
 void Group::reserve_channel(int to) {
     if (descriptor_ >= 0) {
-        reserve_memory(descriptor_, layout_.messages + (static_cast<size_t>(rank_) * layout_.size + to) *
-                                                           layout_.channel_bytes(),
+        reserve_memory(descriptor_,
+                       layout_.messages + (static_cast<size_t>(rank_) * layout_.size + to) * layout_.channel_bytes(),
                        layout_.channel_bytes(), "sending to another rank");
     }
 }

@@ -187,8 +187,7 @@ public:
         return at<Channel>(layout_.channels)[static_cast<size_t>(from) * layout_.size + to];
     }
     char *message_slot(int from, int to, uint32_t index) {
-        return at<char>(layout_.messages) +
-               (static_cast<size_t>(from) * layout_.size + to) * layout_.channel_bytes() +
+        return at<char>(layout_.messages) + (static_cast<size_t>(from) * layout_.size + to) * layout_.channel_bytes() +
                index % message_slots * layout_.message_bytes;
     }
     bool ring_is_reserved() const { return ring_is_reserved_.load(std::memory_order_relaxed) || descriptor_ < 0; }
@@ -230,8 +229,8 @@ private:
     std::mutex lock_;
     uint64_t number_ = 0;
     uint32_t fingerprint_ = 0;
-    uint32_t done_ = 0;     // steps
-    uint32_t slowest_ = 0;  // steps that everybody has done, as far as seen
+    uint32_t done_ = 0;       // steps
+    uint32_t slowest_ = 0;    // steps that everybody has done, as far as seen
     uint64_t steps_ = slots;  // the same as done_, and never wraps around
     uint32_t next_piece_ = 0;
     std::array<uint64_t, pieces> published_at_{};  // the step of each piece of the ring

@@ -30,7 +30,7 @@ private:
     const std::function<bool()> turn_;
     std::mutex worker_mutex_;
     std::condition_variable wake_;
-    std::thread thread_;                     // guarded by `worker_mutex_`, as are these
+    std::thread thread_;  // guarded by `worker_mutex_`, as are these
     bool stop_ = false, has_work_ = false;
 };
 

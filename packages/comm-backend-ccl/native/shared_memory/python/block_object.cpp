@@ -6,13 +6,10 @@ namespace shm {
 namespace {
 
 struct BlockObject {
-    PyObject_HEAD
-    void *begin;
+    PyObject_HEAD void *begin;
 };
 
-PyObject *address(PyObject *self, void *) {
-    return PyLong_FromVoidPtr(reinterpret_cast<BlockObject *>(self)->begin);
-}
+PyObject *address(PyObject *self, void *) { return PyLong_FromVoidPtr(reinterpret_cast<BlockObject *>(self)->begin); }
 
 void dealloc(PyObject *self) {
     void *begin = reinterpret_cast<BlockObject *>(self)->begin;
@@ -26,7 +23,8 @@ void dealloc(PyObject *self) {
     }
 }
 
-PyGetSetDef attributes[] = {{"address", address, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
+PyGetSetDef attributes[] = {{"address", address, nullptr, nullptr, nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
 PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(dealloc)}, {Py_tp_getset, attributes}, {0, nullptr}};
 PyType_Spec spec{"comm_backend_ccl._shared_memory.Block", sizeof(BlockObject), 0,
                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};

@@ -64,8 +64,9 @@ template <auto function>
 PyObject *engine_entry(PyObject *self, PyObject *arguments) {
     used = true;
     if (forked) {
-        PyErr_SetString(PyExc_RuntimeError, "shared memory of a group cannot be used in a forked child; start "
-                                            "processes with spawn or forkserver");
+        PyErr_SetString(PyExc_RuntimeError,
+                        "shared memory of a group cannot be used in a forked child; start "
+                        "processes with spawn or forkserver");
         return nullptr;
     }
     return guarded([&] { return function(self, arguments); });

@@ -16,8 +16,7 @@ int looks_with_gil(const Group &group) { return group.crowded() ? 1 : std::min(4
 
 // What the function that Python calls is bound to.
 struct FastPath {
-    PyObject_HEAD
-    Shared *group;
+    PyObject_HEAD Shared *group;
     PyObject *later;
     uint8_t operation, op;
     int root;
@@ -54,8 +53,8 @@ PyType_Spec spec{"comm_backend_ccl._shared_memory.FastPath", sizeof(FastPath), 0
                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
 PyObject *type = nullptr;
 
-// How many tensors the operation is done with. In one, or on ranks that are not the root of a gather or scatter, there is
-// neither output nor input apart.
+// How many tensors the operation is done with. In one, or on ranks that are not the root of a gather or scatter, there
+// is neither output nor input apart.
 Py_ssize_t tensors_of(const FastPath &path) {
     switch (path.operation) {
     case barrier:
@@ -137,8 +136,8 @@ bool split(const PlainTensor &tensor, PyObject *rows, size_t size, std::vector<s
 }
 
 // The same for an exchange in parts of any size, which `rows_out` and `rows_in` are.
-bool is_uneven(const FastPath &path, const PlainTensor &output, const PlainTensor &input, PyObject *rows_out, PyObject *rows_in,
-               Request &request) {
+bool is_uneven(const FastPath &path, const PlainTensor &output, const PlainTensor &input, PyObject *rows_out,
+               PyObject *rows_in, Request &request) {
     const size_t size = static_cast<size_t>(path.on().size());
     request.operation = all_to_all_v;
     request.dtype = static_cast<uint8_t>(input.dtype);
@@ -148,8 +147,8 @@ bool is_uneven(const FastPath &path, const PlainTensor &output, const PlainTenso
            split(output, rows_out, size, request.output_counts);
 }
 
-// Returns True if all is done; False, with nothing begun, where the checked path has to be taken; where others are late,
-// what `later` returns.
+// Returns True if all is done; False, with nothing begun, where the checked path has to be taken; where others are
+// late, what `later` returns.
 PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t count) {
     const Py_ssize_t tensors = tensors_of(path);
     PlainTensor output, input;

@@ -108,7 +108,8 @@ PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr}
                          {"plain_tensor", entry<plain_tensor>, METH_O, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef definition{PyModuleDef_HEAD_INIT, "_shared_memory", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition{
+    PyModuleDef_HEAD_INIT, "_shared_memory", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

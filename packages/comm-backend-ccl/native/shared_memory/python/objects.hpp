@@ -3,8 +3,8 @@
 
 #pragma once
 
-#include "python/entry.hpp"
 #include "progress/group.hpp"
+#include "python/entry.hpp"
 
 #include <memory>
 
@@ -13,15 +13,13 @@ namespace shm {
 using Shared = std::shared_ptr<Group>;
 
 struct GroupObject {
-    PyObject_HEAD
-    Shared *group;
+    PyObject_HEAD Shared *group;
 };
 
 // Keeps the group, and the tensors in whose memory it goes on. Where it is dropped before the end, as by a
 // KeyboardInterrupt, the tensors stay until the operation is over.
 struct OperationObject {
-    PyObject_HEAD
-    struct Held {
+    PyObject_HEAD struct Held {
         Shared group;
         Handle task;
     } *held;

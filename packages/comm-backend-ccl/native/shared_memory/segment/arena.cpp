@@ -193,7 +193,8 @@ void Arena::reserve(Region &region, size_t offset, size_t bytes) {
             // Holes before this one were filled, and still count as holes.
             for (auto before = region.extents.find(offset); before->first <= one->first; ++before) {
                 if (before->second.state == hole) {
-                    return_memory(region.descriptor, before->first, std::min(before->second.bytes, end - before->first));
+                    return_memory(region.descriptor, before->first,
+                                  std::min(before->second.bytes, end - before->first));
                 }
             }
             throw;
@@ -204,7 +205,10 @@ void Arena::reserve(Region &region, size_t offset, size_t bytes) {
 // Gives [offset, offset + bytes) a state; where it begins, an extent does.
 void Arena::set(Region &region, size_t offset, size_t bytes, State state) {
     const auto count = [this](State of, size_t much, bool add) {
-        size_t *total = of == used ? &used_bytes_ : of == kept ? &kept_bytes_ : of == retired ? &retired_bytes_ : nullptr;
+        size_t *total = of == used      ? &used_bytes_
+                        : of == kept    ? &kept_bytes_
+                        : of == retired ? &retired_bytes_
+                                        : nullptr;
         if (total != nullptr) {
             *total += add ? much : -much;
         }

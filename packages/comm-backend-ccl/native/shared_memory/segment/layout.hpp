@@ -19,8 +19,8 @@ constexpr size_t line = 128;  // two cache lines: processors fetch them in pairs
 constexpr uint32_t slots = 8;
 constexpr uint32_t records = 16;
 constexpr size_t slot_bytes = 8 << 10;
-// Pieces of the ring for what is larger. All of it is more than a core's own cache holds: lines that have left the other
-// core's cache are written, and read by it, several times as fast as those that both still have.
+// Pieces of the ring for what is larger. All of it is more than a core's own cache holds: lines that have left the
+// other core's cache are written, and read by it, several times as fast as those that both still have.
 constexpr uint32_t pieces = 512;
 // An operation in chunks takes so many of them at a time, or some times as many where all of it fits into the ring.
 constexpr uint32_t pieces_of_chunk = 32, larger_chunk = 4;
@@ -81,7 +81,14 @@ struct alignas(line) Header {
     // 0, or failed_mark | kind << 60 | who found it << 54 | the other rank << 48 | the number of the operation
     alignas(line) std::atomic<uint64_t> failure{0};
 };
-enum Failure : uint32_t { different_calls = 1, different_sizes = 2, unreachable = 3, no_memory = 4, gave_up = 5, timed_out = 6 };
+enum Failure : uint32_t {
+    different_calls = 1,
+    different_sizes = 2,
+    unreachable = 3,
+    no_memory = 4,
+    gave_up = 5,
+    timed_out = 6
+};
 constexpr uint64_t failed_mark = uint64_t{1} << 63;
 
 // Offsets and sizes in bytes.

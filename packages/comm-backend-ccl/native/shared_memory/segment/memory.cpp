@@ -2,24 +2,25 @@
 
 #include "segment/layout.hpp"
 
-#include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <fcntl.h>
-#include <fstream>
-#include <limits>
-#include <sstream>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <limits>
+#include <sstream>
 
 namespace shm {
 
 namespace {
 
-constexpr const char *remedy = " is available in this machine or container; raise the container's memory limit, or use "
-                               "fewer groups or smaller tensors";
+constexpr const char *remedy =
+    " is available in this machine or container; raise the container's memory limit, or use "
+    "fewer groups or smaller tensors";
 
 // The number after `key` in a file of lines, or the file's only number; most where there is none.
 size_t number_in(const std::string &path, const std::string &key) {
@@ -114,13 +115,13 @@ std::string limit_of_files() {
 std::string mebibytes(size_t bytes) { return std::to_string((bytes >> 20) + (bytes % (1 << 20) != 0)) + " MiB"; }
 
 uint64_t inode_of(int descriptor) {
-    struct stat found {};
+    struct stat found{};
     fstat(descriptor, &found);
     return found.st_ino;
 }
 
 size_t size_of(int descriptor) {
-    struct stat found {};
+    struct stat found{};
     return fstat(descriptor, &found) == 0 ? static_cast<size_t>(found.st_size) : 0;
 }
 
@@ -133,7 +134,7 @@ int create_memory(size_t bytes) {
         const std::string reason = std::strerror(errno);
         close(descriptor);
         throw SharedMemoryError("shared memory of " + mebibytes(bytes) + " cannot be created (" + reason +
-                      "); raise the limit of file sizes (ulimit -f)");
+                                "); raise the limit of file sizes (ulimit -f)");
     }
     // Nobody can cut it while others use it.
     fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
@@ -144,7 +145,7 @@ void check_memory(size_t bytes, const char *what) {
     const size_t available = available_bytes();
     if (bytes >= available - available / 16) {
         throw SharedMemoryError(std::string(what) + " needs " + mebibytes(bytes) + " of shared memory, and " +
-                      mebibytes(available) + remedy);
+                                mebibytes(available) + remedy);
     }
 }
 
@@ -156,13 +157,13 @@ void reserve_memory(int descriptor, size_t offset, size_t bytes, const char *wha
         const size_t next = std::min(part, bytes - done);
         int failed;
         do {
-            failed = fallocate(descriptor, 0, static_cast<off_t>(offset + done), static_cast<off_t>(next)) == 0 ? 0
-                                                                                                                 : errno;
+            failed =
+                fallocate(descriptor, 0, static_cast<off_t>(offset + done), static_cast<off_t>(next)) == 0 ? 0 : errno;
         } while (failed == EINTR);
         if (failed != 0) {
             return_memory(descriptor, offset, done + next);
             throw SharedMemoryError(std::string(what) + " needs " + mebibytes(bytes) + " of shared memory (" +
-                          std::strerror(failed) + "); more than what" + remedy);
+                                    std::strerror(failed) + "); more than what" + remedy);
         }
     }
 }
@@ -180,11 +181,12 @@ int open_memory(int pid, int descriptor, uint64_t inode, size_t bytes) {
     }
     if (opened < 0) {
         throw Inaccessible("the shared memory of process " + std::to_string(pid) + " cannot be opened (" + path + ": " +
-                      std::strerror(errno) + "); ranks that share memory run as one user in one pid namespace");
+                           std::strerror(errno) + "); ranks that share memory run as one user in one pid namespace");
     }
     // The number may stand for another file by now.
-    struct stat found {};
-    if (fstat(opened, &found) != 0 || found.st_ino != inode || (bytes != 0 && found.st_size != static_cast<off_t>(bytes)) ||
+    struct stat found{};
+    if (fstat(opened, &found) != 0 || found.st_ino != inode ||
+        (bytes != 0 && found.st_size != static_cast<off_t>(bytes)) ||
         (fcntl(opened, F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
         close(opened);
         throw Inaccessible("the shared memory of process " + std::to_string(pid) + " is not there any more");

@@ -1,5 +1,6 @@
-// The words of a group: what this rank has done, and whether others have come so far. Every word is written with release
-// and read with acquire, so that what was written before it is seen with it on processors that reorder memory as well.
+// The words of a group: what this rank has done, and whether others have come so far. Every word is written with
+// release and read with acquire, so that what was written before it is seen with it on processors that reorder memory
+// as well.
 
 #include "progress/group.hpp"
 

@@ -2,13 +2,13 @@
 
 #include "progress/group.hpp"
 
-#include <chrono>
-#include <climits>
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include <chrono>
+#include <climits>
 
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -22,7 +22,8 @@ using Clock = std::chrono::steady_clock;
 
 // Not FUTEX_PRIVATE_FLAG: other processes wake.
 void futex_wait(std::atomic<uint32_t> &futex, uint32_t seen, double seconds) {
-    const timespec limit{static_cast<time_t>(seconds), static_cast<long>((seconds - static_cast<time_t>(seconds)) * 1e9)};
+    const timespec limit{static_cast<time_t>(seconds),
+                         static_cast<long>((seconds - static_cast<time_t>(seconds)) * 1e9)};
     syscall(SYS_futex, &futex, FUTEX_WAIT, seen, &limit, nullptr, 0);
 }
 
@@ -63,9 +64,8 @@ bool Group::enough_for(int other, uint64_t awaited) {
         return true;
     }
     for (int one = 0; one < size(); ++one) {
-        if (one != other &&
-            static_cast<int32_t>(static_cast<uint32_t>(word(one).load(std::memory_order_seq_cst)) -
-                                 static_cast<uint32_t>(awaited)) < 0) {
+        if (one != other && static_cast<int32_t>(static_cast<uint32_t>(word(one).load(std::memory_order_seq_cst)) -
+                                                 static_cast<uint32_t>(awaited)) < 0) {
             return false;
         }
     }

@@ -192,6 +192,7 @@ __all__ = [
     "send",
     "send_object_list",
     "set_backend",
+    "shared_memory_stats",
     "set_object_policy",
     "split_group",
     "start_profiling_comms",
@@ -250,6 +251,7 @@ get_global_rank = comm_collectives.get_global_rank
 get_group_rank = comm_collectives.get_group_rank
 get_process_group_ranks = comm_collectives.get_process_group_ranks
 empty_shared = comm_collectives.empty_shared
+shared_memory_stats = comm_collectives.shared_memory_stats
 get_rank = comm_collectives.get_rank
 get_world_group = comm_collectives.get_world_group
 get_world_size = comm_collectives.get_world_size

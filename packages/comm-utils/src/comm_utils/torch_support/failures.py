@@ -18,7 +18,9 @@ _LOST = re.compile(
     re.IGNORECASE,
 )
 _CLOSED = re.compile(r"connection (was )?(likely )?(closed|reset)|broken pipe|socket closed", re.IGNORECASE)
-_CLOSED_BY_TIMEOUT = re.compile(r"timed out (waiting|after)|timeout caused|wait timeout|operation timeout", re.IGNORECASE)
+_CLOSED_BY_TIMEOUT = re.compile(
+    r"timed out (waiting|after)|timeout caused|wait timeout|operation timeout", re.IGNORECASE
+)
 _EXHAUSTED = re.compile(
     r"too many open files|cannot allocate memory|bad_alloc|resource temporarily unavailable", re.IGNORECASE
 )
