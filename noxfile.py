@@ -1,5 +1,7 @@
 """What is checked here, and how; ``nox -l`` lists it.
 
+Plain ``nox`` runs what finds most faults in ten minutes; ``nox -t full`` runs everything else that has to pass.
+
 Packages and requirements are read from ``packages/*/pyproject.toml``, what a session needs besides from the root
 ``pyproject.toml``, versions from ``constraints.txt``.
 """
@@ -40,6 +42,10 @@ DIST = ROOT / "dist"
 # The package with a native library.
 NATIVE = "comm-backend-ccl"
 COVERAGE_PERCENT = 90
+# With MEASURE_COVERAGE=1, sessions with tests record what they execute, and `nox -s coverage -- report` reports it.
+MEASURING = os.environ.get("MEASURE_COVERAGE") == "1"
+# What plain nox leaves out.
+FULL = ["full"]
 # What clang-format and clang-tidy read.
 NATIVE_SUFFIXES = (".c", ".cpp", ".hpp")
 # Benchmarks that run as sessions, and what each measures.
@@ -59,6 +65,9 @@ LINK_TESTS = f"{LAUNCHER_TESTS}/test_prediction_links.py"
 COMMAND_TESTS = [f"tests-integration/test_{name}.py" for name in ("bench", "prediction", "trace_commands")]
 # Of the sessions that have everything else installed.
 APART = [f"--ignore={path}" for path in (LAUNCHER_TESTS, ECOSYSTEM_TESTS)]
+
+# Of the sessions that run the tests of all packages together.
+NOT_WITH_THE_REST = [*APART, *(f"--ignore={path}" for path in COMMAND_TESTS)]
 
 # The ends of what the packages' metadata promises, which CI runs, and a pair between them; CI's main pair is in
 # constraints.txt.
@@ -109,13 +118,24 @@ def uv_environment() -> dict[str, str]:
     return env
 
 
-def install(session: nox.Session, *arguments: str, constraints: Path = CONSTRAINTS) -> None:
+def install(
+    session: nox.Session, *arguments: str, constraints: Path = CONSTRAINTS, env: dict[str, str] | None = None
+) -> None:
     session.env.update(uv_environment() if session.venv_backend == "uv" else {})
     # Tests start many processes that import torch, which takes several times as long without cached bytecode.
     session.env["PYTHONDONTWRITEBYTECODE"] = ""
     for variable in ("UV_BUILD_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):
         session.env[variable] = str(CONSTRAINTS)
-    session.install("--constraint", str(constraints), *arguments)
+    session.install("--constraint", str(constraints), *arguments, env=env)
+
+
+def run_pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
+    """Run pytest, under coverage where that is measured."""
+    if not MEASURING:
+        session.run("pytest", *arguments, env=env)
+        return
+    install(session, *group("coverage"))
+    session.run("coverage", "run", "-m", "pytest", *arguments, env=env)
 
 
 def group(name: str) -> list[str]:
@@ -137,7 +157,10 @@ def install_sources(session: nox.Session, *requirements: str, constraints: Path 
     for name, extras in needs.siblings.items():
         suffix = f"[{','.join(sorted(extras))}]" if extras else ""
         arguments += ["--editable", f"{PACKAGES[name].folder}{suffix}"]
-    install(session, *arguments, constraints=constraints)
+    # The native library is in most environments; it is compiled once for each Python.
+    python = session.python if isinstance(session.python, str) else f"{sys.version_info[0]}.{sys.version_info[1]}"
+    build = ROOT / ".nox" / f"native-{re.sub(r'[^0-9.]+', '-', python).strip('-')}"
+    install(session, *arguments, constraints=constraints, env={"SKBUILD_BUILD_DIR": str(build)})
     return list(needs.siblings)
 
 
@@ -175,37 +198,40 @@ def imports(session: nox.Session) -> None:
         session.skip("import-linter needs Python 3.11")
     install(session, *group("imports"))
     sources = os.pathsep.join(str(package.folder / "src") for package in PACKAGES.values())
-    session.run("lint-imports", "--no-logo", *session.posargs, env={"PYTHONPATH": sources})
+    for config in ("pyproject.toml", "tools/import_cycles.toml"):
+        session.run("lint-imports", "--no-logo", "--config", config, *session.posargs, env={"PYTHONPATH": sources})
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Style and likely mistakes: ruff check and ruff format."""
+    """Style and likely mistakes: ruff, words to avoid, the width of Markdown; operations are named in their table."""
     install(session, *group("lint"))
     session.run("ruff", "check", *session.posargs)
     session.run("ruff", "format", "--check")
-    native_sources = [
-        str(path)
-        for path in sorted((PACKAGES[NATIVE].folder / "native").rglob("*.[ch]*"))
-        if path.suffix in NATIVE_SUFFIXES
-    ]
-    session.run("clang-format", "--dry-run", "--Werror", *native_sources)
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        session.warn("clang-tidy is left out: there is no C++ compiler")
-        return
+    session.run("python", "tools/check_operation_names.py")
+    session.run("python", "tools/check_words.py")
+    session.run("clang-format", "--dry-run", "--Werror", *map(str, native_sources()))
+
+
+def native_sources() -> list[Path]:
+    """Return the files of native code, in order."""
+    folder = PACKAGES[NATIVE].folder / "native"
+    return sorted(path for path in folder.rglob("*") if path.suffix in NATIVE_SUFFIXES)
+
+
+@nox.session(default=False)
+def tidy(session: nox.Session) -> None:
+    """Run clang-tidy on the engine in shared memory (needs a C++ compiler)."""
+    install(session, "clang-tidy", "cmake", "ninja")
     build = Path(session.create_tmp()) / "native"
     source = PACKAGES[NATIVE].folder / "native" / "tests"
     option = "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"
     session.run("cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), option, silent=True)
-    # The kernels are built with instructions that clang names differently; the tests are no part of the package.
-    checked = [
-        path
-        for path in native_sources
-        if "/shared_memory/" in path
-        and path.endswith(".cpp")
-        and not any(part in path for part in ("/kernels/kernels.cpp", "/python/"))
-    ]
-    session.run("clang-tidy", "--quiet", "-p", str(build), *checked)
+    # Not those of the module, and of the builds of the kernels for other instructions: they are not in that database.
+    left_out = ("/kernels/kernels.cpp", "/python/")
+    sources = [str(path) for path in native_sources() if "/shared_memory/" in str(path) and path.suffix == ".cpp"]
+    sources = [path for path in sources if not any(part in path for part in left_out)]
+    session.run("clang-tidy", "--quiet", "-p", str(build), *sources)
 
 
 @nox.session
@@ -227,7 +253,7 @@ def add_test_session(package: Package) -> None:
         requirements = [package.name, *package.test_requirements]
         install_sources(session, *requirements)
         check_environment(session, package, requirements)
-        session.run("pytest", f"packages/{package.folder.name}/tests", *session.posargs)
+        run_pytest(session, f"packages/{package.folder.name}/tests", *session.posargs)
 
     test.__doc__ = f"Tests of {package.name}, with what it declares and nothing else."
     nox.session(name=f"test-{package.name}", tags=["test"])(test)
@@ -259,7 +285,7 @@ def add_install_session(package: Package, extra: str = "") -> None:
 
     install_.__doc__ = f"Installs {requirement} from wheels; exactly its declared siblings come along."
     name = f"install-{package.name}-{extra}" if extra else f"install-{package.name}"
-    nox.session(name=name, tags=["install"], requires=["wheels"], reuse_venv=False)(install_)
+    nox.session(name=name, tags=["install", *FULL], default=False, requires=["wheels"], reuse_venv=False)(install_)
 
 
 for _package in PACKAGES.values():
@@ -272,17 +298,23 @@ for _package, _extra in WORKSPACE.extras_with_siblings():
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Tests of all packages together."""
+    """Tests of all packages together, those marked as slow left out."""
     install_sources(session, *all_sources(*group("integration")))
-    apart = [*APART, *(f"--ignore={path}" for path in COMMAND_TESTS)]
-    session.run("pytest", "tests-integration", *apart, *session.posargs)
+    run_pytest(session, "tests-integration", "-m", "not slow", *NOT_WITH_THE_REST, *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(name="integration-slow", default=False, tags=FULL)
+def integration_slow(session: nox.Session) -> None:
+    """Tests of all packages together that are marked as slow."""
+    install_sources(session, *all_sources(*group("integration")))
+    run_pytest(session, "tests-integration", "-m", "slow", *NOT_WITH_THE_REST, *session.posargs)
+
+
+@nox.session(default=False, tags=FULL)
 def commands(session: nox.Session) -> None:
     """Tests of commctl's bench, trace, fit and predict with ranks that they start, and over shaped links."""
     install_sources(session, *all_sources(*group("integration"), *group("launchers")))
-    session.run("pytest", "-rs", *COMMAND_TESTS, LINK_TESTS, *session.posargs)
+    run_pytest(session, "-rs", *COMMAND_TESTS, LINK_TESTS, *session.posargs)
 
 
 # What holds on every library is tested on gloo, in `integration`, and again here.
@@ -296,6 +328,8 @@ ON_EVERY_LIBRARY = [
         "seed_examples",
         "short_way",
         "subgroups",
+        "unusual_calls",
+        "calls_on_failed_groups",
         "with_torch",
         "wrong_calls",
     )
@@ -304,26 +338,26 @@ ON_EVERY_LIBRARY = [
 ON_ONECCL_ITSELF = ["tests-integration/test_comms_logger.py", "tests-integration/test_short_way.py"]
 
 
-@nox.session(name="integration-ccl", default=False)
+@nox.session(name="integration-ccl", default=False, tags=FULL)
 def integration_ccl(session: nox.Session) -> None:
     """Tests of all packages together, on oneCCL."""
     install_sources(session, *all_sources(*group("integration")))
     session.env["TESTS_BACKEND"] = "ccl"
-    session.run("pytest", *(session.posargs or ON_EVERY_LIBRARY))
+    run_pytest(session, *(session.posargs or ON_EVERY_LIBRARY))
     if not session.posargs:
-        session.run("pytest", *ON_ONECCL_ITSELF, env={"CCL_SHARED_MEMORY": "0"})
+        run_pytest(session, *ON_ONECCL_ITSELF, env={"CCL_SHARED_MEMORY": "0"})
 
 
-@nox.session
+@nox.session(default=False, tags=FULL)
 def launchers(session: nox.Session) -> None:
     """Tests that start ranks for real: three mpiruns, a Slurm cluster of two nodes, torchrun on two hosts."""
     install_sources(session, *all_sources(*group("integration"), *group("launchers")))
     uv = {"UV": nox.virtualenv.UV} if session.venv_backend == "uv" else {}
     session.run("python", "tools/install_launchers.py", env=uv)
-    session.run("pytest", "-rs", LAUNCHER_TESTS, f"--ignore={LINK_TESTS}", *session.posargs)
+    run_pytest(session, "-rs", LAUNCHER_TESTS, f"--ignore={LINK_TESTS}", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session(default=False, tags=FULL)
 def ecosystem(session: nox.Session) -> None:
     """DeepSpeed with its communication replaced, and Hugging Face Accelerate (compiles a part of DeepSpeed)."""
     install_sources(session, *all_sources(*group("docs"), *group("ecosystem")))
@@ -332,7 +366,7 @@ def ecosystem(session: nox.Session) -> None:
         session.run("pytest", "docs/tests/test_code_blocks.py", "-k", "test_python and migrating")
 
 
-@nox.session
+@nox.session(default=False, tags=FULL)
 def docs(session: nox.Session) -> None:
     """Executes the code of README.md, CHANGELOG.md and docs/."""
     install_sources(session, *all_sources(*group("docs")))
@@ -340,7 +374,7 @@ def docs(session: nox.Session) -> None:
     session.run("pytest", "docs/tests", *session.posargs)
 
 
-@nox.session(default=False, venv_backend="none")
+@nox.session(default=False, venv_backend="none", tags=FULL)
 def model(session: nox.Session) -> None:
     """Checks a model of shared memory's flags in all interleavings, and that planted faults are found (needs spin)."""
     for program, package in (("spin", "spin"), (os.environ.get("CC", "cc"), "gcc")):
@@ -438,11 +472,17 @@ def native(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def coverage(session: nox.Session) -> None:
-    """Runs all tests, ranks counted, and asks for 90 % of every package."""
-    install_sources(session, *all_sources(*group("integration"), *group("coverage")))
-    session.run("coverage", "erase")
-    for path in test_paths():
-        session.run("coverage", "run", "-m", "pytest", path, *APART, *session.posargs)
+    """Runs all tests, ranks counted, and asks for 90 % of every package.
+
+    ``report`` only reports what other sessions have recorded with MEASURE_COVERAGE=1 in the environment.
+    """
+    if session.posargs == ["report"]:
+        install(session, *group("coverage"))
+    else:
+        install_sources(session, *all_sources(*group("integration"), *group("coverage")))
+        session.run("coverage", "erase")
+        for path in test_paths():
+            session.run("coverage", "run", "-m", "pytest", path, *APART, *session.posargs)
     session.run("coverage", "combine", "--quiet")
     low = []
     for package in PACKAGES.values():
@@ -468,7 +508,10 @@ def find_python(version: str) -> str:
 @nox.session(default=False)
 @nox.parametrize(
     "python,torch",
-    [nox.param(find_python(python), torch, id=name) for name, (python, torch) in COMPATIBILITY.items()],
+    [
+        nox.param(find_python(python), torch, id=name, tags=[] if name == "middle" else FULL)
+        for name, (python, torch) in COMPATIBILITY.items()
+    ],
 )
 def compat(session: nox.Session, torch: str) -> None:
     """Tests on the oldest, a middle and the newest torch and Python (downloads torch's default builds)."""

@@ -11,9 +11,10 @@ from typing import Any, TypeAlias
 import pytest
 
 import comm_orchestrator as dist
-from comm_utils.testing import RankPool, preload
+from comm_utils.testing import RankPool, allow_interrupts, preload
 from comm_utils.testing.environment import PortReservation
 
+allow_interrupts()
 preload("torch.distributed.tensor", "pytest", "hypothesis")
 
 Pools: TypeAlias = Callable[[int], RankPool]

@@ -375,3 +375,32 @@ def run_progress() -> None:
 
 def test_asynchronous_operations_progress_without_their_caller(ccl_pools: Pools) -> None:
     ccl_pools(2).run(run_progress)
+
+
+def run_after_a_mismatch() -> str:
+    dist.init_distributed("ccl", verbose=False, timeout=5)
+    rank = dist.get_rank()
+    dist.all_reduce(torch.ones(4))
+    said = ""
+    try:
+        dist.all_reduce(torch.ones(1000 if rank == 0 else 4))
+    except dist.CommError as error:
+        said = f"{type(error).__name__}: {error}"
+    dist.destroy_process_group()
+    with pytest.raises(dist.BackendUnavailableError, match="failed earlier in this process .*start them again"):
+        dist.init_distributed("ccl", verbose=False, timeout=30)
+    # Another library takes over.
+    dist.init_distributed("gloo", verbose=False, timeout=30)
+    dist.all_reduce(tensor := torch.ones(1))
+    assert tensor.item() == 2
+    dist.destroy_process_group()
+    return said
+
+
+def test_after_a_mismatch_on_oneccl_the_processes_must_end(rank_environment: dict[str, Any]) -> None:
+    env = {**rank_environment, "CCL_SHARED_MEMORY": "0"}
+    said = [text for text in run_ranks(run_after_a_mismatch, 2, timeout_s=100, env=env) if text]
+    mismatches = [text for text in said if text.startswith("CollectiveMismatchError")]
+    assert mismatches, said
+    for text in mismatches:
+        assert "end the processes of all ranks and start them again" in text

@@ -19,7 +19,7 @@ import torch.distributed as c10d
 import comm_orchestrator as dist
 from comm_collectives.recorded.backend import Observed
 from comm_utils import active, operations
-from comm_utils.testing import RankPool
+from comm_utils.testing import RankPool, patience
 
 Pools: TypeAlias = Callable[[int], RankPool]
 
@@ -224,12 +224,12 @@ def logged() -> Iterator[Log]:
         logger.setLevel(level)
 
 
-def run_monitored(missing: list[int], all_ranks: bool) -> tuple[str, float, list[tuple[str, str]]]:
+def run_monitored(missing: list[int], all_ranks: bool, limit_s: float = 0.4) -> tuple[str, float, list[tuple[str, str]]]:
     start, found = time.monotonic(), "passed"
     with logged() as log:
         if dist.get_rank() not in missing:
             try:
-                dist.monitored_barrier(timeout=0.4, wait_all_ranks=all_ranks)
+                dist.monitored_barrier(timeout=limit_s, wait_all_ranks=all_ranks)
             except dist.CommTimeoutError as error:
                 found = str(error)
     took_s = time.monotonic() - start
@@ -272,21 +272,22 @@ def run_barriers_late() -> list[str]:
 @pytest.mark.parametrize(
     ("missing", "all_ranks", "named"),
     [
-        ([1], False, "rank 1 did not arrive within 0.4 s (wait_all_ranks=True names all that are missing)"),
-        ([1, 3], False, "rank 1 did not arrive within 0.4 s (wait_all_ranks=True names all that are missing)"),
-        ([1], True, "rank 1 did not arrive within 0.4 s"),
-        ([1, 3], True, "ranks 1, 3 did not arrive within 0.4 s"),
-        ([0, 1, 2], True, "ranks 0, 1, 2 did not arrive within 0.4 s"),
+        ([1], False, "rank 1 did not arrive within {limit_s:g} s (wait_all_ranks=True names all that are missing)"),
+        ([1, 3], False, "rank 1 did not arrive within {limit_s:g} s (wait_all_ranks=True names all that are missing)"),
+        ([1], True, "rank 1 did not arrive within {limit_s:g} s"),
+        ([1, 3], True, "ranks 1, 3 did not arrive within {limit_s:g} s"),
+        ([0, 1, 2], True, "ranks 0, 1, 2 did not arrive within {limit_s:g} s"),
     ],
 )
 def test_monitored_barrier_names_missing_ranks(pools: Pools, missing: list[int], all_ranks: bool, named: str) -> None:
-    found = pools(4).run(run_monitored, missing, all_ranks)
+    limit_s = round(0.4 * patience(), 1)
+    found = pools(4).run(run_monitored, missing, all_ranks, limit_s)
     for rank, (text, took_s, lines) in enumerate(found):
         if rank in missing:
             assert (text, lines) == ("passed", [])
         else:
-            assert text == f"monitored_barrier: {named}"
-            assert 0.35 < took_s < 5
+            assert text == f"monitored_barrier: {named.format(limit_s=limit_s)}"
+            assert 0.85 * limit_s < took_s < 5 * patience()
             assert [level for level, _ in lines] == ["ERROR"]
 
 
@@ -785,7 +786,7 @@ def run_handle(name: str, turn: int) -> float:
 def test_handle(pools: Pools, name: str) -> None:
     for turn in range(2):
         took_s, _ = pools(2).run(run_handle, name, turn)
-        assert 0.09 < took_s < 5
+        assert 0.09 < took_s < 5 * patience()
 
 
 def run_handle_that_completes_by_itself() -> None:

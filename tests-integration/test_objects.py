@@ -414,7 +414,7 @@ def test_hostile_messages_are_refused_and_the_group_stays_usable(
     whole = bytes(encode_object({"a": [1, 2, 3], "pad": pad, "t": torch.ones(9)}))
     cases = {
         "unpickling lets the sender run any code here": bytes(encode_object(harmful, allow_pickle=True)),
-        "does not begin like an object": pickle.dumps(harmful) + b"\0" * 16,
+        "does not begin with the header of an object": pickle.dumps(harmful) + b"\0" * 16,
         "bytes are due": whole[:-4],
         "left over": whole + b"\0",
     }

@@ -22,7 +22,7 @@ import torch.distributed as c10d
 import comm_orchestrator as dist
 from comm_orchestrator import devices
 from comm_orchestrator.rendezvous import join
-from comm_utils.testing import RankPool, per_rank
+from comm_utils.testing import RankPool, patience, per_rank
 
 Pools = Callable[[int], RankPool]
 
@@ -80,7 +80,7 @@ def failed(found: list[Ended], kind: str, *texts: str) -> str:
     """All ranks ended in time with this error; the message, which is the same on all of them."""
     for one in found:
         assert one.text.startswith(f"{kind}: init_distributed: "), one.text
-        assert one.took_s < PATIENCE_S, one
+        assert one.took_s < PATIENCE_S * patience(), one
     messages = {one.text for one in found}
     assert len(messages) == 1, messages
     message = messages.pop()
@@ -157,7 +157,7 @@ def test_rank_0_never_came(bare_pools: Pools) -> None:
         assert "rank 0 is not to be found at 127.0.0.1:" in one.text
         assert "(environment variable MASTER_ADDR), which refuses connections, for 4" in one.text
         assert "check that rank 0 was started" in one.text
-        assert one.took_s < PATIENCE_S
+        assert one.took_s < PATIENCE_S * patience()
 
 
 def test_a_master_address_that_does_not_resolve(bare_pools: Pools) -> None:
@@ -206,7 +206,7 @@ def test_a_configuration_that_is_wrong_on_one_rank(bare_pools: Pools, culprit: i
     for one in found:
         assert one.text.startswith("ConfigurationError: ")
         assert "COMM_TIMEOUTS__COLLECTIVE_S" in one.text
-        assert one.took_s < 8
+        assert one.took_s < 8 * patience()
     assert f"rank {culprit}" in found[1 - culprit].text
     works(pool, 2)
 
@@ -333,7 +333,7 @@ def test_the_store_of_a_rank_0_that_died(bare_pools: Pools, free_port: int) -> N
         assert dying.wait() == 7
     assert found.text.startswith("PeerLostError: init_distributed: rank 1 of 3: the store at 127.0.0.1:")
     assert "rank 0" in found.text
-    assert found.took_s < 15
+    assert found.took_s < 15 * patience()
 
 
 def test_a_rank_0_that_is_frozen(bare_pools: Pools, free_port: int) -> None:
@@ -364,7 +364,7 @@ def test_a_rank_0_that_is_frozen(bare_pools: Pools, free_port: int) -> None:
     assert found.took_s < 4
 
 
-def test_those_who_come_later_hear_why_the_others_gave_up(bare_pools: Pools) -> None:
+def test_those_who_come_later_hear_why_the_others_timed_out(bare_pools: Pools) -> None:
     """Processes of one job start seconds apart."""
     changes = [{}, {"WORLD_SIZE": "4"}, {}]
     found = bare_pools(3).run(attempt, per_rank(changes), per_rank([0.0, 0.0, 2.0]), limit_s=8.0)

@@ -18,7 +18,7 @@ import torch
 
 import comm_orchestrator as dist
 from comm_utils.errors import ArgumentTypeError
-from comm_utils.testing import RankPool
+from comm_utils.testing import RankPool, patience
 
 Pools: TypeAlias = Callable[[int], RankPool]
 
@@ -302,7 +302,7 @@ def run_tiny_timeout(name: str) -> float:
 @pytest.mark.parametrize("name", ["all_reduce", "irecv", "recv", "barrier", "allgather_object"])
 def test_timeout_below_a_millisecond_ends_too(pools: Pools, name: str) -> None:
     took_s, _ = pools(2).run(run_tiny_timeout, name, timeout_s=15)
-    assert took_s < 5
+    assert took_s < 5 * patience()
 
 
 # --- calls that succeed
@@ -421,7 +421,7 @@ def run_group(name: str, limit: float | timedelta) -> None:
             dist.CommTimeoutError, match=r"^all_reduce on the group of ranks \[0, 1\] timed out"
         ) as raised:
             dist.all_reduce(mine(), group=group)
-        assert 0.3 * 0.9 < time.monotonic() - start < 10
+        assert 0.3 * 0.9 < time.monotonic() - start < 10 * patience()
         assert " after 0.3 s, " in str(raised.value)
     dist.barrier()
     dist.destroy_process_group(group)

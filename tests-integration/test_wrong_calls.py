@@ -11,6 +11,7 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -126,7 +127,7 @@ def problem_of(row: Row, group: Any, by_position: bool) -> str:
     if rank in row.ranks:
         return error_of(row.call, {**arguments, **row.changes(rank, 2)}, row.error, row.texts, by_position)
     if "object" in row.call:  # all ranks get an error before any raises
-        told = (f"rank {row.ranks[0]} called with a wrong argument", "as the error there says")
+        told = (f"rank {row.ranks[0]} called with a wrong argument", "see the error there")
         return error_of(row.call, arguments, dist.ObjectExchangeError, told, by_position)
     return ""
 

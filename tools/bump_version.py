@@ -28,13 +28,13 @@ def pyprojects(root: Path) -> dict[Path, str]:
 
 
 def pins(names: Sequence[str]) -> re.Pattern[str]:
-    """Requirements on siblings, with or without extras, in a quoted string of TOML."""
+    """Return requirements on siblings, with or without extras, in a quoted string of TOML."""
     name = "|".join(map(re.escape, names))
     return re.compile(rf'(?P<head>"(?:{name})(?![\w-])(?:\[[\w,\- ]*\])?)(?P<specifier>[^";]*)(?=[";])')
 
 
 def requirements_of(text: str) -> str:
-    """The part of a ``pyproject.toml`` in which names of siblings are requirements (its own name is above it)."""
+    """Return the part of a ``pyproject.toml`` with requirements on siblings (its own name is above it)."""
     return text[text.index("dependencies = ") :]
 
 

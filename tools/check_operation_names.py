@@ -48,7 +48,9 @@ def main() -> None:
         sys.exit("\n".join(problems))
 
 
-def check(packages: Path, operations: Collection[str], exceptions: Mapping[tuple[str, str], str] = EXCEPTIONS) -> list[str]:
+def check(
+    packages: Path, operations: Collection[str], exceptions: Mapping[tuple[str, str], str] = EXCEPTIONS
+) -> list[str]:
     """Return what is wrong with the sources of ``packages/*/src``, a line each."""
     problems, unused, probed = [], set(exceptions), []
     for path in sorted(packages.glob("*/src/**/*.py")):

@@ -33,6 +33,8 @@ FENCE = re.compile(r"^\s*```")
 INLINE_CODE = re.compile(r"`[^`\n]*`")
 URL = re.compile(r"<?https?://\S+|\]\([^)\s]*\)")
 NAME = re.compile(r"[\w.\-/]*")
+F_STRING = re.compile(r"[rR]?[fF]")
+FIELD = re.compile(r"\{[^{}]*\}")
 # The text of an f-string is a token of its own from Python 3.12 on.
 TEXT_TOKENS = {tokenize.STRING, tokenize.COMMENT, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
 
@@ -101,9 +103,13 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def check_python(path: Path, text: str, rules: Rules) -> Iterator[Problem]:
     """Check the comments, strings and docstrings of a Python file."""
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in TEXT_TOKENS:
+            continue
+        # Before Python 3.12, an f-string is one token, with the names of its fields.
+        words = FIELD.sub("", token.string) if F_STRING.match(token.string) else token.string
         # A string that is one word is a name: of an attribute, an option or a key.
-        if token.type in TEXT_TOKENS and not NAME.fullmatch(token.string.strip("\"'frbFRB")):
-            yield from banned_words(path, token.start[0], token.string, rules)
+        if not NAME.fullmatch(words.strip("\"'frbFRB")):
+            yield from banned_words(path, token.start[0], words, rules)
     for line, docstring in docstrings(ast.parse(text)):
         first = re.match(r"[A-Za-z]*", docstring)
         if first and first[0] in rules.openings:

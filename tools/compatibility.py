@@ -1,4 +1,4 @@
-"""What ``comm_orchestrator`` has of ``torch.distributed`` and ``deepspeed.comm``, and how it differs.
+"""Compare ``comm_orchestrator`` with ``torch.distributed`` and ``deepspeed.comm``.
 
     python tools/compatibility.py --check | --write
 
@@ -196,7 +196,7 @@ def _is_stale(side: str, name: str) -> bool:
 
 
 def ours() -> dict[str, Any]:
-    """The public names of ``comm_orchestrator``."""
+    """Return the public names of ``comm_orchestrator``."""
     import comm_orchestrator
 
     return {name: getattr(comm_orchestrator, name) for name in comm_orchestrator.__all__}
@@ -242,7 +242,10 @@ def _text(default: Any) -> str:
 
 
 def status(side: str, name: str) -> str:
-    """``same``, ``differs``, ``refused in part``, ``handed on``, ``missing``; empty where ``side`` has no such name."""
+    """Return ``same``, ``differs``, ``refused in part``, ``handed on``, ``missing``.
+
+    Empty if ``side`` has no such name.
+    """
     if name not in names(side):
         return ""
     if name in ours():
@@ -255,7 +258,7 @@ def status(side: str, name: str) -> str:
 
 
 def difference(side: str, name: str) -> str:
-    """How a call that is right for ``side`` may be wrong here; empty where it is not."""
+    """Return how a call that is right for ``side`` may be wrong here; empty where it is not."""
     theirs, mine = names(side)[name], ours().get(name)
     if mine is None or not isinstance(theirs, list) or not inspect.isfunction(mine):
         return ""

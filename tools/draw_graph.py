@@ -28,7 +28,7 @@ def layers(root: Path) -> list[list[str]]:
 
 
 def places(rows: list[list[str]]) -> dict[str, tuple[float, float]]:
-    """The centre of every module's box."""
+    """Return the centre of every module's box."""
     return {
         name: (WIDTH * (2 * column + 1) / (2 * len(row)), 40 + BOX_HEIGHT / 2 + LAYER_HEIGHT * depth)
         for depth, row in enumerate(rows)
@@ -53,7 +53,7 @@ def _siblings(workspace: Workspace, requirements: list[str]) -> list[str]:
 
 
 def draw(root: Path = ROOT) -> str:
-    """The drawing as SVG."""
+    """Return the drawing as SVG."""
     workspace, rows = Workspace(root), layers(root)
     centres = places(rows)
     described = {package.module: package.pyproject["project"]["description"] for package in workspace.packages.values()}

@@ -83,19 +83,19 @@ def is_for_this_machine() -> bool:
 
 
 def is_needed() -> bool:
-    """Whether comm-backend-ccl is built with oneCCL here; its ``pyproject.toml`` says the same to its build."""
+    """Return whether comm-backend-ccl is built with oneCCL here; its ``pyproject.toml`` says the same to its build."""
     return is_for_this_machine() and not os.environ.get("COMM_CCL_WITHOUT_NATIVE")
 
 
 def record(folder: Path, wheels: Sequence[Wheel]) -> str:
-    """What ``RECORD`` has to say about a ``folder`` that was filled from ``wheels``."""
+    """Return what ``RECORD`` has to say about a ``folder`` that was filled from ``wheels``."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / RECORD)
     sizes_bytes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
     return json.dumps({"wheels": [asdict(wheel) for wheel in wheels], "sizes_bytes": sizes_bytes}, indent=1) + "\n"
 
 
 def is_complete(folder: Path, wheels: Sequence[Wheel] = WHEELS) -> bool:
-    """Whether ``folder`` holds everything of exactly these wheels."""
+    """Return whether ``folder`` holds everything of exactly these wheels."""
     path = folder / RECORD
     return path.is_file() and path.read_text() == record(folder, wheels)
 

@@ -25,7 +25,7 @@ CONSTRAINTS = Path(__file__).resolve().parent.parent / "constraints.txt"
 
 
 def pins(text: str) -> dict[str, str]:
-    """The versions that lines such as ``mpich==5.0.2`` ask for."""
+    """Return the versions that lines such as ``mpich==5.0.2`` ask for."""
     return dict(re.findall(r"^([\w-]+)==([\w.]+)\s*$", text, re.M))
 
 
@@ -36,7 +36,7 @@ def is_there(folder: Path, name: str, version: str) -> bool:
 
 
 def installer() -> list[str]:
-    """The beginning of a command: uv, which takes a second, or pip."""
+    """Return the beginning of a command: uv, which takes a second, or pip."""
     # nox knows a uv that need not be on PATH, and says so through UV.
     if uv := os.environ.get("UV") or shutil.which("uv"):
         return [uv, "pip", "install", "--python", sys.executable]

@@ -45,7 +45,7 @@ class Package:
         return list(nox.project.dependency_groups(dict(self.pyproject), "test"))
 
     def requirements(self, extras: Iterable[str] = ()) -> list[str]:
-        """What an installer of ``name[extras]`` reads."""
+        """Return what an installer of ``name[extras]`` reads."""
         declared = list(self.pyproject["project"].get("dependencies", []))
         for extra in extras:
             declared += self.extras[extra]
@@ -54,7 +54,7 @@ class Package:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a set of requirements comes down to.
+    """The resolved form of a set of requirements.
 
     ``siblings`` maps every package of this repository that has to be there to the extras it has to have.
     ``others`` are the requirements on everything else, in the words in which they were declared.

@@ -10,6 +10,7 @@
 ```` ```json data ````             any JSON
 ```` ```bash ````, ```` ```sh ````        commands, one a line
 ```` ```console ````               commands after ``$``, and what they print
+```` ```diff ````                  a patch of this repository
 ```` ```text ````                  directly below a program or commands: what they print; ``...`` stands for anything
 """
 
@@ -29,7 +30,8 @@ WORDS = {
     "bash": set(),
     "sh": set(),
     "console": set(),
-    # Shown, not executed.
+    # Shown, not executed; test_patches.py applies patches.
+    "diff": set(),
     "text": set(),
     "toml": set(),
     "mermaid": set(),

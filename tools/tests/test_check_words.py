@@ -12,7 +12,7 @@ from check_words import Rules
 from workspace import ROOT
 
 RULES = Rules(
-    banned={re.compile(r"\b(?:short\s+way)\b", re.IGNORECASE): "fast path"},
+    banned={re.compile(r"\b(?:short\s+way|landing)\b", re.IGNORECASE): "fast path"},
     openings=frozenset({"What", "Whether"}),
     width=40,
     paths=["*.md", "src/**/*.py"],
@@ -44,6 +44,7 @@ def test_banned_words_in_python(text: str, line: int) -> None:
 
 
 def test_names_are_not_words() -> None:
+    assert python("landing = f'{landing} has {landing.size}'\n") == []
     assert python('short_way = {"short_way": 1}\n__all__ = ["short_way"]\n') == []
 
 

@@ -4,14 +4,14 @@ from comm_backend_ccl import CclBackend, oneccl_library, shared_memory
 from comm_utils.testing.conformance import BackendConformance
 
 
-@pytest.mark.skipif(shared_memory.obstacle() is not None, reason=str(shared_memory.obstacle()))
+@pytest.mark.skipif(shared_memory.unavailable_reason() is not None, reason=str(shared_memory.unavailable_reason()))
 class TestInSharedMemory(BackendConformance):
     provider = "comm_backend_ccl:provider"
     backend_class = CclBackend
     backend = "ccl"
 
 
-@pytest.mark.skipif(oneccl_library.obstacle() is not None, reason=str(oneccl_library.obstacle()))
+@pytest.mark.skipif(oneccl_library.unavailable_reason() is not None, reason=str(oneccl_library.unavailable_reason()))
 class TestOnOneccl(BackendConformance):
     provider = "comm_backend_ccl:provider"
     backend_class = CclBackend

@@ -16,7 +16,9 @@ from comm_backend_ccl import shared_memory, tables
 from comm_utils import ReduceOp
 from comm_utils.reduce_op import parse_reduce_op
 
-pytestmark = pytest.mark.skipif(shared_memory.obstacle() is not None, reason=str(shared_memory.obstacle()))
+pytestmark = pytest.mark.skipif(
+    shared_memory.unavailable_reason() is not None, reason=str(shared_memory.unavailable_reason())
+)
 
 
 def both_sides() -> list[shared_memory.Group]:

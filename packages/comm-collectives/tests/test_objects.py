@@ -779,13 +779,13 @@ def test_a_wrong_list_on_one_rank_is_an_error_on_all(call: Any, wrong: int, reas
     assert reason in str(outcomes[wrong])
     for rank in {0, 1, 2} - {wrong}:
         assert isinstance(outcomes[rank], ObjectExchangeError), outcomes[rank]
-        assert f": rank {wrong} called with a wrong argument, as the error there says" in str(outcomes[rank])
+        assert f": rank {wrong} called with a wrong argument; see the error there" in str(outcomes[rank])
     still_works(backend)
 
 
 def test_arguments_that_only_several_ranks_can_get_wrong() -> None:
     outcomes = threads(2, BYTES_ONLY).run(lambda rank: objects.recv_object_list([None]))
-    assert "cannot receive from whoever sends first" in str(outcomes[0])
+    assert "cannot receive from any source" in str(outcomes[0])
 
 
 def test_one_rank_alone_is_as_strict_as_many() -> None:

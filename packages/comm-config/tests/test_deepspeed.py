@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_config import CommConfig, ConfigError, load_config
+from comm_config import CommConfig, ConfigError, deepspeed, load_config
 from comm_config.deepspeed import DEEPSPEED_KEYS, is_deepspeed
 
 # From DeepSpeed's tutorials, with what Hugging Face Transformers writes into it.
@@ -39,6 +42,40 @@ def test_a_whole_document() -> None:
     assert config.model_copy(update={"comms_logger": CommConfig().comms_logger, "communication_data_type": None}) == (
         CommConfig()
     )
+
+
+UNSERVED = {
+    "gradient_predivide_factor": 2.0,
+    "prescale_gradients": True,
+    "seq_parallel_communication_data_type": "bf16",
+    "sparse_gradients": True,
+}
+
+
+@pytest.mark.parametrize("as_file", [False, True])
+def test_settings_that_nothing_serves_are_named(
+    as_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deepspeed, "_warned", set())
+    monkeypatch.setattr(logging.getLogger("comm"), "propagate", True)
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(UNSERVED))
+    for _ in range(2):
+        load_config(str(file) if as_file else UNSERVED, environ={})
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    for key in UNSERVED:
+        assert key in record.getMessage()
+    assert "not served" in record.getMessage()
+
+
+def test_defaults_of_settings_that_nothing_serves_are_no_news(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deepspeed, "_warned", set())
+    monkeypatch.setattr(logging.getLogger("comm"), "propagate", True)
+    load_config({"prescale_gradients": False, "gradient_predivide_factor": 1, "sparse_gradients": None}, environ={})
+    assert caplog.records == []
 
 
 def test_our_sections_in_it_are_read() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from comm_orchestrator import devices
-from comm_orchestrator.environment import applied
+from comm_orchestrator.environment import apply_variables
 from comm_orchestrator.facade.compatible import ALIASES, LABELS, compatible
 from comm_utils import ArgumentTypeError
 
@@ -20,12 +20,12 @@ def test_variables_stay_after_success_and_go_after_failure(monkeypatch: pytest.M
         seen.append(os.environ["COMM_TEST_OLD"])
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), applied({"COMM_TEST_OLD": "after", "COMM_TEST_NEW": "1"}):
+    with pytest.raises(ZeroDivisionError), apply_variables({"COMM_TEST_OLD": "after", "COMM_TEST_NEW": "1"}):
         fail()
     assert seen == ["after"]
     assert os.environ["COMM_TEST_OLD"] == "before"
     assert "COMM_TEST_NEW" not in os.environ
-    with applied({"COMM_TEST_NEW": "1"}):
+    with apply_variables({"COMM_TEST_NEW": "1"}):
         pass
     assert os.environ.pop("COMM_TEST_NEW") == "1"
 

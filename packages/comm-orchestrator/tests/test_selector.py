@@ -40,12 +40,12 @@ def agree(
     monkeypatch: pytest.MonkeyPatch, answers: list[Mapping[str, Availability]], device_type: str = "cpu"
 ) -> selector.Choice:
     """What the ranks choose where ``answers[r]`` is available on rank r."""
-    obstacles = []
+    unavailable_reasons = []
     for answer in answers:
         monkeypatch.setattr(selector, "available_backends", lambda answer=answer: answer)
-        obstacles.append(selector.obstacles(device_type))
+        unavailable_reasons.append(selector.unavailable_reasons(device_type))
     monkeypatch.setattr(selector, "available_backends", lambda: answers[0])
-    return selector.agree(device_type, obstacles)
+    return selector.agree(device_type, unavailable_reasons)
 
 
 def test_all_ranks_take_the_preferred_one_if_all_can(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,9 +85,9 @@ def test_ranks_on_different_kinds_of_devices_have_nothing_in_common_but_the_cpu(
 ) -> None:
     found = {"gloo": YES, "nccl": YES}
     monkeypatch.setattr(selector, "available_backends", lambda: found)
-    choice = selector.agree("cuda", [selector.obstacles("cuda"), selector.obstacles("cpu")])
+    choice = selector.agree("cuda", [selector.unavailable_reasons("cuda"), selector.unavailable_reasons("cpu")])
     assert choice.backend == "gloo"
-    assert "not every rank computes on cuda" in choice.obstacles
+    assert "not every rank computes on cuda" in choice.fall_back_reason
 
 
 def test_the_provider_of_torch_comes_last() -> None:

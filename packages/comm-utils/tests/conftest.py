@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from comm_utils.testing import preload
+from comm_utils.testing import allow_interrupts, preload
 
+allow_interrupts()
 preload("json")
 
 

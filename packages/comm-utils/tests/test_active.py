@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import comm_utils.active
 from comm_utils import NotInitializedError, activate, active_backend, deactivate, is_active, slot
+
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture(autouse=True)
-def empty_slot() -> Iterator[None]:
+def empty_slot(monkeypatch: Patch) -> Iterator[None]:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "comm_orchestrator" or None)
     deactivate()
     yield
     deactivate()
@@ -27,6 +33,27 @@ def test_empty() -> None:
 def test_whatever_is_asked_of_an_empty_slot_says_what_to_do(name: str) -> None:
     with pytest.raises(NotInitializedError, match=r"not initialised; call comm_orchestrator\.init_distributed\(\)"):
         getattr(slot.backend, name)
+
+
+@pytest.mark.parametrize(
+    ("backends", "remedy"),
+    [
+        ((), "install a backend with: pip install comm-orchestrator"),
+        (("a:provider",), r"pass what a\.provider\.initialize\(setup\) returns to comm_utils\.activate\(\) first"),
+        (
+            ("b:provider", "a:provider"),
+            r"pass what a\.provider\.initialize\(setup\) or b\.provider\.init",
+        ),
+    ],
+)
+def test_without_the_orchestrator_the_error_names_what_is_installed(
+    monkeypatch: Patch, backends: tuple[str, ...], remedy: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    found = [SimpleNamespace(value=value) for value in backends]
+    monkeypatch.setattr(comm_utils.active, "entry_points", lambda group: found)
+    with pytest.raises(NotInitializedError, match=f"not initialised; {remedy}"):
+        active_backend()
 
 
 def test_an_empty_slot_can_be_inspected() -> None:

@@ -1,4 +1,4 @@
-"""What a call through ``torch.distributed`` may give; each function names the call and raises before anything is sent.
+"""Validation of calls through ``torch.distributed``; errors name the call and raise before anything is sent.
 
 Calls through this project's own API never get here: ``comm_collectives`` has checked them.
 """
@@ -18,7 +18,7 @@ __all__ = ["check_splits", "fit", "no_tag", "one", "op_of"]
 
 
 def one(tensors: Any, call: str) -> torch.Tensor:
-    """The tensor that is meant, on the CPU and dense."""
+    """Return the tensor that is meant, on the CPU and dense."""
     if isinstance(tensors, torch.Tensor):
         tensor = tensors
     elif len(tensors) == 1:
@@ -67,7 +67,7 @@ def check_splits(tensor: torch.Tensor, rows: Sequence[int], size: int) -> None:
 
 
 def op_of(options: Any, *tensors: torch.Tensor) -> ReduceOp:
-    """The reduction that c10d's options name, which every dtype can do."""
+    """Return the reduction that c10d's options name, which every dtype can do."""
     op = parse_reduce_op("sum" if options is None else getattr(options, "reduceOp", options))
     for tensor in tensors:
         reduction_fallbacks.check(op, tensor.dtype)

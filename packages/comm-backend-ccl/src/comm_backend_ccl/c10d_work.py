@@ -109,7 +109,7 @@ class _Completing:
         self._queue.put(work)
 
     def is_this_thread(self) -> bool:
-        """Whether the caller is the thread that completes futures."""
+        """Return whether the caller is the thread that completes futures."""
         return threading.current_thread() is self._thread
 
     def _run(self) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence, Set
 from datetime import timedelta
@@ -24,6 +26,7 @@ from comm_utils.errors import (
 )
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import flat, landing, together
+from comm_utils.torch_support.group_state import IN_FORKED_CHILD
 
 __all__ = ["Begun", "Call", "Communicator"]
 
@@ -32,7 +35,7 @@ Begun = tuple[int | None, tuple[torch.Tensor, ...]]
 
 
 class Call(NamedTuple):
-    """What an engine is asked for; tensors are dense in memory and fit.
+    """A request to an engine; tensors are dense in memory and have matching sizes.
 
     Attributes:
         elements: of the whole tensor for all_reduce, reduce, broadcast and messages, else of a rank's part.
@@ -86,9 +89,11 @@ class Communicator(ABC):
         #: Whether it has neither failed nor ended.
         self.usable = True
         self._open = True
+        self._inherited = False
+        _communicators.add(self)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long an operation may take; 0 is no limit."""
+        """Set the timeout of an operation; 0 is no limit."""
         self.timeout_s = timeout.total_seconds() or _NO_TIMEOUT_S
 
     # --- what an engine does
@@ -103,7 +108,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def within(self, handle: int, seconds: float) -> bool:
-        """Whether the operation was complete within so long; 0 asks and does not wait.
+        """Return whether the operation was complete within so long; 0 asks and does not wait.
 
         Raises:
             RuntimeError: it failed.
@@ -118,11 +123,14 @@ class Communicator(ABC):
         """Free what the engine holds."""
 
     def ended_ns(self, handle: int) -> int | None:
-        """When a watched operation was complete, by ``time.perf_counter_ns``; None where the engine does not tell."""
+        """Return when a watched operation was complete, by ``time.perf_counter_ns``.
+
+        None where the engine does not tell.
+        """
         return None
 
     def is_complete(self, handle: int) -> bool:
-        """Whether the operation has come to a good end."""
+        """Return whether the operation has come to a good end."""
         try:
             return self.within(handle, 0.0)
         except RuntimeError:
@@ -146,15 +154,24 @@ class Communicator(ABC):
         self.broken = self.broken or what
         self.usable = False
 
+    def _disagreed(self, what: str) -> None:  # noqa: B027  # most engines need nothing
+        """Note that the engine failed as the ranks' calls differ, before the error is raised."""
+
     def check(self) -> None:
         """Raise ``BrokenGroupError`` where something failed before, ``NotInitializedError`` after the end."""
+        if self._inherited:
+            raise BackendUnavailableError(f"{self} {IN_FORKED_CHILD}")
         if self.broken is not None:
             raise self.broken_error()
         if not self._open:
             raise NotInitializedError("this process group no longer exists; make a new one with new_group()")
 
+    def inherit(self) -> None:
+        """Refuse operations: this is a forked child, which has none of the engine's threads and connections."""
+        self.usable, self._inherited = False, True
+
     def broken_error(self) -> BrokenGroupError:
-        """What to raise after an earlier failure."""
+        """Return what to raise after an earlier failure."""
         return BrokenGroupError(
             f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
             f"{self._how_to_go_on}"
@@ -169,7 +186,7 @@ class Communicator(ABC):
         )
 
     def gone(self, peer: int | None) -> Set[int]:
-        """The ranks on this host that have ended, of all or of ``peer`` alone."""
+        """Return the ranks on this host that have ended, of all or of ``peer`` alone."""
         gone = self.peers.gone()
         return gone if peer is None else gone & {peer}
 
@@ -178,11 +195,14 @@ class Communicator(ABC):
         return self.gone(peer)
 
     def lost(self, call: str, peer: int | None) -> Exception:
-        """The error to raise where a rank that an operation needs has ended; the group is broken from then on."""
+        """Return the error to raise where a rank that an operation needs has ended.
+
+        The group is broken from then on.
+        """
         return self._lost(call, self.gone(peer))
 
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> Exception:
-        """The error to raise after waiting in vain; the group is broken from then on."""
+        """Return the error to raise after waiting in vain; the group is broken from then on."""
         self._break(f"{call}: timed out after {limit_s:g} s")
         source = "this call" if of_call else "init_distributed() and new_group()"
         return CommTimeoutError(
@@ -192,7 +212,7 @@ class Communicator(ABC):
         )
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
-        """The error to raise where the engine reported one."""
+        """Return the error to raise where the engine reported one."""
         if self.broken is not None:
             return self.broken_error()
         if any(reason in str(error) for reason in _OF_THIS_PROCESS):
@@ -206,6 +226,7 @@ class Communicator(ABC):
         if self.gone(peer):
             return self.lost(call, peer)
         self._break(f"{call}: {error}")
+        self._disagreed(f"{call}: {error}")
         if _GAVE_UP in str(error):
             return PeerLostError(f"{call} on {self}: {error}. The group cannot be used any more: {self._how_to_go_on}")
         # With all of them alive on this host, only their calls can differ.
@@ -223,7 +244,7 @@ class Communicator(ABC):
     # --- operations
 
     def position(self, global_rank: int | None, group_rank: int | None) -> int:
-        """The group rank that one of the two names; that of global rank 0 if neither is given."""
+        """Return the group rank that one of the two names; that of global rank 0 if neither is given."""
         if group_rank is not None:
             return group_rank
         return self.ranks.index(0 if global_rank is None else global_rank)
@@ -296,7 +317,7 @@ class Communicator(ABC):
         input_rows: Sequence[int] | None,
         watched: bool = False,
     ) -> CclWork:
-        """The same with the sizes of parts in rows, of the first dimension; None or empty is in equal parts."""
+        """Return the same with the sizes of parts in rows, of the first dimension; None or empty is in equal parts."""
         if not output_rows and not input_rows:
             return self.all_to_all(output, input, watched=watched)
         return self.all_to_all(
@@ -327,7 +348,7 @@ class Communicator(ABC):
     def gather_parts(
         self, outputs: Sequence[torch.Tensor] | None, input: torch.Tensor, root: int, watched: bool = False
     ) -> CclWork:
-        """The same on ``root`` alone; the others' ``outputs`` are not looked at."""
+        """Return the same on ``root`` alone; the others' ``outputs`` are not looked at."""
         if root != self.rank or not outputs:
             return self.gather(None, input, root, watched)
         memory, finish = landing(outputs, input)
@@ -353,6 +374,16 @@ class Communicator(ABC):
         """Overwrite ``tensor`` with what ``peer`` sent."""
         return self._start(Call(Operation.RECEIVE, tensor, tensor, tensor.numel(), root=peer, watched=watched))
 
+
+_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+def _refuse_inherited_groups() -> None:
+    for communicator in list(_communicators):
+        communicator.inherit()
+
+
+os.register_at_fork(after_in_child=_refuse_inherited_groups)
 
 _WORLD_GOES_ON = "call destroy_process_group() and then init_distributed() again, on every rank"
 _GROUP_GOES_ON = "its members go on with destroy_process_group(group) and a new one from new_group()"

@@ -1,4 +1,4 @@
-"""How the ranks of a group find each other through its store, and which engine serves them."""
+"""Create the communicator of a group: exchange the ranks' processes through its store and choose the engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any
 
 from torch.distributed import Store
 
@@ -23,14 +24,14 @@ __all__ = ["make_communicator"]
 
 _NO_TIMEOUT_S = 10.0**6
 _LAST_MOMENT_S = 5.0
-# How often a rank looks whether those that it waits for still live.
-_LOOK_AROUND_S = 0.25
+# Interval in which a waiting rank checks that its peers live.
+_POLL_S = 0.25
 
 
 def make_communicator(
     store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] | None = None
 ) -> Communicator:
-    """A group's communicator; every rank calls this with the same store, and it returns when all have come.
+    """Create a group's communicator; every rank calls this with the same store, and it returns when all have.
 
     Ranks of one host share memory; ranks of several hosts, and those that cannot, use oneCCL.
 
@@ -41,7 +42,7 @@ def make_communicator(
         CommTimeoutError: not every rank came in time.
         BackendUnavailableError: there is not enough shared memory, or oneCCL is needed and cannot be used.
     """
-    return _Meeting(store, rank, size, timeout, ranks).communicator()
+    return _Factory(store, rank, size, timeout, ranks).communicator()
 
 
 def _is_crowded(size: int, cores: int) -> bool:
@@ -50,47 +51,55 @@ def _is_crowded(size: int, cores: int) -> bool:
     return size > cores or (local.isdigit() and int(local) > (os.cpu_count() or 1))
 
 
-class _Meeting:
+class _Factory:
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] | None) -> None:
         self._store, self._rank, self._size, self._timeout, self._ranks = store, rank, size, timeout, ranks
         self._limit_s = timeout.total_seconds() or _NO_TIMEOUT_S
         self._end = time.monotonic() + self._limit_s
 
     def communicator(self) -> Communicator:
-        obstacle = shared_memory.obstacle()
+        reason = shared_memory.unavailable_reason()
         mine = {
             "process": this_process().encoded().decode(),
-            "obstacle": obstacle and obstacle[0],
+            "unavailable": reason and reason[0],
+            "failure": oneccl_library.earlier_failure(),
             "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
-        met = [json.loads(text) for text in self._told("process", json.dumps(mine))]
-        peers = Peers([Process.decoded(one["process"].encode()) for one in met], self._rank)
+        members = [json.loads(text) for text in self._exchange("process", json.dumps(mine))]
+        peers = Peers([Process.decoded(one["process"].encode()) for one in members], self._rank)
         try:
             if len(peers.local) == self._size:
-                why = next((one["obstacle"] for one in met if one["obstacle"]), None)
+                why = next((one["unavailable"] for one in members if one["unavailable"]), None)
                 if why is None and self._size > shared_memory.MOST_RANKS:
                     why = f"shared memory serves up to {shared_memory.MOST_RANKS} ranks, the group has {self._size}"
                 if why is None:
-                    cores = {core for one in met for core in one["cores"]}
+                    cores = {core for one in members for core in one["cores"]}
                     made = self._in_shared_memory(peers, _is_crowded(self._size, len(cores)))
                     if isinstance(made, Communicator):
                         return made
                     why = made
-                self._need_oneccl(why)
+                self._need_oneccl(why, members)
             else:
-                self._need_oneccl("the group spans hosts")
+                self._need_oneccl("the group spans hosts", members)
             return OneCclCommunicator(self._store, peers, self._rank, self._timeout, self._ranks, self._end)
         except BaseException:
             peers.close()
             raise
 
-    def _need_oneccl(self, why: str) -> None:
-        obstacle = oneccl_library.obstacle()
-        if obstacle is not None:
-            raise BackendUnavailableError(f"{why}, and {obstacle[0]}; {obstacle[1]}")
+    def _need_oneccl(self, why: str, members: Sequence[dict[str, Any]]) -> None:
+        # All ranks know of it, so none waits for one that cannot take part.
+        for rank, one in enumerate(members):
+            if one["failure"] is not None:
+                raise BackendUnavailableError(
+                    f"{why}, and rank {self._name(rank)}: {one['failure']}; {oneccl_library.START_AGAIN}, or use "
+                    "dist_backend='gloo'"
+                )
+        reason = oneccl_library.unavailable_reason()
+        if reason is not None:
+            raise BackendUnavailableError(f"{why}, and {reason[0]}; {reason[1]}")
 
     def _in_shared_memory(self, peers: Peers, crowded: bool) -> SharedCommunicator | str:
-        """The communicator, or why all ranks have to do without."""
+        """Return the communicator, or why no rank can use shared memory."""
         made: SharedCommunicator | None = None
         created = -1, 0
         problem: tuple[str, str] | None = None
@@ -115,7 +124,7 @@ class _Meeting:
         except RuntimeError as error:
             problem = "other", str(error)
         try:
-            told = [json.loads(text) for text in self._told("joined", json.dumps(problem), peers)]
+            problems = [json.loads(text) for text in self._exchange("joined", json.dumps(problem), peers)]
         except BaseException:
             if made is not None:
                 shared_memory.close(made.number)
@@ -123,14 +132,14 @@ class _Meeting:
         finally:
             if created[0] >= 0:
                 shared_memory.close_descriptor(created[0])
-        failures = [(rank, one) for rank, one in enumerate(told) if one is not None]
+        failures = [(rank, one) for rank, one in enumerate(problems) if one is not None]
         if made is not None and not failures:
             return made
         if made is not None:
             shared_memory.close(made.number)
         rank, (kind, text) = failures[0]
         if kind != "access":
-            self._leave_together(peers)
+            self._wait_for_readers(peers)
             raise BackendUnavailableError(
                 f"rank {self._name(rank)}: {text}; {shared_memory.SWITCH}=0 does without shared memory"
             )
@@ -138,8 +147,8 @@ class _Meeting:
             logger.warning("oneCCL is used instead of shared memory: rank %s: %s", self._name(rank), text)
         return str(text)
 
-    def _leave_together(self, peers: Peers) -> None:
-        """Let all ranks have read what failed before the one that serves the store may end."""
+    def _wait_for_readers(self, peers: Peers) -> None:
+        """Wait until all ranks have read the failure, as the rank that serves the store may end."""
         self._end = min(self._end, time.monotonic() + _LAST_MOMENT_S)
         with suppress(CommError, RuntimeError):
             self._store.set(f"left/{self._rank}", "")
@@ -151,8 +160,8 @@ class _Meeting:
     def _name(self, rank: int) -> int:
         return rank if self._ranks is None else self._ranks[rank]
 
-    def _told(self, what: str, mine: str, peers: Peers | None = None) -> list[str]:
-        """What every rank says of ``what``."""
+    def _exchange(self, what: str, mine: str, peers: Peers | None = None) -> list[str]:
+        """Return every rank's value of ``what``, in the order of ranks."""
         self._store.set(f"{what}/{self._rank}", mine)
         return self._await([f"{what}/{rank}" for rank in range(self._size)], range(self._size), peers)
 
@@ -160,7 +169,7 @@ class _Meeting:
         while True:
             left_s = min(self._end - time.monotonic(), _NO_TIMEOUT_S)
             try:
-                part_s = left_s if peers is None else min(left_s, _LOOK_AROUND_S)
+                part_s = left_s if peers is None else min(left_s, _POLL_S)
                 self._store.wait(keys, timedelta(seconds=max(0.001, part_s)))
             except RuntimeError as error:
                 missing = [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]

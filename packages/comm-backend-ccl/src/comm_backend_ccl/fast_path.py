@@ -1,4 +1,4 @@
-"""The shortest ways from tensors to an engine, all but the tensors settled."""
+"""Fast paths from tensors to an engine."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ _AT_ONCE = {
     "scatter": Operation.SCATTER,
 }
 _ROOTED = (Operation.BROADCAST, Operation.GATHER, Operation.REDUCE, Operation.SCATTER)
-# oneCCL has no shorter way than its usual one.
+# oneCCL has no fast path for these.
 _THE_USUAL_WAY = ("all_to_all_v", "gather", "reduce", "scatter")
 _OF_ELEMENTS = {"all_reduce": Operation.ALL_REDUCE, "reduce_scatter_tensor": Operation.REDUCE_SCATTER}
 
 
 def short_way(ours: Communicator, operation: str, op: object, position: int | None) -> _Start:
-    """A function of tensors, as ``Backend.prepare`` describes them, that does ``operation``.
+    """Return a function of tensors, as ``Backend.prepare`` describes them, that does ``operation``.
 
     It returns None where that is done, else a handle to wait for.
     """
@@ -118,7 +118,7 @@ def _at_once(ours: SharedCommunicator, operation: str, op: object, position: int
         return way
 
     def rest(done: bool | CclWork, *arguments: Any) -> CclWork | None:
-        """What is left to wait for."""
+        """Return what is left to wait for."""
         if done is True:
             return None
         return way(*arguments) if done is False else done

@@ -13,7 +13,9 @@ _SIOCGIFADDR = 0x8915
 
 
 def interface_between(hosts: int) -> str:
-    """The interface that leads to ``MASTER_ADDR``, the loopback where there is one host; "" where that cannot be told.
+    """Return the interface that leads to ``MASTER_ADDR``, the loopback where there is one host.
+
+    "" if it is unknown.
 
     libfabric would take the fastest, which need not lead to the other hosts.
     """
@@ -32,7 +34,7 @@ def interface_between(hosts: int) -> str:
 
 
 def _address_of(name: str) -> str:
-    """The IPv4 address of an interface."""
+    """Return the IPv4 address of an interface."""
     import fcntl  # which other systems lack, and this package says so itself
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket, suppress(OSError):

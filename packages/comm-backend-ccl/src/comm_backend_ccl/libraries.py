@@ -1,4 +1,4 @@
-"""Where the native libraries are that were built with this package."""
+"""Paths of the native libraries that were built with this package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIBFABRIC = "libfabric.so.1"
 
 
 def folder() -> Path | None:
-    """The folder that holds ``ONECCL``, ``LIBFABRIC`` and their licences; None where they were not built."""
+    """Return the folder that holds ``ONECCL``, ``LIBFABRIC`` and their licences; None where they were not built."""
     # An editable package has two folders: that of its sources, and that into which the libraries were installed.
     for path in sys.modules[__package__].__path__:
         if (Path(path) / ONECCL).is_file():

@@ -80,7 +80,7 @@ class OneCclCommunicator(Communicator):
             )
 
     def _make(self, end: float) -> int:
-        """The group; in a thread, as oneCCL waits for ranks that do not come without an end."""
+        """Return the group; in a thread, as oneCCL waits for ranks that do not come without an end."""
         made: list[int] = []
         failed: list[BaseException] = []
         given_up: list[bool] = []
@@ -111,7 +111,7 @@ class OneCclCommunicator(Communicator):
 
     @property
     def group(self) -> int:
-        """What the library knows the group by.
+        """Return what the library knows the group by.
 
         Raises:
             BrokenGroupError, NotInitializedError: it has failed or ended.
@@ -127,6 +127,10 @@ class OneCclCommunicator(Communicator):
             oneccl_library.destroy(group)
             if self.peers.gone() and os.environ.get("CCL_ATL_SHM") == "1":
                 sweep()
+
+    def _disagreed(self, what: str) -> None:
+        oneccl_library.note_failure(what)
+        self._how_to_go_on = f"{oneccl_library.START_AGAIN}, as oneCCL keeps requests of the failed operation"
 
     # --- operations
 

@@ -20,22 +20,28 @@ from comm_utils.errors import BackendUnavailableError
 
 __all__ = [
     "COMPLETE",
+    "START_AGAIN",
     "Pending",
     "create",
     "destroy",
+    "earlier_failure",
     "ended_ns",
     "facts",
     "initialize",
-    "obstacle",
+    "note_failure",
     "plan",
     "release",
     "start",
+    "unavailable_reason",
     "wait",
 ]
 
 _CAPACITY = 1024
 _GET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
 _SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
+
+#: The only remedy after a failure that :func:`note_failure` was told.
+START_AGAIN = "end the processes of all ranks and start them again"
 
 #: A handle of an operation that is under way.
 Pending = int
@@ -60,12 +66,26 @@ class _Loaded:
     lock = threading.Lock()
     #: oneCCL's settings are read once in a process.
     initialized = False
+    #: What an operation failed with that its ranks did not agree on; oneCCL keeps its requests.
+    failure: str | None = None
 
 
-def obstacle() -> tuple[str, str] | None:
-    """Why oneCCL cannot run here and what would change that; None where it can."""
+def note_failure(what: str) -> None:
+    """Refuse groups from now on: requests that oneCCL keeps of a failed operation break those of later groups."""
+    _Loaded.failure = _Loaded.failure or what
+
+
+def earlier_failure() -> str | None:
+    """Return why no new group can use oneCCL in this process; None where it can."""
+    return _Loaded.failure and f"oneCCL failed earlier in this process ({_Loaded.failure})"
+
+
+def unavailable_reason() -> tuple[str, str] | None:
+    """Return why oneCCL cannot run here, and the remedy; None where it can."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"oneCCL runs on Linux on x86-64 only, this is {sys.platform} on {platform.machine()}", _GLOO
+    if (failure := earlier_failure()) is not None:
+        return failure, f"{START_AGAIN}, or {_GLOO}"
     where = folder()
     if where is None:
         return "this installation of comm-backend-ccl was built without oneCCL", (

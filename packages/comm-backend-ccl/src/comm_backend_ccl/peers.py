@@ -1,4 +1,4 @@
-"""Who the ranks of a group are, which of them live on this host, and whether those still do."""
+"""The processes of a group's ranks, those of this host, and the detection of their end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Process:
 
 
 def this_process() -> Process:
-    """The process that calls this."""
+    """Return the process that calls this."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     # Containers of one machine may not see each other's processes.

@@ -45,7 +45,7 @@ class CclProcessGroup(ProcessGroup):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it does natively."""
+        """Return what it does natively."""
         return self._open().capabilities
 
     # --- what torch asks a group
@@ -97,6 +97,11 @@ class CclProcessGroup(ProcessGroup):
     def timeout(self) -> timedelta:
         return self._timeout
 
+    @property
+    def _device_types(self) -> list[torch.device]:  # type: ignore[override]
+        # FSDP2's state dicts and asynchronous checkpoints look for a device of the group.
+        return [torch.device("cpu")]
+
     # FSDP2 allocates so after set_allocate_memory_from_process_group_for_comm(True), and asks the group of the device.
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -106,7 +111,7 @@ class CclProcessGroup(ProcessGroup):
         return device.type == "cpu" and isinstance(self.communicator, SharedCommunicator)
 
     def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """A tensor of ``size`` elements whose memory the other ranks can reach."""
+        """Return a tensor of ``size`` elements whose memory the other ranks can reach."""
         return empty_shared((size,), dtype)
 
     def shutdown(self) -> None:

@@ -23,12 +23,12 @@ def availability() -> Mapping[str, Availability]:
 
 
 def _own() -> Availability:
-    obstacle = _obstacle()
-    if obstacle is not None:
-        return Availability(False, *obstacle)
+    reason = _unavailable_reason()
+    if reason is not None:
+        return Availability(False, *reason)
     details: dict[str, str] = {}
     parts = []
-    without_memory, without_oneccl = shared_memory.obstacle(), oneccl_library.obstacle()
+    without_memory, without_oneccl = shared_memory.unavailable_reason(), oneccl_library.unavailable_reason()
     if without_memory is None:
         details |= shared_memory.facts()
         parts.append("shared memory within a host")
@@ -46,10 +46,10 @@ def _own() -> Availability:
     )
 
 
-def _obstacle() -> tuple[str, str] | None:
-    """Why neither engine can be used."""
-    obstacle = oneccl_library.obstacle()
-    return obstacle if obstacle is not None and shared_memory.obstacle() is not None else None
+def _unavailable_reason() -> tuple[str, str] | None:
+    """Return why neither engine can be used, and the remedy; None where one can."""
+    reason = oneccl_library.unavailable_reason()
+    return reason if reason is not None and shared_memory.unavailable_reason() is not None else None
 
 
 def initialize(setup: Setup) -> Backend:
@@ -57,9 +57,9 @@ def initialize(setup: Setup) -> Backend:
     if setup.backend == bindings.BINDINGS:
         _, provider = provider_for("gloo")
         return provider.initialize(bindings.activate(setup))
-    obstacle = _obstacle()
-    if obstacle is not None:
-        raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {obstacle[0]}; {obstacle[1]}")
+    reason = _unavailable_reason()
+    if reason is not None:
+        raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {reason[0]}; {reason[1]}")
     register()
     initialization.initialize(setup)
     return CclBackend(setup.timeout)

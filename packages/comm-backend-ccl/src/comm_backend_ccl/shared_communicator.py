@@ -85,7 +85,7 @@ class SharedCommunicator(Communicator):
                 call.target_counts if uneven else None,
                 (source, target),
             )
-        except MemoryError as error:  # the others are told, too
+        except MemoryError as error:  # the others get an error, too
             name = call.operation.name.lower()
             self._break(f"{name}: {error}")
             raise BackendUnavailableError(f"{name} on {self}: {error}") from error

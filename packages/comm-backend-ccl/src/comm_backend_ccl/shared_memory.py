@@ -46,7 +46,6 @@ __all__ = [
     "has_kernels",
     "join",
     "missing",
-    "obstacle",
     "plain_tensor",
     "reduce",
     "release",
@@ -55,6 +54,7 @@ __all__ = [
     "statistics",
     "time_out",
     "timed_out",
+    "unavailable_reason",
     "wait",
     "waits_for",
 ]
@@ -82,8 +82,8 @@ def _bind_torch() -> bool:
 reads_storage_natively = _native is not None and _bind_torch()
 
 
-def obstacle() -> tuple[str, str] | None:
-    """Why it cannot be used in this process and what would change that; None where it can."""
+def unavailable_reason() -> tuple[str, str] | None:
+    """Return why it cannot be used in this process, and the remedy; None where it can."""
     if _native is None:
         if sys.platform != "linux":
             return f"collectives in shared memory need Linux, this is {sys.platform}", "use dist_backend='gloo'"

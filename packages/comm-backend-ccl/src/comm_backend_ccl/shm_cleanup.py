@@ -1,4 +1,4 @@
-"""What ranks that were killed leave in shared memory."""
+"""Clean-up of shared memory that killed ranks left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both engines call operations, dtypes and reductions, and what each of them can do."""
+"""Codes of operations, dtypes and reductions in both engines, and the capabilities of each."""
 
 from __future__ import annotations
 

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 
-if TYPE_CHECKING:
-    from comm_backend_ccl.communicator import Communicator
-
-__all__ = ["LOOK_AROUND_S", "CclWork"]
+__all__ = ["LOOK_AROUND_S", "CclWork", "Operations"]
 
 # How often a waiting rank looks whether its peers live, and lets Python handle signals.
 LOOK_AROUND_S = 0.05
 # What a rank sent before it ended may still be on its way.
 _GRACE_S = 0.3
 _finishing = threading.RLock()
+
+
+class Operations(Protocol):
+    """The methods of a communicator that a handle calls; the communicator documents them."""
+
+    broken: str | None
+    timeout_s: float
+
+    def within(self, handle: int, seconds: float) -> bool: ...
+
+    def is_complete(self, handle: int) -> bool: ...
+
+    def release(self, handle: int) -> None: ...
+
+    def ended_ns(self, handle: int) -> int | None: ...
+
+    def gone_for(self, handle: int, peer: int | None) -> Set[int]: ...
+
+    def broken_error(self) -> BaseException: ...
+
+    def failed(self, call: str, error: BaseException, peer: int | None = None) -> BaseException: ...
+
+    def lost(self, call: str, peer: int | None) -> BaseException: ...
+
+    def timed_out(self, call: str, limit_s: float, of_call: bool) -> BaseException: ...
 
 
 class CclWork:
@@ -54,7 +76,7 @@ class CclWork:
         "peer",
     )
 
-    def __init__(self, communicator: Communicator, handle: int | None, kept: tuple[Any, ...], name: str) -> None:
+    def __init__(self, communicator: Operations, handle: int | None, kept: tuple[Any, ...], name: str) -> None:
         self._communicator = communicator
         self._handle = handle
         self._begin = time.monotonic()
@@ -126,7 +148,7 @@ class CclWork:
         return self._begin + self._communicator.timeout_s if self.end is None else self.end
 
     def _hopeless(self, handle: int, now: float) -> Callable[[], BaseException] | None:
-        """What makes the failure where there is nothing left to wait for."""
+        """Return what makes the failure where there is nothing left to wait for."""
         communicator = self._communicator
         if communicator.broken is not None:
             return communicator.broken_error
@@ -166,7 +188,7 @@ class CclWork:
         return self._failure is not None
 
     def ended_ns(self) -> int | None:
-        """When the data had arrived, by ``time.perf_counter_ns``; None where that is not known."""
+        """Return when the data had arrived, by ``time.perf_counter_ns``; None where that is not known."""
         if self._handle is None:  # complete before there was a handle; on Linux both clocks are one
             return round(self._begin * 1e9)
         return self._communicator.ended_ns(self._handle)
@@ -178,6 +200,12 @@ class CclWork:
     def result(self) -> Any:
         self.wait()
         return self.outcome
+
+    def source_rank(self) -> int:
+        """Return the group rank of a message's sender; -1 of other operations."""
+        return -1 if self.peer is None else self.peer
+
+    _source_rank = source_rank
 
     def __del__(self) -> None:
         # Not before: another thread may be waiting with it.
@@ -192,11 +220,11 @@ class CclWork:
 
 
 #: Operations whose handle was dropped before their end, with the memory in which they go on reading and writing.
-_abandoned: list[tuple[Communicator, int, Any]] = []
+_abandoned: list[tuple[Operations, int, Any]] = []
 
 
-def _abandon(communicator: Communicator, handle: int, kept: Any) -> None:
-    still: list[tuple[Communicator, int, Any]] = [(communicator, handle, kept)]
+def _abandon(communicator: Operations, handle: int, kept: Any) -> None:
+    still: list[tuple[Operations, int, Any]] = [(communicator, handle, kept)]
     earlier, _abandoned[:] = list(_abandoned), []
     for one in earlier:
         if one[0].is_complete(one[1]):

@@ -9,7 +9,7 @@ __all__ = ["TorchBackend"]
 
 
 class TorchBackend(Collectives, PointToPoint):
-    """Serves every process group of this process, whoever created it.
+    """Serves every process group of this process, also those that other code created.
 
     Args:
         timeout: given at initialisation; groups made later inherit it.

@@ -1,4 +1,4 @@
-"""What each c10d backend does natively and correctly; measured on torch 2.6 to 2.15, one table a library."""
+"""Native operations that each c10d backend computes correctly; measured on torch 2.6 to 2.15, one table a library."""
 
 from __future__ import annotations
 
@@ -64,5 +64,5 @@ _TABLE = {"gloo": _GLOO, "nccl": _NCCL, "xccl": _NCCL, "fake": _FAKE}
 
 
 def capabilities_of(library: str) -> Capabilities:
-    """The table for a c10d backend such as ``"gloo"``; a cautious one for a library that is not in it."""
+    """Return the table for a c10d backend such as ``"gloo"``; a cautious one for a library that is not in it."""
     return _TABLE.get(library, _UNKNOWN)

@@ -124,7 +124,7 @@ class Collectives(World):
         return start, finish
 
     def _check_replaced(self, group: ProcessGroup | None) -> None:
-        """The group was destroyed through torch.distributed; a world may have been made anew."""
+        """Forget a group that was destroyed through torch.distributed, perhaps with its world."""
         self.prepared.clear()
         try:
             self.check_group(group)
@@ -134,7 +134,7 @@ class Collectives(World):
     def _settled(
         self, operation: str, pg: Any, op: object, position: int | None
     ) -> tuple[Callable[..., Any], Any, Callable[..., object]]:
-        """The group's method and its options; and the way to go if the group was replaced."""
+        """Return the group's method and its options; and the way to go if the group was replaced."""
         if operation == "all_reduce":
             return pg.allreduce, self._all_reduce[op], lambda tensor: self.all_reduce(tensor, op)
         if operation == "broadcast":
@@ -191,7 +191,7 @@ class Collectives(World):
                 position,
                 lambda tensor: general(tensor, None, None, 0, position),
             )
-        raise ValueError(f"there is no short way to {operation}")
+        raise ValueError(f"there is no fast path for {operation}")
 
     def reduce(
         self,

@@ -1,4 +1,4 @@
-"""How the selector gets a :class:`TorchBackend`; named by the entry point ``comm_utils.backends: torch``."""
+"""The provider of :class:`TorchBackend`; the entry point ``comm_utils.backends: torch`` names it."""
 
 from __future__ import annotations
 

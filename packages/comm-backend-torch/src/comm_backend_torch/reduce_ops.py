@@ -10,7 +10,11 @@ from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 
 __all__ = ["C10D_OPS", "OptionsTable"]
 
-C10D_OPS: dict[ReduceOp, Any] = {op: getattr(c10d.ReduceOp, op.name) for op in ReduceOp if op is not ReduceOp.UNUSED}
+C10D_OPS: dict[ReduceOp, Any] = {
+    op: getattr(c10d.ReduceOp, op.name)
+    for op in ReduceOp
+    if op is not ReduceOp.UNUSED and hasattr(c10d.ReduceOp, op.name)
+}
 
 
 class OptionsTable(dict[object, Any]):

@@ -29,7 +29,7 @@ Translate = Callable[[BaseException], BaseException]
 
 
 def left(end: float) -> timedelta:
-    """How long it is until ``end``, as c10d can be told it."""
+    """Return how long it is until ``end``, as c10d accepts it."""
     return max(SHORTEST_TIMEOUT, timedelta(seconds=end - time.monotonic()))
 
 
@@ -106,6 +106,10 @@ class TorchWork:
     def result(self) -> Any:
         self.wait()
         return self._result
+
+    def source_rank(self) -> int:
+        """Return the group rank of a message's sender, once it has arrived."""
+        return int(self._work._source_rank())
 
     def __del__(self) -> None:
         work = None if getattr(self, "_waited", True) else self._work

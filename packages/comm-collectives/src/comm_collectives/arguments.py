@@ -1,4 +1,4 @@
-"""What one rank's own arguments show to be wrong, raised before anything is sent.
+"""Validation of one rank's arguments, before anything is sent.
 
 Every message names the call, the argument, what was given, what was expected, and the remedy where there is one.
 """
@@ -40,7 +40,7 @@ _LONGEST = timedelta(days=36_525)
 
 
 def is_member(call: str, group: object, name: str = "group") -> bool:
-    """Whether this rank is in ``group``; False for what ``new_group`` gives to ranks outside the group.
+    """Return whether this rank is in ``group``; False for what ``new_group`` gives to ranks outside the group.
 
     Raises:
         ArgumentTypeError: it is no group at all.
@@ -59,7 +59,7 @@ def is_member(call: str, group: object, name: str = "group") -> bool:
 
 
 def active(call: str) -> Backend:
-    """The active backend, for a call that is about no group or about any.
+    """Return the active backend, for a call that is about no group or about any.
 
     Raises:
         NotInitializedError
@@ -71,7 +71,7 @@ def active(call: str) -> Backend:
 
 
 def enter(call: str, group: ProcessGroup | None, timeout: float | timedelta | None = None) -> Backend | None:
-    """The backend for a call on ``group``; None where this rank is not a member and the call is a no-op.
+    """Return the backend for a call on ``group``; None where this rank is not a member and the call is a no-op.
 
     Failures and records of what travels name ``call``.
 
@@ -198,7 +198,7 @@ def check_numel(call: str, name: str, tensor: torch.Tensor, expected: int, why: 
 
 
 def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | None:
-    """A timeout in seconds or as a timedelta, as a timedelta."""
+    """Return a timeout in seconds or as a timedelta, as a timedelta."""
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float, timedelta)):
@@ -213,7 +213,7 @@ def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | No
         )
     if limit > _LONGEST:
         raise ArgumentError(
-            f"{call}: timeout: got {timeout!r}; expected at most {_LONGEST.days} days, as the libraries count in 64 bits"
+            f"{call}: timeout: got {timeout!r}; expected at most {_LONGEST.days} days, which libraries can count"
         )
     return limit
 
@@ -227,7 +227,7 @@ def group_rank_of(
     group_rank: int | None,
     default: int | None = None,
 ) -> int:
-    """The group rank that ``src``/``dst`` or ``group_src``/``group_dst`` name.
+    """Return the group rank that ``src``/``dst`` or ``group_src``/``group_dst`` name.
 
     Args:
         name: ``"src"`` or ``"dst"``.
@@ -295,7 +295,7 @@ def integer(call: str, name: str, value: Any) -> int:
 
 
 def describe(value: Any) -> str:
-    """What was given, for a message."""
+    """Return what was given, for a message."""
     kind = type(value).__name__
     if isinstance(value, (list, tuple)):
         return f"a {kind} of {len(value)}"

@@ -65,7 +65,7 @@ def all_reduce_coalesced(
 def _short_way(
     backend: Backend, call: str, op: object, reduce_op: ReduceOp, tensor: torch.Tensor, group: ProcessGroup | None
 ) -> Callable[[torch.Tensor], None] | None:
-    """What is prepared for the exchanges of ``call``, if the library reduces the likes of ``tensor`` as they are."""
+    """Return the fast path of the exchanges of ``call``, if the library reduces such tensors directly."""
     like = (reduce_op, tensor.dtype)
     if type(tensor) is not torch.Tensor or like not in backend.capabilities(group, tensor.device.type).reductions:
         return None
@@ -119,7 +119,7 @@ def all_gather_coalesced(
                 check_numel(call, f"{name}[{rank}]", part, source.numel(), "the size of the input")
     if overlapping([part for output in output_tensors for part in ([output] if _is_tensor(output) else output)]):
         raise ArgumentError(
-            f"{call}: output_tensors: got tensors that share memory, or the same one twice; expected one memory for each"
+            f"{call}: output_tensors: got tensors that share memory; expected one memory for each output"
         )
     if not input_tensors:
         return Completed([]) if async_op else None

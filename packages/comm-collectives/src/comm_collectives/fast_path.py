@@ -1,4 +1,4 @@
-"""The short way: a call whose like was checked in full goes straight to what the backend prepared for it.
+"""The fast path: after one validated call, similar calls use what the backend prepared for them.
 
 What can be wrong with a call depends on the operation, its dtype, device, group and root, which repeat, and on the
 tensors themselves. The first are looked up; what is left to check is here. ``all_reduce`` has its own lines.
@@ -35,7 +35,7 @@ _Tensor = torch.Tensor
 
 
 def remember(backend: Backend, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """Take the short way for calls like this one from now on, which is returned.
+    """Return the fast path for calls like this one, and keep it for the next.
 
     Args:
         key: (operation, op or root or both, dtype, device, group).
@@ -49,7 +49,7 @@ def remember(backend: Backend, key: tuple[Any, ...], make: Callable[[], Any]) ->
 
 
 def remember_shortest(backend: Backend, name: str, op: object, group: ProcessGroup | None) -> None:
-    """Let the facade's ``name`` with ``op`` take the backend's shortest way, if it has one.
+    """Let the facade's ``name`` with ``op`` take the backend's fast path, if it has one.
 
     It looks for ``(name, group, op)`` before anything else, so ``op`` is a string: equal to no other kind of object. A
     sum over all ranks is under ``name`` alone, as a tuple takes as long to look up as a tenth of the call.
@@ -77,7 +77,7 @@ def remember_moving(
 
 
 def on(operation: str, detail: object, tensor: Any, group: ProcessGroup | None) -> Any:
-    """What was remembered for a call on one tensor; None where it has to be checked in full.
+    """Return what was remembered for a call on one tensor; None where it has to be checked in full.
 
     Args:
         detail: the root or the peer, with the op where there is one.
@@ -99,7 +99,7 @@ def on(operation: str, detail: object, tensor: Any, group: ProcessGroup | None) 
 
 
 def between(operation: str, op: object, output: Any, input: Any, group: ProcessGroup | None) -> Any:
-    """What was remembered for a call from one tensor to another; None where it has to be checked in full."""
+    """Return what was remembered for a call from one tensor to another; None where it has to be checked in full."""
     try:
         dtype, device = input.dtype, input.device
         found = slot.backend.prepared.get((operation, op, dtype, device, group))
@@ -125,7 +125,7 @@ def between(operation: str, op: object, output: Any, input: Any, group: ProcessG
 
 
 def into_list(parts: Any, tensor: Any, group: ProcessGroup | None) -> Any:
-    """What was remembered for an ``all_gather`` into a list; None where it has to be checked in full."""
+    """Return what was remembered for an ``all_gather`` into a list; None where it has to be checked in full."""
     found = on("all_gather", None, tensor, group)
     if found is None:
         return None
@@ -134,7 +134,7 @@ def into_list(parts: Any, tensor: Any, group: ProcessGroup | None) -> Any:
 
 
 def with_root(operation: str, root: object, tensor: Any, parts: Any, group: ProcessGroup | None) -> Any:
-    """What was remembered for a ``gather`` or ``scatter``; None where it has to be checked in full.
+    """Return what was remembered for a ``gather`` or ``scatter``; None where it has to be checked in full.
 
     Args:
         parts: every rank's part, on the root.
@@ -149,7 +149,7 @@ def with_root(operation: str, root: object, tensor: Any, parts: Any, group: Proc
 
 
 def from_list(operation: str, op: object, parts: Any, output: Any, group: ProcessGroup | None) -> Any:
-    """What was remembered for a ``reduce_scatter`` of a list; None where it has to be checked in full."""
+    """Return what was remembered for a ``reduce_scatter`` of a list; None where it has to be checked in full."""
     found = on(operation, op, output, group)
     if found is None or output.requires_grad:
         return None
@@ -158,7 +158,7 @@ def from_list(operation: str, op: object, parts: Any, output: Any, group: Proces
 
 
 def exchange(output: Any, input: Any, rows_out: Any, rows_in: Any, group: ProcessGroup | None) -> Any:
-    """What was remembered for an ``all_to_all_single`` with sizes; None where it has to be checked in full."""
+    """Return what was remembered for an ``all_to_all_single`` with sizes; None where it has to be checked in full."""
     found = between("all_to_all_v", None, output, input, group)
     if found is None or not (input.dim() and output.dim()) or output.shape[1:] != input.shape[1:]:
         return None
@@ -175,7 +175,7 @@ def exchange(output: Any, input: Any, rows_out: Any, rows_in: Any, group: Proces
 
 
 def exchange_of_lists(outputs: Any, inputs: Any, group: ProcessGroup | None) -> Any:
-    """What was remembered for an ``all_to_all``; None where it has to be checked in full."""
+    """Return what was remembered for an ``all_to_all``; None where it has to be checked in full."""
     if type(inputs) is not list or not inputs:
         return None
     first = inputs[0]
@@ -189,7 +189,7 @@ def exchange_of_lists(outputs: Any, inputs: Any, group: ProcessGroup | None) -> 
 
 
 def _are_alike(parts: Any, like: torch.Tensor, W: int, shape: torch.Size | None = None) -> bool:
-    """Whether ``parts`` are W tensors like another one, of ``shape`` or of any."""
+    """Return whether ``parts`` are W tensors like another one, of ``shape`` or of any."""
     if type(parts) is not list or len(parts) != W:
         return False
     try:
@@ -213,7 +213,7 @@ def _are_alike(parts: Any, like: torch.Tensor, W: int, shape: torch.Size | None 
 
 
 def _fit(parts: Any, tensor: torch.Tensor, W: int, rank: int) -> bool:
-    """Whether ``parts`` are W tensors like ``tensor``, which is one itself or apart from them."""
+    """Return whether ``parts`` are W tensors like ``tensor``, which is one itself or apart from them."""
     if not _are_alike(parts, tensor, W, tensor.shape):
         return False
     size, own = tensor.nbytes, tensor.data_ptr()
@@ -225,7 +225,7 @@ def _fit(parts: Any, tensor: torch.Tensor, W: int, rank: int) -> bool:
 
 
 def barrier(group: ProcessGroup | None) -> Any:
-    """What was remembered for a barrier of ``group``; None where it has to be checked in full."""
+    """Return what was remembered for a barrier of ``group``; None where it has to be checked in full."""
     try:
         return slot.backend.prepared.get(("barrier", group))
     except (RuntimeError, TypeError):

@@ -322,7 +322,7 @@ def _apart_from_all(source: torch.Tensor, landings: list[Landing], own: int) -> 
 
 
 def _first_global(backend: Backend, group: ProcessGroup | None) -> int | None:
-    """The group rank of global rank 0, torch's default, where it is a member; otherwise there is no default."""
+    """Return the group rank of global rank 0, torch's default, where it is a member; otherwise there is no default."""
     ranks = backend.get_process_group_ranks(group)
     return ranks.index(0) if 0 in ranks else None
 

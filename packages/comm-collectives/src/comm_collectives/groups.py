@@ -55,7 +55,7 @@ def forget_groups() -> None:
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
-    """This process's rank in ``group``; -1 where it is not a member."""
+    """Return this process's rank in ``group``; -1 where it is not a member."""
     if not is_member("get_rank", group):
         return -1
     try:
@@ -65,7 +65,7 @@ def get_rank(group: ProcessGroup | None = None) -> int:
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
-    """The number of ranks in ``group``; -1 where this process is not a member."""
+    """Return the number of ranks in ``group``; -1 where this process is not a member."""
     if not is_member("get_world_size", group):
         return -1
     try:
@@ -79,7 +79,7 @@ def _named(call: str, error: NotInitializedError) -> NotInitializedError:
 
 
 def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
-    """The global ranks of the members in the order of their ranks within ``group``."""
+    """Return the global ranks of the members in the order of their ranks within ``group``."""
     return members("get_process_group_ranks", group)
 
 
@@ -89,7 +89,7 @@ def get_all_ranks_from_group(group: ProcessGroup | None = None) -> list[int]:
 
 
 def get_global_rank(group: ProcessGroup | None = None, group_rank: int = 0) -> int:
-    """The global rank of the member with ``group_rank``."""
+    """Return the global rank of the member with ``group_rank``."""
     ranks = members("get_global_rank", group)
     if not 0 <= integer("get_global_rank", "group_rank", group_rank) < len(ranks):
         raise ArgumentError(f"get_global_rank: group_rank: got {group_rank}; expected 0 to {len(ranks) - 1}")
@@ -97,7 +97,7 @@ def get_global_rank(group: ProcessGroup | None = None, group_rank: int = 0) -> i
 
 
 def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
-    """The rank within ``group`` of the member with ``global_rank``."""
+    """Return the rank within ``group`` of the member with ``global_rank``."""
     ranks = members("get_group_rank", group)
     if global_rank not in ranks:
         raise ArgumentError(f"get_group_rank: global_rank: got {global_rank}; expected one of {ranks}")
@@ -105,7 +105,7 @@ def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
 
 
 def members(call: str, group: ProcessGroup | None, name: str = "group") -> list[int]:
-    """The global ranks of the members of the argument called ``name``, for ``call``."""
+    """Return the global ranks of the members of the argument called ``name``, for ``call``."""
     if not is_member(call, group, name):
         raise ArgumentError(f"{call}: {name}: got one that this rank is not a member of; its members know their ranks")
     try:
@@ -115,7 +115,7 @@ def members(call: str, group: ProcessGroup | None, name: str = "group") -> list[
 
 
 def get_world_group() -> ProcessGroup:
-    """The group of all ranks."""
+    """Return the group of all ranks."""
     try:
         return slot.backend.get_world_group()
     except NotInitializedError as error:
@@ -123,7 +123,7 @@ def get_world_group() -> ProcessGroup:
 
 
 def get_backend(group: ProcessGroup | None = None) -> str:
-    """The library that serves ``group``, such as ``"gloo"``."""
+    """Return the library that serves ``group``, such as ``"gloo"``."""
     if not is_member("get_backend", group):
         raise ArgumentError("get_backend: group: got a group that this rank is not a member of")
     try:
@@ -230,7 +230,7 @@ def init_device_mesh(
     mesh_dim_names: tuple[str, ...] | None = None,
     **options: Any,
 ) -> Any:
-    """A ``DeviceMesh`` over all ranks; its groups get the timeout given to ``init_distributed``.
+    """Return a ``DeviceMesh`` over all ranks; its groups get the timeout given to ``init_distributed``.
 
     Args:
         device_type: ``"cpu"``, ``"cuda"`` or ``"xpu"``.
@@ -270,7 +270,7 @@ _patching = threading.Lock()
 
 @contextmanager
 def _default_timeout(timeout: timedelta | None) -> Iterator[None]:
-    """Groups that torch makes meanwhile begin with ``timeout``; gloo of torch 2.6 takes no later one."""
+    """Give ``timeout`` to groups that torch creates in the block; gloo of torch 2.6 accepts no later change."""
     with _patching:
         original = internals._get_default_timeout
         if timeout is not None:
@@ -293,7 +293,7 @@ def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[st
 def monitored_barrier(
     group: ProcessGroup | None = None, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier over the store that says which ranks did not arrive.
+    """Run a barrier over the store that names missing ranks.
 
     Args:
         timeout: seconds or a timedelta; by default the one given to ``init_distributed``, or 30 minutes.
@@ -342,7 +342,7 @@ def _meet(backend: Backend, group: ProcessGroup | None, limit_s: float, all_miss
 
 
 def _came(store: Store, key: str, limit_s: float) -> bool:
-    """Whether a rank is at the barrier, or has only just given up."""
+    """Return whether a rank is at the barrier, or has only just given up."""
     if not store.check([key]):
         return False
     found = store.get(key).decode()

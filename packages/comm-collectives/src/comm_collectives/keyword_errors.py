@@ -42,13 +42,13 @@ def explain_call(
     if not unknown:
         return ArgumentTypeError(f"{name}: {reason}; expected {name}{signature_text(signature)}")
     free = [one for one in named[len(args) :] if one not in kwargs]
-    near = get_close_matches(unknown[0], free, 1, 0.6)
+    near = get_close_matches(unknown[0].lower(), free, 1, 0.6)
     hint = f"did you mean {near[0]!r}?" if near else f"expected one of: {', '.join(named)}"
     return ArgumentTypeError(f"{name}: {unknown[0]}: got an argument of this name, which does not exist; {hint}")
 
 
 def signature_text(signature: inspect.Signature) -> str:
-    """The names and defaults of a signature, without annotations."""
+    """Return the names and defaults of a signature, without annotations."""
     plain = [one.replace(annotation=inspect.Parameter.empty) for one in signature.parameters.values()]
     return str(signature.replace(parameters=plain, return_annotation=inspect.Signature.empty))
 

@@ -11,7 +11,7 @@ __all__ = ["Landing", "after_landing", "apart", "as_bytes", "disjoint", "flat", 
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill one stretch of memory without gap or overlap, in whatever order (as channels_last)."""
+    """Return whether the elements fill a block of memory without gap or overlap, in any order (as channels_last)."""
     if tensor.is_contiguous():
         return True
     expected = 1
@@ -25,7 +25,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense tensor's memory as one dimension, sharing it, in the order of the memory."""
+    """Return a dense tensor's memory as one dimension, sharing it, in the order of the memory."""
     if tensor.dim() == 1 and tensor.stride(0) == 1 and not tensor.requires_grad:
         return tensor
     # Not view(-1): it keeps the stride of a dimension of one or no element, and then refuses to be viewed as bytes.
@@ -33,19 +33,22 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in their logical order as one dimension; copied only where they do not lie in memory like that."""
+    """Return the elements in their logical order as one dimension.
+
+    Copied only where they do not lie in memory like that.
+    """
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return flat(tensor)
 
 
 def as_bytes(tensor: torch.Tensor, native: frozenset[torch.dtype]) -> torch.Tensor:
-    """A one-dimensional tensor, as it is if its dtype is one of ``native``, else its memory as uint8."""
+    """Return a one-dimensional tensor, as it is if its dtype is one of ``native``, else its memory as uint8."""
     return tensor if tensor.dtype in native else tensor.view(torch.uint8)
 
 
 class Landing:
-    """Where a backend writes the elements of ``tensor`` in logical order.
+    """A staging buffer into which a backend writes the elements of ``tensor`` in logical order.
 
     Attributes:
         memory: (n,), to be given to the backend; the tensor's own memory where that can be, else private memory.
@@ -67,7 +70,7 @@ class Landing:
 
 
 def after_landing(landings: list[Landing]) -> Callable[[], None] | None:
-    """What remains to be done once the backend has written; None where it wrote in place everywhere."""
+    """Return what remains to be done once the backend has written; None where it wrote in place everywhere."""
     indirect = [landing for landing in landings if not landing._direct]
     if not indirect:
         return None
@@ -80,7 +83,7 @@ def after_landing(landings: list[Landing]) -> Callable[[], None] | None:
 
 
 def disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two contiguous tensors of one device share no memory."""
+    """Return whether two contiguous tensors of one device share no memory."""
     start, first = one.data_ptr(), other.data_ptr()
     return start + one.nbytes <= first or first + other.nbytes <= start
 
@@ -100,6 +103,6 @@ def apart(source: torch.Tensor, written: torch.Tensor, own_slot: int | None = No
 
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether any two dense tensors share memory."""
+    """Return whether any two dense tensors share memory."""
     spans = sorted((start := t.data_ptr(), start + t.nbytes) for t in tensors if t.numel())
     return any(end > start for (_, end), (start, _) in pairwise(spans))

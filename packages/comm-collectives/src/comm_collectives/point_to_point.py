@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import fast_path, untraced
 from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
 from comm_collectives.memory import Landing, after_landing, as_bytes, readable
-from comm_collectives.work import After, run
+from comm_collectives.work import After, Received, run
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
@@ -77,7 +77,7 @@ def recv(
 
     Args:
         tensor: the size and dtype of what is sent; dense; overwritten.
-        src: a member other than this rank; None for whoever sends first, where the backend can (not NCCL, oneCCL).
+        src: a member other than this rank; None for any source, if the backend supports it (not NCCL, oneCCL).
     """
     if is_dynamo_compiling():
         return untraced.recv(tensor, src, group, tag, group_src, async_op, timeout=timeout)
@@ -140,7 +140,7 @@ def irecv(
         return None
     position, received, landing = _prepare_recv("irecv", backend, tensor, src, group, tag, group_src)
     work = backend.irecv(received, None, group, tag, position)
-    return After([work], after_landing([landing]), tensor)
+    return Received([work], after_landing([landing]), tensor)
 
 
 def _prepare_send(
@@ -176,8 +176,8 @@ def _prepare_recv(
     if src is None and group_src is None:
         if not capabilities.any_source:
             raise ArgumentError(
-                f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from whoever sends "
-                "first, name the sender"
+                f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from any source; "
+                "name the sender"
             )
     else:
         position = group_rank_of(call, "src", backend, group, src, group_src)

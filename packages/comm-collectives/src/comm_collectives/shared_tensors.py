@@ -36,7 +36,7 @@ def _exbibytes(size_bytes: int) -> str:
 def empty_shared(
     shape: int | Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
 ) -> torch.Tensor | None:
-    """An uninitialised, contiguous tensor on the CPU, in memory that the other ranks of ``group`` can map.
+    """Return an uninitialised, contiguous tensor on the CPU, in memory that the other ranks of ``group`` can map.
 
     It is an ordinary tensor: views of it, its ``.data`` as a parameter's, gradients in it, all stay where they are. A
     large ``all_reduce``, ``all_gather_into_tensor``, ``reduce_scatter_tensor``, ``all_to_all_single`` or ``broadcast``
@@ -69,8 +69,8 @@ def empty_shared(
     # Strides are computed as if no size were 0.
     if prod(max(one, 1) for one in sizes) * dtype.itemsize > _MOST_BYTES:
         raise ArgumentError(
-            f"empty_shared: shape: got {tuple(sizes)!r:.200} of {dtype}, {_exbibytes(size_bytes)} EiB; expected less than "
-            f"{_MOST_BYTES / 2**60:g} EiB, which is more than any machine has"
+            f"empty_shared: shape: got {tuple(sizes)!r:.200} of {dtype}, {_exbibytes(size_bytes)} EiB; expected "
+            f"less than {_MOST_BYTES / 2**60:g} EiB, which is more than any machine has"
         )
     return backend.empty_shared(sizes, dtype, group)
 

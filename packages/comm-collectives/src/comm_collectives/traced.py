@@ -26,7 +26,11 @@ __all__ = [
     "reduce_scatter_tensor",
 ]
 
-_C10D_OPS: dict[ReduceOp, Any] = {op: getattr(c10d.ReduceOp, op.name) for op in ReduceOp if op is not ReduceOp.UNUSED}
+_C10D_OPS: dict[ReduceOp, Any] = {
+    op: getattr(c10d.ReduceOp, op.name)
+    for op in ReduceOp
+    if op is not ReduceOp.UNUSED and hasattr(c10d.ReduceOp, op.name)
+}
 _BY_NAME = {op.name.lower(): c10d_op for op, c10d_op in _C10D_OPS.items()}
 
 
@@ -130,7 +134,7 @@ def all_to_all_single(
 
 
 def _split(tensor: torch.Tensor, sizes: Any, group: ProcessGroup | None) -> bool:
-    """Whether ``sizes``, or equal ones for None, are those of the rows of ``tensor``."""
+    """Return whether ``sizes``, or equal ones for None, are those of the rows of ``tensor``."""
     W = c10d.get_world_size(group)
     if tensor.dim() == 0:
         return False

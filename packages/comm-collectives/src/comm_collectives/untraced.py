@@ -98,7 +98,10 @@ def _eager(function: Callable[..., Any], reason: str) -> Any:
 
 
 def _serves(operation: str, op: Any, dtype: torch.dtype, device: str, group: ProcessGroup | None) -> bool:
-    """Whether the group is fit and its library does just this itself; ``op`` is :data:`NO_OP` if nothing is reduced."""
+    """Return whether the group is fit and its library does just this itself.
+
+    ``op`` is :data:`NO_OP` if nothing is reduced.
+    """
     if not is_active():
         return True  # torch.distributed alone was set up: there is nothing of ours to call instead
     try:

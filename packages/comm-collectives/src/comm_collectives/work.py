@@ -13,7 +13,7 @@ import torch
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 
-__all__ = ["After", "Completed", "deliver", "run"]
+__all__ = ["After", "Completed", "Received", "deliver", "run"]
 
 
 def run(finish: Callable[[], None]) -> None:
@@ -93,6 +93,17 @@ class After:
     def result(self) -> Any:
         self.wait()
         return self._result
+
+
+class Received(After):
+    """The handle of a message that is received."""
+
+    def source_rank(self) -> int:
+        """Return the group rank of the sender, once the message has arrived (torch: ``_source_rank``)."""
+        rank: int = self._works[0].source_rank()  # type: ignore[attr-defined]
+        return rank
+
+    _source_rank = source_rank
 
 
 def deliver(

@@ -8,6 +8,7 @@ from comm_config.settings import Settings, resolve
 
 if TYPE_CHECKING:
     from comm_config.compression import CompressionConfig
+    from comm_config.environment import unknown_variables
     from comm_config.library_environment import network_environment
     from comm_config.loading import load_config, sources_of
     from comm_config.models import (
@@ -40,11 +41,13 @@ __all__ = [
     "network_environment",
     "resolve",
     "sources_of",
+    "unknown_variables",
 ]
 
 # What needs pydantic is imported when it is first asked for.
 _MODULES = {
     "compression": ("CompressionConfig",),
+    "environment": ("unknown_variables",),
     "library_environment": ("network_environment",),
     "loading": ("load_config", "sources_of"),
     "models": (

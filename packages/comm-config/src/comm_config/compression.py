@@ -37,7 +37,7 @@ DataType = Annotated[Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4"], Bef
 
 
 class CompressionConfig(Section):
-    """How communication is compressed. Not served yet: a configuration that asks for it is refused."""
+    """Settings of compression. Not served yet: a configuration that asks for it is refused."""
 
     method: Annotated[
         Literal["fp16", "bf16", "fp8", "int8", "int4", "onebit", "topk", "powersgd"] | None,

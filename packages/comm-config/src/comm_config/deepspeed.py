@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from comm_config.errors import closest
 from comm_config.models import CommConfig
+from comm_config.validation import shorten
 
-__all__ = ["DEEPSPEED_KEYS", "is_deepspeed", "our_part"]
+__all__ = ["DEEPSPEED_KEYS", "is_deepspeed", "our_part", "warn_unserved"]
 
 DEEPSPEED_KEYS = frozenset(
     {
@@ -78,6 +80,16 @@ DEEPSPEED_KEYS = frozenset(
 
 _EDITOR_KEY = "$schema"
 
+# Settings of DeepSpeed about communication that nothing here serves -> its default, which changes nothing.
+_UNSERVED: Mapping[str, Any] = {
+    "gradient_predivide_factor": 1.0,
+    "prescale_gradients": False,
+    "seq_parallel_communication_data_type": "fp32",
+    "sparse_gradients": False,
+}
+_logger = logging.getLogger("comm")
+_warned: set[str] = set()
+
 
 def is_deepspeed(document: Mapping[str, Any]) -> bool:
     """Return whether ``document`` has a top-level key that only DeepSpeed knows."""
@@ -96,6 +108,27 @@ def our_part(document: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in document.items()
         if key != _EDITOR_KEY and not (foreign and isinstance(key, str) and not _meant_for_us(key))
     }
+
+
+def warn_unserved(document: Mapping[str, Any], source: str) -> None:
+    """Log DeepSpeed's settings about communication that nothing here serves, once in a process for each of them.
+
+    DeepSpeed's engine applies them itself; a program that only uses this project's collectives runs without them.
+    """
+    found = {
+        key: document[key]
+        for key, default in _UNSERVED.items()
+        if key in document and document[key] not in (default, None) and key not in _warned
+    }
+    if found:
+        _warned.update(found)
+        settings = ", ".join(f"{key}={shorten(value)}" for key, value in found.items())
+        _logger.warning(
+            "%s: %s: not served by these packages and without effect on their collectives; only DeepSpeed's engine "
+            "applies them",
+            source,
+            settings,
+        )
 
 
 def _meant_for_us(key: str) -> bool:

@@ -15,9 +15,10 @@ from comm_config.errors import ConfigError, closest
 from comm_config.files import parse_object
 from comm_config.keys import Path, dotted, leaves, members, nested, sections
 from comm_config.models import CommConfig
+from comm_config.secret import SECRET_VARIABLE
 from comm_config.validation import shorten, validate
 
-__all__ = ["FILE_VARIABLE", "environment_settings", "environment_variables", "warn_unknown"]
+__all__ = ["FILE_VARIABLE", "environment_settings", "environment_variables", "unknown_variables", "warn_unknown"]
 
 FILE_VARIABLE = "COMM_CONFIG"
 """Names the configuration file where none was given."""
@@ -54,13 +55,18 @@ def environment_settings(environ: Mapping[str, str]) -> Iterator[tuple[str, Comm
             yield source, validate(nested({path: _parse(text, fields.get(path), source, dotted(path))}), source)
 
 
+def unknown_variables(environ: Mapping[str, str]) -> dict[str, str | None]:
+    """Return each ``COMM_*`` variable that nothing reads, with the one it is most likely a misspelling of."""
+    known = [*environment_variables(), FILE_VARIABLE, SECRET_VARIABLE]
+    names = sorted(name for name in environ if name.startswith(_PREFIX) and name not in known)
+    return {name: closest(name, known, cutoff=0.8) for name in names}
+
+
 def warn_unknown(environ: Mapping[str, str]) -> None:
     """Log each ``COMM_*`` variable that nothing reads, once in a process; it may be another program's."""
-    known = [*environment_variables(), FILE_VARIABLE]
-    for name in sorted(environ):
-        if name.startswith(_PREFIX) and name not in known and name not in _warned:
+    for name, guess in unknown_variables(environ).items():
+        if name not in _warned:
             _warned.add(name)
-            guess = closest(name, known, cutoff=0.8)
             hint = f"; did you mean {guess}?" if guess else ""
             _logger.warning("environment variable %s is not a setting and is ignored%s", name, hint)
 

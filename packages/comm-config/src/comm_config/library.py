@@ -1,4 +1,4 @@
-"""What the sections of the communication libraries have in common: keys that stand for environment variables."""
+"""Base of the sections of the communication libraries: keys that set environment variables."""
 
 from __future__ import annotations
 

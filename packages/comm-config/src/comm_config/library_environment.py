@@ -1,4 +1,4 @@
-"""What the network section asks the libraries' own environment variables to be."""
+"""The libraries' environment variables that the network section sets."""
 
 from __future__ import annotations
 

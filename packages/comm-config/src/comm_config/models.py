@@ -71,7 +71,7 @@ class ProcessGroupConfig(Section):
 
 
 class TimeoutsConfig(Section):
-    """How long to wait, in seconds."""
+    """Timeouts, in seconds."""
 
     init_s: Seconds | None = Field(
         default=None, description="Start-up: how long ranks wait for each other; null: `collective_s`, else 30 minutes."
@@ -83,7 +83,7 @@ class TimeoutsConfig(Section):
 
 
 class LaunchConfig(Section):
-    """How rank, world size and the master are found where no launcher said."""
+    """Settings for rank, world size and master address that no launcher provides."""
 
     auto_mpi_discovery: bool = Field(
         default=True, description="Ask MPI, through mpi4py, what the variables of an MPI launcher leave open."

@@ -13,12 +13,33 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed
 
 from comm_orchestrator import facade
+from comm_orchestrator.facade import *  # noqa: F403
 
 if TYPE_CHECKING:
-    # Type checkers see torch's names one by one: with a __getattr__ they would accept any name, misspelt ones too.
-    from torch.distributed import *  # noqa: F403
-
-from comm_orchestrator.facade import *  # noqa: F403
+    # What __getattr__ passes on of torch.distributed, name by name: type checkers that saw a __getattr__ would accept
+    # any name, misspelt ones too. The façade has the others under its own names.
+    from torch.distributed import BackendConfig as BackendConfig
+    from torch.distributed import DebugLevel as DebugLevel
+    from torch.distributed import DeviceMesh as DeviceMesh
+    from torch.distributed import DistBackendError as DistBackendError
+    from torch.distributed import DistError as DistError
+    from torch.distributed import DistNetworkError as DistNetworkError
+    from torch.distributed import DistStoreError as DistStoreError
+    from torch.distributed import get_debug_level as get_debug_level
+    from torch.distributed import get_node_local_rank as get_node_local_rank
+    from torch.distributed import get_pg_count as get_pg_count
+    from torch.distributed import is_backend_available as is_backend_available
+    from torch.distributed import is_gloo_available as is_gloo_available
+    from torch.distributed import is_mpi_available as is_mpi_available
+    from torch.distributed import is_nccl_available as is_nccl_available
+    from torch.distributed import is_torchelastic_launched as is_torchelastic_launched
+    from torch.distributed import is_ucc_available as is_ucc_available
+    from torch.distributed import is_xccl_available as is_xccl_available
+    from torch.distributed import register_rendezvous_handler as register_rendezvous_handler
+    from torch.distributed import rendezvous as rendezvous
+    from torch.distributed import set_debug_level as set_debug_level
+    from torch.distributed import set_debug_level_from_env as set_debug_level_from_env
+    from torch.distributed import supports_complex as supports_complex
 
 __all__ = facade.__all__
 

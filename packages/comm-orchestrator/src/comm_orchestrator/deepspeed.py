@@ -1,4 +1,4 @@
-"""This API in the place of ``deepspeed.comm``, for DeepSpeed itself and for programs that use it.
+"""Replacement of ``deepspeed.comm`` by this API, for DeepSpeed itself and for programs that use it.
 
 import comm_orchestrator.deepspeed
 
@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from comm_orchestrator import facade
-from comm_orchestrator.environment import applied
+from comm_orchestrator.environment import apply_variables
 from comm_utils.errors import BackendUnavailableError, CommError
 
 __all__ = ["GONE", "KEPT", "REPLACED", "ReplacementError", "replace_comm"]
@@ -74,7 +74,7 @@ def _init_distributed(*args: Any, **kwargs: Any) -> None:
     # DeepSpeed insists on it, in a process that nobody launched with others as well.
     local_rank = 0 if facade.get_world_size() == 1 else facade.get_local_rank()
     if local_rank >= 0 and "LOCAL_RANK" not in os.environ:
-        with applied({"LOCAL_RANK": str(local_rank)}):
+        with apply_variables({"LOCAL_RANK": str(local_rank)}):
             pass
 
 

@@ -1,4 +1,4 @@
-"""Which kind of device this process computes on, and binding it to one."""
+"""The kind of device that this process uses, and its binding to one device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def device_type() -> str:
 
 
 def visible_devices(kind: str) -> tuple[int, str | None]:
-    """How many devices of ``kind`` this process sees, and the variable that chose them."""
+    """Return how many devices of ``kind`` this process sees, and the variable that chose them."""
     if kind == "cpu":
         return 0, None
     visible = os.environ.get(_CHOOSING[kind])

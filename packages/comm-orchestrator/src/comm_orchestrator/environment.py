@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["applied", "put_back"]
+__all__ = ["apply_variables", "restore_variables"]
 
 # variable -> (what was there before, what it was set to)
 _ours: dict[str, tuple[str | None, str]] = {}
@@ -19,7 +19,7 @@ def _set(variables: Mapping[str, str]) -> None:
         os.environ[name] = value
 
 
-def put_back() -> None:
+def restore_variables() -> None:
     """Undo every change that nobody else has changed since."""
     for name, (before, ours) in _ours.items():
         if os.environ.get(name) != ours:
@@ -32,12 +32,12 @@ def put_back() -> None:
 
 
 @contextmanager
-def applied(*groups: Mapping[str, str]) -> Iterator[None]:
+def apply_variables(*groups: Mapping[str, str]) -> Iterator[None]:
     """Set variables for the libraries that read them; put everything back if the block raises."""
     for variables in groups:
         _set(variables)
     try:
         yield
     except BaseException:
-        put_back()
+        restore_variables()
         raise

@@ -28,7 +28,7 @@ def addresses() -> dict[str, list[str]]:
 
 
 def local_address_to(host: str) -> str | None:
-    """This machine's address on the way to ``host``; None where there is no way. Sends nothing."""
+    """Return this machine's address on the way to ``host``; None where there is no way. Sends nothing."""
     with contextlib.suppress(OSError):
         for family, _, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, socket.SOCK_DGRAM) as sock, contextlib.suppress(OSError):
@@ -38,7 +38,10 @@ def local_address_to(host: str) -> str | None:
 
 
 def outward_address(found: Addresses) -> str | None:
-    """An address of this machine that others might reach: that of the default route, else one that is not local."""
+    """Return an address of this machine that others might reach.
+
+    That of the default route, else one that is not local.
+    """
     own = [address for name in sorted(found) for address in found[name]]
     for documentation in ("192.0.2.1", "2001:db8::1"):
         routed = local_address_to(documentation)
@@ -51,7 +54,7 @@ def outward_address(found: Addresses) -> str | None:
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Those of ``names`` that a pattern in NCCL's syntax means.
+    """Return those of ``names`` that a pattern in NCCL's syntax means.
 
     ``eth,ib`` are prefixes, ``=eth0`` a name, ``^docker,lo`` all but these prefixes, ``^=lo`` all but a name.
     Source: NCCL's documentation of NCCL_SOCKET_IFNAME.
@@ -68,7 +71,7 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def interface_for(address: str | None, found: Addresses) -> str | None:
-    """The interface that has ``address``; for a loopback address any that has one."""
+    """Return the interface that has ``address``; for a loopback address any that has one."""
     if address is None:
         return None
     for name, own in found.items():

@@ -17,12 +17,12 @@ __all__ = ["complete", "discover", "is_installed"]
 
 
 def is_installed() -> bool:
-    """Whether mpi4py can be imported; does not import it, which would start MPI."""
+    """Return whether mpi4py can be imported; does not import it, which would start MPI."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def discover(variable: str, port: int) -> LaunchInfo:
-    """Who this process is in ``MPI.COMM_WORLD``; called by all of its processes.
+    """Return this process's facts in ``MPI.COMM_WORLD``; called by all of its processes.
 
     Args:
         variable: shows that an MPI launcher started this process.
@@ -43,7 +43,7 @@ def discover(variable: str, port: int) -> LaunchInfo:
     host = world.Split_type(mpi.COMM_TYPE_SHARED)
     local_rank, local_size = host.Get_rank(), host.Get_size()
     host.Free()
-    place = world.bcast(_meeting_place(local_size == size, port) if rank == 0 else None, root=0)
+    place = world.bcast(_rendezvous_address(local_size == size, port) if rank == 0 else None, root=0)
     if isinstance(place, str):
         raise LaunchError(place)
     address, chosen = place
@@ -94,7 +94,7 @@ def _missing(variable: str) -> str:
     return f", and {beside} is not set" if beside is not None and beside not in os.environ else ""
 
 
-def _meeting_place(alone: bool, port: int) -> tuple[str, int] | str:
+def _rendezvous_address(alone: bool, port: int) -> tuple[str, int] | str:
     """Rank 0's own address, and a port that is free there now; or, for all ranks to hear, why there is none."""
     address = "127.0.0.1" if alone else _address()
     if address is None:

@@ -16,8 +16,9 @@ from torch.distributed import Store
 
 import comm_config
 from comm_orchestrator import interfaces, rank_discovery, selector
-from comm_orchestrator.environment import applied, put_back
-from comm_orchestrator.rendezvous.join import join, last_words
+from comm_orchestrator.environment import apply_variables, restore_variables
+from comm_orchestrator.rendezvous.authentication import remove_secrets
+from comm_orchestrator.rendezvous.join import join, report_to_peers
 from comm_orchestrator.report import describe
 from comm_utils import active
 from comm_utils.backend import Setup
@@ -26,8 +27,8 @@ from comm_utils.launch import LaunchInfo
 from comm_utils.log import is_shown_on_stderr, logger, remember_rank, show_on_stderr
 
 __all__ = [
-    "Environment",
-    "Request",
+    "InitOptions",
+    "InitResult",
     "current_launch",
     "finalize",
     "initialize",
@@ -39,7 +40,7 @@ _START_UP_TIMEOUT = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
-class Request:
+class InitOptions:
     """The arguments of ``init_distributed``."""
 
     dist_backend: str | None = None
@@ -57,8 +58,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Environment:
-    """What ``init_distributed`` found and settled."""
+class InitResult:
+    """The facts that ``init_distributed`` found and the settings that it chose."""
 
     config: comm_config.Settings
     fresh: bool
@@ -69,7 +70,7 @@ class _Current:
 
 
 def current_launch() -> LaunchInfo | None:
-    """The launch facts in force; None where ``torch.distributed`` was adopted or nothing is set up."""
+    """Return the launch facts in force; None where ``torch.distributed`` was adopted or nothing is set up."""
     return _Current.launch if active.is_active() else None
 
 
@@ -87,7 +88,7 @@ def load_config(config: Any, **overrides: Any) -> comm_config.Settings:
 
 
 def names_comms_logger(config: Any) -> bool:
-    """Whether ``config`` says anything about the comms logger."""
+    """Return whether ``config`` says anything about the comms logger."""
     plain = _plain(config)
     if isinstance(plain, Mapping) and "comms_logger" in plain:
         return True
@@ -111,20 +112,21 @@ def finalize() -> None:
     active.deactivate()
     _Current.launch = None
     remember_rank(None)
-    put_back()
+    remove_secrets()
+    restore_variables()
 
 
-def initialize(request: Request) -> Environment:
+def initialize(options: InitOptions) -> InitResult:
     """Do what ``comm_orchestrator.init_distributed`` promises, short of what concerns the collectives."""
-    if request.verbose:
+    if options.verbose:
         show_on_stderr()
     elif is_shown_on_stderr():  # by an earlier call
         show_on_stderr(logging.WARNING)
     try:
-        settings = _settings(request)
+        settings = _settings(options)
     except ConfigurationError as error:
-        if not (active.is_active() or c10d.is_initialized() or request.dist_init_required is False):
-            _tell_the_others(request, error)
+        if not (active.is_active() or c10d.is_initialized() or options.dist_init_required is False):
+            _report_to_peers(options, error)
         raise
 
     if active.is_active():
@@ -132,59 +134,59 @@ def initialize(request: Request) -> Environment:
             found = active.active_backend().get_backend()
             if active.active_backend().get_rank() == 0:
                 logger.info("init_distributed: already initialised with backend %s", found)
-            _warn_if_ignored(request.dist_backend, found)
-            if request.timeout is not None:
+            _warn_if_ignored(options.dist_backend, found)
+            if options.timeout is not None:
                 logger.warning(
-                    "init_distributed: the timeout of the world is kept, timeout=%s is ignored", request.timeout
+                    "init_distributed: the timeout of the world is kept, timeout=%s is ignored", options.timeout
                 )
-            return Environment(settings, fresh=False)
+            return InitResult(settings, fresh=False)
         finalize()  # torch.distributed was destroyed under us
     if c10d.is_initialized():
-        _adopt(request)
-        return Environment(settings, fresh=True)
-    if request.dist_init_required is False:
+        _adopt(options)
+        return InitResult(settings, fresh=True)
+    if options.dist_init_required is False:
         raise NotInitializedError(
             "dist_init_required=False, but nothing is initialised; call torch.distributed.init_process_group() first, "
             "or leave dist_init_required out"
         )
     try:
-        _start(request, settings)
+        _start(options, settings)
     except BaseException:
         remember_rank(None)
         raise
-    return Environment(settings, fresh=True)
+    return InitResult(settings, fresh=True)
 
 
-def _settings(request: Request) -> comm_config.Settings:
-    timeout = request.timeout
+def _settings(options: InitOptions) -> comm_config.Settings:
+    timeout = options.timeout
     return load_config(
-        request.config,
-        process_group__backend=request.dist_backend,
-        process_group__init_method=request.init_method,
+        options.config,
+        process_group__backend=options.dist_backend,
+        process_group__init_method=options.init_method,
         timeouts__collective_s=timeout.total_seconds() if isinstance(timeout, timedelta) else timeout,
-        launch__master_port=None if request.distributed_port == 29500 else request.distributed_port,
-        launch__auto_mpi_discovery=None if request.auto_mpi_discovery is True else request.auto_mpi_discovery,
+        launch__master_port=None if options.distributed_port == 29500 else options.distributed_port,
+        launch__auto_mpi_discovery=None if options.auto_mpi_discovery is True else options.auto_mpi_discovery,
     )
 
 
-def _tell_the_others(request: Request, error: ConfigurationError) -> None:
+def _report_to_peers(options: InitOptions, error: ConfigurationError) -> None:
     """Not leave the other ranks waiting for one that cannot come."""
     with suppress(CommError, comm_config.ConfigError):
-        where = {"process_group.init_method": request.init_method, "launch.master_port": request.distributed_port}
+        where = {"process_group.init_method": options.init_method, "launch.master_port": options.distributed_port}
         known = comm_config.resolve(environ={}, overrides=where)
-        meets_elsewhere = request.init_method is not None or request.store is not None
-        launch = rank_discovery.find(os.environ, request.rank, request.world_size, known, meets_elsewhere)
-        last_words(launch, known, _START_UP_TIMEOUT, request.store, error)
+        own_rendezvous = options.init_method is not None or options.store is not None
+        launch = rank_discovery.find(os.environ, options.rank, options.world_size, known, own_rendezvous)
+        report_to_peers(launch, known, _START_UP_TIMEOUT, options.store, error)
 
 
-def _adopt(request: Request) -> None:
+def _adopt(options: InitOptions) -> None:
     active.activate(selector.adopt(str(c10d.get_backend())))
     found = active.active_backend().get_backend()  # torch calls its own choice of backends "undefined"
     remember_rank(c10d.get_rank())
-    _warn_if_ignored(request.dist_backend, found)
-    if request.timeout is not None:
+    _warn_if_ignored(options.dist_backend, found)
+    if options.timeout is not None:
         logger.warning(
-            "init_distributed: the timeout of the adopted world is kept, timeout=%s is ignored", request.timeout
+            "init_distributed: the timeout of the adopted world is kept, timeout=%s is ignored", options.timeout
         )
     if c10d.get_rank() == 0:
         logger.info("adopted torch.distributed: backend %s, %d ranks", found, c10d.get_world_size())
@@ -199,21 +201,21 @@ def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
         )
 
 
-def _start(request: Request, settings: comm_config.Settings) -> None:
+def _start(options: InitOptions, settings: comm_config.Settings) -> None:
     collective_s, start_s = settings.timeouts.collective_s, settings.timeouts.init_s
     timeout = timedelta(seconds=collective_s) if collective_s is not None else None
     start_up = timedelta(seconds=start_s) if start_s is not None else timeout or _START_UP_TIMEOUT
-    meets_elsewhere = settings.process_group.init_method is not None or request.store is not None
-    launch = rank_discovery.find(os.environ, request.rank, request.world_size, settings, meets_elsewhere)
+    own_rendezvous = settings.process_group.init_method is not None or options.store is not None
+    launch = rank_discovery.find(os.environ, options.rank, options.world_size, settings, own_rendezvous)
     remember_rank(launch.rank)
-    with applied(settings.variables):
-        joined = join(launch, settings, start_up, request.store)
+    with apply_variables(settings.variables):
+        joined = join(launch, settings, start_up, options.store)
         launch, choice = joined.launch, joined.choice
         network = interfaces.variables(os.environ, joined.peer, interfaces.addresses(), "ccl" in choice.backend)
-        with applied(network, rank_discovery.variables(launch, os.environ)):
-            device = joined.bind() if request.device is None else request.device
-            setup = Setup(choice.backend, launch.rank, launch.world_size, joined.place.store, timeout, device)
+        with apply_variables(network, rank_discovery.variables(launch, os.environ)):
+            device = joined.bind() if options.device is None else options.device
+            setup = Setup(choice.backend, launch.rank, launch.world_size, joined.point.store, timeout, device)
             active.activate(selector.activate(setup))
     _Current.launch = launch
     if launch.rank == 0:
-        logger.info("%s", describe(choice, launch, settings, joined.place.description))
+        logger.info("%s", describe(choice, launch, settings, joined.point.description))

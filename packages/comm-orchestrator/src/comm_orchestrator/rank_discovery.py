@@ -1,4 +1,4 @@
-"""Who this process is: from the arguments, the launcher's variables, or MPI."""
+"""Rank discovery: from the arguments, the launcher's variables, or MPI."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FIELDS = {
 
 
 def find(
-    environ: Mapping[str, str], rank: int, world_size: int, settings: comm_config.Settings, meets_elsewhere: bool
+    environ: Mapping[str, str], rank: int, world_size: int, settings: comm_config.Settings, own_rendezvous: bool
 ) -> LaunchInfo:
-    """Who this process is, and where that came from.
+    """Return the launch facts of this process, with their sources.
 
     Args:
         rank, world_size: of ``init_distributed``; -1 where they were not given.
-        meets_elsewhere: the caller named a place to meet, so none has to be found.
+        own_rendezvous: the caller named a place to meet, so none has to be found.
 
     Raises:
         LaunchError: facts are missing or contradict each other.
@@ -44,7 +44,7 @@ def find(
         if isinstance(value, bool) or not isinstance(value, int):
             raise ArgumentTypeError(f"init_distributed: {name}: got {value!r:.60}; expected an integer")
     if rank < 0 and world_size < 0:
-        launch = _discovered(environ, settings, meets_elsewhere)
+        launch = _discovered(environ, settings, own_rendezvous)
     elif rank < 0 or world_size < 0:
         given, missing = ("rank", "world_size") if world_size < 0 else ("world_size", "rank")
         raise LaunchError(f"init_distributed: got {given} without {missing}; pass both, or neither")
@@ -55,7 +55,7 @@ def find(
     return _with_settings(launch, settings)
 
 
-def _discovered(environ: Mapping[str, str], settings: comm_config.Settings, meets_elsewhere: bool) -> LaunchInfo:
+def _discovered(environ: Mapping[str, str], settings: comm_config.Settings, own_rendezvous: bool) -> LaunchInfo:
     launchers = with_plugins()
     launch = discover(environ, launchers)
     variable = mpi_launcher(environ) if settings.launch.auto_mpi_discovery else None
@@ -63,7 +63,7 @@ def _discovered(environ: Mapping[str, str], settings: comm_config.Settings, meet
     if variable is not None and launch.launcher == "none":
         return mpi.discover(variable, port)
     lost = launch.world_size > 1 and launch.master_addr is None and settings.launch.master_addr is None
-    if variable is not None and lost and not meets_elsewhere:
+    if variable is not None and lost and not own_rendezvous:
         return mpi.complete(launch, variable, port)
     _warn_of_another_address(environ, launch)
     return launch
@@ -88,7 +88,10 @@ def _from_arguments(environ: Mapping[str, str], rank: int, world_size: int) -> L
 
 
 def _with_settings(launch: LaunchInfo, settings: comm_config.Settings) -> LaunchInfo:
-    """An address in the configuration wins; its port is a default, unless the launcher's was derived from a job id."""
+    """Apply the configured address, which wins.
+
+    Its port is a default, unless the launcher derived one from a job id.
+    """
     origins = settings.sources
     sources = dict(launch.sources)
     stated = origins.get("launch.master_addr", "").startswith(("argument", "environment"))
@@ -112,7 +115,7 @@ def _with_settings(launch: LaunchInfo, settings: comm_config.Settings) -> Launch
 
 
 def _warn_of_another_address(environ: Mapping[str, str], launch: LaunchInfo) -> None:
-    """A MASTER_ADDR left over from another job wins over the launcher; that is worth a word."""
+    """Warn of a MASTER_ADDR that contradicts the launcher: it may be left over from another job."""
     if launch.launcher in ("none", "torchrun", "environment") or "MASTER_ADDR" not in environ:
         return
     with suppress(LaunchError):
@@ -155,7 +158,7 @@ def with_hosts(launch: LaunchInfo, host_of: Sequence[int]) -> LaunchInfo:
 
 
 def variables(launch: LaunchInfo, environ: Mapping[str, str]) -> dict[str, str]:
-    """What software that reads the environment wants to know, as far as it is not there already.
+    """Return what software that reads the environment wants to know, as far as it is not there already.
 
     A process that nobody launched with others gets none: what it starts may be launched with others.
     """

@@ -21,7 +21,7 @@ FACTS = {
 
 
 def facts(launch: LaunchInfo) -> list[tuple[str, object, str]]:
-    """Name, value and source of everything the launcher told, or did not tell."""
+    """Return name, value and source of every launch fact, known or not."""
     return [
         (words, value, launch.sources.get(name, launch.launcher) if value is not None else "not known")
         for name, words in FACTS.items()
@@ -30,7 +30,7 @@ def facts(launch: LaunchInfo) -> list[tuple[str, object, str]]:
 
 
 def describe(choice: Choice, launch: LaunchInfo, settings: comm_config.Settings, place: str) -> str:
-    """One line for the log: backend, launch facts, meeting place and timeout, each with its source in brackets."""
+    """Return one line for the log: backend, launch facts, store and timeout, each with its source in brackets."""
     sources = settings.sources
     why = sources["process_group.backend"] if settings.process_group.backend is not None else choice.reason
     parts = [f"backend {choice.backend} ({why})", f"launcher {launch.launcher}"]

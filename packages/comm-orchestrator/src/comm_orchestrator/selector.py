@@ -1,4 +1,4 @@
-"""Which backend to activate: found through entry points, chosen by device, agreed between ranks."""
+"""Choice of the backend: found through entry points, chosen by device, agreed between ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ __all__ = [
     "agree",
     "available_backends",
     "choose",
-    "obstacles",
+    "known_backends",
+    "unavailable_reasons",
     "warn_of_fall_back",
     "within_host",
 ]
@@ -42,11 +43,11 @@ class Choice:
 
     backend: str
     reason: str
-    obstacles: str = ""
+    fall_back_reason: str = ""
 
 
 def _providers() -> dict[str, BackendProvider]:
-    """Every installed package that offers backends, torch's own last so that a closer match is asked first."""
+    """Return every installed package that offers backends, torch's own last so that a closer match is asked first."""
     found = {entry.name: entry for entry in entry_points(ENTRY_POINT_GROUP)}
     names = sorted(found, key=lambda name: name == "torch")
     return {name: _load(found[name]) for name in names}
@@ -80,7 +81,7 @@ class _Unloadable:
 
 
 def available_backends() -> dict[str, Availability]:
-    """Every library that an installed package can activate, and whether and why it can be used here."""
+    """Return every library that an installed package can activate, and whether and why it can be used here."""
     result: dict[str, Availability] = {}
     for provider in _providers().values():
         for name, availability in provider.availability().items():
@@ -88,8 +89,14 @@ def available_backends() -> dict[str, Availability]:
     return result
 
 
+def known_backends() -> set[str]:
+    """Return the names of all backends that exist, whether or not they are installed here."""
+    preferred = {part.rpartition(":")[2] for names in _PREFERRED.values() for name in names for part in name.split(",")}
+    return {*available_backends(), *_REMEDIES, *preferred}
+
+
 def choose(backend: str) -> Choice:
-    """The backend that somebody named.
+    """Return the backend that somebody named.
 
     Raises:
         BackendUnavailableError: it cannot be had; names the package or variable that is missing.
@@ -114,8 +121,11 @@ def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:
     return None
 
 
-def obstacles(device_type: str) -> dict[str, str | None]:
-    """What keeps this rank from each backend that ``device_type`` could have, best first; None where nothing does."""
+def unavailable_reasons(device_type: str) -> dict[str, str | None]:
+    """Return what keeps this rank from each backend that ``device_type`` could have, best first.
+
+    None where nothing does.
+    """
     available = available_backends()
     return {backend: _problem(backend, available) for backend in _PREFERRED[device_type]}
 
@@ -131,10 +141,13 @@ def _is_within_host(available: Mapping[str, Availability], name: str) -> bool:
 
 
 def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choice:
-    """The best backend for ``device_type`` that every rank can use, of what :func:`obstacles` told each of them.
+    """Return the best backend for ``device_type`` that every rank can use.
+
+    Args:
+        answers: of :func:`unavailable_reasons`, one a rank.
 
     Raises:
-        BackendUnavailableError: there is none; names a rank and what it lacks for each.
+        BackendUnavailableError: there is none; names a rank and the missing part for each.
     """
     reasons: list[str] = []
     missed: list[str] = []
@@ -156,8 +169,8 @@ def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choi
 def warn_of_fall_back(choice: Choice, device_type: str) -> None:
     """Say why it is not the preferred one, unless that was never installed, which is no news."""
     preferred = _PREFERRED[device_type][0]
-    if choice.obstacles and preferred.rpartition(":")[2] in available_backends():
-        logger.warning("%s is used instead of %s: %s", choice.backend, preferred, choice.obstacles)
+    if choice.fall_back_reason and preferred.rpartition(":")[2] in available_backends():
+        logger.warning("%s is used instead of %s: %s", choice.backend, preferred, choice.fall_back_reason)
 
 
 def activate(setup: Setup) -> Backend:

@@ -1,4 +1,4 @@
-"""What the comms logger recorded, as OpenTelemetry metrics.
+"""OpenTelemetry metrics of the comms logger's records.
 
 Instruments are asynchronous: the SDK asks for their values when it collects, and a call of a collective costs nothing
 for them.
@@ -23,7 +23,7 @@ __all__ = ["COUNTERS", "GAUGES", "Total", "start_telemetry"]
 
 
 class Total(NamedTuple):
-    """What there was of operations that are alike, also of what the log has forgotten since telemetry began."""
+    """Totals of similar operations since telemetry began, including those that were deleted from the log."""
 
     calls: int = 0
     size_bytes: int = 0
@@ -78,8 +78,10 @@ def start_telemetry(log: CommsLogger, meter_provider: Any = None) -> Callable[[]
 
 
 class _Sources:
-    """One source for each provider: OpenTelemetry cannot take instruments back, and of two instruments of one name
-    it asks the first alone."""
+    """One source for each provider.
+
+    OpenTelemetry cannot remove instruments, and of two instruments with one name it reads the first alone.
+    """
 
     lock = threading.Lock()
     known: ClassVar[weakref.WeakKeyDictionary[Any, _Source]] = weakref.WeakKeyDictionary()
@@ -100,7 +102,7 @@ class _Sources:
 
 
 class _Source:
-    """What the instruments of one provider tell."""
+    """The values that the instruments of one provider report."""
 
     def __init__(self, api: Any) -> None:
         self._observation = api.Observation

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,38 +12,38 @@ import pytest
 from torch.distributed import HashStore, Store
 
 from comm_orchestrator.rendezvous import protocol
-from comm_orchestrator.rendezvous.protocol import Deadline, Place, meet
-from comm_orchestrator.rendezvous.records import Arrival, Finding
+from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint, rendezvous
+from comm_orchestrator.rendezvous.records import RankRecord, Refusal
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError
 
 
-def arrival(rank: int, world_size: int, **changes: Any) -> Arrival:
-    return Arrival(rank, world_size, "host", "host-id", 100 + rank, **changes)
+def arrival(rank: int, world_size: int, **changes: Any) -> RankRecord:
+    return RankRecord(rank, world_size, "host", "host-id", 100 + rank, **changes)
 
 
-def names(arrivals: Sequence[Arrival]) -> Any:
-    return {"ranks": [one.rank for one in arrivals]}
+def names(records: Sequence[RankRecord]) -> Any:
+    return {"ranks": [one.rank for one in records]}
 
 
 def together(
-    arrivals: Sequence[Arrival],
+    records: Sequence[RankRecord],
     limit_s: float = 10.0,
-    judge: Callable[[Sequence[Arrival]], Any] = names,
+    judge: Callable[[Sequence[RankRecord]], Any] = names,
     store: Store | None = None,
 ) -> list[Any]:
     """What ``meet`` returned or raised in each thread."""
     shared = store or HashStore()
-    outcomes: list[Any] = [None] * len(arrivals)
+    outcomes: list[Any] = [None] * len(records)
 
     def rank(place: int) -> None:
         try:
-            outcomes[place] = meet(
-                arrivals[place], Deadline(limit_s), judge, Place(shared, hosted=store is None and place == 0)
+            outcomes[place] = rendezvous(
+                records[place], Deadline(limit_s), judge, RendezvousPoint(shared, hosted=store is None and place == 0)
             )
         except CommError as error:
             outcomes[place] = error
 
-    threads = [threading.Thread(target=rank, args=(place,)) for place in range(len(arrivals))]
+    threads = [threading.Thread(target=rank, args=(place,)) for place in range(len(records))]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -57,14 +58,14 @@ def test_all_hear_the_same(world_size: int) -> None:
 
 
 def test_a_judge_may_refuse_them() -> None:
-    refusal = Finding("BackendUnavailableError", "none for all")
+    refusal = Refusal("BackendUnavailableError", "none for all")
     found = together([arrival(rank, 3) for rank in range(3)], judge=lambda _: refusal)
     assert [type(one) for one in found] == [BackendUnavailableError] * 3
     assert {str(one) for one in found} == {"init_distributed: none for all"}
 
 
 def test_a_judge_that_breaks_leaves_nobody_waiting() -> None:
-    def broken(arrivals: Sequence[Arrival]) -> Any:
+    def broken(records: Sequence[RankRecord]) -> Any:
         raise KeyError("judge")
 
     start = time.monotonic()
@@ -77,8 +78,8 @@ def test_a_judge_that_breaks_leaves_nobody_waiting() -> None:
 def test_who_came_first_and_went_away() -> None:
     """It arrived and will never compare: the others say so when their time is up, all at once."""
     store = HashStore()
-    store.set("arrival/1", arrival(0, 3).to_json())
-    store.add("arrived", 1)
+    store.set("record/1", json.dumps(arrival(0, 3).to_plain()))
+    store.add("ranks", 1)
     start = time.monotonic()
     found = together([arrival(1, 3), arrival(2, 3)], limit_s=0.6, store=store)
     assert [type(one) for one in found] == [CommTimeoutError] * 2
@@ -90,7 +91,7 @@ def test_who_came_first_and_went_away() -> None:
 def test_one_who_arrived_without_a_record() -> None:
     """Killed between two steps."""
     store = HashStore()
-    store.add("arrived", 1)
+    store.add("ranks", 1)
     (found,) = together([arrival(1, 2)], limit_s=0.4, store=store)
     assert isinstance(found, CommTimeoutError)
     assert "rank 0 of 2 did not come within 0.4 s (rank 1 on host came)" in str(found)
@@ -111,7 +112,7 @@ def test_one_who_comes_after_the_others_gave_up_hears_why() -> None:
         (arrival(2, 3), "the ranks disagree on the world size"),
     ],
 )
-def test_one_who_comes_to_a_world_that_is_complete(late: Arrival, text: str) -> None:
+def test_one_who_comes_to_a_world_that_is_complete(late: RankRecord, text: str) -> None:
     store = HashStore()
     assert together([arrival(0, 2), arrival(1, 2)], store=store) == [{"ranks": [0, 1]}] * 2
     (found,) = together([late], store=store)
@@ -129,11 +130,11 @@ def test_rank_0_waits_for_the_others_to_hear_but_not_for_ever(monkeypatch: pytes
 
 def test_a_record_that_nobody_can_read() -> None:
     store = HashStore()
-    store.add("arrived", 1)
-    store.set("arrival/1", '{"rank": 1}')
+    store.add("ranks", 1)
+    store.set("record/1", '{"rank": 1}')
     (found,) = together([arrival(1, 2)], limit_s=0.3, store=store)
     assert isinstance(found, LaunchError)
-    assert "cannot be understood" in str(found)
+    assert "the record of a rank has no 'world_size'" in str(found)
 
 
 def test_one_finding_is_not_lost_while_others_are_waited_for() -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from comm_orchestrator.rendezvous.records import (
-    Arrival,
-    check_arrival,
+    RankRecord,
     check_devices,
+    check_record,
     device_indices,
-    listed,
-    missing,
-    places,
+    format_hosts,
+    format_ranks,
+    missing_ranks,
 )
 
 
-def arrival(rank: int, host: str = "a", **changes: object) -> Arrival:
-    one = Arrival(rank, 4, host, f"{host}-id", 100 + rank, program="train.py")
+def arrival(rank: int, host: str = "a", **changes: object) -> RankRecord:
+    one = RankRecord(rank, 4, host, f"{host}-id", 100 + rank, program="train.py")
     return replace(one, **changes)  # type: ignore[arg-type]
 
 
@@ -33,32 +34,34 @@ def arrival(rank: int, host: str = "a", **changes: object) -> Arrival:
     ],
 )
 def test_ranks_in_words(ranks: list[int], text: str) -> None:
-    assert listed(ranks) == text
+    assert format_ranks(ranks) == text
 
 
 def test_places_of_many_hosts() -> None:
-    assert places([arrival(0), arrival(2, "b"), arrival(1)]) == "ranks 0, 1 on a, rank 2 on b"
+    assert format_hosts([arrival(0), arrival(2, "b"), arrival(1)]) == "ranks 0, 1 on a, rank 2 on b"
     many = [arrival(0, f"h{number}") for number in range(11)]
-    assert places(many).endswith("rank 0 on h7 and 3 more hosts")
+    assert format_hosts(many).endswith("rank 0 on h7 and 3 more hosts")
 
 
 def test_missing_names_who_and_where_the_others_are() -> None:
-    finding = missing({0: arrival(0), 2: arrival(2, "b")}, 4, 5.0)
-    assert finding.kind == "CommTimeoutError"
-    assert finding.message.startswith("ranks 1, 3 of 4 did not come within 5 s (rank 0 on a, rank 2 on b came); check")
+    refusal = missing_ranks({0: arrival(0), 2: arrival(2, "b")}, 4, 5.0)
+    assert refusal.kind == "CommTimeoutError"
+    assert refusal.message.startswith("ranks 1, 3 of 4 did not come within 5 s (rank 0 on a, rank 2 on b came); check")
 
 
 def test_a_record_survives_the_store() -> None:
-    one = arrival(1, problem=("LaunchError", "text"), obstacles={"ccl": None, "gloo": "why"}, settings={"a.b": [1]})
-    text = one.to_json()
-    back = Arrival.from_json(text.encode())
-    assert Arrival.from_json(text.replace("{", '{"of_another_release": 1, ', 1)) == back
+    one = arrival(
+        1, problem=("LaunchError", "text"), unavailable_reasons={"ccl": None, "gloo": "why"}, settings={"a.b": [1]}
+    )
+    text = json.dumps(one.to_plain())
+    back = RankRecord.from_plain(json.loads(text))
+    assert RankRecord.from_plain({"of_another_release": 1, **json.loads(text)}) == back
     assert back == replace(one, problem=["LaunchError", "text"])
 
 
 def test_those_who_fit() -> None:
-    assert check_arrival(arrival(0), {}, arrival(0)) is None
-    assert check_arrival(arrival(0), {0: arrival(0)}, arrival(1, "b", local_rank=0, address="x")) is None
+    assert check_record(arrival(0), {}, arrival(0)) is None
+    assert check_record(arrival(0), {0: arrival(0)}, arrival(1, "b", local_rank=0, address="x")) is None
 
 
 @pytest.mark.parametrize(
@@ -72,14 +75,14 @@ def test_those_who_fit() -> None:
     ],
 )
 def test_those_who_do_not(changes: dict[str, object], texts: tuple[str, ...]) -> None:
-    finding = check_arrival(arrival(0), {0: arrival(0)}, replace(arrival(1, "b"), **changes))  # type: ignore[arg-type]
-    assert finding is not None
-    assert finding.kind == "LaunchError"
+    refusal = check_record(arrival(0), {0: arrival(0)}, replace(arrival(1, "b"), **changes))  # type: ignore[arg-type]
+    assert refusal is not None
+    assert refusal.kind == "LaunchError"
     for text in texts:
-        assert text in finding.message
+        assert text in refusal.message
 
 
-def gpu(rank: int, host: str = "a", count: int = 2, visible: str | None = None) -> Arrival:
+def gpu(rank: int, host: str = "a", count: int = 2, visible: str | None = None) -> RankRecord:
     return arrival(rank, host, device_type="cuda", device_count=count, visible_devices=visible)
 
 
@@ -98,10 +101,10 @@ def test_devices_that_the_launcher_gave_one_each() -> None:
 @pytest.mark.parametrize("visible", [None, "0"])
 def test_devices_that_do_not_suffice(visible: str | None) -> None:
     ranks = [gpu(0, count=1, visible=visible), gpu(1, count=1, visible=visible), gpu(2, "b", count=1)]
-    finding = check_devices(ranks, {"cpu", "cuda"})
-    assert finding is not None
-    assert "2 ranks on a (ranks 0, 1) have 1 cuda device between them" in finding.message
-    assert "dist_backend='gloo'" in finding.message
+    refusal = check_devices(ranks, {"cpu", "cuda"})
+    assert refusal is not None
+    assert "2 ranks on a (ranks 0, 1) have 1 cuda device between them" in refusal.message
+    assert "dist_backend='gloo'" in refusal.message
 
 
 def test_the_launchers_local_ranks_are_the_devices() -> None:

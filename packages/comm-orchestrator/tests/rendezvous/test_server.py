@@ -46,15 +46,15 @@ def test_a_store_on_the_listener_and_its_clients() -> None:
     listener = server.listen("127.0.0.1", 0, alone=True)
     port = listener.getsockname()[1]
     store = server.serve(listener, LIMIT)
-    assert client.reach("127.0.0.1", port, Deadline(5), "here") == "127.0.0.1"
-    client = client.connect("127.0.0.1", port, Deadline(5), LIMIT)
-    client.set("key", "value")
+    assert client.wait_for_listener("127.0.0.1", port, Deadline(5), "here") == "127.0.0.1"
+    joined = client.connect("127.0.0.1", port, Deadline(5), LIMIT)
+    joined.set("key", "value")
     assert store.get("key") == b"value"
-    assert client.leads_here("127.0.0.1", port) == ""
+    assert client.unreachable_reason("127.0.0.1", port) == ""
     # Somebody still holds the store of the last world: the next one is made in the same server.
     again = server.serve_again("127.0.0.1", port, LIMIT)
     assert again.get("key") == b"value"
-    del store, client, again
+    del store, joined, again
     with server.listen("127.0.0.1", port, alone=True):
         pass
 
@@ -67,7 +67,7 @@ def test_one_who_comes_late_is_waited_for() -> None:
     timer = threading.Timer(0.4, lambda: servers.append(socket.create_server(("127.0.0.1", port))))
     timer.start()
     start = time.monotonic()
-    assert client.reach("127.0.0.1", port, Deadline(10), "here") == "127.0.0.1"
+    assert client.wait_for_listener("127.0.0.1", port, Deadline(10), "here") == "127.0.0.1"
     assert time.monotonic() - start >= 0.4
     timer.join()
     servers[0].close()
@@ -83,10 +83,10 @@ def test_one_who_comes_late_is_waited_for() -> None:
 def test_one_who_never_comes(host: str, error: type[Exception], text: str) -> None:
     start = time.monotonic()
     with pytest.raises(error) as caught:
-        client.reach(host, 1, Deadline(0.3), "told")
+        client.wait_for_listener(host, 1, Deadline(0.3), "told")
     assert str(caught.value).startswith(text)
     assert time.monotonic() - start < 2
-    assert client.leads_here(host, 1) != ""
+    assert client.unreachable_reason(host, 1) != ""
 
 
 @pytest.mark.parametrize(
@@ -100,12 +100,12 @@ def test_one_who_never_comes(host: str, error: type[Exception], text: str) -> No
 def test_something_that_is_no_store(
     answer: bytes | None, error: type[Exception], said: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
 
         def serve() -> None:
-            with server.accept()[0] as client:
-                client.sendall(answer or b"")
+            with listener.accept()[0] as accepted:
+                accepted.sendall(answer or b"")
 
         if answer is not None:
             threading.Thread(target=serve, daemon=True).start()
@@ -122,10 +122,10 @@ def test_something_that_is_no_store(
 
 def test_an_address_that_leads_to_somebody_else() -> None:
     """As a proxy may accept connections for any host: rank 0, whose store runs, can say so."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert "127.0.0.1" in client.leads_here("127.0.0.1", port)
-        assert "says nothing from there" in client.leads_here("127.0.0.1", port)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert "127.0.0.1" in client.unreachable_reason("127.0.0.1", port)
+        assert "says nothing from there" in client.unreachable_reason("127.0.0.1", port)
 
 
 def test_waiting_is_no_secret(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

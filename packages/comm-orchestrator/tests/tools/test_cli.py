@@ -24,6 +24,31 @@ def test_version() -> None:
     assert commctl("version").stdout.startswith("comm-orchestrator 0.")
 
 
+def test_version_as_an_option() -> None:
+    assert commctl("--version").stdout == commctl("version").stdout
+
+
+@pytest.mark.parametrize("command", [(), ("bench",), ("config", "check"), ("trace", "summary")])
+def test_help_shows_no_type_of_flags(command: tuple[str, ...]) -> None:
+    shown = commctl(*command, "--help").stdout
+    assert "--help" in shown
+    assert "<bool>" not in shown
+
+
+def test_interruption_says_so() -> None:
+    # The parent of the tests may ignore SIGINT.
+    code = (
+        "import os, runpy, signal, sys, threading, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from comm_orchestrator.tools import cli, commands\n"
+        "commands.app.command('wait')(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(60)))\n"
+        "sys.argv = ['commctl', 'wait']\n"
+        "cli.main()"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (shown.returncode, shown.stderr) == (130, "interrupted\n")
+
+
 def test_backends_for_people_and_for_programs() -> None:
     assert "gloo" in commctl("backends").stdout
     listed = json.loads(commctl("backends", "--json").stdout)
@@ -41,6 +66,9 @@ def test_check_of_a_good_file_shows_where_values_come_from(tmp_path: Path) -> No
     assert shown.returncode == 0, shown.stderr
     assert "comms_logger.enabled" in shown.stdout
     assert "COMM_TIMEOUTS__COLLECTIVE_S" in shown.stdout
+    assert "objects.max_bytes" not in shown.stdout
+    assert "settings have their defaults (--all prints them)" in shown.stdout
+    assert "objects.max_bytes" in commctl("config", "check", str(file), "--all").stdout
     settings = json.loads(commctl("config", "check", str(file), "--json").stdout)
     assert settings["comms_logger"]["enabled"] is True
 
@@ -51,6 +79,8 @@ def test_check_of_a_good_file_shows_where_values_come_from(tmp_path: Path) -> No
         ('{"comms_logger": {"enabeld": true}}', "did you mean 'enabled'"),
         ('{"communication_data_type": "fp16"}', "communication_data_type"),
         ("{", "line 1"),
+        ('{"process_group": {"backend": "glo"}}', "process_group.backend: got 'glo', expected one of "),
+        ('{"process_group": {"backend": "cpu:glo,cuda:nccl"}}', "did you mean 'gloo'?"),
     ],
 )
 def test_check_of_a_bad_file_names_file_and_key(tmp_path: Path, text: str, expected: str) -> None:
@@ -61,6 +91,15 @@ def test_check_of_a_bad_file_names_file_and_key(tmp_path: Path, text: str, expec
     assert "bad.json" in shown.stderr
     assert expected in shown.stderr
     assert "Traceback" not in shown.stderr
+
+
+def test_check_refuses_misspelt_variables(tmp_path: Path) -> None:
+    file = tmp_path / "good.json"
+    file.write_text("{}")
+    shown = commctl("config", "check", str(file), COMM_TIMEOUTS__COLECTIVE_S="7")
+    assert shown.returncode == 1
+    assert "COMM_TIMEOUTS__COLECTIVE_S is not a setting; did you mean COMM_TIMEOUTS__COLLECTIVE_S?" in shown.stderr
+    assert commctl("config", "check", str(file), COMM_OF_ANOTHER_PROGRAM="7").returncode == 0
 
 
 def test_without_its_libraries_it_says_how_to_install_them(tmp_path: Path) -> None:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 from comm_utils.errors import NotInitializedError
+from comm_utils.plugins import entry_points
 
 if TYPE_CHECKING:
     from comm_utils.backend import Backend
 
-__all__ = ["activate", "active_backend", "deactivate", "is_active", "slot"]
+__all__ = ["activate", "active_backend", "deactivate", "how_to_initialize", "is_active", "slot"]
 
-_REMEDY = "the distributed environment is not initialised; call comm_orchestrator.init_distributed() first"
+
+def how_to_initialize() -> str:
+    """Return what to call to set up communication, of the packages that are installed here."""
+    if importlib.util.find_spec("comm_orchestrator") is not None:
+        return "call comm_orchestrator.init_distributed()"
+    providers = sorted(entry.value.replace(":", ".") for entry in entry_points("comm_utils.backends"))
+    if not providers:
+        return "install a backend with: pip install comm-orchestrator, and call comm_orchestrator.init_distributed()"
+    calls = " or ".join(f"{provider}.initialize(setup)" for provider in providers)
+    return f"pass what {calls} returns to comm_utils.activate()"
+
+
+def _not_initialized() -> NotInitializedError:
+    return NotInitializedError(f"the distributed environment is not initialised; {how_to_initialize()} first")
 
 
 class _Slot:
@@ -27,7 +42,7 @@ class _NoBackend:
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise NotInitializedError(_REMEDY)
+        raise _not_initialized()
 
 
 #: Holds the active backend in ``slot.backend``. Collectives read it at every call; only :func:`activate` writes it.
@@ -45,16 +60,16 @@ def deactivate() -> None:
 
 
 def is_active() -> bool:
-    """Whether a backend is in the slot. Never raises."""
+    """Return whether a backend is in the slot. Never raises."""
     return not isinstance(slot.backend, _NoBackend)
 
 
 def active_backend() -> Backend:
-    """The active backend.
+    """Return the active backend.
 
     Raises:
         NotInitializedError: nothing was activated.
     """
     if isinstance(slot.backend, _NoBackend):
-        raise NotInitializedError(_REMEDY)
+        raise _not_initialized()
     return slot.backend

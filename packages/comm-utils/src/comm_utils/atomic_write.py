@@ -17,7 +17,7 @@ __all__ = ["replacing"]
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
-    """A text file that takes the place of ``path`` at the end; after an exception, ``path`` is as it was.
+    """Yield a text file that replaces ``path`` at the end; after an exception, ``path`` is unchanged.
 
     It is written in the same folder under a name that begins with a dot and ends with ``.tmp``. Where ``path`` is a
     link, what it leads to is replaced; a device or a pipe is written to as it is. Characters that UTF-8 lacks are

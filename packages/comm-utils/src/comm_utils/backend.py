@@ -5,7 +5,7 @@ world group (``src``, ``dst``). *Group rank*: a position in one group (``group_s
 the group. Names and order of parameters are those of ``torch.distributed``.
 
 A backend serves what its :class:`Capabilities` say, for arguments that are already checked, and nothing more: tensors
-are dense in memory, sizes fit, ranks are members. What it lacks is built once, for every backend, by
+are dense in memory, sizes fit, ranks are members. Other operations are built once, for every backend, by
 ``comm_collectives.reduction``.
 """
 
@@ -52,10 +52,10 @@ class Work(Protocol):
         """
 
     def is_completed(self) -> bool:
-        """Whether ``wait()`` would return at once."""
+        """Return whether ``wait()`` would return at once."""
 
     def exception(self) -> BaseException | None:
-        """What went wrong, or None; does not wait."""
+        """Return what went wrong, or None; does not wait."""
 
     def result(self) -> Any:
         """Wait, then return what the call without ``async_op`` leaves in its output: a tensor or a list of them."""
@@ -63,7 +63,7 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a backend does natively on one kind of device for one group.
+    """The native operations of a backend on one kind of device for one group.
 
     Attributes:
         reductions: pairs of operation and dtype that it reduces itself, correctly.
@@ -84,7 +84,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend can be used here, why, and what would change that.
+    """The availability of a backend, its reason, and the remedy if it is unavailable.
 
     Attributes:
         details: versions and places of the libraries that it uses, by name.
@@ -118,12 +118,12 @@ class Backend(Protocol):
     All of them raise ``PeerLostError`` or ``CommTimeoutError`` and then mark the group as broken.
     """
 
-    #: What :meth:`prepare` returned for calls that were checked in full once, so that their like go straight to the
+    #: What :meth:`prepare` returned for calls that were checked in full once, so that similar calls go straight to the
     #: library. The keys are the collectives' own; the backend empties it when a group ends or breaks.
     prepared: dict[object, Any]
 
     def during(self, call: str, timeout: timedelta | None = None) -> Backend:
-        """The same backend in the course of one call of the user's: failures name ``call``.
+        """Return the same backend in the course of one call of the user's: failures name ``call``.
 
         Args:
             timeout: how long an operation may take, instead of the group's timeout.
@@ -132,7 +132,7 @@ class Backend(Protocol):
     def prepare(
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> Callable[..., None]:
-        """The shortest way to a synchronous ``operation``, all but its tensors settled.
+        """Return the fast path of a synchronous ``operation``.
 
         Args:
             operation: ``"all_reduce"``, ``"reduce"``, ``"broadcast"``, ``"send"`` or ``"recv"``, then called with a
@@ -147,23 +147,25 @@ class Backend(Protocol):
             position: the group rank of a root or a peer.
 
         It is called many times, with tensors of one dtype on one device, and has the group's timeout, whatever
-        :meth:`during` was told.
+        :meth:`during` was given.
         """
 
     def prepare_apart(
         self, operation: str, group: ProcessGroup | None = None, op: object = None, position: int | None = None
     ) -> tuple[Callable[..., Any], Callable[[Any], None]] | None:
-        """:meth:`prepare` in two functions, for whoever has something to do while the library works.
+        """:meth:`prepare` in two functions, for callers that have work to do while the library works.
 
         Returns:
             a function of the tensors that starts the operation, and one that waits, given what the first returned; None
-            where nothing goes on by itself between the two.
+            if nothing progresses in the background between the two.
         """
 
     def shortest_all_reduce(
         self, group: ProcessGroup | None = None, op: object = "sum"
     ) -> Callable[[Any], bool] | None:
-        """A function that looks at a tensor itself and, where it can, reduces it at once; None where there is none.
+        """Return a function that looks at a tensor itself and, where it can, reduces it at once.
+
+        None where there is none.
 
         It returns False, having done nothing, where the tensor has to be checked in full. It is kept in
         :attr:`prepared`, and made in the course of a call, see :meth:`during`.
@@ -172,34 +174,37 @@ class Backend(Protocol):
     # --- who is where
 
     def is_initialized(self) -> bool:
-        """Whether the world group exists. Never raises."""
+        """Return whether the world group exists. Never raises."""
 
     def get_backend(self, group: ProcessGroup | None = None) -> str:
-        """The library that serves ``group``, such as ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``."""
+        """Return the library that serves ``group``, such as ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``."""
 
     def get_rank(self, group: ProcessGroup | None = None) -> int:
-        """This process's group rank, -1 where it is not a member."""
+        """Return this process's group rank, -1 where it is not a member."""
 
     def get_world_size(self, group: ProcessGroup | None = None) -> int:
-        """The number of members, -1 where this process is not one."""
+        """Return the number of members, -1 where this process is not one."""
 
     def get_process_group_ranks(self, group: ProcessGroup | None = None) -> list[int]:
         """Global ranks of the members, in the order of their group ranks."""
 
     def get_world_group(self) -> ProcessGroup:
-        """The group of all ranks."""
+        """Return the group of all ranks."""
 
     def get_store(self, group: ProcessGroup | None = None) -> Store:
-        """The key-value store that the members share."""
+        """Return the key-value store that the members share."""
 
     def get_timeout(self) -> timedelta | None:
-        """The timeout given at initialisation, which groups made later inherit; None leaves it to the library."""
+        """Return the timeout given at initialisation, which groups made later inherit.
+
+        None leaves it to the library.
+        """
 
     def device_types(self, group: ProcessGroup | None = None) -> tuple[str, ...]:
         """Kinds of device whose tensors ``group`` serves, such as ``("cpu", "cuda")``."""
 
     def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
-        """What ``group`` does natively with tensors on ``device_type``."""
+        """Return what ``group`` does natively with tensors on ``device_type``."""
 
     def check_group(self, group: ProcessGroup | None = None) -> None:
         """Raise ``BrokenGroupError`` if ``group`` failed, ``NotInitializedError`` if it no longer exists."""
@@ -207,7 +212,7 @@ class Backend(Protocol):
     def empty_shared(
         self, shape: Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
     ) -> torch.Tensor:
-        """A new tensor on the CPU, where the ranks of ``group`` can reach it if the library has such memory."""
+        """Return a new tensor on the CPU, where the ranks of ``group`` can reach it if the library has such memory."""
 
     # --- groups
 
@@ -370,7 +375,7 @@ class Backend(Protocol):
 
 
 class BackendProvider(Protocol):
-    """What an entry point of the group ``comm_utils.backends`` names: how to get a :class:`Backend`."""
+    """A provider of a :class:`Backend`; entry points of the group ``comm_utils.backends`` name one."""
 
     def availability(self) -> Mapping[str, Availability]:
         """Every library this package can activate, by name, and whether it can be used here. Never raises."""
@@ -384,7 +389,7 @@ class BackendProvider(Protocol):
         """
 
     def adopts(self, backend: str) -> bool:
-        """Whether it serves a ``torch.distributed`` that someone else initialised with ``backend``."""
+        """Return whether it serves a ``torch.distributed`` that someone else initialised with ``backend``."""
 
     def adopt(self) -> Backend:
         """Serve the ``torch.distributed`` that someone else initialised, as it is."""

@@ -53,8 +53,8 @@ class PeerLostError(CommError, RuntimeError):
     """Another rank went away while this one was communicating with it."""
 
 
-class CommTimeoutError(CommError, TimeoutError):
-    """An operation did not finish in time."""
+class CommTimeoutError(CommError, TimeoutError, RuntimeError):
+    """An operation did not finish in time; a RuntimeError too, which is what torch raises and code around it catches."""
 
 
 class BrokenGroupError(CommError, RuntimeError):

@@ -65,5 +65,5 @@ def show_on_stderr(level: int = logging.INFO) -> None:
 
 
 def is_shown_on_stderr() -> bool:
-    """Whether :func:`show_on_stderr` made the logger visible."""
+    """Return whether :func:`show_on_stderr` made the logger visible."""
     return any(isinstance(handler, _Stderr) for handler in logger.handlers)

@@ -1,4 +1,4 @@
-"""What installed packages offer to these, through entry points."""
+"""Plugins: entry points of installed packages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _GROUPS = "comm_utils."
 
 
 def entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """The entry points of ``group``; read from disk once for every ``sys.path``, because reading takes a while."""
+    """Return the entry points of ``group``.
+
+    Read from disk once for every ``sys.path``, because reading takes a while.
+    """
     return tuple(entry for entry in _read(tuple(sys.path)) if entry.group == group)
 
 

@@ -12,7 +12,7 @@ __all__ = ["ReduceOp", "parse_reduce_op"]
 
 
 class ReduceOp(Enum):
-    """How elements of several ranks become one; the values are those of ``deepspeed.comm.ReduceOp``."""
+    """A reduce op; the values are those of ``deepspeed.comm.ReduceOp``."""
 
     SUM = 0
     PRODUCT = 1

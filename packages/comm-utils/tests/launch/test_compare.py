@@ -18,6 +18,24 @@ def test_one_sentence_says_who_what_and_which() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"SLURM_NTASKS": "2"},
+        {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_JOB_ID": "1"},  # a batch script
+        {"SLURM_NTASKS": "2", "SLURM_PROCID": "0", "SLURM_STEP_ID": str(0xFFFFFFFB)},
+    ],
+)
+def test_tasks_of_slurm_that_nobody_started(environ: dict[str, str]) -> None:
+    (sentence,) = contradictions(environ, discover(environ))
+    assert "Slurm has allocated 2 tasks (environment variable SLURM_NTASKS)" in sentence
+    assert "start all tasks with 'srun python ...'" in sentence
+    assert contradictions({**environ, "SLURM_NTASKS": "1"}, discover(environ)) == []
+    launched = {**environ, "RANK": "0", "WORLD_SIZE": "2"}
+    assert contradictions(launched, discover(launched)) == []
+    assert contradictions({"SLURM_NTASKS": "x"}, discover(environ)) == []
+
+
 def test_only_what_differs() -> None:
     environ = {**SRUN, "RANK": "1", "WORLD_SIZE": "4"}
     (sentence,) = contradictions(environ, discover(environ))

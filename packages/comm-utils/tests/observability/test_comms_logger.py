@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.comms_logger import EVENTS_KEPT, SERIES_KEPT, CommsLogger, Row
 from comm_utils.observability.log_table import format_table
-from comm_utils.observability.sequence import Numbering, era_of
+from comm_utils.observability.sequence import SequenceCounters, epoch_of
 from comm_utils.observability.series import Histogram
 from comm_utils.observability.traces import Operation, RankTrace
 from comm_utils.observability.traces.file import TraceWriter, load_rank
@@ -359,7 +359,7 @@ def test_many_different_operations_are_taken_together(caplog: pytest.LogCaptureF
 
 
 def test_tags_and_groups_make_no_end_of_channels() -> None:
-    numbering = Numbering()
+    numbering = SequenceCounters()
     tracemalloc.start()
     for tag in range(140_000):
         next(numbering.counter(("world", tag)))
@@ -373,11 +373,11 @@ def test_tags_and_groups_make_no_end_of_channels() -> None:
 
 
 def test_eras_are_told_apart() -> None:
-    numbering = Numbering()
+    numbering = SequenceCounters()
     first = [next(numbering.counter("x")) for _ in range(3)]
-    numbering.begin_era(7)
+    numbering.begin_epoch(7)
     second = next(numbering.counter("x"))
-    assert [era_of(number) for number in (*first, second)] == [0, 0, 0, 7]
+    assert [epoch_of(number) for number in (*first, second)] == [0, 0, 0, 7]
     assert numbering.make_vague("y")
     assert not numbering.make_vague("y")
     assert [next(numbering.counter("z", "y")) for _ in range(2)] == [-1, -1]

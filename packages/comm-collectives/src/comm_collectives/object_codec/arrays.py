@@ -23,7 +23,7 @@ _LAST_CODE_POINT = 0x10FFFF
 
 
 def find_writer(value: object) -> Write | None:
-    """The function that writes ``value``, if it is one of numpy's."""
+    """Return the function that writes ``value``, if it is one of numpy's."""
     numpy: Any = sys.modules.get("numpy")
     if not hasattr(numpy, "ndarray"):  # nobody has imported numpy, or somebody is just doing it
         return None
@@ -60,7 +60,7 @@ def _read_text(reader: Reader) -> Any:
     text = reader.value()
     reader.leave()
     if type(text) not in (str, bytes):
-        raise ObjectDecodeError("a text of numpy's is none")
+        raise ObjectDecodeError("an invalid numpy text")
     return numpy.str_(text) if isinstance(text, str) else numpy.bytes_(text)
 
 
@@ -112,7 +112,7 @@ def _read_code(reader: Reader) -> numpy.dtype[Any]:
     module = _numpy()
     code = str(reader.blob(), "utf-8")
     if not _DTYPE.fullmatch(code):
-        raise ObjectDecodeError(f"{code[:40]!r} is no numpy dtype that is ever sent")
+        raise ObjectDecodeError(f"{code[:40]!r} is not a numpy dtype that can be sent")
     found: numpy.dtype[Any] = module.dtype(code)
     return found
 

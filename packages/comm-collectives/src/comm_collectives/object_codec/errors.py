@@ -1,4 +1,4 @@
-"""What goes wrong with objects on their way to other ranks."""
+"""Errors of objects that are sent to other ranks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Refused(Exception):
         return self
 
     def message(self, name: str) -> str:
-        """The reason with its place, such as ``obj['optimizer'].state[3]: ...``."""
+        """Return the reason with its place, such as ``obj['optimizer'].state[3]: ...``."""
         steps, containers = self._steps[::-1], self._containers[::-1]
         first: dict[int, int] = {}
         for depth, container in enumerate(containers):

@@ -113,7 +113,7 @@ def _pickle(obj: Any, call: str, name: str, limit: int) -> bytearray:
 
 
 def is_pickled(message: bytes | bytearray | memoryview) -> bool:
-    """Whether the header of a message says that a pickle follows."""
+    """Return whether the header of a message says that a pickle follows."""
     return len(message) >= HEADER_BYTES and _HEADER.unpack_from(message)[3] == _PICKLED
 
 
@@ -157,13 +157,13 @@ def _check_header(view: memoryview) -> int:
         raise ObjectDecodeError(f"it has {len(view)} bytes, less than a header")
     magic, version, byte_order, kind = _HEADER.unpack_from(view)
     if magic != _MAGIC:
-        raise ObjectDecodeError("it does not begin like an object")
+        raise ObjectDecodeError("it does not begin with the header of an object")
     if version != _VERSION:
         raise ObjectDecodeError(
             f"it has format {version}, this rank reads {_VERSION}; install the same release everywhere"
         )
     if byte_order != _BYTE_ORDER:
-        raise ObjectDecodeError("it was sent by a machine of the other byte order")
+        raise ObjectDecodeError("it comes from a machine with another byte order")
     if kind not in (_ENCODED, _PICKLED):
         raise ObjectDecodeError(f"it is of the unknown kind {kind}")
     return int(kind)

@@ -1,4 +1,4 @@
-"""What this process lets objects do unless a call says otherwise."""
+"""The default policy of this process for objects."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ __all__ = ["ObjectPolicy", "object_policy", "resolve_allow_pickle", "set_object_
 
 @dataclass(frozen=True)
 class ObjectPolicy:
-    """Attributes:
-    allow_pickle: pickle what has no encoding, and unpickle what other ranks send, who can then run code here.
-    max_bytes: the largest encoded object that is sent or accepted.
+    """The policy for objects.
+
+    Attributes:
+        allow_pickle: pickle objects without an encoding, and unpickle data of other ranks, which can then run code.
+        max_bytes: the largest encoded object that is sent or accepted.
     """
 
     allow_pickle: bool = False
@@ -40,12 +42,12 @@ def set_object_policy(allow_pickle: bool = False, max_bytes: int = 1 << 30) -> N
 
 
 def object_policy() -> ObjectPolicy:
-    """The policy of this process."""
+    """Return the policy of this process."""
     return _Slot.policy
 
 
 def resolve_allow_pickle(call: str, allow_pickle: bool | None) -> bool:
-    """What the argument ``allow_pickle`` of ``call`` amounts to; None is what the policy says."""
+    """Return what the argument ``allow_pickle`` of ``call`` amounts to; None is what the policy says."""
     if allow_pickle is None:
         return _Slot.policy.allow_pickle
     if not isinstance(allow_pickle, bool):

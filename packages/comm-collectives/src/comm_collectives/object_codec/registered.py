@@ -17,7 +17,7 @@ __all__ = ["READERS", "find_writer"]
 
 
 def find_writer(value: object) -> Write | None:
-    """The function that writes ``value``, if its class was registered."""
+    """Return the function that writes ``value``, if its class was registered."""
     cls = type(value)
     return None if name_of(cls) is None else _WRITE[_tag_of(cls)]
 
@@ -93,7 +93,7 @@ def _write_enum(writer: Writer, value: Enum) -> None:
 
 
 def _parts(value: Enum) -> list[str] | None:
-    """The names of the members whose combination is ``value``."""
+    """Return the names of the members whose combination is ``value``."""
     if not isinstance(value, Flag):
         return None
     parts = {name: member for name, member in type(value).__members__.items() if member.value and member in value}

@@ -57,17 +57,17 @@ def register_object_type(cls: _T, name: str | None = None) -> _T:
 
 
 def name_of(cls: type) -> str | None:
-    """The name under which ``cls`` was registered; None if it was not."""
+    """Return the name under which ``cls`` was registered; None if it was not."""
     return _Registered.names.get(cls)
 
 
 def class_of(name: str) -> type | None:
-    """The class that was registered under ``name``."""
+    """Return the class that was registered under ``name``."""
     return _Registered.classes.get(name)
 
 
 def can_register(cls: type[Any]) -> bool:
-    """Whether ``cls`` is of a kind whose instances can travel."""
+    """Return whether ``cls`` is of a kind whose instances can travel."""
     if issubclass(cls, Enum):
         return True
     if issubclass(cls, tuple):

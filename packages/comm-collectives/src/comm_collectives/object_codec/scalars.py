@@ -111,12 +111,12 @@ def _read_size(reader: Reader) -> torch.Size:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype in a message."""
+    """Return the name of a dtype in a message."""
     return str(dtype).removeprefix("torch.")
 
 
 def read_dtype(name: str) -> torch.dtype:
-    """The dtype of a name in a message.
+    """Return the dtype of a name in a message.
 
     Raises:
         ObjectDecodeError: this torch has no such dtype.

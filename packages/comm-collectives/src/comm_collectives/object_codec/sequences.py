@@ -116,8 +116,7 @@ def _read_deque(reader: Reader) -> deque[Any]:
 
 
 def _fields(tag: Tag, *names: str) -> tuple[Write, Callable[[Reader], list[Any]]]:
-    """Writes and reads the attributes ``names``, each any value."""
-
+    """Write and read the attributes ``names``, each any value."""
     filled = tag in FILLER_BYTES
 
     def write(writer: Writer, value: object) -> None:

@@ -93,7 +93,7 @@ def _has_device(kind: str) -> bool:
 
 
 def refuse_subclass(tensor: torch.Tensor) -> Refused:
-    """Why a tensor of a subclass is not sent, and what to send."""
+    """Return why a tensor of a subclass is not sent, and what to send."""
     kind = type(tensor).__name__
     instead = "full_tensor() or to_local()" if kind == "DTensor" else "as_subclass(torch.Tensor)"
     return Refused(f"got a tensor of the subclass {kind}, whose further state cannot be sent; send {instead} of it")

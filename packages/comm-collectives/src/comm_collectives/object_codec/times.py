@@ -64,7 +64,7 @@ def _read_zone(reader: Reader) -> timezone | None:
     zone = reader.value()
     reader.leave()
     if zone is not None and type(zone) is not timezone:
-        raise ObjectDecodeError("a time has a zone that is none")
+        raise ObjectDecodeError("a time has an invalid zone")
     return zone
 
 

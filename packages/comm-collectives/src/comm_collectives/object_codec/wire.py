@@ -1,8 +1,8 @@
 """Writing and reading the parts of a message, within bounds.
 
 A value is a tag, one byte, and what belongs to it. Numbers have the byte order that the header names, sizes and counts
-have 64 bits. What is read takes at most :data:`MOST_TIMES` the memory of its message: objects that are large even when
-empty are preceded by filler, so that no message can ask for many of them cheaply.
+have 64 bits. What is read takes at most :data:`MOST_TIMES` the memory of its message: objects that are large even
+when empty are preceded by filler, so that no message can ask for many of them cheaply.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class Tag(IntEnum):
     NUMPY_TEXT = 115
 
 
-#: Zeros between the tag and the value. Part of the format. On 64-bit CPython with torch 2.13, an empty set takes about 230
-#: bytes, a deque 480 to 780, a tensor of one element 820, a slice 65, a path 190.
+#: Zeros between the tag and the value. Part of the format. On 64-bit CPython with torch 2.13, an empty set takes
+#: about 230 bytes, a deque 480 to 780, a tensor of one element 820, a slice 65, a path 190.
 FILLER_BYTES: Mapping[Tag, int] = {
     Tag.SET: 8,
     Tag.FROZENSET: 8,
@@ -210,7 +210,7 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """How many bytes have not been read."""
+        """Return how many bytes have not been read."""
         return self._end - self.position
 
     def value(self) -> Any:
@@ -225,7 +225,7 @@ class Reader:
         return read(self)
 
     def take(self, size_bytes: int) -> memoryview:
-        """The next bytes, without copying them."""
+        """Return the next bytes, without copying them."""
         start = self.position
         end = start + size_bytes
         if end > self._end:
@@ -234,7 +234,7 @@ class Reader:
         return self._data[start:end]
 
     def unpack(self, layout: Struct) -> tuple[Any, ...]:
-        """The next bytes as numbers."""
+        """Return the next bytes as numbers."""
         numbers = layout.unpack_from(self._data, self.position)  # raises where too few are left
         self.position += layout.size
         return numbers

@@ -1,8 +1,8 @@
-"""What ranks tell each other before any object moves, so that all of them go on or all of them raise.
+"""Records that ranks exchange before any object is sent, so that either all of them continue or all raise.
 
-Every rank sends one record: what it called, whether and how much it sends, and what it accepts. The records show every
-rank the same: who called something else, who could not encode its object, who would not accept whose message. A rank
-that cannot go on takes part in this exchange, so nobody is left waiting and the group stays usable.
+Each rank sends one record: its call, whether and how much it sends, and what it accepts. The records show every rank
+the same differences: other calls, objects that cannot be encoded, messages that are not accepted. A rank with an error
+takes part in this exchange, so no rank is left waiting and the group stays usable.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Misuse(Exception):
 
 @dataclass(frozen=True)
 class Offer:
-    """What one rank's record says.
+    """The content of one rank's record.
 
     Attributes:
         call: which function, in which release of the protocol.
@@ -85,7 +85,7 @@ class Offer:
         return bool(self.flags & _UNPICKLES)
 
     def described(self) -> str:
-        """The call, as in ``gather_object (root 1)``."""
+        """Return the call, as in ``gather_object (root 1)``."""
         number = self.call - _PROTOCOL
         name = _CALLS[number] if 0 <= number < len(_CALLS) else "something else"
         root = f"root {self.root}" if self.root >= 0 else ""
@@ -109,7 +109,7 @@ def record_of(
     allow_pickle: bool,
     failure: Exception | None = None,
 ) -> tuple[int, ...]:
-    """This rank's record.
+    """Return this rank's record.
 
     Args:
         messages: what it sends, empty if nothing; None if it should send and cannot.
@@ -169,7 +169,7 @@ def _offer(numbers: Sequence[int], inline: memoryview) -> Offer:
 
 
 def check_offer(offered: Offer, receiver: Offer) -> str | None:
-    """Why ``receiver`` does not accept a message; None if it does."""
+    """Return why ``receiver`` does not accept a message; None if it does."""
     if offered.size < HEADER_BYTES:
         return f"an impossible {offered.size} bytes"
     if offered.size > receiver.max_bytes:
@@ -203,8 +203,8 @@ def _check_used(channel: Channel, offers: Sequence[Offer]) -> None:
     misused = [channel.ranks[rank] for rank, offer in enumerate(offers) if offer.size == MISUSED]
     if misused:
         raise ObjectExchangeError(
-            f"{channel.call}: {_named(misused)} called with a wrong argument, as the error there says; no object was "
-            "delivered and the group stays usable"
+            f"{channel.call}: {_named(misused)} called with a wrong argument; see the error there. No object was "
+            "delivered, and the group stays usable"
         )
 
 
@@ -219,7 +219,7 @@ def _check_sent(channel: Channel, offers: Sequence[Offer], senders: Sequence[int
     failed = [channel.ranks[rank] for rank in senders if offers[rank].size == FAILED]
     if failed:
         raise ObjectExchangeError(
-            f"{channel.call}: {_named(failed)} could not send an object, as the error there says; no object was "
+            f"{channel.call}: {_named(failed)} could not send an object; see the error there. No object was "
             "delivered and the group stays usable"
         )
 

@@ -1,4 +1,4 @@
-"""How the bytes of objects travel: small records of numbers first, then messages whose sizes every rank knows."""
+"""The transport of objects: first small records of numbers, then messages whose sizes every rank knows."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _PADDED_BYTES = 1 << 20
 
 
 def outbox(message: bytearray, device: torch.device) -> torch.Tensor:
-    """A message as a uint8 tensor on ``device``; the memory of the message itself on the CPU."""
+    """Return a message as a uint8 tensor on ``device``; the memory of the message itself on the CPU."""
     if not message:
         return torch.empty(0, dtype=torch.uint8, device=device)
     return torch.frombuffer(message, dtype=torch.uint8).to(device)
 
 
 class Inbox:
-    """Where messages arrive.
+    """A buffer for received messages.
 
     Attributes:
         tensor: (n,), uint8, to be written by the backend.
@@ -46,7 +46,7 @@ class Inbox:
         self.tensor = self._on_host if device.type == "cpu" else self._on_host.to(device)
 
     def messages(self, sizes: Sequence[int], stride: int | None = None) -> list[memoryview]:
-        """What has arrived: messages one after the other, or one at every multiple of ``stride``."""
+        """Return what has arrived: messages one after the other, or one at every multiple of ``stride``."""
         if self.tensor is not self._on_host:
             self._on_host.copy_(self.tensor)
         view, start, found = memoryview(self._memory), 0, []
@@ -108,7 +108,7 @@ class Channel:
         return received
 
     def broadcast(self, message: bytearray | None, size: int, root: int) -> memoryview:
-        """The message of ``root`` on every rank."""
+        """Return the message of ``root`` on every rank."""
         if self.rank == root:
             assert message is not None
             self.backend.broadcast(outbox(message, self.device), None, self.group, False, root)

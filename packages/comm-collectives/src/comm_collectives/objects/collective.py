@@ -340,7 +340,10 @@ def _scatter(
 def root_of(
     call: str, name: str, backend: Backend, group: ProcessGroup | None, rank: int | None, group_rank: int | None
 ) -> int:
-    """The group rank of ``src`` or ``dst``; where neither form is given, that of global rank 0, torch's default."""
+    """Return the group rank of ``src`` or ``dst``.
+
+    Where neither form is given, that of global rank 0, torch's default.
+    """
     ranks = backend.get_process_group_ranks(group)
     default = ranks.index(0) if 0 in ranks else None
     return group_rank_of(call, name, backend, group, rank, group_rank, default=default)
@@ -349,7 +352,7 @@ def root_of(
 def try_to_encode(
     encode: Callable[[], Any], check_arguments: Callable[[], None] | None = None
 ) -> tuple[Any, Exception | None]:
-    """What ``encode`` returns, or what it raises: the other ranks have to be told before it may be.
+    """Return the result or the exception of ``encode``: the other ranks must know before it is raised.
 
     Args:
         check_arguments: raises if this rank was called wrongly, which becomes a ``Misuse``.

@@ -31,7 +31,7 @@ from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismat
 
 __all__ = ["recv_object_list", "send_object_list"]
 
-# Where the backend knows tags, objects do not meet the tensors of send() and recv(). Offer, answer and message.
+# Tags of offer, answer and message. If the backend supports tags, these separate objects from the tensors of send().
 _TAGS = (0x6F626A31, 0x6F626A32, 0x6F626A33)
 _ACCEPTED, _REFUSED = 1, 0
 _CALL = "send_object_list"
@@ -102,10 +102,10 @@ def send_object_list(
         dst: a member other than this rank.
         device: through whose memory the bytes go; only needed where the group serves several.
         use_batch: send through ``batch_isend_irecv``, as ``dst`` then must receive.
-        allow_pickle: pickle what has no encoding; None is what ``set_object_policy`` says.
+        allow_pickle: pickle objects without an encoding; None uses the setting of ``set_object_policy``.
 
     Raises:
-        ArgumentTypeError: an object cannot be sent; ``dst`` is told.
+        ArgumentTypeError: an object cannot be sent; ``dst`` gets an error too.
         ObjectExchangeError: ``dst`` does not accept.
     """
     if torch.compiler.is_dynamo_compiling():
@@ -129,7 +129,7 @@ def send_object_list(
     assert message is not None
     (answer,) = peer.recv_numbers(1, 1)
     if answer != _ACCEPTED:
-        raise ObjectExchangeError(f"{_CALL}: rank {peer.rank} does not accept the objects, as the error there says")
+        raise ObjectExchangeError(f"{_CALL}: rank {peer.rank} does not accept the objects; see the error of that rank")
     peer.send(outbox(message, channel.device), 2)
 
 
@@ -148,13 +148,13 @@ def recv_object_list(
 
     Args:
         object_list: as long as the sender's; overwritten.
-        src: a member other than this rank; None for whoever sends first, where the backend can (not NCCL, oneCCL).
+        src: a member other than this rank; None for any source, if the backend supports it (not NCCL, oneCCL).
         device, use_batch: as for :func:`send_object_list`.
         allow_pickle: accept a pickle, by which the sender can run any code here; None is what
             ``set_object_policy`` says.
 
     Raises:
-        ObjectDecodeError: this rank does not accept what is sent; the sender is told.
+        ObjectDecodeError: this rank does not accept the objects; the sender gets an error too.
         ObjectExchangeError: the sender could not send.
         CollectiveMismatchError: the sender's list has another length.
     """
@@ -175,13 +175,13 @@ def recv_object_list(
         _check_peer(call, "src", backend, group, position)
     elif not channel.capabilities.any_source:
         raise ArgumentError(
-            f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from whoever sends first, "
-            "name the sender"
+            f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from any source; name the "
+            "sender"
         )
     peer = _Peer(channel, position, use_batch)
     offered = Offer(*peer.recv_numbers(RECORD_NUMBERS, 0))
     if offered.size == FAILED:
-        raise ObjectExchangeError(f"{call}: rank {peer.rank} could not send the objects, as the error there says")
+        raise ObjectExchangeError(f"{call}: rank {peer.rank} could not send the objects; see the error of that rank")
     mine = Offer(*record_of(_CALL, -1, len(object_list), [], unpickle))
     refusal = _refusal(call, peer.rank, offered, mine)
     peer.send_numbers([_ACCEPTED if refusal is None else _REFUSED], 1)
@@ -192,14 +192,14 @@ def recv_object_list(
     source = f"{call}: what rank {peer.rank} sent"
     received = decode_object(inbox.messages([offered.size])[0], unpickle, source=source)
     if type(received) is not list or len(received) != len(object_list):
-        raise ObjectDecodeError(f"{source} is no list of {len(object_list)} objects")
+        raise ObjectDecodeError(f"{source} is not a list of {len(object_list)} objects")
     object_list[:] = received
     return peer.rank
 
 
 def _refusal(call: str, rank: int, offered: Offer, mine: Offer) -> Exception | None:
     if offered.call != mine.call:
-        return CollectiveMismatchError(f"{call}: rank {rank} sent something else than send_object_list does")
+        return CollectiveMismatchError(f"{call}: rank {rank} called something else than send_object_list")
     if offered.detail != mine.detail:
         return CollectiveMismatchError(
             f"{call}: object_list: got a list of {mine.detail}; rank {rank} sends {offered.detail} objects"

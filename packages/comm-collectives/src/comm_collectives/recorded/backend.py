@@ -141,7 +141,7 @@ class Observed(Observing):
         return self._observe("all_to_all_single", group, counts, call, args, async_op=async_op, splits=splits)
 
     def _counting(self, output: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-        """Whose size is an exchange's: that of the larger one; of what is reduced the whole, the same everywhere."""
+        """Return the size of an exchange: the larger one; for reductions the whole, which is equal everywhere."""
         return input if self.call.startswith("reduce_scatter") or output.nbytes <= input.nbytes else output
 
     def gather(

@@ -1,4 +1,4 @@
-"""How far the clocks of the ranks are apart."""
+"""Offsets between the clocks of the ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Clock:
 
 
 def clock_name() -> str:
-    """The same for processes that share the clock of ``perf_counter_ns``: those of one boot of one machine."""
+    """Return the same for processes that share the clock of ``perf_counter_ns``: those of one boot of one machine."""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         # A container may have a clock of its own.
@@ -44,7 +44,7 @@ def measure(
     clock_ns: Callable[[], int] = perf_counter_ns,
     rounds: int = _ROUNDS,
 ) -> list[Clock]:
-    """The clocks of all ranks against rank 0's, on every rank; called by all ranks.
+    """Return the clocks of all ranks against rank 0's, on every rank; called by all ranks.
 
     In each round every rank reads its clock and all ranks gather the readings. Nobody reads its clock for round k
     before rank 0 has come to round k-1, nor after rank 0 has left round k: so it was between rank 0's readings for

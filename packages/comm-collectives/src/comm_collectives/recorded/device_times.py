@@ -38,7 +38,7 @@ class _Anchor(NamedTuple):
 
 
 class DeviceTimes:
-    """What was started on devices and has not been seen to end."""
+    """Operations that were started on devices and are not known to have completed."""
 
     def __init__(self) -> None:
         self._pending: deque[_Pending] = deque(maxlen=_MOST_PENDING)
@@ -47,7 +47,7 @@ class DeviceTimes:
         self._side_streams: dict[torch.device, Any] = {}
 
     def start(self, device: torch.device) -> Any:
-        """An event in the current stream of ``device``; None where there can be none, as in a CUDA graph."""
+        """Return an event in the current stream of ``device``; None where there can be none, as in a CUDA graph."""
         module = torch.get_device_module(device)
         capturing = getattr(module, "is_current_stream_capturing", None)
         if capturing is not None and capturing():
@@ -56,7 +56,7 @@ class DeviceTimes:
         return _recorded(module, device)
 
     def end(self, device: torch.device, start: Any, record: Callable[[int, int], None]) -> None:
-        """The current stream of ``device`` is where the operation has ended.
+        """Record the end of the operation in the current stream of ``device``.
 
         Args:
             record: takes when it began and ended, ns on the host's clock.
@@ -65,7 +65,7 @@ class DeviceTimes:
         self._pending.append(_Pending(device, start, event, record))
 
     def end_with(self, device: torch.device, start: Any, future: Any, record: Callable[[int, int], None]) -> None:
-        """The operation ends with ``future``, whose callbacks have a current stream that comes after it.
+        """Record the end of the operation with ``future``, whose callbacks run in a stream that is ordered after it.
 
         The handle's own ``wait()`` is left to the program: c10d lets go of the operation's tensors there.
         """

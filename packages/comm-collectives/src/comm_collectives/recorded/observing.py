@@ -1,4 +1,4 @@
-"""How one call is timed and recorded, by whichever way it travels."""
+"""Timing and recording of one call, on the fast path and on the checked path."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives.recorded.device_times import DeviceTimes
 from comm_collectives.recorded.profiler_ranges import open_range
 from comm_collectives.recorded.work import Like, ObservedWork
+from comm_collectives.registered import recorded_method
 from comm_utils.backend import Backend, Work
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.series import NUMBERS_WAITING
@@ -42,7 +43,7 @@ _S = TypeVar("_S", bound="Observing")
 _NO_LABEL: tuple[str | None, bool] = (None, False)
 #: Global rank and group rank of a root: there is none.
 NO_ROOT: tuple[int | None, int | None] = (None, None)
-#: For a message from whoever sends one.
+#: The source of a message from any source.
 ANYBODY: tuple[int | None, int | None] = (None, -1)
 _label: ContextVar[tuple[str | None, bool]] = ContextVar("comm_label", default=_NO_LABEL)
 _PACKAGES = frozenset(("comm_collectives", "comm_orchestrator"))
@@ -65,7 +66,7 @@ def labelled(log_name: str | None = None, prof: bool = False) -> Iterator[None]:
 
 
 class Observing:
-    """What records the calls of :class:`comm_collectives.recorded.backend.Observed`."""
+    """The recorder of calls of :class:`comm_collectives.recorded.backend.Observed`."""
 
     def __init__(self, inner: Backend, log: CommsLogger, devices: DeviceTimes, call: str = "") -> None:
         self.inner = inner
@@ -78,6 +79,7 @@ class Observing:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.inner, name)
         if callable(found):  # the next look-up costs what it would cost there
+            found = recorded_method(name, found, self._observe)
             self.__dict__[name] = found
         return found
 
@@ -210,7 +212,7 @@ class Observing:
         tag: int,
         async_op: bool,
     ) -> Like:
-        """What is recorded of calls like this one."""
+        """Return what is recorded of calls like this one."""
         log, label = self._log, _label.get()
         known = self.prepared.get(_KNOWN)
         if known is None:
@@ -290,7 +292,7 @@ class Observing:
         any_dtype: bool = False,
         apart: tuple[Callable[..., Any], Callable[[Any], None]] | None = None,
     ) -> Callable[..., Any]:
-        """``call`` of tensors, of which number ``part`` counts, recorded the shortest way.
+        """``call`` of tensors, of which number ``part`` counts, recorded on the fast path.
 
         It takes the place of a call that the collectives have prepared, so it may cost as little as can be.
 
@@ -396,7 +398,7 @@ def _on_device(
 
 
 def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
-    """What is this operation's alone, where others are recorded in the same series."""
+    """Return what is this operation's alone, where others are recorded in the same series."""
     if what == of_series:
         return None
     return {
@@ -407,7 +409,7 @@ def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
 
 
 def _caller() -> str:
-    """The first function up the stack that is not ours."""
+    """Return the first function up the stack that is not ours."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in _PACKAGES:
         frame = frame.f_back

@@ -29,7 +29,7 @@ _DOMAIN = "comm"
 
 
 class Range(Protocol):
-    """What ``with`` takes."""
+    """A context manager for one range."""
 
     def __enter__(self) -> object: ...
 
@@ -89,8 +89,10 @@ class _Profiled:
 
 
 class Ranges:
-    """Opens ranges, named such as ``comm.all_reduce 4 KiB [0 1]``: operation, size as the comms logger counts it,
-    global ranks of the group, and ``async`` where the range is of the call alone and not of the whole operation.
+    """Opens ranges, named such as ``comm.all_reduce 4 KiB [0 1]``.
+
+    A name has the operation, its size as the comms logger counts it, the global ranks of the group, and ``async`` if
+    the range covers the call alone and not the whole operation.
 
     There are at most some thousand names: those that come later round sizes up to a power of two and have only the
     number of ranks: ``comm.all_reduce <=8 KiB 2 ranks``.
@@ -114,7 +116,7 @@ class Ranges:
         self._openers: dict[tuple[str, tuple[int, ...], bool], Callable[[int], Range]] = {}
 
     def open(self, operation: str, size_bytes: int, ranks: tuple[int, ...] = (), asynchronous: bool = False) -> Range:
-        """The range of one operation; it begins with ``with``."""
+        """Return the range of one operation; it begins with ``with``."""
         key = (operation, ranks, asynchronous)
         opener = self._openers.get(key)
         if opener is None:
@@ -124,7 +126,7 @@ class Ranges:
         return opener(size_bytes)
 
     def opener(self, operation: str, ranks: tuple[int, ...] = (), asynchronous: bool = False) -> Callable[[int], Range]:
-        """What opens the ranges of such operations by their size in bytes, in less time than :meth:`open`."""
+        """Return what opens the ranges of such operations by their size in bytes, in less time than :meth:`open`."""
         profiled, annotated = "profiler" in self.kinds, self._annotate is not None
         known: dict[int, tuple[str, Range]] = {}
 
@@ -158,12 +160,12 @@ class Ranges:
 
 
 def available() -> tuple[str, ...]:
-    """The kinds of ranges that can be had here."""
+    """Return the kinds of ranges that can be had here."""
     return KINDS if not _nvtx_lacks() else KINDS[:1]
 
 
 def _nvtx_lacks() -> str:
-    """Why there is no NVTX here; empty where there is."""
+    """Return why there is no NVTX here; empty where there is."""
     if hasattr(torch._C, "_nvtx"):
         return ""
     if importlib.util.find_spec("nvtx") is None:
@@ -174,7 +176,7 @@ def _nvtx_lacks() -> str:
 
 
 def _annotator() -> Callable[[str, str], Range] | None:
-    """What makes an NVTX range of a name and an operation; None where no tool listens."""
+    """Return what makes an NVTX range of a name and an operation; None where no tool listens."""
     lack = _nvtx_lacks()
     if lack:
         raise BackendUnavailableError(f"ranges: 'nvtx' cannot be had: {lack}")
@@ -193,7 +195,7 @@ class _Default:
 
 
 def open_range(operation: str, size_bytes: int, ranks: tuple[int, ...] = (), asynchronous: bool = False) -> Range:
-    """A range of every kind that can be had here; see :class:`Ranges`."""
+    """Return a range of every kind that can be had here; see :class:`Ranges`."""
     found = _Default.ranges
     if found is None:
         found = _Default.ranges = Ranges()

@@ -16,7 +16,7 @@ from comm_collectives.recorded.clocks import clock_name
 from comm_collectives.recorded.trace_files import everyones_clock, recent_trace, unobserved
 from comm_utils.observability.comms_logger import CommsLogger, Row
 from comm_utils.observability.log_table import format_account, format_table
-from comm_utils.observability.sequence import ERA
+from comm_utils.observability.sequence import EPOCH
 from comm_utils.observability.traces.alignment import aligned
 from comm_utils.observability.traces.events import Event, Operation, RankTrace
 from comm_utils.observability.traces.waiting import Account, Key, Share, Straggler, account
@@ -75,16 +75,16 @@ def log_summary(log: CommsLogger, show_straggler: bool = False, return_dict: boo
 
 
 def everyones_account(log: CommsLogger) -> Account:
-    """Where the time of the last operations of all ranks went; called by all ranks."""
+    """Return where the time of the last operations of all ranks went; called by all ranks."""
     channel = unobserved(_CALL)
     clock = everyones_clock(channel, all_gather_over(channel, clock_name(), False))
-    mine = [log.numbering.era, *_plain(recent_trace(log, channel, clock))]
+    mine = [log.numbering.epoch, *_plain(recent_trace(log, channel, clock))]
     gathered = exchange_to_root(channel, mine, 0, 0, False)
     found = None
     if gathered is not None:
-        # The era in which a rank is now is the one in which the others are.
-        latest = max(era for era, *_ in gathered)
-        found = _plain_account(account(aligned([_trace(plain, latest - era) for era, *plain in gathered])))
+        # The epoch in which a rank is now is the one in which the others are.
+        latest = max(epoch for epoch, *_ in gathered)
+        found = _plain_account(account(aligned([_trace(plain, latest - epoch) for epoch, *plain in gathered])))
     # Through rank 0 alone, as the events of all ranks may be many; what they come to is little.
     return _account(all_gather_over(channel, found, False)[0])
 
@@ -100,10 +100,10 @@ def _plain(trace: RankTrace) -> list[Any]:
     return [header, [asdict(operation) for operation in numbers], events]
 
 
-def _trace(plain: Sequence[Any], eras_behind: int) -> RankTrace:
+def _trace(plain: Sequence[Any], epochs_behind: int) -> RankTrace:
     header, operations, events = plain
     known = [Operation(**one) for one in operations]
-    more = eras_behind * ERA
+    more = epochs_behind * EPOCH
     found = [
         Event(known[number], sequence + more if sequence >= 0 else -1, begin, end, end)
         for number, sequence, begin, end in events.tolist()

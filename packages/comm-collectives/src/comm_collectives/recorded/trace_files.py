@@ -21,7 +21,7 @@ from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.traces.events import Event, RankTrace
 from comm_utils.observability.traces.file import TraceWriter, remove_beyond
 
-__all__ = ["begin_era", "end_trace", "everyones_clock", "recent_trace", "start_trace", "stop_trace", "unobserved"]
+__all__ = ["begin_epoch", "end_trace", "everyones_clock", "recent_trace", "start_trace", "stop_trace", "unobserved"]
 
 
 # Events of all ranks that one rank looks at; it takes seconds.
@@ -30,7 +30,7 @@ _MOST_TOGETHER = 1 << 18
 
 @dataclass
 class _Trace:
-    """What is being written."""
+    """A trace that is being written."""
 
     started: Clock | None = None
 
@@ -39,7 +39,7 @@ _trace = _Trace()
 
 
 def unobserved(call: str) -> Channel:
-    """A way to all ranks below the wrapper, so that the log is in no log."""
+    """Return an exchange with all ranks below the wrapper, so that the log does not record itself."""
     enter(call, None)  # raises where the world's group has failed
     return Channel(call, bare_backend().during(call), None)
 
@@ -62,7 +62,7 @@ def start_trace(log: CommsLogger, folder: Path | str) -> Path:
             writer = TraceWriter(folder, channel.rank)
         except OSError as error:
             failure = f"{folder}: {error.strerror or error}"
-    told = [failure, clock_name(), log.numbering.era, secrets.token_hex(8)]
+    told = [failure, clock_name(), log.numbering.epoch, secrets.token_hex(8)]
     everyones = all_gather_over(channel, told, False)
     _raise(channel, [text for text, *_ in everyones], writer)
     assert writer is not None
@@ -77,7 +77,7 @@ def start_trace(log: CommsLogger, folder: Path | str) -> Path:
     _raise(channel, all_gather_over(channel, failure, False), writer)
     _trace.started = clock
     # All ranks are here, so from here on they count alike, whatever each has recorded before.
-    begin_era(log, max(era for _, _, era, _ in everyones) + 1)
+    begin_epoch(log, max(epoch for _, _, epoch, _ in everyones) + 1)
     log.start_writing(writer)
     if channel.rank == 0:
         logger.info("tracing communication into %s", folder)
@@ -85,7 +85,7 @@ def start_trace(log: CommsLogger, folder: Path | str) -> Path:
 
 
 def _raise(channel: Channel, failures: list[str], writer: TraceWriter | None) -> None:
-    """Where some rank has failed, on all."""
+    """Raise on all ranks if one of them failed."""
     failed = [rank for rank, text in enumerate(failures) if text]
     if failed:
         if writer is not None:
@@ -93,9 +93,9 @@ def _raise(channel: Channel, failures: list[str], writer: TraceWriter | None) ->
         raise ArgumentError(f"{channel.call}: on rank {failed[0]}: {failures[failed[0]]}")
 
 
-def begin_era(log: CommsLogger, era: int | None = None) -> None:
-    """Let calls be counted anew; None for the next era."""
-    log.numbering.begin_era(log.numbering.era + 1 if era is None else era)
+def begin_epoch(log: CommsLogger, epoch: int | None = None) -> None:
+    """Let calls be counted anew; None for the next epoch."""
+    log.numbering.begin_epoch(log.numbering.epoch + 1 if epoch is None else epoch)
     bare_backend().prepared.clear()  # which has counters
 
 
@@ -136,7 +136,7 @@ def _close(writer: TraceWriter, **known: object) -> None:
 
 
 def everyones_clock(channel: Channel, names: list[str]) -> Clock:
-    """This rank's clock; called by all ranks.
+    """Return this rank's clock; called by all ranks.
 
     Args:
         names: every rank's :func:`clock_name`. Ranks with the name of rank 0 have its clock.
@@ -166,7 +166,7 @@ def _described(channel: Channel, clock: Clock) -> RankTrace:
 
 
 def recent_trace(log: CommsLogger, channel: Channel, clock: Clock) -> RankTrace:
-    """The last operations of this rank; fewer where there are many ranks, as one of them looks at all."""
+    """Return the last operations of this rank; fewer where there are many ranks, as one of them looks at all."""
     trace = _described(channel, clock)
     operations, events = log.recent(max(_MOST_TOGETHER // channel.W, 256))
     trace.events = [Event(operations[number], sequence, begin, end, end) for number, sequence, begin, end in events]

@@ -20,7 +20,7 @@ __all__ = ["Like", "ObservedWork"]
 
 
 class Like(NamedTuple):
-    """What is recorded of calls that are alike.
+    """The record that similar calls share.
 
     Attributes:
         series: where their times go; None where they are not recorded.
@@ -83,7 +83,7 @@ class ObservedWork:
         self._record(end_ns)
 
     def _record(self, end_ns: int | None) -> None:
-        # Whoever takes the event records it: the library's thread or who waits.
+        # The thread that takes the event records it: the library's or the waiting one.
         event, self._event = self._event, None
         if event is None:
             return

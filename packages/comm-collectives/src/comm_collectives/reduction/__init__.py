@@ -1,4 +1,4 @@
-"""Low-Level Reduction Operations: what a backend lacks, built once over what it has.
+"""Low-Level Reduction Operations: operations that a backend does not provide, built once from those that it does.
 
 avg from sum, a reduce that leaves the other ranks' tensors alone, small integers in wider ones, list forms from flat
 ones, and reductions on each rank where the backend has none.

@@ -1,4 +1,4 @@
-"""How a reduction that a backend lacks, or does wrongly, is carried by one that it has.
+"""Encodings: reductions that carry those that a backend does not provide, or computes wrongly.
 
 An :class:`Encoding` says what travels in place of a tensor's elements and how the result is read back. It depends on
 the operation, the dtype and the backend's capabilities alone, so every rank chooses the same.
@@ -42,7 +42,7 @@ Decode = Callable[[torch.Tensor, torch.Tensor, int], None]
 
 @dataclass(frozen=True)
 class Encoding:
-    """What travels for a reduction.
+    """The dtype, reduce op and conversions that carry a reduction.
 
     Attributes:
         op: the operation on what travels.
@@ -60,7 +60,7 @@ class Encoding:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the elements travel as they are."""
+        """Return whether the elements travel as they are."""
         return self.encode is _same and self.decode is None
 
 

@@ -112,8 +112,9 @@ def reduce_scatter(
 def short_reduce_scatter(
     backend: Backend, call: str, op: object, reduce_op: ReduceOp, like: torch.Tensor, group: ProcessGroup | None
 ) -> Callable[[torch.Tensor, torch.Tensor], None] | None:
-    """A shorter :func:`reduce_scatter_tensor` of contiguous tensors, (n,) and (W*n,), of the dtype and device of
-    ``like``; None where they do not travel as they are.
+    """Return a direct :func:`reduce_scatter_tensor` of contiguous tensors, (n,) and (W*n,), like ``like``.
+
+    None if they need an encoding.
     """
     capabilities = backend.capabilities(group, like.device.type)
     encoding = encoding_for(call, reduce_op, like.dtype, capabilities)

@@ -53,12 +53,12 @@ class _Log:
 
 
 def named(settings: comm_config.Settings) -> bool:
-    """Whether a configuration says anything about the comms logger."""
+    """Return whether a configuration says anything about the comms logger."""
     return any(key.startswith("comms_logger.") and source != "default" for key, source in settings.sources.items())
 
 
 def begin(settings: comm_config.Settings) -> None:
-    """Record in the world as its configuration says, or else as :func:`configure` was told before."""
+    """Record in the world as its configuration says, or else as :func:`configure` was called before."""
     section, asked = settings.comms_logger, _Log.to_come
     _Log.to_come = None
     if named(settings) or asked is None:
@@ -75,7 +75,7 @@ def begin_trace(settings: comm_config.Settings) -> None:
 
 
 def end() -> None:
-    """The world ends, and with it its trace."""
+    """Close the trace at the end of the world."""
     trace_files.end_trace(_Log.comms)
     _Log.comms.forget_events()  # which are of ranks and groups that are no more
     _Log.on, _Log.on_for_trace = False, None
@@ -132,7 +132,7 @@ def _turn(on: bool, with_others: bool = False) -> None:
     _Log.on, _Log.on_for_trace = on, None
     comm_collectives.instrument(observe=_Log.comms if on else None)
     if begins:
-        trace_files.begin_era(_Log.comms)
+        trace_files.begin_epoch(_Log.comms)
 
 
 def start_profiling_comms() -> None:
@@ -203,12 +203,12 @@ def stop_trace() -> Path | None:
 
 
 def log_rows() -> list[Row]:
-    """What this rank recorded since the start or :func:`reset_log`, one row for each operation, size and group."""
+    """Return this rank's records since the start or :func:`reset_log`: a row for each operation, size and group."""
     return _Log.comms.rows()
 
 
 def log_window(name: str = "") -> Window:
-    """A stretch of the program, such as a step or an epoch, whose operations can be read alone.
+    """Record a part of the program, such as a step or an epoch, separately.
 
     ``with log_window("epoch 1") as window: ...`` and then ``window.rows()``, ``window.total_s``, ``window.elapsed_s``.
     """
@@ -263,15 +263,15 @@ def reset_log() -> None:
 
 
 def has_comm_data() -> bool:
-    """Whether the comms logger has recorded anything."""
+    """Return whether the comms logger has recorded anything."""
     return bool(_Log.comms.rows())
 
 
 def get_comm_operation_count() -> int:
-    """How many operations the comms logger has recorded."""
+    """Return how many operations the comms logger has recorded."""
     return sum(row.calls for row in _Log.comms.rows())
 
 
 def get_logged_comm_ops() -> list[str]:
-    """The names under which the comms logger has recorded operations, sorted."""
+    """Return the names under which the comms logger has recorded operations, sorted."""
     return sorted({row.name for row in _Log.comms.rows()})

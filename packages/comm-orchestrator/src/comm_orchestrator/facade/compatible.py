@@ -1,4 +1,4 @@
-"""What callers of ``deepspeed.comm`` and of older torch write, understood by our functions: in one place.
+"""Translation of the calls of ``deepspeed.comm`` and of older releases of torch.
 
 Other names of parameters, and DeepSpeed's ``prof``, ``log_name`` and ``debug``, which tell its comms logger whether and
 under which name to record a call.
@@ -45,7 +45,7 @@ LABELS = ("prof", "log_name", "debug")
 
 
 def compatible(function: Callable[P, T], labels: bool = True) -> Callable[P, T]:
-    """``function`` with other names of its parameters accepted as keywords, and with :data:`LABELS`.
+    """Return ``function`` with other names of its parameters accepted as keywords, and with :data:`LABELS`.
 
     ``prof=True`` records the call even where the comms logger records only some operations, ``log_name`` is the name to
     record it under. ``debug`` is ignored: in DeepSpeed it is a text that no one reads.
@@ -67,7 +67,7 @@ def compatible(function: Callable[P, T], labels: bool = True) -> Callable[P, T]:
 
 
 def shortened(full: Callable[P, T]) -> Callable[P, T]:
-    """``full``, a compatible function of a tensor, an op and a group, by the shortest way that the backend has.
+    """``full``, a compatible function of a tensor, an op and a group, by the fast path of the backend.
 
     What is looked up here was remembered by ``full`` when it had checked a like call.
     """

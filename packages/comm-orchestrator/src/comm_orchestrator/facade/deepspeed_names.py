@@ -1,4 +1,4 @@
-"""What only ``deepspeed.comm`` has, by its names."""
+"""Functions that only ``deepspeed.comm`` has, by its names."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def allgather_fn(
 
 
 def has_all_gather_into_tensor() -> bool:
-    """True: every backend has it, or gets it built.
+    """Return True: every backend has it, or gets it built.
 
     Raises:
         NotInitializedError
@@ -73,7 +73,7 @@ def has_all_gather_into_tensor() -> bool:
 
 
 def has_reduce_scatter_tensor() -> bool:
-    """True: every backend has it, or gets it built.
+    """Return True: every backend has it, or gets it built.
 
     Raises:
         NotInitializedError
@@ -82,7 +82,7 @@ def has_reduce_scatter_tensor() -> bool:
 
 
 def has_all_reduce_coalesced() -> bool:
-    """True: every backend has it, or gets it built.
+    """Return True: every backend has it, or gets it built.
 
     Raises:
         NotInitializedError
@@ -91,7 +91,7 @@ def has_all_reduce_coalesced() -> bool:
 
 
 def has_coalescing_manager() -> bool:
-    """True: ``all_gather_coalesced`` works on every backend.
+    """Return True: ``all_gather_coalesced`` works on every backend.
 
     Raises:
         NotInitializedError
@@ -122,17 +122,17 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
 
 def get_local_rank_from_launcher() -> int:
-    """What the launcher's variables say; 0 where there are none. Needs no initialisation."""
+    """Return what the launcher's variables say; 0 where there are none. Needs no initialisation."""
     return discover(os.environ, with_plugins()).local_rank or 0
 
 
 def get_world_rank_from_launcher() -> int:
-    """What the launcher's variables say; 0 where there are none. Needs no initialisation."""
+    """Return what the launcher's variables say; 0 where there are none. Needs no initialisation."""
     return discover(os.environ, with_plugins()).rank
 
 
 def get_world_size_from_launcher() -> int:
-    """What the launcher's variables say; 1 where there are none. Needs no initialisation."""
+    """Return what the launcher's variables say; 1 where there are none. Needs no initialisation."""
     return discover(os.environ, with_plugins()).world_size
 
 
@@ -159,17 +159,17 @@ def mpi_discovery(distributed_port: int = 29500, verbose: bool = True) -> None:
 
 
 def in_aml() -> bool:
-    """Whether this process runs in an Azure Machine Learning job."""
+    """Return whether this process runs in an Azure Machine Learning job."""
     return "AZUREML_EXPERIMENT_ID" in os.environ
 
 
 def in_aws_sm() -> bool:
-    """Whether this process runs in a SageMaker training job."""
+    """Return whether this process runs in a SageMaker training job."""
     return "SM_TRAINING_ENV" in os.environ
 
 
 def in_dlts() -> bool:
-    """Whether this process runs on a DLTS cluster."""
+    """Return whether this process runs on a DLTS cluster."""
     return "DLTS_JOB_ID" in os.environ
 
 

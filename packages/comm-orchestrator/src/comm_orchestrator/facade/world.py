@@ -62,7 +62,7 @@ def init_distributed(
         dist_init_required: False raises if nothing was initialised before; None and True initialise.
         config: a dict, a path of a JSON file (DeepSpeed's are fine) or a ``comm_config.CommConfig``.
         rank, world_size: given together, they override the launcher.
-        store: a ``torch.distributed.Store`` shared by all ranks, instead of meeting at an address.
+        store: a ``torch.distributed.Store`` shared by all ranks, instead of a rendezvous at an address.
 
     Raises:
         BackendUnavailableError: the backend that was named cannot be had.
@@ -72,7 +72,7 @@ def init_distributed(
         NotInitializedError: ``dist_init_required=False`` and nothing is initialised.
     """
     _initialize(
-        orchestrator.Request(
+        orchestrator.InitOptions(
             dist_backend,
             auto_mpi_discovery,
             distributed_port,
@@ -123,7 +123,7 @@ def init_process_group(
         )
     device = None if device_id is None else _device(call, device_id)
     _initialize(
-        orchestrator.Request(
+        orchestrator.InitOptions(
             backend,
             verbose=False,
             timeout=timeout,
@@ -137,7 +137,7 @@ def init_process_group(
 
 
 def _device(call: str, device_id: torch.device | int) -> torch.device | None:
-    """The device to bind to; None where that is the CPU, to which nothing is bound."""
+    """Return the device to bind to; None where that is the CPU, to which nothing is bound."""
     if isinstance(device_id, int) and not isinstance(device_id, bool):
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         return None if accelerator is None else torch.device(accelerator.type, device_id)
@@ -146,10 +146,10 @@ def _device(call: str, device_id: torch.device | int) -> torch.device | None:
     return None if device_id.type == "cpu" else device_id
 
 
-def _initialize(request: orchestrator.Request) -> None:
-    environment = orchestrator.initialize(request)
-    settings = environment.config
-    if not environment.fresh:
+def _initialize(options: orchestrator.InitOptions) -> None:
+    result = orchestrator.initialize(options)
+    settings = result.config
+    if not result.fresh:
         if comms_log.named(settings):
             comms_log.begin(settings)
         return
@@ -165,17 +165,17 @@ def initialize_module(config: Any = None) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether collectives can be called. Never raises."""
+    """Return whether collectives can be called. Never raises."""
     return active.is_active() and active.active_backend().is_initialized()
 
 
 def is_available() -> bool:
-    """Whether this build of torch can communicate at all. Never raises."""
+    """Return whether this build of torch can communicate at all. Never raises."""
     return c10d.is_available()
 
 
 def get_local_rank() -> int:
-    """This process's rank among those of its host; -1 where the launcher does not say."""
+    """Return this process's rank among those of its host; -1 where the launcher does not say."""
     if not is_initialized():
         arguments.active("get_local_rank")
         raise NotInitializedError(

@@ -1,1 +1,1 @@
-"""How the ranks find each other, compare what has to be the same, and start together."""
+"""Rendezvous: the ranks connect, compare the values that must agree, and start together."""

@@ -1,4 +1,4 @@
-"""How the other ranks get to where rank 0 listens."""
+"""Connections of the other ranks to the store server of rank 0."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import who_listens
 from comm_utils.errors import CommTimeoutError, LaunchError
 
-__all__ = ["ConnectionEndedError", "connect", "leads_here", "reach"]
+__all__ = ["ConnectionEndedError", "connect", "unreachable_reason", "wait_for_listener"]
 
 # A name that does not resolve may still come, as that of a pod does; not for longer than this.
 _RESOLVING_S = 300.0
@@ -29,10 +29,10 @@ _VALIDATE, _MAGIC, _PING = 0, 0x3C85F7CE, 13
 
 
 class ConnectionEndedError(CommTimeoutError):
-    """Whoever listens there has hung up, or is no store: perhaps one that is just being closed."""
+    """The server closed the connection, or is not a store: perhaps one that is just being closed."""
 
 
-def reach(host: str, port: int, deadline: Deadline, source: str) -> str:
+def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> str:
     """Wait until somebody listens at ``host``; return this machine's address on the way there.
 
     torch would do the same, with a page of C++ stack frames for every try.
@@ -87,8 +87,8 @@ _REASONS = {
 }
 
 
-def leads_here(host: str, port: int) -> str:
-    """Why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
+def unreachable_reason(host: str, port: int) -> str:
+    """Return why others may look for rank 0 in vain at ``host``, as far as that shows on rank 0's host; else empty."""
     own = socket.gethostname()
     reason = ""
     try:
@@ -102,7 +102,7 @@ def leads_here(host: str, port: int) -> str:
 
 
 def _greet(host: str, port: int, limit_s: float) -> str:
-    """Ask whoever listens at ``host`` whether it is a store; what is wrong, or empty.
+    """Ask the server at ``host`` whether it is a store; return what is wrong, or empty.
 
     torch's own client asks as well, but it waits for an answer without a limit, in C++ that ends the process if the
     interpreter ends meanwhile, and prints a page of stack frames for every wrong answer.
@@ -125,16 +125,16 @@ def _greet(host: str, port: int, limit_s: float) -> str:
 
 @functools.cache
 def _known() -> bool:
-    """Whether this torch's stores answer as :func:`_greet` expects; asked only where one did not."""
+    """Return whether this torch's stores answer as :func:`_greet` expects; asked only where one did not."""
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
     return not _greet("127.0.0.1", store.port, 5.0)
 
 
 def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCPStore:
-    """A client of the store at ``host``, where somebody listens.
+    """Return a client of the store at ``host``, where somebody listens.
 
     Raises:
-        CommTimeoutError: whoever listens there is not a store.
+        CommTimeoutError: the server there is not a store.
     """
     limit_s = max(0.2, min(deadline.left_s(), _SILENCE_S))
     reason = _greet(host, port, limit_s)

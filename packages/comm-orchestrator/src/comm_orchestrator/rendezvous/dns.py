@@ -24,7 +24,7 @@ def resolve(host: str, port: int, limit_s: float) -> list[Any]:
 
 
 def with_limit(call: Callable[[], Any], limit_s: float) -> Any:
-    """What ``call`` returns or raises; None where that takes longer."""
+    """Return what ``call`` returns or raises; None where that takes longer."""
     outcome: list[Any] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Meeting the other ranks and agreeing with them on what has to be the same everywhere."""
+"""Join the other ranks, and agree with them on what has to be the same everywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import platform
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -20,29 +20,29 @@ from torch.distributed import Store
 import comm_config
 from comm_orchestrator import devices, interfaces, rank_discovery, selector
 from comm_orchestrator.rendezvous.dns import with_limit
-from comm_orchestrator.rendezvous.protocol import Deadline, Place, meet
+from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint, rendezvous
 from comm_orchestrator.rendezvous.records import (
     AGREED_SETTINGS,
     AGREED_VARIABLES,
-    Arrival,
-    Finding,
+    RankRecord,
+    Refusal,
     check_devices,
     device_indices,
 )
 from comm_orchestrator.rendezvous.store import open_store
-from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError, PeerLostError
 from comm_utils.launch import LaunchInfo
 
-__all__ = ["Joined", "join", "last_words"]
+__all__ = ["RendezvousResult", "join", "report_to_peers"]
 
-# How long a rank that cannot go on tries to tell the others why, before it raises.
-_LAST_WORDS = timedelta(seconds=5)
+# How long a rank that cannot start tries to report why to the others, before it raises.
+_REPORT_LIMIT = timedelta(seconds=5)
 _OVERTIME_S = 1.7
 
 
 @dataclass(frozen=True)
-class Joined:
-    """What all ranks agreed on, and this rank's part in it.
+class RendezvousResult:
+    """The values that all ranks agreed on, and this rank's own.
 
     Attributes:
         launch: with what the launcher did not say about hosts.
@@ -52,7 +52,7 @@ class Joined:
 
     launch: LaunchInfo
     choice: selector.Choice
-    place: Place
+    point: RendezvousPoint
     peer: str | None
     device_type: str
     device_index: int
@@ -63,26 +63,27 @@ class Joined:
         return devices.bind_device(kind, self.device_index)
 
 
-def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, store: Store | None) -> Joined:
-    """Meet the other ranks within ``limit``.
+def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, store: Store | None) -> RendezvousResult:
+    """Join the other ranks within ``limit``.
 
     Raises:
         CommError: what is wrong, with the same message on every rank where a comparison of the ranks shows it.
     """
     kind = devices.device_type()
-    mine = _arrival(launch, settings, kind)
+    mine = _own_record(launch, settings, kind)
     named = settings.process_group.backend
     try:
         choice = selector.choose(named) if named is not None else None
         interfaces.variables(os.environ, None, interfaces.addresses(), ccl=False)
     except CommError as error:
-        last_words(launch, settings, limit, store, error)
+        report_to_peers(launch, settings, limit, store, error)
         raise
 
-    def judge(arrivals: Sequence[Arrival]) -> Any:
-        return _judge(arrivals, choice)
+    def judge(records: Sequence[RankRecord]) -> Any:
+        return _judge(records, choice)
 
-    place, agreed = _met(launch, settings, limit, store, mine, judge)
+    point, agreed = _meet_within(launch, settings, limit, store, mine, judge)
+    _check_agreement(agreed, launch.world_size)
     choice = selector.Choice(**agreed["choice"])
     if launch.rank == 0 and named is None:
         selector.warn_of_fall_back(choice, kind)
@@ -90,33 +91,33 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
     addresses = agreed["addresses"]
     others = [address for host, address in enumerate(addresses) if host != launch.node_rank and address is not None]
     peer = others[0] if others else (launch.master_addr or "") if len(addresses) > 1 else None
-    return Joined(launch, choice, place, peer, kind, agreed["devices"][launch.rank])
+    return RendezvousResult(launch, choice, point, peer, kind, agreed["devices"][launch.rank])
 
 
-def _met(
+def _meet_within(
     launch: LaunchInfo,
     settings: comm_config.Settings,
     limit: timedelta,
     store: Store | None,
-    mine: Arrival,
-    judge: Callable[[Sequence[Arrival]], Any],
-) -> tuple[Place, Any]:
-    """Meet, within the limit and not a second more: a store whose host is frozen answers no call, and ends none."""
+    mine: RankRecord,
+    judge: Callable[[Sequence[RankRecord]], Any],
+) -> tuple[RendezvousPoint, Any]:
+    """Run the rendezvous in a thread that can be left behind: a store whose host is frozen never answers a call."""
     who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
     deadline = Deadline(limit.total_seconds())
-    places: list[Place] = []
+    points: list[RendezvousPoint] = []
 
     def run() -> Any:
-        places.append(open_store(launch, settings, limit, deadline, store))
-        return meet(replace(mine, address=places[0].address), deadline, judge, places[0])
+        points.append(open_store(launch, settings, limit, deadline, store))
+        return rendezvous(replace(mine, address=points[0].address), deadline, judge, points[0])
 
     if launch.world_size == 1:
         alone = run()  # nobody can keep it waiting
-        return places[0], alone
+        return points[0], alone
     outcome = with_limit(lambda: (run(),), limit.total_seconds() + _OVERTIME_S)
     if isinstance(outcome, tuple):
-        return places[0], outcome[0]
-    place = places[0].description if places else "that they meet in"
+        return points[0], outcome[0]
+    place = points[0].description if points else "that they meet in"
     if outcome is None:
         raise CommTimeoutError(f"{who}: the store {place} stopped answering; see whether the host of rank 0 still runs")
     try:
@@ -124,27 +125,27 @@ def _met(
             raise outcome
         raise PeerLostError(
             f"{who}: the store {place} was lost while the ranks met ({str(outcome).splitlines()[0]}); see what rank 0, "
-            "or whoever else serves it, printed before it ended"
+            "or another process that serves it, printed before it ended"
         ) from outcome
     finally:
-        places.clear()
+        points.clear()
         del outcome  # an error that its own traceback keeps alive would keep the store alive
 
 
-def last_words(
+def report_to_peers(
     launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, store: Store | None, error: CommError
 ) -> None:
-    """Tell the ranks that come within a moment why this one cannot take part."""
+    """Report to the ranks that start within a moment why this one cannot take part."""
     if launch.world_size == 1:
         return
-    mine = replace(_arrival(launch, settings, devices.device_type()), problem=(type(error).__name__, str(error)))
-    with contextlib.suppress(Exception):  # what is raised then is what it was all about
-        _met(launch, settings, min(limit, _LAST_WORDS), store, mine, lambda _: None)
+    mine = replace(_own_record(launch, settings, devices.device_type()), problem=(type(error).__name__, str(error)))
+    with contextlib.suppress(Exception):  # the error that is reported matters more
+        _meet_within(launch, settings, min(limit, _REPORT_LIMIT), store, mine, lambda _: None)
 
 
-def _arrival(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -> Arrival:
+def _own_record(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -> RankRecord:
     count, visible = devices.visible_devices(kind)
-    return Arrival(
+    return RankRecord(
         launch.rank,
         launch.world_size,
         socket.gethostname(),
@@ -164,13 +165,13 @@ def _arrival(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -> A
         device_type=kind,
         device_count=count,
         visible_devices=visible,
-        obstacles=selector.obstacles(kind) if settings.process_group.backend is None else {},
+        unavailable_reasons=selector.unavailable_reasons(kind) if settings.process_group.backend is None else {},
         within_host=selector.within_host(kind) if settings.process_group.backend is None else {},
     )
 
 
 def _host_id() -> str:
-    """The same in two processes only if they share a kernel and a network."""
+    """Return an id that two processes share only if they share a kernel and a network."""
     try:
         boot, network = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")
     except OSError:
@@ -178,29 +179,57 @@ def _host_id() -> str:
     return f"{socket.gethostname()}/{boot}/{network}"
 
 
-def _judge(arrivals: Sequence[Arrival], choice: selector.Choice | None) -> dict[str, Any] | Finding:
-    """What all ranks go by, from the records of all of them."""
+def _judge(records: Sequence[RankRecord], choice: selector.Choice | None) -> dict[str, Any] | Refusal:
+    """Return what all ranks go by, from the records of all of them."""
     if choice is None:
         try:
-            hosts = len({one.host_id for one in arrivals})
-            answers = [{**one.obstacles, **(one.within_host if hosts > 1 else {})} for one in arrivals]
-            choice = selector.agree(arrivals[0].device_type, answers)
+            hosts = len({one.host_id for one in records})
+            answers = [{**one.unavailable_reasons, **(one.within_host if hosts > 1 else {})} for one in records]
+            choice = selector.agree(records[0].device_type, answers)
         except BackendUnavailableError as error:
-            return Finding(type(error).__name__, str(error))
-    finding = check_devices(arrivals, _device_kinds(choice.backend))
-    if finding is not None:
-        return finding
-    order = {host_id: number for number, host_id in enumerate(dict.fromkeys(one.host_id for one in arrivals))}
+            return Refusal(type(error).__name__, str(error))
+    refusal = check_devices(records, _device_kinds(choice.backend))
+    if refusal is not None:
+        return refusal
+    order = {host_id: number for number, host_id in enumerate(dict.fromkeys(one.host_id for one in records))}
     addresses: list[str | None] = [None] * len(order)
-    for one in arrivals:
+    for one in records:
         addresses[order[one.host_id]] = addresses[order[one.host_id]] or one.address
-    indices = device_indices(arrivals)
+    indices = device_indices(records)
     return {
         "choice": asdict(choice),
-        "host_of": [order[one.host_id] for one in arrivals],
+        "host_of": [order[one.host_id] for one in records],
         "addresses": addresses,
-        "devices": [indices[one.rank] for one in arrivals],
+        "devices": [indices[one.rank] for one in records],
     }
+
+
+def _check_agreement(agreed: Any, world_size: int) -> None:
+    """Check what came from the store before it is used.
+
+    Raises:
+        LaunchError: it is not what :func:`_judge` returns for ``world_size`` ranks.
+    """
+
+    def numbers(value: object) -> bool:
+        return isinstance(value, list) and len(value) == world_size and all(type(one) is int for one in value)
+
+    well_formed = (
+        isinstance(agreed, dict)
+        and isinstance(agreed.get("choice"), dict)
+        and set(agreed["choice"]) == {one.name for one in fields(selector.Choice)}
+        and all(isinstance(one, str) for one in agreed["choice"].values())
+        and numbers(agreed.get("host_of"))
+        and numbers(agreed.get("devices"))
+        and isinstance(agreed.get("addresses"), list)
+        and all(isinstance(one, str | None) for one in agreed["addresses"])
+        and all(0 <= one < len(agreed["addresses"]) for one in agreed["host_of"])
+    )
+    if not well_formed:
+        raise LaunchError(
+            f"init_distributed: the ranks agreed on {agreed!r:.60}, which is malformed; another program writes to the "
+            "store of this job: give the job a port of its own"
+        )
 
 
 def _device_kinds(backend: str) -> set[str]:

@@ -1,33 +1,45 @@
-"""The ranks meet in a store, and go on together or not at all.
+"""Let all ranks agree through a store, or fail together.
 
-Everyone who arrives leaves a record; who arrives first compares the records as they come, and leaves a verdict that all
-the others wait for. So a mistake that a comparison can show ends every rank at once, with the same message.
+Each rank writes a record. The first rank compares the records as they arrive and writes a verdict, for which the others
+wait. A contradiction between ranks therefore ends every rank immediately, with the same message.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch.distributed import Store
 
 import comm_utils.errors
-from comm_orchestrator.rendezvous.records import Arrival, Finding, check_arrival, listed, missing, places
+from comm_orchestrator.rendezvous.authentication import Seal
+from comm_orchestrator.rendezvous.records import (
+    RankRecord,
+    Refusal,
+    check_record,
+    format_hosts,
+    format_ranks,
+    missing_ranks,
+)
 from comm_utils.errors import CommError, LaunchError
 from comm_utils.log import logger
 
-__all__ = ["Deadline", "Place", "meet"]
+__all__ = ["Deadline", "RendezvousPoint", "rendezvous"]
 
-# How long rank 0, with whom the store goes, waits for ranks to hear why it gives up; and for ranks to come at all,
-# where something is wrong before the time is up.
+# How long rank 0, whose end closes the store, waits until the other ranks have read why it fails; and how long for
+# ranks that have not started yet, where the start fails before its time limit.
 _GRACE_S = 1.0
 _EARLY_GRACE_S = 10.0
-# How much longer than their time others wait for the verdict of who came first, who may have come a moment later.
+# How much longer than their limit the others wait for the verdict, as the first rank may have started a moment later.
 _PRECEDENCE_S = 0.3
 _FIRST_NOTICE_S = 10.0
+# What a stranger may have put into the store is bounded before it is used. Ranks that failed may come again.
+_MOST_RECORD_BYTES = 64 * 1024
+_MOST_VERDICT_BYTES_PER_RANK = 256
+_MOST_RECORDS_PER_RANK = 16
 
 
 def _nothing() -> None:
@@ -35,16 +47,18 @@ def _nothing() -> None:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the ranks meet.
+class RendezvousPoint:
+    """The store in which the ranks meet, and how this rank got there.
 
     Attributes:
-        store: private to this meeting.
-        hosted: it ends with this process, which therefore is the last to leave a meeting that failed.
-        address: this machine's, as seen on the way to rank 0; None where there was no way to go.
-        description: ``"at host:port (why there)"`` or the like; empty where there is nobody to meet.
-        doubt: asked when ranks did not come, says what may be wrong with the place.
-        agreed, failed: called once in all when the ranks agreed, and by each rank that heard why they cannot go on.
+        store: of this rendezvous alone.
+        hosted: the store ends with this process, which therefore leaves a failed rendezvous last.
+        address: this machine's, towards rank 0; None where no connection was made.
+        description: ``"at host:port (why there)"`` or the like; empty in a world of one.
+        doubt: called when ranks are missing; returns what may be wrong with the address.
+        seal: signs and checks the records, where the ranks share a secret.
+        agreed: called by one rank when all agreed.
+        failed: called by each rank after it has read why they cannot go on.
     """
 
     store: Store
@@ -52,12 +66,13 @@ class Place:
     address: str | None = None
     description: str = ""
     doubt: Callable[[], str] = str
+    seal: Seal = field(default_factory=Seal)
     agreed: Callable[[], None] = _nothing
     failed: Callable[[], None] = _nothing
 
 
 class Deadline:
-    """A time limit, and when to tell the user that something is still being waited for."""
+    """A time limit with notices in the log while it runs."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -86,147 +101,208 @@ class Deadline:
 
 
 @dataclass
-class _Meeting:
-    place: Place
-    mine: Arrival
+class _Rendezvous:
+    point: RendezvousPoint
+    mine: RankRecord
     deadline: Deadline
-    here: dict[int, Arrival]
+    here: dict[int, RankRecord]
     counted: int = 0
     unread: list[int] = field(default_factory=list)
 
     @property
     def store(self) -> Store:
-        return self.place.store
+        return self.point.store
 
-    def note_arrivals(self) -> Finding | None:
-        """Read the records that came since the last time; the first thing that is wrong with one of them."""
-        came = self.store.add("arrived", 0)
-        self.unread += range(self.counted + 1, came + 1)
-        self.counted = came
-        for place in [place for place in self.unread if self.store.check([f"arrival/{place}"])]:
-            self.unread.remove(place)
+    def read_records(self) -> Refusal | None:
+        """Read the records written since the last call; return the first contradiction."""
+        count = _counted(self.store, "ranks")
+        if not self.counted <= count <= self.counted + _MOST_RECORDS_PER_RANK * (self.mine.world_size + 64):
+            return Refusal(
+                "LaunchError",
+                f"{count} ranks are counted, of {self.mine.world_size}: another program writes to the store of this "
+                "job; give the job a port of its own",
+            )
+        self.unread += range(self.counted + 1, count + 1)
+        self.counted = count
+        for number in [number for number in self.unread if self.store.check([f"record/{number}"])]:
+            self.unread.remove(number)
             try:
-                new = Arrival.from_json(self.store.get(f"arrival/{place}"))
-            except (TypeError, ValueError) as error:
-                return Finding("LaunchError", f"a rank that cannot be understood came: {error}")
+                new = self.record(number)
+            except LaunchError as error:
+                return Refusal("LaunchError", str(error))
             first = next(iter(self.here.values()), new)
-            finding = check_arrival(first, self.here, new)
-            if finding is not None:
-                return finding
+            refusal = check_record(first, self.here, new)
+            if refusal is not None:
+                return refusal
             self.here[new.rank] = new
         return None
 
+    def record(self, number: int) -> RankRecord:
+        """Read and check a record.
+
+        Raises:
+            LaunchError: it is not one of a rank of this job.
+        """
+        key = f"record/{number}"
+        return RankRecord.from_plain(self.point.seal.check(key, self.store.get(key), _MOST_RECORD_BYTES))
+
     def waiting(self) -> str:
         absent = [rank for rank in range(self.mine.world_size) if rank not in self.here]
-        return f"{listed(absent)} of {self.mine.world_size} not here yet ({places(self.here.values())})"
+        return f"{format_ranks(absent)} of {self.mine.world_size} not here yet ({format_hosts(self.here.values())})"
 
-    def coordinate(self, judge: Callable[[Sequence[Arrival]], Any]) -> dict[str, Any]:
+    def coordinate(self, judge: Callable[[Sequence[RankRecord]], Any]) -> dict[str, Any]:
         while True:
-            finding = self.note_arrivals()
-            if finding is not None:
-                return _refusal(finding)
+            if self.store.check(["verdict"]):  # of a rank whose time was up first
+                return self.read_verdict()
+            refusal = self.read_records()
+            if refusal is not None:
+                return _as_verdict(refusal)
             if len(self.here) == self.mine.world_size:
                 break
             if not self.deadline.pause(self.waiting):
-                return _refusal(self._gave_up())
+                return _as_verdict(self._timed_out())
         try:
             judged = judge([self.here[rank] for rank in range(self.mine.world_size)])
         except Exception as error:
-            judged = Finding(
+            judged = Refusal(
                 "LaunchError", f"{self.mine} failed to compare the ranks ({type(error).__name__}: {error})"
             )
-        if isinstance(judged, Finding):
-            return _refusal(judged)
+        if isinstance(judged, Refusal):
+            return _as_verdict(judged)
         return {"agreed": judged, "world_size": self.mine.world_size}
 
     def verdict(self) -> dict[str, Any]:
         while not self.store.check(["verdict"]):
-            # Whoever came first reads the records, and tells the user who is waited for.
+            # The first rank reads the records, and logs which ranks are missing.
             if not self.deadline.pause(None):
                 time.sleep(_PRECEDENCE_S)
                 if not self.store.check(["verdict"]):
-                    return self.decide(_refusal(self.note_arrivals() or self._gave_up()))
-        found: dict[str, Any] = json.loads(self.store.get("verdict"))
-        return found
+                    return self.decide(_as_verdict(self.read_records() or self._timed_out()))
+        return self.read_verdict()
 
-    def _gave_up(self) -> Finding:
+    def read_verdict(self) -> dict[str, Any]:
+        """Read and check what all ranks go by.
+
+        Raises:
+            LaunchError: it was not written by a rank of this job.
+        """
+        bound = _MOST_RECORD_BYTES + _MOST_VERDICT_BYTES_PER_RANK * self.mine.world_size
+        found = self.point.seal.check("verdict", self.store.get("verdict"), bound)
+        if isinstance(found, dict):
+            if "agreed" in found and type(found.get("world_size")) is int:
+                return found
+            if all(isinstance(found.get(name), str) for name in ("kind", "message")):
+                return found
+        raise LaunchError(
+            f"the verdict of the ranks is {found!r:.60}; another program writes to the store of this job: give the job "
+            "a port of its own"
+        )
+
+    def _timed_out(self) -> Refusal:
         if len(self.here) < self.mine.world_size:
-            finding, doubt = missing(self.here, self.mine.world_size, self.deadline.limit_s), self.place.doubt()
-            return replace(finding, message=f"{finding.message}; {doubt}") if doubt else finding
-        first = Arrival.from_json(self.store.get("arrival/1"))
-        return Finding(
+            refusal, doubt = missing_ranks(self.here, self.mine.world_size, self.deadline.limit_s), self.point.doubt()
+            return replace(refusal, message=f"{refusal.message}; {doubt}") if doubt else refusal
+        try:
+            first = self.record(1)
+        except LaunchError as error:
+            return Refusal("LaunchError", str(error))
+        return Refusal(
             "CommTimeoutError",
             f"{first}, who came first and compares the ranks, said nothing within {self.deadline.limit_s:g} s; check "
             "whether it still runs, and what it printed",
         )
 
-    def too_late(self, world_size: int) -> Finding:
-        """What is wrong with this rank, which the others, who agreed already, did not wait for."""
-        return self.note_arrivals() or Finding(
+    def refuse_late_rank(self, world_size: int) -> Refusal:
+        """Return why this rank cannot join a world whose ranks have agreed already."""
+        return self.read_records() or Refusal(
             "LaunchError",
-            f"{self.mine} came to a world of {world_size} ranks that is complete ({places(self.here.values())})",
+            f"{self.mine} came to a world of {world_size} ranks that is complete ({format_hosts(self.here.values())})",
         )
 
     def decide(self, verdict: dict[str, Any]) -> dict[str, Any]:
-        """Leave ``verdict`` for all, unless somebody was quicker; return the one that stands."""
-        if self.store.add("verdicts", 1) == 1:
-            if "agreed" in verdict:
-                self.place.agreed()
-            self.store.set("verdict", json.dumps(verdict))
-            return verdict
-        end = time.monotonic() + _GRACE_S
-        while not self.store.check(["verdict"]):
-            if time.monotonic() > end:  # whoever was quicker has died since
-                return verdict
-            time.sleep(0.001)
-        found: dict[str, Any] = json.loads(self.store.get("verdict"))
-        return found
+        """Write ``verdict`` unless another rank has written one; return the one that holds."""
+        if _counted(self.store, "verdicts", 1) != 1:
+            end = time.monotonic() + _GRACE_S
+            while time.monotonic() < end:
+                if self.store.check(["verdict"]):
+                    return self.read_verdict()
+                time.sleep(0.001)
+            # The rank that counted first has died since.
+        if "agreed" in verdict:
+            self.point.agreed()
+        self.store.set("verdict", self.point.seal.sign("verdict", verdict))
+        return verdict
 
 
-def _refusal(finding: Finding) -> dict[str, Any]:
-    return {"kind": finding.kind, "message": finding.message}
+def _counted(store: Store, key: str, more: int = 0) -> int:
+    """Add to a counter and return it.
+
+    Raises:
+        LaunchError: another program has overwritten it, on which torch's store would close this rank's connection.
+    """
+    if store.check([key]):
+        raw = store.get(key)
+        if not (raw.isdigit() and len(raw) < 10):
+            raise LaunchError(
+                f"the store counts {raw[:20]!r} as {key!r}: another program writes to the store of this job; give the "
+                "job a port of its own"
+            )
+        if not more:
+            return int(raw)
+    return store.add(key, more)
 
 
-def meet(
-    mine: Arrival,
+def _as_verdict(refusal: Refusal) -> dict[str, Any]:
+    return {"kind": refusal.kind, "message": refusal.message}
+
+
+def rendezvous(
+    mine: RankRecord,
     deadline: Deadline,
-    judge: Callable[[Sequence[Arrival]], Any],
-    place: Place,
+    judge: Callable[[Sequence[RankRecord]], Any],
+    point: RendezvousPoint,
 ) -> Any:
-    """Wait for all ranks; return what ``judge`` said about them, which is the same on every rank.
+    """Wait for all ranks; return what ``judge`` returned for them, the same on every rank.
 
     Args:
-        judge: called on one rank, with the records of all in the order of their ranks; a :class:`Finding` refuses them,
+        judge: called on one rank, with the records of all in the order of their ranks; a :class:`Refusal` refuses them,
             anything else has to be JSON.
 
     Raises:
-        CommError: of the class that the finding names, with the same message on every rank.
+        CommError: of the class that the refusal names, with the same message on every rank.
     """
-    store = place.store
-    meeting = _Meeting(place, mine, deadline, {})
-    came = store.add("arrived", 1)
-    store.set(f"arrival/{came}", mine.to_json())
-    verdict = meeting.decide(meeting.coordinate(judge)) if came == 1 else meeting.verdict()
-    if "agreed" in verdict:
-        if came <= mine.world_size == verdict["world_size"]:
-            return verdict["agreed"]
-        verdict = _refusal(meeting.too_late(verdict["world_size"]))
-    heard = store.add("heard", 1)
-    place.failed()
-    if place.hosted:
-        _wait_until_heard(store, heard, mine.world_size, min(deadline.left_s(), _EARLY_GRACE_S))
+    store = point.store
+    state = _Rendezvous(point, mine, deadline, {})
+    try:
+        number = _counted(store, "ranks", 1)
+        store.set(f"record/{number}", point.seal.sign(f"record/{number}", mine.to_plain()))
+        verdict = state.decide(state.coordinate(judge)) if number == 1 else state.verdict()
+        if "agreed" in verdict:
+            if number <= mine.world_size == verdict["world_size"]:
+                return verdict["agreed"]
+            verdict = _as_verdict(state.refuse_late_rank(verdict["world_size"]))
+    except LaunchError as error:
+        verdict = _as_verdict(Refusal("LaunchError", str(error)))
+    point.failed()
+    acknowledged = 0
+    with suppress(LaunchError):
+        acknowledged = _counted(store, "acknowledged", 1)
+    if point.hosted and acknowledged:
+        _wait_until_acknowledged(store, acknowledged, mine.world_size, min(deadline.left_s(), _EARLY_GRACE_S))
     kind = getattr(comm_utils.errors, str(verdict["kind"]), None)
     if not (isinstance(kind, type) and issubclass(kind, CommError)):
         kind = LaunchError
     raise kind(f"init_distributed: {verdict['message']}")
 
 
-def _wait_until_heard(store: Store, heard: int, world_size: int, limit_s: float) -> None:
-    """Until all ranks know, also those that have not come yet; after ``limit_s`` those who came are enough."""
-    start = time.monotonic()
+def _wait_until_acknowledged(store: Store, acknowledged: int, world_size: int, limit_s: float) -> None:
+    """Wait until all ranks have read the verdict; after ``limit_s``, until those that have started have."""
+    start, count = time.monotonic(), world_size
     while time.monotonic() - start < max(limit_s, _GRACE_S):
-        came = store.add("arrived", 0)
-        if heard >= (max(came, world_size) if time.monotonic() - start < limit_s else came):
+        with suppress(LaunchError):
+            count = _counted(store, "ranks")
+        if acknowledged >= (max(count, world_size) if time.monotonic() - start < limit_s else count):
             return
         time.sleep(0.01)
-        heard = store.add("heard", 0)
+        with suppress(LaunchError):
+            acknowledged = _counted(store, "acknowledged")

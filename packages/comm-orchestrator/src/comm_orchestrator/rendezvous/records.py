@@ -1,13 +1,23 @@
-"""What each rank tells the others when it arrives, and what is wrong with what they told: pure functions on records."""
+"""Hold the record that each rank writes at the start, and find contradictions between records: pure functions."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Arrival", "Finding", "check_arrival", "check_devices", "device_indices", "listed", "missing", "places"]
+from comm_utils.errors import LaunchError
+
+__all__ = [
+    "RankRecord",
+    "Refusal",
+    "check_devices",
+    "check_record",
+    "device_indices",
+    "format_hosts",
+    "format_ranks",
+    "missing_ranks",
+]
 
 # Settings that mean nothing unless they are the same on every rank; the others may differ, as interface names do.
 AGREED_SETTINGS = (
@@ -24,20 +34,20 @@ AGREED_VARIABLES = ("TORCH_DISTRIBUTED_DEBUG",)
 
 
 @dataclass(frozen=True)
-class Arrival:
-    """One process that came to the meeting.
+class RankRecord:
+    """One process that takes part in the rendezvous.
 
     Attributes:
         host, host_id: its name, and what tells hosts of one name apart (boot and network namespace).
         program: of its command line.
-        address: through which the others can be reached from it; None where nobody knows.
+        address: of its host, towards rank 0; None where it is not known.
         sources: where ``rank`` and ``world_size`` came from.
         settings: those of :data:`AGREED_SETTINGS`, and :data:`AGREED_VARIABLES`.
         device_type, device_count, visible_devices: what it computes on, how many of them it sees, and the value of the
             variable that chose them.
-        obstacles: backend -> why this rank cannot use it.
-        within_host: backend -> why this rank can use it within its host only.
-        problem: class and text of an error that keeps this rank from going on.
+        unavailable_reasons: backend -> why this rank cannot use it; None where it can.
+        within_host: backend -> why this rank can use it only within its host.
+        problem: class and text of an error that keeps this rank from starting.
     """
 
     rank: int
@@ -54,7 +64,7 @@ class Arrival:
     device_type: str = "cpu"
     device_count: int = 0
     visible_devices: str | None = None
-    obstacles: Mapping[str, str | None] = field(default_factory=dict)
+    unavailable_reasons: Mapping[str, str | None] = field(default_factory=dict)
     within_host: Mapping[str, str] = field(default_factory=dict)
     problem: Sequence[str] | None = None
 
@@ -65,25 +75,76 @@ class Arrival:
     def process(self) -> str:
         return f"pid {self.pid} on {self.host}" + (f", {self.program}" if self.program else "")
 
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as values for JSON."""
+        return asdict(self)
 
     @staticmethod
-    def from_json(text: str | bytes) -> Arrival:
-        """Read the record of a rank that may run another version of this package, which is for others to find out."""
-        known = {one.name for one in fields(Arrival)}
-        return Arrival(**{name: value for name, value in json.loads(text).items() if name in known})
+    def from_plain(plain: Any) -> RankRecord:
+        """Check and read the record of a rank, which may run another version of this package.
+
+        Raises:
+            LaunchError: it is no such record; names the field.
+        """
+        if not isinstance(plain, dict):
+            raise LaunchError(f"the record of a rank is {plain!r:.60}; expected an object{_FOREIGN}")
+        for name, matches in _FIELDS.items():
+            if name not in plain and name in _REQUIRED:
+                raise LaunchError(f"the record of a rank has no {name!r}{_FOREIGN}")
+            if name in plain and not matches(plain[name]):
+                raise LaunchError(f"the record of a rank has {name} {plain[name]!r:.60}{_FOREIGN}")
+        return RankRecord(**{name: plain[name] for name in _FIELDS if name in plain})
+
+
+_FOREIGN = "; another program, or another release of these packages, writes to the store of this job"
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**31
+
+
+def _object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str | None) for one in value.values())
+
+
+def _optional(matches: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: value is None or matches(value)
+
+
+def _error(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_text, value))
+
+
+#: field of :class:`RankRecord` -> whether a value from the store can be one
+_FIELDS: dict[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("rank", "world_size", "pid", "device_count"), _count),
+    **dict.fromkeys(("host", "host_id", "program", "device_type"), _text),
+    **dict.fromkeys(("address", "visible_devices"), _optional(_text)),
+    **dict.fromkeys(("sources", "versions", "unavailable_reasons", "within_host"), _texts),
+    "local_rank": _optional(_count),
+    "settings": _object,
+    "problem": _optional(_error),
+}
+_REQUIRED = ("rank", "world_size", "host", "host_id", "pid")
 
 
 @dataclass(frozen=True)
-class Finding:
-    """Why the ranks cannot go on: the name of an error class of ``comm_utils.errors``, and its message."""
+class Refusal:
+    """The reason why the ranks cannot start: the name of an error class of ``comm_utils.errors``, and its message."""
 
     kind: str
     message: str
 
 
-def listed(ranks: Iterable[int], most: int = 8) -> str:
+def format_ranks(ranks: Iterable[int], most: int = 8) -> str:
     """``rank 3`` or ``ranks 0-3, 7``; of many only the first, and how many more."""
     numbers = sorted(ranks)
     runs: list[list[int]] = []
@@ -98,41 +159,42 @@ def listed(ranks: Iterable[int], most: int = 8) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(texts)}{more}"
 
 
-def places(arrivals: Iterable[Arrival]) -> str:
-    """Who is here, by host: ``ranks 0, 1 on host-a, rank 2 on host-b``."""
+def format_hosts(records: Iterable[RankRecord]) -> str:
+    """Format ranks by host: ``ranks 0, 1 on host-a, rank 2 on host-b``."""
     hosts: dict[str, list[int]] = {}
     names: dict[str, str] = {}
-    for one in arrivals:
+    for one in records:
         hosts.setdefault(one.host_id, []).append(one.rank)
         names[one.host_id] = one.host
-    texts = [f"{listed(ranks)} on {names[host_id]}" for host_id, ranks in hosts.items()]
+    texts = [f"{format_ranks(ranks)} on {names[host_id]}" for host_id, ranks in hosts.items()]
     return ", ".join(texts[:8]) + (f" and {len(texts) - 8} more hosts" if len(texts) > 8 else "")
 
 
-def missing(here: Mapping[int, Arrival], world_size: int, waited_s: float) -> Finding:
-    """Some ranks did not come in time."""
+def missing_ranks(here: Mapping[int, RankRecord], world_size: int, waited_s: float) -> Refusal:
+    """Return the refusal that names the ranks that did not start in time."""
     absent = [rank for rank in range(world_size) if rank not in here]
     them = "it" if len(absent) == 1 else "they"
-    return Finding(
+    return Refusal(
         "CommTimeoutError",
-        f"{listed(absent)} of {world_size} did not come within {waited_s:g} s ({places(here.values()) or 'nobody'} "
-        f"came); check that {'it was' if len(absent) == 1 else 'they were'} started, and what {them} printed",
+        f"{format_ranks(absent)} of {world_size} did not come within {waited_s:g} s "
+        f"({format_hosts(here.values()) or 'nobody'} came); "
+        f"check that {'it was' if len(absent) == 1 else 'they were'} started, and what {them} printed",
     )
 
 
-def check_arrival(first: Arrival, here: Mapping[int, Arrival], new: Arrival) -> Finding | None:
-    """Whether ``new`` fits those that are ``here`` already, of whom ``first`` came first."""
+def check_record(first: RankRecord, here: Mapping[int, RankRecord], new: RankRecord) -> Refusal | None:
+    """Return what contradicts between ``new`` and the records ``here`` already, of which ``first`` is the oldest."""
     if new.problem is not None:
-        return Finding(new.problem[0], f"{new} cannot go on: {new.problem[1]}")
+        return Refusal(new.problem[0], f"{new} cannot go on: {new.problem[1]}")
     if new.world_size != first.world_size:
-        return Finding(
+        return Refusal(
             "LaunchError",
             f"the ranks disagree on the world size: {_says(first, 'world_size')}, but {_says(new, 'world_size')}; "
             "start all of them with the same one",
         )
     twin = here.get(new.rank)
     if twin is not None:
-        return Finding(
+        return Refusal(
             "LaunchError",
             f"two processes have rank {new.rank}: {twin.process} ({twin.sources.get('rank', 'launcher')}), and "
             f"{new.process} ({new.sources.get('rank', 'launcher')}); give every process a rank of its own, and, if one "
@@ -140,14 +202,14 @@ def check_arrival(first: Arrival, here: Mapping[int, Arrival], new: Arrival) -> 
         )
     for name in dict.fromkeys((*first.versions, *new.versions)):
         if first.versions.get(name) != new.versions.get(name):
-            return Finding(
+            return Refusal(
                 "LaunchError",
                 f"the ranks run different versions of {name}: {first} has {first.versions.get(name, 'none')}, {new} "
                 f"has {new.versions.get(name, 'none')}; install the same on every host",
             )
     for key in dict.fromkeys((*first.settings, *new.settings)):
         if first.settings.get(key) != new.settings.get(key):
-            return Finding(
+            return Refusal(
                 "LaunchError",
                 f"the ranks disagree on the setting {key}: {first} has {first.settings.get(key)!r}, {new} has "
                 f"{new.settings.get(key)!r}; give every rank the same arguments, COMM_* variables and configuration",
@@ -155,33 +217,34 @@ def check_arrival(first: Arrival, here: Mapping[int, Arrival], new: Arrival) -> 
     return None
 
 
-def _says(one: Arrival, name: str) -> str:
+def _says(one: RankRecord, name: str) -> str:
     return f"{one} says {getattr(one, name)} ({one.sources.get(name, 'launcher')})"
 
 
-def check_devices(arrivals: Sequence[Arrival], kinds: Iterable[str]) -> Finding | None:
-    """Whether every rank has a device of its own where one of ``kinds`` is what the backend needs."""
+def check_devices(records: Sequence[RankRecord], kinds: Iterable[str]) -> Refusal | None:
+    """Return a refusal where ranks would share a device of one of ``kinds``, which the backend needs."""
     wanted = set(kinds) - {"cpu"}
-    for host_ranks in _by_host(arrivals):
+    for host_ranks in _by_host(records):
         users = [one for one in host_ranks if one.device_type in wanted]
         if not users or _private(users):
             continue
         short = [one for one in users if len(users) > one.device_count]
         if short:
             one = short[0]
-            return Finding(
+            return Refusal(
                 "LaunchError",
-                f"{len(users)} ranks on {one.host} ({listed(user.rank for user in users)}) have {one.device_count} "
-                f"{one.device_type} device{'s' if one.device_count != 1 else ''} between them; start at most as "
-                "many processes a host as it has devices, or choose a CPU backend with dist_backend='gloo'",
+                f"{len(users)} ranks on {one.host} ({format_ranks(user.rank for user in users)}) have "
+                f"{one.device_count} {one.device_type} device{'s' if one.device_count != 1 else ''} between them; "
+                "start at most as many processes a host as it has devices, or "
+                "choose a CPU backend with dist_backend='gloo'",
             )
     return None
 
 
-def device_indices(arrivals: Sequence[Arrival]) -> dict[int, int]:
-    """rank -> index of the device it is to use: its local rank, or the only one where each was given its own."""
+def device_indices(records: Sequence[RankRecord]) -> dict[int, int]:
+    """Return rank -> index of its device: its local rank, or 0 where each process sees one device of its own."""
     result: dict[int, int] = {}
-    for host_ranks in _by_host(arrivals):
+    for host_ranks in _by_host(records):
         private = _private(host_ranks)
         for position, one in enumerate(host_ranks):
             local = one.local_rank if one.local_rank is not None else position
@@ -190,14 +253,14 @@ def device_indices(arrivals: Sequence[Arrival]) -> dict[int, int]:
     return result
 
 
-def _private(users: Sequence[Arrival]) -> bool:
-    """Whether the launcher shows every process a device of its own, as ``srun --gpus-per-task=1`` does."""
+def _private(users: Sequence[RankRecord]) -> bool:
+    """Return True where the launcher shows every process a device of its own, as ``srun --gpus-per-task=1`` does."""
     visible = [one.visible_devices for one in users]
     return all(visible) and len(set(visible)) == len(visible) and all(one.device_count == 1 for one in users)
 
 
-def _by_host(arrivals: Sequence[Arrival]) -> list[list[Arrival]]:
-    hosts: dict[str, list[Arrival]] = {}
-    for one in sorted(arrivals, key=lambda one: one.rank):
+def _by_host(records: Sequence[RankRecord]) -> list[list[RankRecord]]:
+    hosts: dict[str, list[RankRecord]] = {}
+    for one in sorted(records, key=lambda one: one.rank):
         hosts.setdefault(one.host_id, []).append(one)
     return list(hosts.values())

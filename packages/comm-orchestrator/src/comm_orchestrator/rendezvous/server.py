@@ -47,7 +47,7 @@ def who_listens(port: int, host: str | None = None) -> str:
 
 
 def _owner(port: int, host: str | None) -> tuple[bool, int | None, str]:
-    """Whether somebody listens there, as far as that can be seen, and which process it is."""
+    """Return whether somebody listens there, as far as that can be seen, and which process it is."""
     seen: tuple[bool, int | None, str] = False, None, ""
     try:
         own = {"0.0.0.0", "::"} | ({str(info[4][0]) for info in resolve(host, port, _NAMES_S)} if host else set())
@@ -63,7 +63,7 @@ def _owner(port: int, host: str | None) -> tuple[bool, int | None, str]:
 
 
 def listen(host: str, port: int, alone: bool) -> socket.socket:
-    """A listening socket for ``host``, no wider than it has to be.
+    """Return a listening socket for ``host``, no wider than it has to be.
 
     On the address itself where ``host`` is one or stands for exactly one of this machine that others can reach, or for
     any where all ranks are on this machine; on all otherwise, because other hosts may know ``host`` by another.
@@ -110,7 +110,7 @@ def _own_address(host: str, alone: bool) -> str | None:
 
 
 def serve(listener: socket.socket, timeout: timedelta) -> TCPStore:
-    """A store on ``listener``, which it takes over."""
+    """Return a store on ``listener``, which it takes over."""
     host, port = listener.getsockname()[:2]
     local = {"0.0.0.0": "127.0.0.1", "::": "localhost"}.get(host, host)
     return _server(local, port, timeout, listener.detach())

@@ -1,13 +1,13 @@
-"""The key-value store where the ranks meet."""
+"""Open the key-value store in which the ranks meet, and authenticate it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import ipaddress
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -16,8 +16,16 @@ from urllib.parse import SplitResult, urlsplit
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore, rendezvous
 
 import comm_config
-from comm_orchestrator.rendezvous.client import ConnectionEndedError, connect, leads_here, reach
-from comm_orchestrator.rendezvous.protocol import Deadline, Place
+from comm_config.secret import SECRET_VARIABLE
+from comm_orchestrator.rendezvous.authentication import (
+    Seal,
+    can_share_secrets,
+    environment_secret,
+    file_secret,
+    share_secret,
+)
+from comm_orchestrator.rendezvous.client import ConnectionEndedError, connect, unreachable_reason, wait_for_listener
+from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint
 from comm_orchestrator.rendezvous.server import PortInUseError, listen, serve, serve_again
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
 from comm_utils.launch import LaunchInfo
@@ -25,6 +33,8 @@ from comm_utils.launch import LaunchInfo
 __all__ = ["open_store"]
 
 _REMEDY = "set MASTER_PORT (or distributed_port) to a free port, the same on every rank"
+_MOST_GREETING_BYTES = 4096
+_GREETING = "comm/server"
 # How long the last store of this process, or of the one before it, may take to leave its port.
 _CLOSING_S = 3.0
 
@@ -40,9 +50,9 @@ class _Address:
 
 
 class _Process:
-    """What this process remembers of the stores it met in: the server of the last one, and meetings that failed.
+    """The earlier stores of this process: the server of the last one, and each rendezvous that failed.
 
-    The key of a meeting is what its store is known by; the store itself is kept so that its id stays its own.
+    The key of a rendezvous identifies its store; the store itself is kept so that its id stays its own.
     """
 
     server: str | None = None
@@ -55,8 +65,8 @@ def open_store(
     limit: timedelta,
     deadline: Deadline,
     store: Store | None,
-) -> Place:
-    """A store that all ranks of ``launch`` share and nobody has used before.
+) -> RendezvousPoint:
+    """Open a store that all ranks of ``launch`` share and no earlier rendezvous has used.
 
     Args:
         settings: ``process_group.init_method`` overrides the launcher's address.
@@ -65,19 +75,20 @@ def open_store(
         store: one that the caller made; used instead.
 
     Raises:
-        LaunchError: no address, or one that cannot be used.
+        LaunchError: no address, one that cannot be used, or a store of another program.
         CommTimeoutError: nobody answers there.
     """
     if not (store is None or isinstance(store, Store)):
         raise ArgumentTypeError(f"init_distributed: store: got {store!r:.60}; expected a torch.distributed.Store")
+    secret = environment_secret(os.environ) if launch.world_size > 1 else None
     if store is not None:
-        return _persistent(store, id(store), None, "in a store (argument store)")
+        return _persistent(store, id(store), None, "in a store (argument store)", lambda _: secret)
     init_method = settings.process_group.init_method
     url, url_port = _parsed(init_method or "env://")
     source = settings.sources.get("process_group.init_method", "")
     if url.scheme not in ("env", "tcp"):
         own = _torchs_own(str(init_method), launch, limit)
-        return _persistent(own, init_method, None, f"at {init_method} ({source})")
+        return _persistent(own, init_method, None, f"at {init_method} ({source})", lambda _: secret)
     if url.scheme == "tcp":
         if url.hostname is None or url.query or url_port is None:
             raise LaunchError(
@@ -86,21 +97,21 @@ def open_store(
             )
         address = _Address(url.hostname, url_port, f"init_method, {source}")
     elif launch.master_addr is None and launch.world_size == 1:
-        return Place(HashStore(), hosted=True)
+        return RendezvousPoint(HashStore(), hosted=True)
     else:
         address = _masters(launch, settings.launch.master_port)
         if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            return _agents(address, limit, deadline)
+            return _agents(address, launch, limit, deadline, secret)
     if launch.world_size > 1 and address.port == 0:
         raise LaunchError(
             f"init_distributed: port: got 0, which each of {launch.world_size} ranks would choose for itself; {_REMEDY}"
         )
     if launch.rank == 0:
         try:
-            return _host(address, launch, limit)
+            return _host(address, launch, limit, secret)
         except PortInUseError as error:
-            return _in_anothers(address, launch, limit, error)
-    return _join(address, launch, limit, deadline)
+            return _in_anothers(address, launch, limit, secret, error)
+    return _join(address, launch, limit, deadline, secret)
 
 
 def _parsed(init_method: str) -> tuple[SplitResult, int | None]:
@@ -135,11 +146,16 @@ def _torchs_own(url: str, launch: LaunchInfo, limit: timedelta) -> Store:
     return store
 
 
-def _persistent(store: Store, key: object, address: str | None, description: str) -> Place:
-    """A store that may outlive a world: every meeting in it has a number.
+def _persistent(
+    store: Store, key: object, address: str | None, description: str, secret: Callable[[int], bytes | None]
+) -> RendezvousPoint:
+    """Use a store that may outlive a world, with a number for every rendezvous in it.
 
-    Those that ended well are counted in the store. One that failed stays open, for ranks that are late to hear why; who
-    has heard it, goes on to the next.
+    The store counts those that succeeded. One that failed stays open, so that late ranks read why; a rank that has read
+    it goes on to the next number.
+
+    Args:
+        secret: of a number.
     """
     number = max(store.add("comm/ended", 0), _Process.failed.get(key, (None, 0))[1])
 
@@ -149,22 +165,60 @@ def _persistent(store: Store, key: object, address: str | None, description: str
     def failed() -> None:
         _Process.failed[key] = (store, number + 1)
 
-    met = PrefixStore(f"comm/meeting{number}", store)
-    return Place(met, False, address, description, agreed=agreed, failed=failed)
+    scope = f"comm/rendezvous{number}"
+    seal = Seal(secret(number), scope)
+    return RendezvousPoint(
+        PrefixStore(scope, store), False, address, description, seal=seal, agreed=agreed, failed=failed
+    )
 
 
-def _agents(address: _Address, limit: timedelta, deadline: Deadline) -> Place:
-    own = reach(address.host, address.port, deadline, address.source)
+def _agents(
+    address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Deadline, secret: bytes | None
+) -> RendezvousPoint:
+    own = wait_for_listener(address.host, address.port, deadline, address.source)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = PrefixStore(f"/worker/attempt_{attempt}", connect(address.host, address.port, deadline, limit))
-    return _persistent(store, (str(address), attempt), own, f"in the store of torchrun's agent at {address}")
+
+    def of_number(number: int) -> bytes | None:
+        if secret is not None or not _on_one_host(address, launch):
+            return secret
+        return share_secret(f"{address.host}:{address.port} {launch.job_id} {attempt} {number}")
+
+    description = f"in the store of torchrun's agent at {address}"
+    return _persistent(store, (str(address), attempt), own, description, of_number)
 
 
-def _host(address: _Address, launch: LaunchInfo, limit: timedelta) -> Place:
+def _on_one_host(address: _Address, launch: LaunchInfo) -> bool:
+    """Return True where all ranks run on this host, and so can share a file."""
+    if launch.local_world_size is not None:
+        return launch.local_world_size == launch.world_size
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(address.host).is_loopback
+    return address.host == "localhost"
+
+
+def _host(address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes | None) -> RendezvousPoint:
     store, own = _served(address, launch, limit)
-    server = {"id": uuid.uuid4().hex, "job": launch.job_id, "pid": os.getpid(), "host": socket.gethostname()}
-    store.set("comm/server", json.dumps(server))
-    return Place(_world_of(server, store), True, own, f"at {address}", lambda: leads_here(address.host, store.port))
+    identity = uuid.uuid4().hex
+    server: dict[str, Any] = {"id": identity, "job": launch.job_id, "pid": os.getpid(), "host": socket.gethostname()}
+    server["secret"] = "none" if secret is None else "environment"
+    if secret is None and launch.world_size > 1 and _on_one_host(address, launch):
+        secret = share_secret(identity)
+        server["secret"] = "none" if secret is None else "file"
+    seal = Seal(secret, _scope(address.port or store.port))
+    store.set(_GREETING, seal.sign(_GREETING, server))
+    return RendezvousPoint(
+        _world_of(server, store),
+        True,
+        own,
+        f"at {address}",
+        lambda: unreachable_reason(address.host, store.port),
+        seal.scoped(identity),
+    )
+
+
+def _scope(port: int) -> str:
+    return f"store at port {port}"
 
 
 def _served(address: _Address, launch: LaunchInfo, limit: timedelta) -> tuple[TCPStore, str | None]:
@@ -189,36 +243,41 @@ def _world_of(server: Mapping[str, Any], store: Store) -> Store:
     return PrefixStore(f"comm/{server['id']}", store)
 
 
-def _in_anothers(address: _Address, launch: LaunchInfo, limit: timedelta, error: PortInUseError) -> Place:
-    """Where rank 0 finds the port taken: by a second rank 0 of this job, perhaps, which the meeting will find out."""
+def _in_anothers(
+    address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes | None, error: PortInUseError
+) -> RendezvousPoint:
+    """Join a second rank 0 of this job that has the port, so that all ranks learn of both."""
     try:
         short = Deadline(1.0)
-        reach(address.host, address.port, short, "")
+        wait_for_listener(address.host, address.port, short, "")
         store = connect(address.host, address.port, short, limit)
-        server = json.loads(store.get("comm/server")) if store.check(["comm/server"]) else None
+        server = _greeting(store, Deadline(0.0))
         if server is not None and server["job"] == launch.job_id:
-            return Place(_world_of(server, store), False, None, f"at {address}")
+            seal = _authenticated(store, server, address, launch, secret)
+            return RendezvousPoint(_world_of(server, store), False, None, f"at {address}", seal=seal)
     except (LaunchError, CommTimeoutError, RuntimeError):
         pass
     raise LaunchError(f"init_distributed: rank 0 of {launch.world_size}: {error}; {_REMEDY}") from error
 
 
-def _join(address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Deadline) -> Place:
+def _join(
+    address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Deadline, secret: bytes | None
+) -> RendezvousPoint:
     who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
     while True:
         try:
-            own = reach(address.host, address.port, deadline, address.source)
+            own = wait_for_listener(address.host, address.port, deadline, address.source)
             store = connect(address.host, address.port, deadline, limit)
-            server = _server(store, deadline)
+            server = _greeting(store, deadline)
         except (ConnectionEndedError, RuntimeError) as error:
             if isinstance(error, LaunchError):
                 raise LaunchError(f"{who}: {error}") from None
+            if isinstance(error, CommTimeoutError) and not isinstance(error, ConnectionEndedError):
+                raise CommTimeoutError(f"{who}: {error}") from None
             # The store of the last world, perhaps, which rank 0 is just closing.
             if _Process.server is None or not deadline.pause(None):
                 raise CommTimeoutError(f"{who}: {error}") from error
             continue
-        except CommTimeoutError as error:
-            raise CommTimeoutError(f"{who}: {error}") from None
         if server is None:
             raise CommTimeoutError(f"{who}: a store answers at {address}, but rank 0 has not made it; {_REMEDY}")
         if server["job"] != launch.job_id:
@@ -227,18 +286,67 @@ def _join(address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Dea
                 f"{server['host']}; this is {launch.job_id}); {_REMEDY}"
             )
         if server["id"] != _Process.server:
+            try:
+                seal = _authenticated(store, server, address, launch, secret)
+            except LaunchError as error:
+                raise LaunchError(f"{who}: {error}") from None
             _Process.server = server["id"]
-            return Place(_world_of(server, store), False, own, f"at {address}")
+            return RendezvousPoint(_world_of(server, store), False, own, f"at {address}", seal=seal)
         # Rank 0 has not begun its next world yet.
         del store
         if not deadline.pause(lambda: f"for rank 0, which is still in the last world at {address}"):
             raise CommTimeoutError(f"{who}: rank 0 is still in the last world, at {address}")
 
 
-def _server(store: Store, deadline: Deadline) -> dict[str, Any] | None:
+def _greeting(store: Store, deadline: Deadline) -> dict[str, Any] | None:
+    """Read what the server of a store says about itself, not authenticated yet; None where it says nothing in time.
+
+    Raises:
+        LaunchError: it is malformed.
+    """
     limit = Deadline(min(5.0, max(0.0, deadline.left_s())))
-    while not store.check(["comm/server"]):
+    while not store.check([_GREETING]):
         if not limit.pause(str):
             return None
-    found: dict[str, Any] = json.loads(store.get("comm/server"))
-    return found
+    found = Seal().check(_GREETING, store.get(_GREETING), _MOST_GREETING_BYTES)
+    well_formed = (
+        isinstance(found, dict)
+        and all(isinstance(found.get(name), str) for name in ("id", "host", "secret"))
+        and type(found.get("pid")) is int
+        and isinstance(found.get("job", 0), str | None)
+    )
+    if not well_formed:
+        raise LaunchError(f"the store says {found!r:.60} about itself, which no rank 0 writes; {_REMEDY}")
+    greeting: dict[str, Any] = found
+    return greeting
+
+
+def _authenticated(
+    store: Store, server: Mapping[str, Any], address: _Address, launch: LaunchInfo, secret: bytes | None
+) -> Seal:
+    """Check that rank 0 of this job made the store; return the seal of its records.
+
+    Raises:
+        LaunchError: another program made it, or rank 0 has another secret.
+    """
+    claimed = f"pid {server['pid']} on {server['host']:.60}, as it says"
+    if secret is None and server["secret"] == "environment":
+        raise LaunchError(
+            f"rank 0 ({claimed}) has {SECRET_VARIABLE} in its environment, and this rank has not; set it to the same "
+            "text on every rank"
+        )
+    if secret is None and (server["secret"] == "file" or _on_one_host(address, launch)):
+        secret = file_secret(server["id"])
+        if secret is None and (server["secret"] == "file" or can_share_secrets()):
+            raise LaunchError(
+                f"the store at {address} ({claimed}) is not that of rank 0 of this job: it shares no secret with this "
+                f"user (uid {os.getuid()}) on {socket.gethostname()}; set MASTER_PORT (or distributed_port) to a free "
+                f"port, or, where the ranks have different users or files, {SECRET_VARIABLE} to the same random text "
+                "on every rank"
+            )
+    seal = Seal(secret, _scope(address.port))
+    try:
+        seal.check(_GREETING, store.get(_GREETING), _MOST_GREETING_BYTES)
+    except LaunchError as error:
+        raise LaunchError(f"the store at {address} ({claimed}) is not that of rank 0 of this job: {error}") from None
+    return seal.scoped(server["id"])

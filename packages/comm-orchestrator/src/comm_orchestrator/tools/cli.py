@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 __all__ = ["main"]
 
 
+class _InterruptedError(BaseException):
+    pass
+
+
 def main() -> None:
     """Run the command line; without its libraries, say how to install them."""
+    # Not KeyboardInterrupt, of which click makes "Aborted." and exit code 1.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         from comm_orchestrator.tools.commands import app
 
@@ -18,5 +26,10 @@ def main() -> None:
             raise
         print("commctl needs typer and rich; install them with: pip install 'comm-orchestrator[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:  # also while torch is imported, which takes a second
+    except _InterruptedError:  # also while torch is imported, which takes a second
+        print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
+
+
+def _interrupt(*_: object) -> None:
+    raise _InterruptedError

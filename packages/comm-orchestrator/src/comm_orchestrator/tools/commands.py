@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperOption
 
-import comm_config
 from comm_orchestrator import selector
 from comm_orchestrator.tools.bench.command_line import BenchCommand, bench
+from comm_orchestrator.tools.config_commands import app as config_app
 from comm_orchestrator.tools.predict import command as prediction
 from comm_orchestrator.tools.trace.command import app as trace_app
 
 __all__ = ["app"]
 
+_display_type = getattr(TyperOption, "display_type_rich", None)
+
+
+def _type_of(option: TyperOption, *args: Any, **kwargs: Any) -> Any:
+    """Return what the help shows as an option's type: nothing for a flag, where typer shows ``<bool>``."""
+    return None if option.is_flag or _display_type is None else _display_type(option, *args, **kwargs)
+
+
+if _display_type is not None:
+    setattr(TyperOption, "display_type_rich", _type_of)  # noqa: B010 - a method, as mypy sees it
+
 app = typer.Typer(no_args_is_help=True, help="Distributed communication for PyTorch.", pretty_exceptions_enable=False)
-config_app = typer.Typer(no_args_is_help=True, help="Configuration files.")
 app.add_typer(config_app, name="config")
 app.command(cls=BenchCommand)(bench)
 app.command()(prediction.fit)
@@ -28,9 +38,19 @@ app.command()(prediction.predict)
 app.add_typer(trace_app, name="trace")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print_version()
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
-    """Keeps one-word subcommands subcommands."""
+def _root(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Distributed communication for PyTorch."""
 
 
 @app.command("version")
@@ -75,38 +95,3 @@ def doctor(
     from comm_orchestrator.tools.doctor.command import run
 
     raise typer.Exit(run(timeout, as_json))
-
-
-@config_app.command("schema")
-def config_schema() -> None:
-    """Print the JSON Schema of configuration files, for editors."""
-    print(json.dumps(comm_config.json_schema(), indent=2))
-
-
-@config_app.command("check")
-def config_check(
-    file: Annotated[Path, typer.Argument(help="A JSON file, of these packages or DeepSpeed's.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the settings in force as JSON.")] = False,
-) -> None:
-    """Check a configuration file together with the COMM_* variables; exit code 1 and a message if it is wrong."""
-    try:
-        config = comm_config.load_config(file)
-    except comm_config.ConfigError as error:
-        print(f"error: {error}", file=typer.get_text_stream("stderr"))
-        raise typer.Exit(1) from None
-    if as_json:
-        print(config.model_dump_json(indent=2))
-        return
-    sources = comm_config.sources_of(config)
-    table = Table("key", "value", "from")
-    for key, value in _leaves("", config.model_dump()):
-        if key in sources:
-            table.add_row(key, json.dumps(value), sources[key])
-    Console().print(table)
-    print(f"{file}: ok")
-
-
-def _leaves(prefix: str, value: object) -> list[tuple[str, object]]:
-    if isinstance(value, dict) and value:
-        return [leaf for key, inner in value.items() for leaf in _leaves(f"{prefix}.{key}" if prefix else key, inner)]
-    return [(prefix, value)]

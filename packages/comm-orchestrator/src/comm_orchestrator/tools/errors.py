@@ -1,4 +1,4 @@
-"""What the person who typed a command did wrong, or what failed, in one sentence."""
+"""Errors of a command, in one sentence: wrong usage, or a failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPECTED = (CommError, OSError, UnicodeDecodeError)
 
 
 def tell(error: Exception) -> int:
-    """Print one of :data:`EXPECTED` on stderr; the exit code: 2, or 0 where whoever read the output has seen enough."""
+    """Print one of :data:`EXPECTED` on stderr; the exit code: 2, or 0 if the reader of the output has closed it."""
     if isinstance(error, BrokenPipeError):
         print_nothing_more()
         return 0
@@ -36,13 +36,13 @@ def tell(error: Exception) -> int:
 
 
 def print_nothing_more() -> None:
-    """What is still to be written at the end of the process goes nowhere."""
+    """Discard output that is still to be written at the end of the process."""
     with open(os.devnull, "w") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def as_one_sentence(run: Callable[Parameters, int]) -> Callable[Parameters, int]:
-    """A function that returns an exit code, for errors too."""
+    """Return a function that returns an exit code, for errors too."""
 
     @functools.wraps(run)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> int:

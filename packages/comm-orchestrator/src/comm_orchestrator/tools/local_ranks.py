@@ -14,9 +14,9 @@ __all__ = ["FAILED", "run"]
 
 #: Exit code of a rank that failed and has said why; 1 is for findings, 2 for wrong usage.
 FAILED = 3
-# A rank that does not end when it is told to is killed after as many seconds.
+# A rank that does not end on SIGTERM is killed after as many seconds.
 _SHUTDOWN_S = "1"
-# What a rank does before it imports anything of ours, which takes seconds: it ends at once where it is told to, without
+# What a rank does before it imports anything of ours, which takes seconds: it ends at once on a signal, without
 # a traceback, and has the kernel kill it (PR_SET_PDEATHSIG) when the process that started it is gone.
 _START = f"""
 import ctypes, os, runpy, signal, sys
@@ -39,7 +39,7 @@ def run(module: str, arguments: Sequence[str], ranks: int) -> int:
 
     Returns:
         The exit code of the first rank that ended with another one than 0; :data:`FAILED`, with a line on stderr, where
-        that was killed or is none of ours; 128 + signal where this process was told to end.
+        that was killed or is none of ours; 128 + signal if a signal ended this process.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -75,12 +75,14 @@ def run(module: str, arguments: Sequence[str], ranks: int) -> int:
             return FAILED
         except SignalException as stopped:
             _show_cursor()
+            if stopped.sigval == signal.SIGINT:
+                print("interrupted", file=sys.stderr)
             return 128 + int(stopped.sigval)
     return 0
 
 
 def _show_cursor() -> None:
-    """A rank that was ended while it drew a progress bar could not."""
+    """Restore the terminal after a rank that was ended while it drew a progress bar."""
     if sys.stderr.isatty():
         print("\x1b[?25h", end="", file=sys.stderr, flush=True)
 

@@ -39,9 +39,38 @@ def test_several_libraries_and_percentiles(result: Make) -> None:
     assert lines[1].split()[6:] == ["10.00", "1.00", "1.00", "N/A", "10.00", "10.00", "10.00", "10.00"] * 2
 
 
+@pytest.mark.parametrize("percentiles", [False, True])
+@pytest.mark.parametrize("libraries", [[("ours", "gloo")], [("ours", "ccl"), ("torch", "gloo"), ("deepspeed", "gloo")]])
+def test_a_narrow_table_fits_80_columns(result: Make, libraries: list[tuple[str, str]], percentiles: bool) -> None:
+    table = Table(libraries, percentiles, narrow=True)
+    row = Row("broadcast", "float8_e4m3fn", "", 12, 2**28, 2**30)
+    found = [
+        result(123456.7, way=way, library=name, backend=backend, busbw_gb_per_s=0.0012, size_bytes=2**30)
+        for name, backend in libraries
+        for way in ("out_of_place", "in_place")
+    ]
+    (header,), lines = table.header(), table.rows(row, found)
+    assert lines[0] == "# float8_e4m3fn root 12"
+    assert len(lines) == 1 + len(found)
+    assert max(map(len, [header, *lines])) <= 80
+    for line, one in zip(lines[1:], found, strict=True):
+        assert len(line) == len(header)
+        assert all(text in line.split() for text in ("123457", "0.0012", "in" if one.way == "in_place" else "out"))
+    assert table.rows(row, found) == lines[1:]  # the type is said once
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0.00"), (1.234, "1.23"), (999.994, "999.99"), (1234.56, "1234.6"), (123456.7, "123457"), (1.5e8, "1.5e+08")],
+    [
+        (0, "0.00"),
+        (0.0032, "0.0032"),
+        (3.21e-5, "3.2e-05"),
+        (1.234, "1.23"),
+        (999.994, "999.99"),
+        (1234.56, "1234.6"),
+        (123456.7, "123457"),
+        (1.5e8, "1.5e+08"),
+    ],
 )
 def test_numbers_fit(value: float, text: str) -> None:
     assert number(value) == text

@@ -1,4 +1,4 @@
-"""Who started this process.
+"""Launchers, and the launch facts that they provide.
 
 Each launcher has one module with one pure function ``discover(environ) -> LaunchInfo | None``; :data:`LAUNCHERS` is the
 order in which they are asked, and :func:`with_plugins` adds those of other packages.
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def discover(environ: Mapping[str, str], launchers: Launchers = LAUNCHERS) -> LaunchInfo:
-    """The first launcher that recognises ``environ``; the last one, a single process, always does.
+    """Return the first launcher that recognises ``environ``; the last one, a single process, always does.
 
     Raises:
         LaunchError: the variables of the launcher that was recognised contradict each other.

@@ -1,10 +1,12 @@
-"""Launchers that were not asked, or lost, and say something else than the facts in use."""
+"""Find launchers that contradict the facts in use."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 from comm_utils.errors import LaunchError
+from comm_utils.launch import slurm
 from comm_utils.launch.info import LaunchInfo
 from comm_utils.launch.table import LAUNCHERS, Launchers
 
@@ -14,10 +16,11 @@ _COMPARED = ("rank", "world_size")
 
 
 def contradictions(environ: Mapping[str, str], info: LaunchInfo, launchers: Launchers = LAUNCHERS) -> list[str]:
-    """A sentence for every launcher that recognises ``environ`` and says another rank or world size than ``info``.
+    """Return a sentence for every launcher that says another rank or world size than ``info``.
 
-    One for several that say the same: the variables of MPICH are those of PMI, too.
-    None for a process that torchrun started: its agents run under srun and mpirun on purpose.
+    Launchers that say the same share one: the variables of MPICH are those of PMI, too. A process that nobody launched
+    although Slurm has allocated several tasks gets one as well. There is none for a process that torchrun started: its
+    agents run under srun and mpirun on purpose.
     """
     if info.launcher == "torchrun":
         return []
@@ -35,6 +38,9 @@ def contradictions(environ: Mapping[str, str], info: LaunchInfo, launchers: Laun
         differing = [name for name in _COMPARED if getattr(other, name) != getattr(info, name)]
         verb = "is" if len(differing) == 1 else "are"
         found.append(f"{other.launcher} says {_said(other, differing)}; {_said(info, differing)} {verb} used")
+    if info.launcher == "none":
+        with suppress(LaunchError):
+            found += filter(None, [slurm.tasks_not_started(environ)])
     return found
 
 

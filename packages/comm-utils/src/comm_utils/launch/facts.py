@@ -35,7 +35,7 @@ class Facts:
         return self._values.get(field)
 
     def text(self, field: str, *variables: str) -> str | None:
-        """The same for a field that is a string."""
+        """Return the same for a field that is a string."""
         for variable in variables:
             if variable in self._environ:
                 self.derive(field, self._environ[variable], f"environment variable {variable}")
@@ -61,7 +61,7 @@ class Facts:
         self.number("master_port", "MASTER_PORT")
 
     def one_host(self) -> None:
-        """Where all ranks are on this host, it is the first one and they meet on the loopback address.
+        """Use the loopback address, and node rank 0, if all ranks are on this host.
 
         Raises:
             LaunchError: this host has more ranks than there are in all.
@@ -82,7 +82,7 @@ class Facts:
             self.derive("master_port", derived_port(self._values["job_id"]), f"derived from {self._sources['job_id']}")
 
     def info(self, launcher: str) -> LaunchInfo:
-        """The finished facts.
+        """Return the finished facts.
 
         Raises:
             LaunchError: they contradict each other.

@@ -1,4 +1,4 @@
-"""What a launcher says about this process."""
+"""The launch facts of this process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LaunchInfo", "integer"]
 
 @dataclass(frozen=True)
 class LaunchInfo:
-    """Who this process is among the others; ``sources`` tells for every field where its value came from.
+    """The launch facts of this process; ``sources`` names the source of each field's value.
 
     Attributes:
         launcher: name of what started the process, such as ``"torchrun"``.
@@ -81,7 +81,7 @@ class LaunchInfo:
 
 
 def integer(environ: Mapping[str, str], variable: str) -> int:
-    """The value of a variable that a launcher sets to an integer.
+    """Return the value of a variable that a launcher sets to an integer.
 
     Raises:
         LaunchError: it is something else; names the variable.

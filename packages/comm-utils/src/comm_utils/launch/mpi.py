@@ -1,4 +1,4 @@
-"""What the launchers of MPI have in common."""
+"""Code that the launchers of MPI share."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _SLURM_NAMESPACE = "slurm.pmix."
 
 
 def mpi_launcher(environ: Mapping[str, str]) -> str | None:
-    """The variable which shows that a launcher of MPI started this process; None where there is none."""
+    """Return the variable which shows that a launcher of MPI started this process; None where there is none."""
     return next((variable for variable in _SIGNS if variable in environ), None)
 
 
 def size_beside(variable: str) -> str | None:
-    """The variable with the world size that a launcher sets together with ``variable``, from :func:`mpi_launcher`."""
+    """Return the variable with the world size that belongs to ``variable``, from :func:`mpi_launcher`."""
     return _SIZES.get(variable)
 
 
 def started_beside_slurm(environ: Mapping[str, str]) -> str | None:
-    """The variable which shows that an MPI launcher other than srun started this process.
+    """Return the variable which shows that an MPI launcher other than srun started this process.
 
     Such a process also sees the Slurm variables of the daemon or the shell that it comes from.
     """

@@ -13,7 +13,7 @@ from comm_utils.launch.hostlist import expand_counts, expand_hosts
 from comm_utils.launch.info import LaunchInfo, integer
 from comm_utils.launch.mpi import started_beside_slurm
 
-__all__ = ["discover"]
+__all__ = ["discover", "tasks_not_started"]
 
 # The step's variables first: those of the job describe the allocation, of which a step may use a part.
 _TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
@@ -55,8 +55,22 @@ def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
     return facts.info("slurm")
 
 
+def tasks_not_started(environ: Mapping[str, str]) -> str | None:
+    """Return a sentence where Slurm has allocated several tasks and ``srun`` has not started this process as one."""
+    variable = _first(environ, _TASKS)
+    if variable is None or discover(environ) is not None:
+        return None
+    tasks = integer(environ, variable)
+    if tasks < 2:
+        return None
+    return (
+        f"Slurm has allocated {tasks} tasks ({_variable(variable)}), but srun has not started this process: it is a "
+        f"single process, rank 0 of 1; start all tasks with 'srun python ...', or run one process with {variable}=1"
+    )
+
+
 def _hosts(facts: Facts, environ: Mapping[str, str], tasks: int) -> None:
-    """What the lists of hosts and of tasks per host tell."""
+    """Add the facts that follow from the lists of hosts and of tasks per host."""
     listed, per_host = _first(environ, _HOSTS), _first(environ, _COUNTS)
     hosts = expand_hosts(environ[listed], _variable(listed)) if listed is not None else []
     if per_host is not None:

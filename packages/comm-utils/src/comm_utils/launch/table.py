@@ -22,7 +22,7 @@ __all__ = ["LAUNCHERS", "Launchers"]
 
 Launchers = tuple[tuple[str, Callable[[Mapping[str, str]], LaunchInfo | None]], ...]
 
-# The more specific one is asked first. RANK and WORLD_SIZE are set for this process by whoever wants them to be used.
+# The more specific one is asked first. RANK and WORLD_SIZE are set for this process on purpose.
 # The clouds run on top of Open MPI and know the first host, which it does not say. Slurm steps aside for MPI's own
 # launchers, but comes before the generic variables of PMI, which srun sets too. Intel's Hydra sets MPICH's variables.
 LAUNCHERS: Launchers = (

@@ -1,1 +1,1 @@
-"""What is recorded of communication, and what is made of it: logger, traces, exports, cost model."""
+"""Records of communication and what is made of them: logger, traces, exports, cost model."""

@@ -179,5 +179,5 @@ def _right(name: str, value: object) -> bool:
 
 
 def _number(value: object) -> bool:
-    """A time or bandwidth: finite and not negative."""
+    """Return a time or bandwidth: finite and not negative."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0

@@ -11,7 +11,7 @@ from comm_utils import operations
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 from comm_utils.observability.records import SERIES_KEPT, Records, Row, Window
-from comm_utils.observability.sequence import Numbering
+from comm_utils.observability.sequence import SequenceCounters
 from comm_utils.observability.series import Recorder, Series
 from comm_utils.observability.traces.events import Operation
 from comm_utils.observability.traces.file import TraceWriter
@@ -49,7 +49,7 @@ class CommsLogger:
     ) -> None:
         self.verbose, self.prof_all, self.debug, self.ranges = False, True, False, False
         self.prof_ops: frozenset[str] = frozenset()
-        self.numbering = Numbering()
+        self.numbering = SequenceCounters()
         self.writes = False
         self._writer: TraceWriter | None = None
         self.recorder = Recorder(EVENTS_KEPT, self._stop_writing)
@@ -83,11 +83,11 @@ class CommsLogger:
         self.is_plain = self.prof_all and not (self.verbose or self.debug or self.ranges)
 
     def wants(self, name: str) -> bool:
-        """Whether what is recorded under ``name`` is to be recorded."""
+        """Return whether operations named ``name`` are to be recorded."""
         return self.prof_all or name in self.prof_ops
 
     def series(self, operation: Operation) -> Series:
-        """Where such operations go, for as long as this logger lives.
+        """Return the series that such operations are counted in, for as long as this logger lives.
 
         It may be of a coarser operation: beyond :data:`SERIES_KEPT`, new ones are taken together, with a WARNING.
         """

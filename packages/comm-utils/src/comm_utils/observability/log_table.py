@@ -78,7 +78,7 @@ def aligned_columns(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> s
 
 
 def format_account(account: Account) -> str:
-    """Where the time went, over all ranks, and who was waited for."""
+    """Format where the time went, over all ranks, and the ranks that others waited for."""
     together: dict[Key, Share] = {}
     for shares in account.shares.values():
         for key, share in shares.items():

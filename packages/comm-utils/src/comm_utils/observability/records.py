@@ -1,4 +1,4 @@
-"""What a log holds: times by operation, size, group and caller, altogether and in windows."""
+"""Contents of a log: times by operation, size, group and caller, in total and in windows."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from comm_utils.sizes import bandwidth
 
 __all__ = ["SERIES_KEPT", "Records", "Row", "Window"]
 
-#: How many different operations are told apart before they are taken together.
+#: Number of different operations that are counted separately; further ones are counted together.
 SERIES_KEPT = 4096
 
 
 @dataclass(frozen=True)
 class Row:
-    """What happened with one operation at one message size in one group; times in seconds.
+    """The calls of one operation at one message size in one group; times in seconds.
 
     Attributes:
         name: what it was recorded as: ``log_name`` of the call, or else the operation.
@@ -75,13 +75,13 @@ class Window:
         self._rows, self._ended_ns = rows, perf_counter_ns()
 
     def rows(self) -> list[Row]:
-        """What was recorded in it so far."""
+        """Return the rows recorded in it so far."""
         found = self._rows
         return self._records.rows(self) if found is None else found
 
     @property
     def elapsed_s(self) -> float:
-        """How long it has been open, in seconds."""
+        """Return how long it has been open, in seconds."""
         return ((self._ended_ns or perf_counter_ns()) - self._began_ns) * 1e-9
 
     @property
@@ -110,7 +110,9 @@ class Records:
         self.before_reading: Callable[[], None] = _nothing
 
     def series(self, operation: Operation, made: Callable[[Series], None]) -> Series:
-        """Where such operations go. Beyond :data:`SERIES_KEPT`, new ones are taken together, with a WARNING.
+        """Return the series that such operations are counted in.
+
+        Beyond :data:`SERIES_KEPT`, new ones are counted together, with a WARNING.
 
         Args:
             made: takes a new series.
@@ -148,7 +150,7 @@ class Records:
         return iter(self._all)
 
     def rows(self, within: Window | None = None) -> list[Row]:
-        """What was recorded; of a window, or since the last :meth:`reset`."""
+        """Return the rows of a window, or of the time since the last :meth:`reset`."""
         self.settle()
         with self._recorder.lock:
             if within is not None and within not in self._windows:

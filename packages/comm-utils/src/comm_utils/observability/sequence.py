@@ -7,41 +7,41 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 
-__all__ = ["ERA", "Numbering", "era_of"]
+__all__ = ["EPOCH", "SequenceCounters", "epoch_of"]
 
-#: Numbers of one era are below this; the next era begins at its next multiple.
-ERA = 1 << 32
+#: Numbers of one epoch are below this; the next epoch begins at its next multiple.
+EPOCH = 1 << 32
 # Channels whose numbers are known; the one that was made first is forgotten first.
 _MOST_CHANNELS = 65536
 _UNKNOWN = -1
 
 
-def era_of(sequence: int) -> int:
-    """In which era ``sequence`` was given."""
-    return sequence // ERA
+def epoch_of(sequence: int) -> int:
+    """In which epoch ``sequence`` was given."""
+    return sequence // EPOCH
 
 
-class Numbering:
+class SequenceCounters:
     """Counts the calls of each channel: the collectives of a group, or the messages from one rank to another.
 
-    Whenever recording begins, a new era does, as other ranks may have gone on meanwhile. Numbers of one era are
-    compared with those of the same era of other ranks alone.
+    Whenever recording begins, a new epoch does, as other ranks may have gone on meanwhile. Numbers of one epoch are
+    compared with those of the same epoch of other ranks alone.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channels: OrderedDict[Hashable, Iterator[int]] = OrderedDict()
         self._vague: set[Hashable] = set()
-        self.era = 0
+        self.epoch = 0
 
     def counter(self, channel: Hashable, within: Hashable = None) -> Iterator[int]:
-        """The numbers of ``channel``, until the era ends; -1 for ever where ``within`` was said to be vague."""
+        """The numbers of ``channel``, until the epoch ends; -1 for ever where ``within`` was said to be vague."""
         with self._lock:
             if within is not None and within in self._vague:
                 return itertools.repeat(_UNKNOWN)
             found = self._channels.get(channel)
             if found is None:
-                found = self._channels[channel] = itertools.count(self.era * ERA)
+                found = self._channels[channel] = itertools.count(self.epoch * EPOCH)
                 if len(self._channels) > _MOST_CHANNELS:
                     self._channels.popitem(last=False)
             return found
@@ -54,9 +54,9 @@ class Numbering:
             self._vague.add(within)
             return True
 
-    def begin_era(self, era: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Count anew, in counters that are then asked for."""
         with self._lock:
-            self.era = era
+            self.epoch = epoch
             self._channels.clear()
             self._vague.clear()

@@ -77,7 +77,7 @@ class Histogram:
             self.bins[place] = self.bins.get(place, 0) + number
 
     def taken(self) -> Histogram:
-        """What this has, which then has nothing."""
+        """Take the contents out, and leave it empty."""
         other = Histogram()
         other.include(self)
         self.clear()
@@ -113,14 +113,14 @@ class Writer(Protocol):
 
 
 class Recorder:
-    """Where all series of a log put their events.
+    """The buffer into which all series of a log put their events.
 
     A call leaves four numbers in ``waiting``, and calls :meth:`settle` when there are :data:`NUMBERS_WAITING` or
     ``due_ns`` has passed. Counting many at once takes less time, and far less where the communication has left nothing
     in the caches.
 
     Args:
-        kept: how many of the last events can be told one by one.
+        kept: number of the last events that are kept individually.
         lost: takes the error where the writer fails, and sees to it that it is used no more.
 
     Attributes:
@@ -244,7 +244,7 @@ class Series(Histogram):
         self._recorder = recorder
 
     def add(self, sequence: int, begin_ns: int, end_ns: int) -> None:
-        """Add one synchronous operation. Told apart from :meth:`add_event` because this is on the way of every call."""
+        """Add one synchronous operation. Separate from :meth:`add_event`, because every call passes here."""
         recorder = self._recorder
         waiting = recorder.waiting
         waiting.extend((self.number, sequence, begin_ns, end_ns))

@@ -1,4 +1,4 @@
-"""What a row of the table of operations is made of: arguments, moves of data, patterns and the row itself."""
+"""The types of the table of operations: arguments, moves of data, patterns and the row itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Role(Enum):
-    """What an argument of a call is."""
+    """The role of an argument in a call."""
 
     TENSOR = auto()
     OBJECT = auto()
@@ -42,7 +42,7 @@ class Role(Enum):
 
 
 class Direction(Enum):
-    """Who reads and who writes a tensor."""
+    """The use of a tensor: the call reads it, writes it, or both."""
 
     INPUT = auto()
     OUTPUT = auto()
@@ -50,7 +50,7 @@ class Direction(Enum):
 
 
 class Form(Enum):
-    """How many tensors an argument holds, and how large they are."""
+    """The number of tensors in an argument, and their sizes."""
 
     SINGLE = auto()
     """One tensor: a rank's own data, or its part."""
@@ -97,7 +97,7 @@ class Side(Enum):
 
 
 class Content(Enum):
-    """What a move carries from each sender to each receiver; S is the size of the operation, W that of the group."""
+    """The data of a move from each sender to each receiver; S is the size of the operation, W that of the group."""
 
     NOTHING = auto()
     WHOLE = auto()
@@ -135,7 +135,7 @@ class Algorithm:
 
 @dataclass(frozen=True)
 class Pattern:
-    """How data moves between ranks: what operations of one kind have in common.
+    """A pattern of data movement, which operations of one kind have in common.
 
     Attributes:
         family: what pictures give one colour.

@@ -6,6 +6,7 @@ path of a script.
 """
 
 from comm_utils.testing.fork_server import preload
+from comm_utils.testing.machine import allow_interrupts, patience
 from comm_utils.testing.outcome import RankFailure, RankOutcome
 from comm_utils.testing.payload import per_rank
 from comm_utils.testing.pool import RankPool
@@ -15,6 +16,8 @@ __all__ = [
     "RankFailure",
     "RankOutcome",
     "RankPool",
+    "allow_interrupts",
+    "patience",
     "per_rank",
     "preload",
     "run_ranks",

@@ -1,4 +1,4 @@
-"""What the ranks of the conformance suite do with prepared calls, and in the course of a call. Needs torch."""
+"""Programs of the conformance suite for the fast path, and for single calls. Needs torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["during", "prepared"]
 
 
 def prepared(provider: str, backend: str, device: str) -> None:
-    """The short ways do what the ordinary calls do, every time, with other tensors, and on a group of some ranks."""
+    """Check that fast paths equal the checked calls, repeatedly, with other tensors, and on a sub-group."""
     world = World(bring_up(provider, backend, device), device)
     up = world.backend
     members = [rank for rank in range(world.size) if rank != 1] if world.size > 2 else list(range(world.size))

@@ -1,4 +1,4 @@
-"""What the ranks of :class:`comm_utils.testing.conformance.BackendConformance` do. Needs torch."""
+"""Programs of the ranks of :class:`comm_utils.testing.conformance.BackendConformance`. Needs torch."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def movements(provider: str, backend: str, device: str) -> None:
 
 
 def asynchronous(provider: str, backend: str, device: str) -> None:
-    """Handles are incomplete while a peer is missing, complete after ``wait()``; a caller's timeout breaks nothing."""
+    """Check that handles complete after ``wait()`` and not before a peer calls, and that a timeout breaks nothing."""
     world = World(bring_up(provider, backend, device), device)
     up = world.backend
     tensor = torch.ones(10, device=device)
@@ -189,7 +189,7 @@ def groups(provider: str, backend: str, device: str) -> None:
 
 
 def lost_peer(provider: str, backend: str, device: str) -> None:
-    """The last rank goes away; the others get an error of ours in time, and the group is broken for good."""
+    """Check that the others get a ``CommError`` in time when the last rank ends, and that the group stays broken."""
     world = World(bring_up(provider, backend, device, timeout_s=5.0), device)
     up = world.backend
     up.barrier()

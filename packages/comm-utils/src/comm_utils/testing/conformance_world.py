@@ -1,4 +1,4 @@
-"""What the ranks of the conformance suite stand on: a world of one backend, tensors, references. Needs torch."""
+"""The basis of the conformance suite's ranks: a world of one backend, tensors, references. Needs torch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def sample(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0)
 
 
 def reference(op: ReduceOp, parts: list[torch.Tensor]) -> torch.Tensor:
-    """The reduction of ``parts``: floats in float64, integers as they are."""
+    """Return the reduction of ``parts``: floats in float64, integers as they are."""
     first = parts[0]
     if first.dtype.is_floating_point:
         parts = [part.double() for part in parts]

@@ -60,7 +60,7 @@ def template_environment() -> dict[str, str]:
 def rank_environment(
     rank: int, world_size: int, port: int | None, token: str, extra: Mapping[str, Any] | None
 ) -> dict[str, str]:
-    """The environment of one rank: the runner's own, without launcher variables it may have; then torchrun's.
+    """Return the environment of one rank: the runner's own, without launcher variables it may have; then torchrun's.
 
     Args:
         rank: which rank.

@@ -1,7 +1,7 @@
 """Ranks forked from a process that has already imported what every rank imports (Linux).
 
 A fresh interpreter that imports torch needs about two seconds of a core; a fork of one that has it, a few
-milliseconds. A fork is used only where it cannot be told from a fresh interpreter: the server has a single thread, has
+milliseconds. A fork is used only where it is equivalent to a fresh interpreter: the server has a single thread, has
 called nothing, and has the environment of the rank but for variables that are read later.
 
 Two servers fork the ranks in turn. Each has its own seed of :func:`hash`, so that the order of a set differs between

@@ -22,7 +22,7 @@ _CLOSING_TICK_S = 0.002
 
 @dataclass(frozen=True)
 class CallResult:
-    """What came of one call.
+    """The result of one call.
 
     Attributes:
         target: what was called.
@@ -39,7 +39,7 @@ class CallResult:
     timeout_s: float
 
     def failure(self, what: str) -> RankFailure | None:
-        """The error to raise, or None when every rank returned."""
+        """Return the error to raise, or None when every rank returned."""
         failed = [outcome.rank for outcome in self.outcomes if not outcome.ok]
         if not failed:
             return None
@@ -143,7 +143,7 @@ class Gang:
         return [_lost(rank, rank in pending, started) for rank in self._ranks if rank.exit_code != 0]
 
     def lost(self) -> list[RankOutcome]:
-        """The ranks that ended by themselves since they answered the last call."""
+        """Return the ranks that ended by themselves since they answered the last call."""
         return [_lost(rank, False, rank.ended_at or 0.0) for rank in self._ranks if rank.ended()]
 
     def close(self) -> None:

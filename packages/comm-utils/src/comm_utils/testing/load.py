@@ -21,7 +21,7 @@ __all__ = ["load_function"]
 
 @cache
 def load_function(target: TargetRef) -> Callable[..., Any]:
-    """The function that ``target`` names, its module loaded once and under the name it has in the runner.
+    """Return the function that ``target`` names, its module loaded once and under the name it has in the runner.
 
     The same name on both sides is what lets instances of a test module's classes travel in both directions.
 

@@ -18,7 +18,7 @@ Target: TypeAlias = "Callable[..., Any] | str | os.PathLike[str]"
 
 
 def locate(target: Target) -> TargetRef:
-    """Where a rank finds ``target``.
+    """Return where a rank finds ``target``.
 
     Raises:
         TypeError: the target is not at the top level of a module (lambda, nested function, bound method, partial).

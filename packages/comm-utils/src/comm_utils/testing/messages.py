@@ -1,4 +1,4 @@
-"""What the runner and a rank say to each other over their connection, one pickle per message."""
+"""Messages between the runner and a rank over their connection, one pickle per message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Ancestor:
 
 @dataclass(frozen=True)
 class TargetRef:
-    """Where a rank finds its target.
+    """A reference by which a rank finds its target.
 
     With a ``qualname``, a function of ``module`` (loaded from ``file`` where the name alone does not lead to that
     file, or where ``rewrite`` asks for pytest's assertions). Without one, the script ``file``.

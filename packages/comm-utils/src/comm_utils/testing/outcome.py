@@ -1,4 +1,4 @@
-"""What became of each rank, and the failure that shows it."""
+"""The outcome of each rank, and the failure that shows it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TAIL_LINES = 60
 
 @dataclass(frozen=True)
 class RankOutcome:
-    """How the target ended on one rank.
+    """The outcome of the target on one rank.
 
     Attributes:
         rank: which rank.
@@ -51,7 +51,7 @@ class RankOutcome:
 
     @property
     def ok(self) -> bool:
-        """Whether the target returned, and the process, where it has ended, ended well."""
+        """Return whether the target returned, and the process, where it has ended, ended well."""
         return self.status == "returned"
 
     def describe(self) -> str:

@@ -29,7 +29,7 @@ def per_rank(values: Iterable[Any]) -> Any:
 
 
 def value_for(value: Any, rank: int, world_size: int) -> Any:
-    """What ``rank`` gets for an argument.
+    """Return what ``rank`` gets for an argument.
 
     Raises:
         ValueError: the argument is per rank and has not ``world_size`` values.
@@ -42,7 +42,7 @@ def value_for(value: Any, rank: int, world_size: int) -> Any:
 
 
 def encode_arguments(args: Sequence[Any], kwargs: Mapping[str, Any], world_size: int) -> list[bytes]:
-    """The pickled ``(args, kwargs)`` of each rank.
+    """Return the pickled ``(args, kwargs)`` of each rank.
 
     Raises:
         ValueError: a per-rank argument has not one value per rank.

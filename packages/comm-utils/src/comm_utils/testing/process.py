@@ -94,7 +94,10 @@ class RankProcess:
             self.reply = message
 
     def ended(self) -> bool:
-        """Whether the process is over; if so, whatever it still said has been received and it has been reaped."""
+        """Return whether the process is over.
+
+        If so, whatever it still said has been received and it has been reaped.
+        """
         if self._reaped:
             return True
         # Without reaping, so that its id still names its process group, and nothing else, in kill().
@@ -134,12 +137,12 @@ class RankProcess:
 
     @property
     def stdout(self) -> str:
-        """What it wrote to stdout since the call began."""
+        """Return what it wrote to stdout since the call began."""
         return _text(self._stdout)
 
     @property
     def stderr(self) -> str:
-        """What it wrote to stderr since the call began."""
+        """Return what it wrote to stderr since the call began."""
         return _text(self._stderr)
 
     @property

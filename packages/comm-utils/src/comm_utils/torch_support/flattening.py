@@ -15,14 +15,14 @@ __all__ = ["flat", "joined", "landing", "spread", "together"]
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense tensor in the order of its memory, (n,), without a copy."""
+    """Return the elements of a dense tensor in the order of its memory, (n,), without a copy."""
     if tensor.is_contiguous():
         return tensor if tensor.dim() == 1 else tensor.view(-1)
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A copy of their elements, one after the other: (n,)."""
+    """Return a copy of their elements, one after the other: (n,)."""
     sizes = [tensor.numel() for tensor in tensors]
     memory = tensors[0].new_empty(sum(sizes))
     for part, tensor in zip(memory.split_with_sizes(sizes), tensors, strict=True):

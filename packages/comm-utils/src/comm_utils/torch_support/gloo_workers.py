@@ -37,7 +37,7 @@ def wait_until_idle(patience_s: float = 1.0, *, unseen_s: float = 0.02) -> None:
     those that have slept through one are idle.
 
     Args:
-        unseen_s: seconds to wait where the threads cannot be told apart: before torch 2.7, or outside Linux.
+        unseen_s: seconds to wait where the threads cannot be distinguished: before torch 2.7, or outside Linux.
     """
     end = time.monotonic() + patience_s
     before = _workers()

@@ -11,10 +11,16 @@ import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
-from comm_utils.errors import BrokenGroupError
+from comm_utils.errors import BackendUnavailableError, BrokenGroupError
 from comm_utils.torch_support.initialization import device_libraries, timeout_of
 
-__all__ = ["GroupState", "create_group"]
+__all__ = ["IN_FORKED_CHILD", "GroupState", "create_group"]
+
+#: Follows the name of a group.
+IN_FORKED_CHILD = (
+    "cannot be used in a forked child of the process that created it; start processes with spawn or forkserver, or "
+    "fork before communication is set up"
+)
 
 
 class GroupState:
@@ -24,10 +30,11 @@ class GroupState:
         rank: this process's group rank.
         ranks: global ranks of the members, in the order of their group ranks.
         libraries: the c10d backend of each device type.
-        broken: the failure that ended the group; None while it can be used.
+        broken: why the group cannot be used; None while it can.
+        inherited: the group belongs to the process that forked this one.
     """
 
-    __slots__ = ("broken", "by_global", "devices", "libraries", "pg", "rank", "ranks")
+    __slots__ = ("broken", "by_global", "devices", "inherited", "libraries", "pg", "rank", "ranks")
 
     def __init__(self, pg: ProcessGroup) -> None:
         self.pg = pg
@@ -37,14 +44,21 @@ class GroupState:
         self.libraries = device_libraries(c10d.get_backend_config(pg))
         self.devices = tuple(self.libraries)
         self.broken: str | None = None
+        self.inherited = False
 
     def check(self) -> None:
-        """Raise ``BrokenGroupError`` if the group failed."""
+        """Raise ``BrokenGroupError`` if the group failed, ``BackendUnavailableError`` in a forked child."""
         if self.broken is not None:
+            if self.inherited:
+                raise BackendUnavailableError(f"{self} {self.broken}")
             raise BrokenGroupError(
                 f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
                 f"{self.how_to_go_on()}"
             )
+
+    def inherit(self) -> None:
+        """Refuse communication: this is a forked child, which has none of the group's threads and connections."""
+        self.broken, self.inherited = IN_FORKED_CHILD, True
 
     def timeout_s(self) -> float | None:
         """Return the group's timeout in seconds; None where its library does not expose it."""

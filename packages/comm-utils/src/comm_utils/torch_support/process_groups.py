@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+import weakref
 from collections.abc import Sequence
 from copy import copy
 from datetime import timedelta
@@ -13,9 +15,10 @@ import torch.distributed as c10d
 from torch.distributed import GroupMember, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
-from comm_utils.errors import BackendUnavailableError, NotInitializedError
+from comm_utils.active import how_to_initialize
+from comm_utils.errors import BackendUnavailableError, CommTimeoutError, NotInitializedError
 from comm_utils.torch_support import group_state
-from comm_utils.torch_support.failures import classify, format_failure, summarize
+from comm_utils.torch_support.failures import classify, format_failure, is_exhausted, summarize
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.initialization import check_available
@@ -30,8 +33,24 @@ _PATIENCE_S = 0.05
 T = TypeVar("T", bound="ProcessGroups")
 
 
+_backends: weakref.WeakSet[ProcessGroups] = weakref.WeakSet()
+#: Groups that existed when this process was forked off.
+_inherited: set[Any] = set()
+
+
+def _refuse_inherited_groups() -> None:
+    _inherited.update(internals._world.pg_map)
+    for backend in list(_backends):
+        backend.prepared.clear()
+        for state in backend._states.values():
+            state.inherit()
+
+
+os.register_at_fork(after_in_child=_refuse_inherited_groups)
+
+
 class ProcessGroups:
-    """Every process group of this process, whoever created it. Backends derive from it and add the operations.
+    """Every process group of this process, also those of other code. Backends derive from it and add operations.
 
     It implements those methods of ``comm_utils.backend.Backend`` that need no particular library; see there for what
     each of them does.
@@ -51,6 +70,7 @@ class ProcessGroups:
         self._states: dict[ProcessGroup, GroupState] = {}
         self.prepared: dict[object, Any] = {}
         self._views: dict[str, Any] = {}
+        _backends.add(self)
 
     def during(self: T, call: str, timeout: timedelta | None = None) -> T:
         view = self._views.get(call)
@@ -80,10 +100,12 @@ class ProcessGroups:
             raise NotInitializedError(
                 "this process group no longer exists; make a new one with new_group()"
                 if pg is not None
-                else "torch.distributed's world group no longer exists; call comm_orchestrator.init_distributed() again"
+                else f"torch.distributed's world group no longer exists; {how_to_initialize()} again"
             )
         self._forget_ended()
         self._states[pg] = state = GroupState(pg)
+        if pg in _inherited:
+            state.inherit()
         return state
 
     def _forget_ended(self) -> None:
@@ -152,11 +174,17 @@ class ProcessGroups:
         limit = self._timeout if timeout is None else max(timeout, SHORTEST_TIMEOUT)
         try:
             return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
-        except RuntimeError as error:
-            kind = classify(error)
-            if kind is None:
-                raise
+        except (RuntimeError, MemoryError) as error:
             rank = internals._get_default_group().rank()
+            if is_exhausted(error):
+                raise BackendUnavailableError(
+                    f"new_group on rank {rank}: the system refused what a group of {len(ranks)} ranks needs; destroy "
+                    "groups that are not used any more, or raise the limits of descriptors (ulimit -n) and of memory "
+                    f"(ulimit -v) [{summarize(error)}]"
+                ) from error
+            kind = classify(error)
+            if kind is None or isinstance(error, CommTimeoutError):
+                raise
             raise kind(
                 f"new_group on rank {rank}: not every rank of {list(ranks)} came to make the group; all of them "
                 f"have to call new_group, and as often with these ranks [{summarize(error)}]"

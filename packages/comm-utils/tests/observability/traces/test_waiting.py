@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_utils.observability.log_table import format_account
-from comm_utils.observability.sequence import ERA
+from comm_utils.observability.sequence import EPOCH
 from comm_utils.observability.traces import Event, Operation, RankTrace, Wait
 from comm_utils.observability.traces.alignment import aligned, on_first_clock
 from comm_utils.observability.traces.waiting import account, split
@@ -232,7 +232,7 @@ def test_a_rank_that_paused_its_recording() -> None:
     expected = account(aligned([whole[0], replace(whole[1], events=kept), whole[2]]))
     assert 93 <= expected.operations < 100
     anew = [
-        replace(one, sequence=ERA + one.sequence - gap.stop if one.sequence >= gap.stop else one.sequence)
+        replace(one, sequence=EPOCH + one.sequence - gap.stop if one.sequence >= gap.stop else one.sequence)
         for one in kept
     ]
     for counted_together in (False, True):

@@ -117,7 +117,7 @@ def check_memory(options: Options, local_ranks: int) -> None:
 
 
 def run(options: Options) -> int:
-    """The exit code: 0, 1 for a finding or a failure, 2 for wrong usage, in which case nothing was started."""
+    """Return the exit code: 0, 1 for a finding or a failure, 2 for wrong usage, in which case nothing was started."""
     launch: LaunchInfo | None = None
     try:
         launch = discover(os.environ, with_plugins())

@@ -1,4 +1,4 @@
-"""Whether a run is slower than an earlier one.
+"""Comparison of a run with an earlier one.
 
 A result is slower where its time exceeds the old one by more than the tolerance, and the rounds of the two runs do not
 overlap: its fastest round took longer than the slowest of the old run. Faster is the same the other way round.
@@ -35,13 +35,13 @@ class Pair:
 
     @property
     def ratio(self) -> float:
-        """The new time by the old one."""
+        """Return the new time by the old one."""
         return self.new.time_us / self.old.time_us if self.old.time_us else float("inf")
 
 
 @dataclass
 class Comparison:
-    """What two runs have in common, and what not; ``differences`` of the systems, in words."""
+    """The common and the different results of two runs; ``differences`` of the systems, in words."""
 
     pairs: list[Pair] = field(default_factory=list)
     only_old: list[BenchResult] = field(default_factory=list)
@@ -100,7 +100,7 @@ def _differences(old: BenchFile, new: BenchFile) -> list[str]:
 
 
 def rendered(found: Comparison, path: str, tolerance: float) -> list[str]:
-    """Lines for people; comments as in the table above them."""
+    """Return lines for people; comments as in the table above them."""
     lines = ["#", f"# Compared with {path}, tolerance {tolerance:.3g}"]
     lines += [f"# different: {one}" for one in found.differences]
     if not found.pairs:

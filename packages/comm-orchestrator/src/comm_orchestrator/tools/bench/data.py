@@ -1,4 +1,4 @@
-"""What ranks send, and what they have to receive: the inputs of every rank are known to all.
+"""Inputs and expected outputs: the inputs of every rank are known to all.
 
 An input repeats a period of numbers that is different for every rank and every call, so that a result which is stale,
 another rank's or in the wrong place is wrong in nearly every element. The period is a prime: parts of a power of two of
@@ -35,7 +35,7 @@ class Data:
         self._reduced = functools.lru_cache(maxsize=4)(self._make_reduced)
 
     def fill(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int) -> None:
-        """New inputs for the ``call``-th call, and an output that no call leaves; ``target`` is ``source`` or not."""
+        """Write inputs for the ``call``-th call, and an output that no call leaves; ``target`` may be ``source``."""
         _bits(target).fill_(_POISON)
         if row.pattern.is_empty:
             return
@@ -91,7 +91,7 @@ class Data:
         return _as(found, dtype).to(self.device)
 
     def _whole_numbers(self, position: int, dtype: torch.dtype, op: str, call: int) -> torch.Tensor:
-        """What the member at ``position`` contributes, as (PERIOD,) of int64."""
+        """Return what the member at ``position`` contributes, as (PERIOD,) of int64."""
         size, numbers, places = len(self.members), self._numbers(position, call), torch.arange(PERIOD)
         if op == "product":
             # Powers of two, eight of them at most, and signs; one rank's changes with every call.
@@ -107,7 +107,7 @@ class Data:
         return (numbers.remainder(values) + call % 4) * ((places + position) % every == 0)
 
     def _make_reduced(self, dtype: torch.dtype, op: str, call: int) -> tuple[torch.Tensor, float]:
-        """What has to come out, as (PERIOD,), and by which share a correct element may differ."""
+        """Return what has to come out, as (PERIOD,), and by which share a correct element may differ."""
         size = len(self.members)
         total = self._whole_numbers(0, dtype, op, call)
         for position in range(1, size):
@@ -155,7 +155,7 @@ def _write(tensor: torch.Tensor, period: torch.Tensor) -> None:
 
 
 def _differing(tensor: torch.Tensor, start: int, period: torch.Tensor, tolerance: float = 0.0) -> int:
-    """How many elements of (n,) are not those of ``period``, repeated, from its element ``start`` on."""
+    """Return how many elements of (n,) are not those of ``period``, repeated, from its element ``start`` on."""
     tensor, period = _comparable(tensor), period.roll(-(start % PERIOD))
     whole = tensor.numel() // PERIOD * PERIOD
     periods = tensor[:whole].view(-1, PERIOD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ from comm_utils.sizes import format_size
 
 __all__ = ["Printer", "Progress", "Table", "closing"]
 
+# Terminals of fewer columns get a table with a line for each way.
+_WIDE = 150
 _ROW = "{:>12}  {:>12}  {:>13}  {:>6}  {:>6}"
 
 
@@ -27,9 +30,13 @@ class Table:
     Args:
         libraries: names and backends; a column says which, where there are several.
         percentiles: columns for single calls.
+        narrow: a line for each way instead of two halves, which fits 80 columns.
     """
 
-    def __init__(self, libraries: Sequence[tuple[str, str]], percentiles: bool) -> None:
+    def __init__(self, libraries: Sequence[tuple[str, str]], percentiles: bool, narrow: bool = False) -> None:
+        self._narrow = narrow
+        self._of_rows: tuple[str, ...] | None = None
+        self._alone = len({name for name, _ in libraries}) == len(libraries)
         self._names = [_named(*one) for one in libraries]
         self._width = max(len(name) for name in self._names) if len(libraries) > 1 else 0
         columns: tuple[str, ...] = ("time", "algbw", "busbw", "#wrong")
@@ -42,6 +49,10 @@ class Table:
 
     def header(self) -> list[str]:
         """Three lines: which half is which, the columns, their units."""
+        if self._narrow:
+            self._of_rows = None
+            titles = [_NARROW_UNITS.get(name, name) for name in self._shown(self._columns)]
+            return ["#" + self._narrow_line("size", "library", "way", titles)[1:]]
         empty = ("",) * 5
         halves = [title.center(9 * self._cells - 1) for title in ("out-of-place", "in-place")]
         lines = [
@@ -52,14 +63,38 @@ class Table:
         return [("#" + line[1:]).rstrip() for line in lines]
 
     def rows(self, row: Row, results: Sequence[BenchResult]) -> list[str]:
-        """A line for each library."""
+        """Return a line for each library."""
         values = (row.size_bytes, row.count, row.dtype or "-", _SHORT.get(row.op, row.op or "none"), row.root)
+        if self._narrow:
+            return self._narrow_rows(row, results)
         lines = []
         for library in dict.fromkeys((one.library, one.backend) for one in results):
             by_way = {one.way: one for one in results if (one.library, one.backend) == library}
             cells = [text for way in (OUT_OF_PLACE, IN_PLACE) for text in self._result(by_way.get(way))]
             lines.append(self._line(values, _named(*library), _cells(cells)).rstrip())
         return lines
+
+    def _narrow_rows(self, row: Row, results: Sequence[BenchResult]) -> list[str]:
+        lines = []
+        kind = (row.dtype, _SHORT.get(row.op, row.op), "" if row.root < 0 else f"root {row.root}")
+        if kind != self._of_rows:
+            self._of_rows = kind
+            lines += [f"# {' '.join(filter(None, kind))}"] if any(kind) else []
+        for one in results:
+            library = one.library if self._alone else _named(one.library, one.backend)
+            way = "in" if one.way == IN_PLACE else "out"
+            cells = self._shown(self._result(one))
+            lines.append(self._narrow_line(format_size(row.size_bytes), library, way, cells).rstrip())
+        return lines
+
+    def _shown(self, cells: Sequence[str]) -> list[str]:
+        """Return the cells that fit: beside the times of single calls, one bandwidth."""
+        return [*cells[:1], *cells[2:]] if self._percentiles else list(cells)
+
+    def _narrow_line(self, size: str, library: str, way: str, cells: Sequence[str]) -> str:
+        width = max(len(name.partition("/")[0] if self._alone else name) for name in self._names)
+        which = f" {library:<{width}}" if self._width else ""
+        return f"{size:>9}{which} {way:>3}" + "".join(f" {text:>7}" for text in cells)
 
     def _result(self, one: BenchResult | None) -> list[str]:
         if one is None:
@@ -75,6 +110,8 @@ class Table:
 
 
 _SHORT = {"product": "prod"}
+_NARROW_UNITS = {"time": "time us", **{name: f"{name} us" for name in ("min", "p50", "p99", "max")}}
+_NARROW_UNITS |= {"algbw": "algGB/s", "busbw": "busGB/s"}
 
 
 def _named(library: str, backend: str) -> str:
@@ -86,7 +123,9 @@ def _cells(texts: Sequence[str]) -> str:
 
 
 def number(value: float) -> str:
-    """In 7 places, with as many decimals as leave four figures."""
+    """Format in 7 places, with four significant digits, two of small values."""
+    if 0 < value < 0.1:
+        return f"{value:.2g}"
     for decimals in (2, 1, 0):
         text = f"{value:.{decimals}f}"
         if len(text) <= 7 and (decimals == 0 or value < 10 ** (5 - decimals)):
@@ -95,7 +134,7 @@ def number(value: float) -> str:
 
 
 def closing(results: Sequence[BenchResult]) -> list[str]:
-    """What nccl-tests ends with; a bandwidth for each library."""
+    """Return what nccl-tests ends with; a bandwidth for each library."""
     checked = [one.wrong for one in results if one.wrong is not None]
     wrong = sum(checked)
     state = "not checked" if not checked else f"{wrong} {'FAILED' if wrong else 'OK'}"
@@ -170,7 +209,8 @@ class Printer:
         self._results: list[BenchResult] = []
         self._told = 0
         self._operation = ""
-        self._table = Table([(one.name, one.backend) for one in libraries], options.per_iteration)
+        narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE
+        self._table = Table([(one.name, one.backend) for one in libraries], options.per_iteration, narrow)
         self._several = len({row.operation for row in made.rows}) > 1
         self._progress = Progress(len(made.rows))
         self._print([*self._header(), *(f"# note: {one}" for one in made.notes)])

@@ -26,7 +26,7 @@ __all__ = ["Measured", "Measuring"]
 
 @dataclass
 class Measured:
-    """What this rank found out about one library in one way.
+    """The measurements of this rank for one variant of one library.
 
     Attributes:
         rounds_us: time per call of each round; empty on ranks that take no part.
@@ -70,7 +70,7 @@ class Measuring:
         self._calls = 0
 
     def measure(self, row: Row) -> list[Measured]:
-        """What this rank sees of all variants that do ``row``; called by all ranks alike."""
+        """Return what this rank sees of all variants that do ``row``; called by all ranks alike."""
         variants = [
             variant
             for library in self._libraries
@@ -126,7 +126,7 @@ class Measuring:
         return variant if self._agreed(key, problem) else None
 
     def _agreed(self, key: tuple[str, str, str, str, str, str], problem: str) -> bool:
-        """Whether the first call worked on all ranks; it has to work on all or on none."""
+        """Return whether the first call worked on all ranks; it has to work on all or on none."""
         failed = [rank for rank, (one,) in enumerate(self._exchange.gather([float(bool(problem))])) if one]
         if not failed:
             return True
@@ -162,7 +162,7 @@ class Measuring:
         return (target[own], target) if len(target) > len(source) else (source, source[own])
 
     def _next(self) -> int:
-        """The number of a call, the same on all ranks."""
+        """Return the number of a call, the same on all ranks."""
         self._calls += 1
         return self._calls
 

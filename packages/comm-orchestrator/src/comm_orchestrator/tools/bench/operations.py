@@ -28,7 +28,7 @@ REDUCTIONS = ("sum", "product", "min", "max", "avg")
 
 @dataclass(frozen=True)
 class Benchmark:
-    """How one operation of the table is measured."""
+    """The measurement of one operation of the table."""
 
     row: Operation
 
@@ -124,10 +124,10 @@ DTYPE_ALIASES = {
 
 
 def reduces(dtype: str) -> bool:
-    """Whether anything can be reduced in it."""
+    """Return whether anything can be reduced in it."""
     return not dtype.startswith("float8")
 
 
 def averages(dtype: str) -> bool:
-    """Whether averages exist in it."""
+    """Return whether averages exist in it."""
     return reduces(dtype) and "float" in dtype

@@ -1,4 +1,4 @@
-"""What ``commctl bench`` was asked for, checked as far as that can be done before any rank starts."""
+"""The options of ``commctl bench``, validated as far as possible before any rank starts."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Options:
 
     @staticmethod
     def possible(dtype: str, op: str) -> bool:
-        """Whether ``op`` exists for ``dtype``."""
+        """Return whether ``op`` exists for ``dtype``."""
         return averages(dtype) if op == "avg" else reduces(dtype)
 
     def sizes(self) -> list[int]:
@@ -128,7 +128,7 @@ class Options:
 
     @classmethod
     def loads(cls, text: str) -> Options:
-        """What :meth:`dumps` wrote."""
+        """Return what :meth:`dumps` wrote."""
         found: Mapping[str, Any] = json.loads(text)
         values: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in found.items()}
         return cls(**values)
@@ -168,7 +168,7 @@ def chosen(
 
 
 def operations(given: Iterable[str]) -> tuple[str, ...]:
-    """Operations by any of their names.
+    """Return operations by any of their names.
 
     Raises:
         ArgumentError: one is unknown.
@@ -207,7 +207,7 @@ def check_reduces(names: Iterable[str], op: str) -> None:
 
 
 def root(given: str) -> int:
-    """A rank, or -1 for ``all``.
+    """Return a rank, or -1 for ``all``.
 
     Raises:
         ArgumentError: it is neither.
@@ -220,7 +220,7 @@ def root(given: str) -> int:
 
 
 def words(name: str, given: str | None) -> tuple[str, ...]:
-    """The words of a comma list, each once; nothing where it was not given.
+    """Return the words of a comma list, each once; nothing where it was not given.
 
     Raises:
         ArgumentError: one is empty.

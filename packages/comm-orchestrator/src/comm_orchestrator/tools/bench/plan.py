@@ -1,4 +1,4 @@
-"""What is to be measured, row by row: sizes rounded as nccl-tests does."""
+"""The plan of a measurement, row by row: sizes rounded as nccl-tests does."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def check_world(options: Options, world_size: int) -> int:
 
 
 def plan(options: Options, world_size: int) -> Plan:
-    """All rows among groups of ``world_size`` ranks.
+    """Return all rows among groups of ``world_size`` ranks.
 
     Raises:
         ArgumentError: there is none.
@@ -86,6 +86,8 @@ def plan(options: Options, world_size: int) -> Plan:
             continue
         _add(made, options, benchmark(name), world_size)
     asked = set(options.sizes())
+    if asked and max(asked) < options.maxbytes:
+        made.notes.append(f"the steps go over --maxbytes {options.maxbytes}; {max(asked)} is the largest of the sizes")
     if rounded := dict.fromkeys(
         row.operation for row in made.rows if row.pattern.has_parts and row.size_bytes not in asked
     ):

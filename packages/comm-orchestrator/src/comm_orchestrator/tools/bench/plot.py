@@ -18,7 +18,7 @@ _STYLES = {"in_place": "-", "out_of_place": "--"}
 
 
 class Point(Protocol):
-    """What is read of a result: as in :class:`comm_utils.observability.bench_results.BenchResult`."""
+    """The fields that plots read of a :class:`comm_utils.observability.bench_results.BenchResult`."""
 
     @property
     def operation(self) -> str: ...
@@ -47,7 +47,7 @@ class Point(Protocol):
 
 
 def is_available() -> bool:
-    """Whether matplotlib can be imported; does not import it."""
+    """Return whether matplotlib can be imported; does not import it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

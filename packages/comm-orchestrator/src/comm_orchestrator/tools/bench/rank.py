@@ -1,4 +1,4 @@
-"""What each rank does: set up the world, measure, and on rank 0 say what came out."""
+"""The program of each rank: set up the world, measure, and print the results on rank 0."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["main", "run"]
 
 # An operation that takes longer has lost a rank.
 _TIMEOUT_S = 300.0
-# The rank that knows why it failed speaks first; whoever lost it waits this long, and is mostly ended before.
+# The rank that knows why it failed speaks first; a rank that lost it waits this long, and is mostly ended before.
 _CONSEQUENCE_S = 1.5
 
 
@@ -38,7 +38,7 @@ def run(options: Options) -> int:
     try:
         return _run(options)
     except BrokenPipeError:
-        print_nothing_more()  # whoever read the table has seen enough
+        print_nothing_more()  # the reader of the table has closed it
         return FAILED
     except (ArgumentError, CommError, RuntimeError, OSError, MemoryError) as error:
         rank = _rank()
@@ -84,7 +84,7 @@ def _run(options: Options) -> int:
 
 
 def _reserved(made: Plan, measuring: Measuring) -> Iterator[Row]:
-    """The rows, with memory for those of one operation at a time."""
+    """Return the rows, with memory for those of one operation at a time."""
     for operation in dict.fromkeys(row.operation for row in made.rows):
         rows = [row for row in made.rows if row.operation == operation]
         measuring.reserve(rows)
@@ -95,7 +95,7 @@ def _reserved(made: Plan, measuring: Measuring) -> Iterator[Row]:
 def _results(
     row: Row, measured: list[Measured], exchange: Exchange, setting: Setting, options: Options
 ) -> list[BenchResult]:
-    """What all ranks saw, in one exchange."""
+    """Return what all ranks saw, in one exchange."""
     if not measured:
         return []
     rounds, calls = options.rounds, options.rounds * options.iters if options.per_iteration else 0
@@ -125,7 +125,7 @@ def _seen(row: Row, one: Measured, rank: int, setting: Setting) -> Seen:
 
 @contextmanager
 def _stdout_for_tables() -> Iterator[None]:
-    """What a library prints when it is set up, as DeepSpeed does, goes to stderr."""
+    """Redirect to stderr what a library prints when it is set up, as DeepSpeed does."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -185,7 +185,7 @@ def _complain(text: str) -> None:
 
 
 def main(text: str) -> None:
-    """A rank that :mod:`.command` started, with its options; ends the process."""
+    """Run a rank that :mod:`.command` started, with its options; end the process."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     code = run(Options.loads(text))
     with suppress(OSError):

@@ -19,7 +19,7 @@ __all__ = ["Seen", "Setting", "over_ranks", "percentile", "summed_up", "write_cs
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw of a variant; times are NaN on a rank that took no part; ``wrong``: -1 for unchecked."""
+    """The times of a variant on one rank; NaN on a rank that took no part; ``wrong``: -1 for unchecked."""
 
     wrong: int
     rounds_us: list[float]
@@ -36,7 +36,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all results of a run share."""
+    """The facts that all results of a run share."""
 
     world_size: int
     nodes: int
@@ -46,7 +46,7 @@ class Setting:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The nearest rank, as nccl-tests takes it."""
+    """Return the nearest rank, as nccl-tests takes it."""
     return ordered[max(1, math.ceil(share * len(ordered))) - 1]
 
 
@@ -58,7 +58,7 @@ def over_ranks(average: int, times: Sequence[float]) -> float:
 
 
 def summed_up(row: Row, library: str, backend: str, way: str, seen: Sequence[Seen], setting: Setting) -> BenchResult:
-    """The result of a variant; ``seen[rank]`` is what that rank saw."""
+    """Return the result of a variant; ``seen[rank]`` is what that rank saw."""
     rounds_us = [over_ranks(setting.average, times) for times in zip(*(one.rounds_us for one in seen), strict=True)]
     calls_us = [over_ranks(setting.average, times) for times in zip(*(one.calls_us for one in seen), strict=True)]
     ordered = sorted(calls_us or rounds_us)
@@ -93,7 +93,7 @@ def summed_up(row: Row, library: str, backend: str, way: str, seen: Sequence[See
 
 
 def write_csv(results: Sequence[BenchResult], path: str) -> None:
-    """A line for each result, with the names of its fields above; rounds are separated by spaces.
+    """Write a line for each result below the names of its fields; spaces separate rounds.
 
     Raises:
         OSError: it cannot be written.

@@ -23,13 +23,13 @@ _PACKAGES = (
 
 
 def rank_facts(device: torch.device) -> dict[str, Any]:
-    """What the others have to know of this rank."""
+    """Return what the others have to know of this rank."""
     name = getattr(torch, device.type).get_device_name(device) if device.type != "cpu" else _cpu()
     return {"host": socket.gethostname(), "pid": os.getpid(), "device": str(device), "name": name}
 
 
 def hosts(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Hosts in the order of their first ranks, each with its ranks."""
+    """Return hosts in the order of their first ranks, each with its ranks."""
     found: dict[str, list[int]] = {}
     for rank, facts in enumerate(ranks):
         found.setdefault(facts["host"], []).append(rank)
@@ -77,7 +77,7 @@ class Exchange:
         facade.barrier()
 
     def gather(self, numbers: list[float]) -> list[list[float]]:
-        """Every rank's ``numbers``, as many on each."""
+        """Return every rank's ``numbers``, as many on each."""
         own = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         everyone = torch.empty((self.ranks, len(numbers)), dtype=torch.float64, device=self._device)
         facade.all_gather_into_tensor(everyone, own)
@@ -85,7 +85,7 @@ class Exchange:
         return found
 
     def facts(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        """Every rank's ``own``: numbers and texts."""
+        """Return every rank's ``own``: numbers and texts."""
         found: list[Any] = [None] * self.ranks
         facade.all_gather_object(found, own)
         return found

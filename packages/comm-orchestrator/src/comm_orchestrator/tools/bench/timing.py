@@ -1,4 +1,4 @@
-"""How long a loop of calls takes, on CPUs and on accelerators."""
+"""Timing of a loop of calls, on CPUs and on accelerators."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def loop(number: int, function: Callable[..., object], arguments: Sequence[objec
 
 
 def loop_us(device: torch.device, number: int, function: Callable[..., object], arguments: Sequence[object]) -> float:
-    """Time per call of ``number`` calls one after the other; on an accelerator, until it has done them all."""
+    """Return time per call of ``number`` calls one after the other; on an accelerator, until it has done them all."""
     _settle(device)
     start_ns = time.perf_counter_ns()
     loop(number, function, arguments)
@@ -35,7 +35,7 @@ def loop_us(device: torch.device, number: int, function: Callable[..., object], 
 def calls_us(
     device: torch.device, number: int, function: Callable[..., object], arguments: Sequence[object]
 ) -> list[float]:
-    """Time of each of ``number`` calls; on an accelerator, between events on its current stream."""
+    """Return time of each of ``number`` calls; on an accelerator, between events on its current stream."""
     call = partial(function, *arguments)
     _settle(device)
     if device.type != "cpu":

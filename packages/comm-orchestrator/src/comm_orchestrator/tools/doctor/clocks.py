@@ -1,4 +1,4 @@
-"""How far the clocks of the ranks are apart."""
+"""Offsets between the clocks of the ranks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def measure(
     pings: int = _PINGS,
     clock: Callable[[], float] = time.time,
 ) -> list[Clock]:
-    """The clocks of ``ranks`` against that of rank 0; called by all ranks, and rank 0 gets the result.
+    """Return the clocks of ``ranks`` against that of rank 0; called by all ranks, and rank 0 gets the result.
 
     Args:
         ranks: rank 0 and others.
@@ -49,7 +49,7 @@ def measure(
 
 
 def judge(clocks: Sequence[Clock]) -> list[Finding]:
-    """Whether the clocks agree well enough."""
+    """Return whether the clocks agree well enough."""
     if len(clocks) < 2:
         return [Finding("ok", "clocks", "one rank, one clock")]
     first, last = min(clocks, key=lambda one: one.offset_s), max(clocks, key=lambda one: one.offset_s)

@@ -54,7 +54,7 @@ def _examine_together(
 ) -> Examined:
     limit_s, rank = trial.limit_of(timeout_s), mine.rank or 0
     try:
-        met = within(limit_s, lambda: exchange.exchange_reports(mine, settings, timeout_s), "meeting the other ranks")
+        met = within(limit_s, lambda: exchange.exchange_reports(mine, settings, timeout_s), "the rendezvous")
     except Exception as error:
         with suppress(Exception):
             within(timeout_s, facade.destroy_process_group, "ending what came about")
@@ -64,9 +64,11 @@ def _examine_together(
         trials.append(trial.run(backend, rank, settings, timeout_s))
         if trials[-1].stuck:
             break  # whatever it holds, it would be in the way of the next one
-    told = {one.found for one in mine.findings}
+    reported = {one.found for one in mine.findings}
     heard = [
-        Finding("warning", "communication", text, ranks=(rank,)) for text in dict.fromkeys(warnings) if text not in told
+        Finding("warning", "communication", text, ranks=(rank,))
+        for text in dict.fromkeys(warnings)
+        if text not in reported
     ]
     try:
         all_told = within(
@@ -91,12 +93,12 @@ def _own(mine: RankReport, measured: list[Clock], trials: list[Trial], findings:
 
 
 def _failed(mine: RankReport, what: str, error: BaseException) -> Finding:
-    told = from_error("communication", error)
+    reported = from_error("communication", error)
     others = ", and what the other ranks print" if mine.world_size > 1 else ""
-    remedy = told.remedy or f"see the findings above{others}"
+    remedy = reported.remedy or f"see the findings above{others}"
     ranks = () if mine.rank is None else (mine.rank,)
     what = f"{what}: " if mine.world_size > 1 else ""
-    return Finding("problem", "communication", f"{what}{told.found}", remedy, ranks=ranks)
+    return Finding("problem", "communication", f"{what}{reported.found}", remedy, ranks=ranks)
 
 
 def _not_tried() -> Finding:
@@ -129,7 +131,7 @@ def _text(report: Report, as_json: bool, stdout: TextIO) -> str:
 
 @contextmanager
 def _stdout_to_itself() -> Iterator[TextIO]:
-    """A stream for the report alone: what libraries print meanwhile, as NCCL does, goes to stderr."""
+    """Provide a stream for the report alone; redirect other output, such as NCCL's, to stderr."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)

@@ -30,7 +30,7 @@ class Exchanged:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What every rank has to say after the trials."""
+    """The report of one rank after the trials."""
 
     trials: list[Trial]
     clocks: list[Clock]
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def _set_up(backends: Mapping[str, Any], settings: comm_config.Settings) -> str:
-    """The world in which the ranks talk: on gloo, which needs least, where this torch has it."""
+    """Return the world in which the ranks talk: on gloo, which needs least, where this torch has it."""
     gloo = backends.get("gloo", {}).get("usable", False)
     facade.init_distributed("gloo" if gloo else None, config=settings, verbose=False)
     return str(facade.get_backend())
@@ -78,7 +78,7 @@ def _clock_owners(reports: Sequence[RankReport]) -> list[int]:
 
 
 def to_try(reports: Sequence[RankReport]) -> list[str]:
-    """The libraries that all ranks can use."""
+    """Return the libraries that all ranks can use."""
     names = [name for name, one in reports[0].backends.items() if one["usable"]]
     return [name for name in names if all(one.backends.get(name, {}).get("usable") for one in reports)]
 

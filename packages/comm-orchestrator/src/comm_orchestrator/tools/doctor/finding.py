@@ -24,7 +24,7 @@ _REMEDY = re.compile(r"(set|unset|check|install|reinstall|start|pass|use|give|ch
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         level: ``problem``: something will fail; ``warning``: something may, or is slower than it has to be.
@@ -43,12 +43,12 @@ class Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Level:
-    """The worst level among them; ``ok`` where there is none."""
+    """Return the worst level among them; ``ok`` where there is none."""
     return max((one.level for one in findings), key=LEVELS.index, default="ok")
 
 
 def from_error(check: str, error: BaseException, level: Level = "problem") -> Finding:
-    """What an error says, its remedy apart."""
+    """Return what an error says, its remedy apart."""
     text = str(error).strip() or type(error).__name__
     text = text.removeprefix("init_distributed: ")
     if isinstance(error, RuntimeError | ValueError | OSError) and type(error).__module__ != "builtins":
@@ -60,7 +60,7 @@ def from_error(check: str, error: BaseException, level: Level = "problem") -> Fi
 
 
 def guarded(check: str, look: Callable[[], list[Finding]]) -> list[Finding]:
-    """What ``look`` finds; that it failed is a finding like any other."""
+    """Return what ``look`` finds; that it failed is a finding like any other."""
     try:
         return look()
     except Exception as error:
@@ -78,7 +78,7 @@ class _Collector(logging.Handler):
 
 @contextmanager
 def warnings_logged() -> Iterator[list[str]]:
-    """The messages that are logged in the block, from level WARNING."""
+    """Collect the messages that are logged in the block, from level WARNING."""
     logger, collector = logging.getLogger(LOGGER_NAME), _Collector()
     propagate = logger.propagate
     logger.addHandler(collector)

@@ -1,4 +1,4 @@
-"""What the launcher said about this process."""
+"""Check of the launch facts of this process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEETING = ("MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 def find(environ: Mapping[str, str], settings: comm_config.Settings) -> tuple[LaunchInfo | None, list[Finding]]:
-    """Who this process is, None where that cannot be told, and what is odd about how it was told."""
+    """Return the launch facts of this process, None if they are unknown, and warnings about their sources."""
     elsewhere = settings.process_group.init_method is not None
     try:
         with warnings_logged() as warnings:
@@ -49,7 +49,7 @@ def find(environ: Mapping[str, str], settings: comm_config.Settings) -> tuple[La
 
 
 def as_table(launch: LaunchInfo) -> dict[str, dict[str, Any]]:
-    """Field -> its value and where that came from."""
+    """Return field -> its value and where that came from."""
     return {
         name: {
             "value": getattr(launch, name),
@@ -60,5 +60,5 @@ def as_table(launch: LaunchInfo) -> dict[str, dict[str, Any]]:
 
 
 def over_several_hosts(launch: LaunchInfo) -> bool:
-    """Whether there are ranks on other hosts, as far as one can tell: a launcher may not say."""
+    """Return whether there are ranks on other hosts, as far as one can tell: a launcher may not say."""
     return launch.world_size > (launch.local_world_size or 1)

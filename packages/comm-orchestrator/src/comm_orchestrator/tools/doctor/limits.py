@@ -21,17 +21,20 @@ __all__ = [
 
 
 def least_open_files(world_size: int) -> int:
-    """What one group needs beside Python and torch: a connection to every rank, and on rank 0 two for the store."""
+    """Return what one group needs beside Python and torch.
+
+    A connection to every rank, and on rank 0 two for the store.
+    """
     return 128 + 3 * world_size
 
 
 def enough_open_files(world_size: int) -> int:
-    """What a program with several groups and data loaders gets by with."""
+    """Return what a program with several groups and data loaders gets by with."""
     return max(1024, 512 + 8 * world_size)
 
 
 def check_open_files(world_size: int) -> list[Finding]:
-    """The limit of this process, against what ``world_size`` ranks ask for."""
+    """Return the limit of this process, against what ``world_size`` ranks ask for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{_number(soft)} open files allowed, {_number(hard)} at most"
     wanted = enough_open_files(world_size)
@@ -63,7 +66,7 @@ FULL_BYTES_PER_RANK = 8 * _MIB
 
 
 def check_shared_memory(local_ranks: int, folder: Path = Path("/dev/shm")) -> list[Finding]:
-    """Whether ``local_ranks`` processes can share memory."""
+    """Return whether ``local_ranks`` processes can share memory."""
     try:
         mode, size = stat.S_IMODE(folder.stat().st_mode), os.statvfs(folder)
     except OSError as error:

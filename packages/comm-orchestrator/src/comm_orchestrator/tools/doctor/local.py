@@ -39,8 +39,8 @@ def examine(timeout_s: float) -> Local:
     findings += guarded("packages", lambda: software.check_packages(found, build))
     available = facade.available_backends()
     findings += guarded("backends", lambda: software.check_backends(available, known))
-    info, told = _launch(environ, known, timeout_s)
-    findings += told
+    info, launch_findings = _launch(environ, known, timeout_s)
+    findings += launch_findings
     findings += guarded("variables", lambda: variables.check(applied, warnings))
     addresses = interfaces.addresses()
     nccl = "nccl" in available and available["nccl"].usable
@@ -71,7 +71,7 @@ def examine(timeout_s: float) -> Local:
 def _of_host(
     info: LaunchInfo | None, applied: Mapping[str, str], addresses: interfaces.Addresses, nccl: bool, timeout_s: float
 ) -> list[Finding]:
-    """What depends on which ranks share a host."""
+    """Return what depends on which ranks share a host."""
     findings: list[Finding] = []
     if info is not None:
         one = info
@@ -96,15 +96,17 @@ def with_hosts(report: RankReport, met: LaunchInfo, settings: comm_config.Settin
 
 
 def _settings(timeout_s: float, findings: list[Finding]) -> tuple[comm_config.Settings | None, list[str]]:
-    """The configuration in force, with time limits that suit a check; and what reading it warned of."""
+    """Return the configuration in force, with time limits that suit a check; and what reading it warned of."""
     with warnings_logged() as warnings:
         try:
             settings = orchestrator.load_config(
                 None, timeouts__init_s=timeout_s, timeouts__collective_s=timeout_s, comms_logger__enabled=False
             )
         except ConfigurationError as error:
-            told = from_error("configuration", error)
-            findings.append(Finding("problem", "configuration", told.found, told.remedy or "correct or unset it"))
+            reported = from_error("configuration", error)
+            findings.append(
+                Finding("problem", "configuration", reported.found, reported.remedy or "correct or unset it")
+            )
             return None, warnings
     origins = set(settings.sources.values()) - {"default", "argument"}
     text = f"read from {', '.join(sorted(origins))}" if origins else "all settings are defaults"

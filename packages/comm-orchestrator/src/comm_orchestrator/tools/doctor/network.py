@@ -31,7 +31,7 @@ _SLOW_LOOKUP_S = 1.0
 
 
 def resolve(name: str) -> list[str]:
-    """The addresses of a host, IPv4 first.
+    """Return the addresses of a host, IPv4 first.
 
     Raises:
         OSError: it has none.
@@ -41,7 +41,7 @@ def resolve(name: str) -> list[str]:
 
 
 def check_host_names(launch: LaunchInfo, found: Addresses, limit_s: float) -> list[Finding]:
-    """This host's own name, and the master address."""
+    """Return this host's own name, and the master address."""
     findings = _own_name(launch, found, limit_s)
     if launch.master_addr is not None:
         findings += _master(launch, launch.master_addr, found, limit_s)
@@ -122,7 +122,7 @@ _PORT_REMEDY = "set MASTER_PORT (or COMM_LAUNCH__MASTER_PORT) to a free port, th
 
 
 def check_port(launch: LaunchInfo, environ: Mapping[str, str], default_port: int) -> list[Finding]:
-    """The master port; nothing on other ranks than 0, who do not listen."""
+    """Return the master port; nothing on other ranks than 0, who do not listen."""
     if launch.rank != 0:
         return []
     port = default_port if launch.master_port is None else launch.master_port
@@ -165,12 +165,12 @@ _EXACT = ("CCL_KVS_IFACE", "FI_TCP_IFACE")
 
 
 def leads_to(host: str | None, found: Addresses) -> str | None:
-    """The interface on the way to ``host``; None where there is none, or nowhere to go."""
+    """Return the interface on the way to ``host``; None where there is none, or nowhere to go."""
     return interface_for(local_address_to(host), found) if host is not None else None
 
 
 def interface_rows(master: str | None, found: Addresses) -> list[dict[str, Any]]:
-    """Every interface that is up."""
+    """Return every interface that is up."""
     chosen = leads_to(master, found)
     return [
         {"name": name, "addresses": list(own), "leads_to_master": name == chosen} for name, own in sorted(found.items())
@@ -180,7 +180,7 @@ def interface_rows(master: str | None, found: Addresses) -> list[dict[str, Any]]
 def check_interfaces(
     launch: LaunchInfo, master: str | None, environ: Mapping[str, str], found: Addresses, nccl: bool
 ) -> list[Finding]:
-    """Whether there is a way to the others, and whether the variables allow it.
+    """Return whether there is a way to the others, and whether the variables allow it.
 
     Args:
         master: its address; None where nobody knows one that can be looked up.

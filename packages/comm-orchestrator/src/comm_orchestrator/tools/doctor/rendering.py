@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from comm_orchestrator.rendezvous.records import listed
+from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.report import FACTS
 from comm_orchestrator.tools.doctor.finding import Finding
 from comm_orchestrator.tools.doctor.report import Report
@@ -19,6 +19,9 @@ __all__ = ["render"]
 _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 _MOST_RANKS = 32
 _MOST_GOOD = 8  # findings of one check that nobody has to act on
+# Narrower terminals get remedies below what was found, not beside it.
+_WIDE = 120
+_WHOLE = ("", "check", "backend", "usable", "package", "rank", "pid", "interface")
 # Where nobody looks at it, lines are as long as they have to be: one finding a line, for grep.
 _UNLIMITED = 10_000
 
@@ -28,7 +31,7 @@ def render(report: Report, stream: TextIO, width: int | None) -> str:
     console = Console(file=stream, highlight=False, width=None if stream.isatty() else width or _UNLIMITED)
     with console.capture() as captured:
         console.print(Text(_title(report), style="bold"))
-        for table in _tables(report):
+        for table in _tables(report, narrow=console.width < _WIDE):
             console.print()
             console.print(table)
         console.print()
@@ -46,7 +49,7 @@ def _title(report: Report) -> str:
     return f"{who} on {first.host}, alone"
 
 
-def _tables(report: Report) -> list[Table]:
+def _tables(report: Report, narrow: bool) -> list[Table]:
     first = report.ranks[0]
     build = ", ".join(
         f"{name} {value}"
@@ -56,9 +59,9 @@ def _tables(report: Report) -> list[Table]:
     packages = _table("package", "version")
     for name, version in first.packages.items():
         packages.add_row(name, f"{version} ({build})" if name == "torch" and build else version or "not installed")
-    backends = _table("backend", "usable", "why", "remedy")
+    backends = _table("backend", "usable", "why", *(() if narrow else ("remedy",)))
     for name, one in first.backends.items():
-        backends.add_row(name, "yes" if one["usable"] else "no", one["reason"], one["remedy"])
+        backends.add_row(name, "yes" if one["usable"] else "no", *_with_remedy(one["reason"], one["remedy"], narrow))
     tables = [packages, backends]
     if first.launch:
         facts = _table("launch" + (f", rank {first.rank}" if report.world_size > 1 else ""), "value", "from")
@@ -73,7 +76,7 @@ def _tables(report: Report) -> list[Table]:
         for one in host["interfaces"]:
             leads = "yes" if one["leads_to_master"] else ""
             interfaces.add_row(host["host"], one["name"], ", ".join(one["addresses"]), leads)
-    return [*tables, interfaces, _findings(report)]
+    return [*tables, interfaces, _findings(report, narrow)]
 
 
 def _ranks(report: Report) -> Table:
@@ -88,18 +91,26 @@ def _ranks(report: Report) -> Table:
     return table
 
 
-def _findings(report: Report) -> Table:
-    table = _table("", "check", "found", "remedy")
+def _findings(report: Report, narrow: bool) -> Table:
+    table = _table("", "check", "found", *(() if narrow else ("remedy",)))
     good: dict[str, int] = {}
     for one in report.findings:
         good[one.check] = good.get(one.check, 0) + (one.level == "ok")
         if one.level == "ok" and good[one.check] > _MOST_GOOD:
             continue
-        table.add_row(Text(one.level, style=_STYLES[one.level]), one.check, _where(one, report) + one.found, one.remedy)
+        cells = _with_remedy(_where(one, report) + one.found, one.remedy, narrow)
+        table.add_row(Text(one.level, style=_STYLES[one.level]), one.check, *cells)
     left_out = sum(max(0, number - _MOST_GOOD) for number in good.values())
     if left_out:
         table.add_row(Text("ok", style=_STYLES["ok"]), "...", f"{left_out} more: --json lists all")
     return table
+
+
+def _with_remedy(text: str, remedy: str, narrow: bool) -> tuple[Text, ...]:
+    """Return the cells of a text and its remedy: one below the other where two columns would break words."""
+    if not narrow:
+        return Text(text), Text(remedy)
+    return (Text(f"{text}\n-> {remedy}" if remedy else text),)
 
 
 def _where(finding: Finding, report: Report) -> str:
@@ -108,7 +119,7 @@ def _where(finding: Finding, report: Report) -> str:
     hosts = dict.fromkeys(one.host for one in report.ranks if one.rank in finding.ranks)
     several = len(report.hosts()) > 1
     on = f" on {', '.join(list(hosts)[:4])}{' and others' if len(hosts) > 4 else ''}" if several else ""
-    return f"{listed(finding.ranks)}{on}: "
+    return f"{format_ranks(finding.ranks)}{on}: "
 
 
 def _summary(report: Report) -> str:
@@ -124,5 +135,5 @@ def _shown(value: Any) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in columns:
-        table.add_column(Text(name), overflow="fold")
+        table.add_column(Text(name), overflow="fold", no_wrap=name in _WHOLE)
     return table

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from comm_orchestrator.rendezvous.records import listed
+from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.doctor import clocks
 from comm_orchestrator.tools.doctor.clocks import Clock
 from comm_orchestrator.tools.doctor.finding import LEVELS, Finding, Level, worst
@@ -20,7 +20,7 @@ __all__ = ["RankReport", "Report", "differences", "merge_reports", "of_trials"]
 
 @dataclass(frozen=True)
 class RankReport:
-    """What one rank found out alone; ``rank`` is None where it could not tell."""
+    """The report of one rank alone; ``rank`` is None if it is unknown."""
 
     rank: int | None
     world_size: int
@@ -46,7 +46,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Report:
-    """What there is to say about a job.
+    """The summary of a job.
 
     Attributes:
         complete: every rank is in it; otherwise it is one rank's own view.
@@ -69,7 +69,7 @@ class Report:
         return int(self.level == "problem")
 
     def hosts(self) -> list[dict[str, Any]]:
-        """Each host once, in the order of its first rank."""
+        """Return each host once, in the order of its first rank."""
         found: dict[tuple[str, int | None], dict[str, Any]] = {}
         for one in self.ranks:
             key = (one.host, one.node_rank)
@@ -134,7 +134,7 @@ def _of_ranks(reports: Sequence[RankReport]) -> list[Finding]:
 
 
 def _joined(findings: Iterable[Finding], size: int) -> list[Finding]:
-    """Those that say the same, once; what is true of all ranks names none."""
+    """Return those that say the same, once; what is true of all ranks names none."""
     ranks: dict[tuple[str, ...], set[int]] = {}
     first: dict[tuple[str, ...], Finding] = {}
     for one in findings:
@@ -149,7 +149,7 @@ def _joined(findings: Iterable[Finding], size: int) -> list[Finding]:
 
 
 def differences(reports: Sequence[RankReport]) -> list[Finding]:
-    """What should be the same on all ranks."""
+    """Return what should be the same on all ranks."""
     first, result = reports[0], []
     for name in first.packages:
         others = [one for one in reports if one.packages.get(name) != first.packages[name]]
@@ -157,21 +157,21 @@ def differences(reports: Sequence[RankReport]) -> list[Finding]:
             theirs = others[0].packages.get(name) or "none"
             text = (
                 f"{name} is {first.packages[name] or 'not installed'} on rank {first.rank}, and {theirs} on "
-                f"{listed(one.rank for one in others if one.rank is not None)}"
+                f"{format_ranks(one.rank for one in others if one.rank is not None)}"
             )
             result.append(Finding("warning", "packages", text, "install the same on every host"))
     for name in dict.fromkeys(name for one in reports for name in one.backends):
         cannot = [one for one in reports if not one.backends.get(name, {}).get("usable")]
         if cannot and len(cannot) < len(reports):
-            told = cannot[0].backends.get(name, {"reason": "not installed", "remedy": "install what provides it"})
-            who = listed(one.rank for one in cannot if one.rank is not None)
-            text = f"{name} cannot be used by {who}: {told['reason']}"
-            result.append(Finding("warning", "backends", text, told["remedy"]))
+            lacking = cannot[0].backends.get(name, {"reason": "not installed", "remedy": "install what provides it"})
+            who = format_ranks(one.rank for one in cannot if one.rank is not None)
+            text = f"{name} cannot be used by {who}: {lacking['reason']}"
+            result.append(Finding("warning", "backends", text, lacking["remedy"]))
     return result
 
 
 def of_trials(trials: Sequence[Trial]) -> list[Finding]:
-    """How each library did, and the ranks that failed."""
+    """Return how each library did, and the ranks that failed."""
     result = []
     for backend in dict.fromkeys(one.backend for one in trials):
         each = [one for one in trials if one.backend == backend]

@@ -44,7 +44,7 @@ def versions() -> dict[str, str | None]:
 
 
 def torch_build() -> dict[str, Any]:
-    """What torch was built with; None where it was built without."""
+    """Return what torch was built with; None where it was built without."""
     nccl = _nccl() if c10d.is_available() and c10d.is_nccl_available() else None
     return {
         "cuda": torch.version.cuda,
@@ -64,7 +64,7 @@ def _nccl() -> str:
 
 
 def check_packages(found: Mapping[str, str | None], build: Mapping[str, Any]) -> list[Finding]:
-    """Whether the packages fit together."""
+    """Return whether the packages fit together."""
     if not build["distributed"]:
         text = f"torch {found['torch']} was built without torch.distributed"
         return [Finding("problem", "packages", text, "pip install --force-reinstall torch", of_host=True)]
@@ -81,7 +81,7 @@ def check_packages(found: Mapping[str, str | None], build: Mapping[str, Any]) ->
 
 
 def check_backends(available: Mapping[str, Availability], settings: comm_config.Settings) -> list[Finding]:
-    """Whether ``init_distributed()`` would find a library to use."""
+    """Return whether ``init_distributed()`` would find a library to use."""
     findings = [
         Finding("warning", "backends", f"{name}: {one.reason}", one.remedy, of_host=True)
         for name, one in available.items()
@@ -100,26 +100,26 @@ def check_backends(available: Mapping[str, Availability], settings: comm_config.
             selector.choose(named)
             chosen = f"{named} is asked for ({source}) and can be used"
         except BackendUnavailableError as error:
-            told = from_error("backends", error)
-            remedy = told.remedy or f"name one of {', '.join(usable)}"
-            return [*findings, Finding("problem", "backends", f"{told.found} ({source})", remedy)]
+            reported = from_error("backends", error)
+            remedy = reported.remedy or f"name one of {', '.join(usable)}"
+            return [*findings, Finding("problem", "backends", f"{reported.found} ({source})", remedy)]
     else:
         kind = devices.device_type()
-        obstacles = selector.obstacles(kind)
-        best = next((backend for backend, problem in obstacles.items() if problem is None), None)
+        unavailable_reasons = selector.unavailable_reasons(kind)
+        best = next((backend for backend, problem in unavailable_reasons.items() if problem is None), None)
         if best is None:
-            why = "; ".join(str(problem) for problem in obstacles.values())
+            why = "; ".join(str(problem) for problem in unavailable_reasons.values())
             text = f"no library for {kind} tensors can be used: {why}"
             return [*findings, Finding("problem", "backends", text, "install a build of torch that has gloo")]
-        accelerator = next(iter(obstacles))
+        accelerator = next(iter(unavailable_reasons))
         if kind != "cpu" and best != accelerator:
-            text = f"there are {kind} devices, but {obstacles[accelerator]}; {best} is used instead"
+            text = f"there are {kind} devices, but {unavailable_reasons[accelerator]}; {best} is used instead"
             findings.append(Finding("warning", "backends", text, remedy_for(available, accelerator)))
         chosen = f"{best} is chosen on {kind}"
     return [*findings, Finding("ok", "backends", f"{chosen}; usable here: {', '.join(usable)}", of_host=True)]
 
 
 def remedy_for(available: Mapping[str, Availability], backend: str) -> str:
-    """What would make ``backend`` usable."""
+    """Return what would make ``backend`` usable."""
     parts = [available.get(part.rpartition(":")[2]) for part in backend.split(",")]
     return next((one.remedy for one in parts if one is not None and not one.usable), "install a torch that has it")

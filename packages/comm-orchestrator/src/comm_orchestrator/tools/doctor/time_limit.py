@@ -17,7 +17,7 @@ class StuckError(TimeoutError):
 
 
 def within(limit_s: float, call: Callable[[], T], doing: str) -> T:
-    """What ``call`` returns or raises.
+    """Return what ``call`` returns or raises.
 
     A library that hangs cannot be interrupted, only left behind: in a thread.
 
@@ -46,5 +46,5 @@ def within(limit_s: float, call: Callable[[], T], doing: str) -> T:
 
 
 def anything_stuck() -> bool:
-    """Whether a call that was left behind still runs; an orderly end of the process may then hang or crash."""
+    """Return whether a call that was left behind still runs; an orderly end of the process may then hang or crash."""
     return any(thread.is_alive() for thread in _threads)

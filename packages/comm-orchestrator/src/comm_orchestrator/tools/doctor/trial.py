@@ -22,7 +22,7 @@ _ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of one library on one rank.
+    """The outcome of the trial of one library on one rank.
 
     Attributes:
         setup_s, all_reduce_s: None where it did not get that far.
@@ -39,18 +39,18 @@ class Trial:
 
 
 def limit_of(timeout_s: float) -> float:
-    """When to stop waiting for a library that ignores its own timeout, at the start and in the operation."""
+    """Return when to stop waiting for a library that ignores its own timeout, at the start and in the operation."""
     return 2 * timeout_s + 5
 
 
 def device_of(backend: str) -> torch.device:
-    """Where tensors for ``backend`` have to be."""
+    """Return where tensors for ``backend`` have to be."""
     kind = _ACCELERATORS.get(backend, "cpu")
     return torch.device(kind, getattr(torch, kind).current_device()) if kind != "cpu" else torch.device("cpu")
 
 
 def reduce_once(device: torch.device) -> float:
-    """Seconds that an ``all_reduce`` of 1,024 numbers takes, which is checked.
+    """Return seconds that an ``all_reduce`` of 1,024 numbers takes, which is checked.
 
     Raises:
         ArithmeticError: its result is wrong.
@@ -81,17 +81,23 @@ def run(backend: str, rank: int, settings: comm_config.Settings, timeout_s: floa
         with _raising(backend):
             took_s = within(limit_of(timeout_s), call, f"an all_reduce on {backend}")
     except Exception as error:
-        told = from_error("communication", error)
+        reported = from_error("communication", error)
         with suppress(Exception):
             within(timeout_s, facade.destroy_process_group, f"destroying {backend}")
         return Trial(
-            backend, rank, next(iter(setup_s), None), None, told.found, told.remedy, isinstance(error, StuckError)
+            backend,
+            rank,
+            next(iter(setup_s), None),
+            None,
+            reported.found,
+            reported.remedy,
+            isinstance(error, StuckError),
         )
     try:
         within(limit_of(timeout_s), facade.destroy_process_group, f"destroying {backend}")
     except Exception as error:
-        told = from_error("communication", error)
-        return Trial(backend, rank, setup_s[0], took_s, told.found, told.remedy, isinstance(error, StuckError))
+        reported = from_error("communication", error)
+        return Trial(backend, rank, setup_s[0], took_s, reported.found, reported.remedy, isinstance(error, StuckError))
     return Trial(backend, rank, setup_s[0], took_s)
 
 

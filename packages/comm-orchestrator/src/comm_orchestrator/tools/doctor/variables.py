@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from comm_config.secret import SECRET_VARIABLE
 from comm_orchestrator.tools.doctor.finding import Finding
 
 __all__ = ["check", "relevant"]
@@ -54,8 +55,12 @@ _DEBUGGING = {
 
 
 def relevant(environ: Mapping[str, str]) -> dict[str, str]:
-    """What launchers, communication libraries and these packages read."""
-    return {name: environ[name] for name in sorted(environ) if name in _NAMES or name.startswith(_PREFIXES)}
+    """Return what launchers, communication libraries and these packages read, secrets hidden."""
+    return {
+        name: "(hidden)" if name == SECRET_VARIABLE else environ[name]
+        for name in sorted(environ)
+        if name in _NAMES or name.startswith(_PREFIXES)
+    }
 
 
 def check(environ: Mapping[str, str], warnings: Iterable[str]) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""What a model says of a recorded job on other hosts."""
+"""The prediction of a recorded job on other hosts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def predicted(self) -> Interval:
-        """All calls together."""
+        """Return all calls together."""
         if self.kept:
             return Interval(self.recorded_s, self.recorded_s, self.recorded_s)
         each = self.estimate
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def communication(self) -> Interval:
-        """All exchanges one after another, whether the program waited for them or not."""
+        """Return all exchanges one after another, whether the program waited for them or not."""
         all_rows = [row.predicted for row in self.rows]
         return Interval(
             sum(one.value_s for one in all_rows),
@@ -81,7 +81,7 @@ class Job:
 
     @property
     def marks(self) -> list[str]:
-        """Why intervals are wider, over all rows."""
+        """Return why intervals are wider, over all rows."""
         return sorted({mark for row in self.rows for mark in row.estimate.marks})
 
 
@@ -93,7 +93,7 @@ def predict(
     keep_parts: bool = False,
     keep_recorded: bool = False,
 ) -> Job:
-    """The recorded job with the communication that ``estimator`` predicts.
+    """Return the recorded job with the communication that ``estimator`` predicts.
 
     Args:
         traces: of all ranks, aligned.
@@ -136,7 +136,7 @@ def predict(
         raise NoFitError(
             f"{next(iter(lacking.values()))}"
             + (f" (and none of {', '.join(list(lacking)[1:])})" if len(lacking) > 1 else "")
-            + "; or keep recorded times of what the model lacks with --keep-recorded"
+            + "; or keep recorded times of what is not in the model with --keep-recorded"
         )
     job.rows = _merged(rows.values())
     events = [event for trace in traces for event in trace.events]
@@ -181,7 +181,7 @@ def _row(exchange: Exchange, estimator: Estimator, placement: Placement, keep_pa
 
 
 def _message(exchange: Exchange, placement: Placement) -> tuple[Shape, Shape]:
-    """The shapes of the two ends; as far apart as can be where one of them is not known."""
+    """Return the shapes of the two ends; as far apart as can be where one of them is not known."""
     pair = sorted({*exchange.ranks, exchange.operation.root} - {-1})
     if len(pair) != 2:
         return Shape(2, min(2, placement.nodes)), Shape(2, min(2, placement.recorded.nodes))

@@ -1,4 +1,4 @@
-"""Where the ranks of a recorded job would be on other hosts, and which groups grow with the job."""
+"""Placement of the ranks of a recorded job on other hosts, and growth of its groups."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ class Placement:
 
     @property
     def recorded(self) -> Shape:
-        """The recorded job."""
+        """Return the recorded job."""
         return Shape(len(self.hosts), len(set(self.hosts)))
 
     @property
     def as_recorded(self) -> bool:
-        """Whether the predicted job has as many hosts and ranks as the recorded one."""
+        """Return whether the predicted job has as many hosts and ranks as the recorded one."""
         return self.recorded == Shape(self.world_size, self.nodes)
 
     def shape(self, ranks: tuple[int, ...]) -> Shape:
-        """The group that takes the place of the recorded group of ``ranks``.
+        """Return the group that takes the place of the recorded group of ``ranks``.
 
         Raises:
             ArgumentError: it does not fit into the predicted job.

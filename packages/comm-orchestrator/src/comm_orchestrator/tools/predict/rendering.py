@@ -20,7 +20,7 @@ from comm_utils.sizes import format_size
 __all__ = ["fits_table", "held_out_table", "job_tables", "show"]
 
 _MOST_ROWS = 20
-# Columns that whoever searches for a word should find it in, whatever the width.
+# Columns in which a search for a word should find it, whatever the width.
 _WHOLE = frozenset(("operation", "ranks"))
 # Where nobody looks at it, lines are as long as they have to be.
 _UNLIMITED = 10_000
@@ -85,7 +85,7 @@ def _number(value: float) -> str:
 
 
 def fits_table(model: Model) -> list[RenderableType]:
-    """A row for each piece of each fit."""
+    """Return a row for each piece of each fit."""
     title = "a model: latency (alpha) and bandwidth (1/beta) fitted to measurements"
     table = _table(
         ("operation", "how", "ranks", "sizes", "algorithm"),
@@ -126,7 +126,7 @@ def fits_table(model: Model) -> list[RenderableType]:
 
 
 def held_out_table(held_out: Mapping[Key, list[FittedPoint]], what: str) -> list[RenderableType]:
-    """A row for each fit, and one for all."""
+    """Return a row for each fit, and one for all."""
     rule = "every other size left out" if what == "sizes" else "each number of ranks left out in turn"
     title = f"{rule}, {NOT_MEASURED}: error against what was measured"
     table = _table(

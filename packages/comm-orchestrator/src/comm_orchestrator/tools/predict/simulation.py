@@ -54,7 +54,7 @@ class Program:
 
 
 def programs(traces: Sequence[RankTrace]) -> tuple[list[Program], list[Exchange]]:
-    """The programs of all ranks, and the exchanges between them.
+    """Return the programs of all ranks, and the exchanges between them.
 
     Args:
         traces: aligned.
@@ -111,7 +111,7 @@ def _exchange(rank: int, number: int, event: Event, exchanges: dict[object, Exch
 
 @dataclass(frozen=True)
 class Run:
-    """How it went.
+    """The result of a simulation.
 
     Attributes:
         wall_ns: from the first rank's first call to the end of all steps and exchanges.
@@ -164,7 +164,7 @@ class _Simulation:
             self.place[rank] += 1
 
     def _step(self, rank: int, step: Step) -> bool:
-        """Whether the rank got through it."""
+        """Return whether the rank got through it."""
         number = id(step.exchange)
         state = self.states[number]
         self.exchanges[number] = step.exchange

@@ -23,7 +23,7 @@ _MOST_LABELS = 60
 
 
 def height_inches(lanes: Sequence[Lane]) -> float:
-    """How high the picture of ``lanes`` should be."""
+    """Return how high the picture of ``lanes`` should be."""
     ranks = len({lane.rank for lane in lanes})
     total = sum(_HALF if lane.half else 1 for lane in lanes) + _RANK_GAP * ranks
     return 1.4 + total * min(0.32, max(0.06, 20 / max(total, 1)))
@@ -116,7 +116,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def side_inches(ranks: int) -> float:
-    """How large the picture of so many ranks should be."""
+    """Return how large the picture of so many ranks should be."""
     return min(max(2.6, 0.55 * ranks + 1.2), 8.0)
 
 

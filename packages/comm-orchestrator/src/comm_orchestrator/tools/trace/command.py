@@ -68,7 +68,7 @@ def plot(
     to_s: Annotated[float | None, typer.Option("--to", help="Likewise.", show_default="the last completion")] = None,
     ranks: Annotated[str, typer.Option(help="Such as 0,2,4-6.", show_default="all")] = "",
 ) -> None:
-    """A timeline of all ranks, and a map of the bytes that they sent to each other."""
+    """Plot a timeline of all ranks, and a map of the bytes that they sent to each other."""
     from comm_orchestrator.tools.trace import files, plotting
 
     with _errors():

@@ -60,7 +60,7 @@ class Row:
 
     @property
     def same(self) -> bool:
-        """The replay has moved exactly what was recorded."""
+        """Return the replay has moved exactly what was recorded."""
         return (self.recorded_calls, self.recorded_bytes) == (self.replayed_calls, self.replayed_bytes)
 
 
@@ -84,7 +84,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """The replay has moved exactly what was recorded."""
+        """Return the replay has moved exactly what was recorded."""
         return all(row.same for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _key(operation: Operation) -> Key:
 
 
 def tally(traces: Sequence[RankTrace]) -> dict[Key, Tally]:
-    """What is in ``traces``; waiting only where they are of all ranks and aligned."""
+    """Return what is in ``traces``; waiting only where they are of all ranks and aligned."""
     found: dict[Key, Tally] = {}
     for trace in traces:
         for event in trace.events:
@@ -113,7 +113,7 @@ def tally(traces: Sequence[RankTrace]) -> dict[Key, Tally]:
 
 
 def together_with(tallies: Iterable[Mapping[Key, Tally]]) -> dict[Key, Tally]:
-    """The sums of ``tallies``."""
+    """Return the sums of ``tallies``."""
     found: dict[Key, Tally] = {}
     for one in tallies:
         for key, value in one.items():

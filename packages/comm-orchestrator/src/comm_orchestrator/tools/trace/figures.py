@@ -60,7 +60,7 @@ def check_format(path: Path) -> None:
 
 
 def library() -> Any:
-    """matplotlib.
+    """Matplotlib.
 
     Raises:
         BackendUnavailableError: it is not installed.

@@ -22,7 +22,7 @@ __all__ = ["check", "merge", "read", "replaced", "waiting_of"]
 
 
 def read(folder: Path) -> list[RankTrace]:
-    """The traces of all ranks in ``folder``, by rank, on rank 0's clock.
+    """Return the traces of all ranks in ``folder``, by rank, on rank 0's clock.
 
     Raises:
         ArgumentError: it is no trace, or one that contradicts itself.
@@ -66,7 +66,7 @@ def check(trace: RankTrace, where: str) -> None:
 
 
 def _wrong(operation: Operation, trace: RankTrace) -> str:
-    """What is wrong with ``operation``, or nothing."""
+    """Return what is wrong with ``operation``, or nothing."""
     ranks, W = operation.ranks, trace.world_size
     row = operations.find(operation.operation) if isinstance(operation.operation, str) else None
     if row is None or not row.recorded:
@@ -98,7 +98,7 @@ def _whole(values: Iterable[object]) -> bool:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """A file to write instead of ``path``, which becomes ``path`` at the end of the block, unless that fails.
+    """Yield a file to write instead of ``path``; it replaces ``path`` at the end of the block, unless that fails.
 
     Where ``path`` is a link, what it leads to is replaced.
 
@@ -151,7 +151,7 @@ def _opened(path: Path, compressed: bool) -> TextIO:
 
 
 def waiting_of(traces: Sequence[RankTrace]) -> dict[int, tuple[int, int]]:
-    """How long each event waited, ns, and for which rank, by the ``id`` of the event."""
+    """Return how long each event waited, ns, and for which rank, by the ``id`` of the event."""
     return {id(calls[rank]): waited for calls in together(traces) for rank, waited in split(calls).items()}
 
 

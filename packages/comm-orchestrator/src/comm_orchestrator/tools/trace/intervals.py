@@ -12,7 +12,7 @@ Interval = tuple[int, int]
 
 
 def covered_ns(intervals: Iterable[Interval]) -> int:
-    """How long at least one of them lasts."""
+    """Return how long at least one of them lasts."""
     total = 0
     until: int | None = None
     for begin, end in sorted(intervals):
@@ -38,7 +38,10 @@ def _end(event: Event) -> int:
 
 
 def blocking(trace: RankTrace) -> list[Interval]:
-    """When the rank's threads were in communication: synchronous operations, calls of asynchronous ones, waits."""
+    """Return when the rank's threads were in communication.
+
+    Synchronous operations, calls of asynchronous ones, waits.
+    """
     found = []
     for event in trace.events:
         found.append((event.begin_ns, event.returned_ns if event.operation.asynchronous else event.end_ns))
@@ -47,12 +50,12 @@ def blocking(trace: RankTrace) -> list[Interval]:
 
 
 def in_progress(trace: RankTrace) -> list[Interval]:
-    """When an operation of the rank was under way."""
+    """Return when an operation of the rank was under way."""
     return [(event.begin_ns, event.end_ns) for event in trace.events]
 
 
 def hidden_ns(event: Event) -> int:
-    """How long an asynchronous operation went on while the program was free to compute.
+    """Return how long an asynchronous operation went on while the program was free to compute.
 
     From the call's return until somebody waited or it was complete.
     """

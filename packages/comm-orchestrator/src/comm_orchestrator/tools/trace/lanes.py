@@ -1,4 +1,4 @@
-"""What a timeline shows, before it is drawn: bars in lanes, few enough to be seen and to be kept in a small file."""
+"""The content of a timeline: bars in lanes, few enough to be visible and to fit into a small file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Bar:
     height: float = 1.0
 
     def moved(self, by_ns: int) -> Bar:
-        """The same, ``by_ns`` later."""
+        """Return the same, ``by_ns`` later."""
         return replace(self, begin_ns=self.begin_ns + by_ns, end_ns=self.end_ns + by_ns)
 
 
@@ -63,7 +63,7 @@ def lanes(
     end_ns: int,
     waited: Mapping[int, tuple[int, int]],
 ) -> list[Lane]:
-    """The lanes of the ranks ``shown``, from above to below, with what happened from ``begin_ns`` to ``end_ns``.
+    """Return the lanes of the ranks ``shown``, from above to below, with what happened from ``begin_ns`` to ``end_ns``.
 
     Args:
         waited: how long each event waited, by its ``id``, of which the first number counts.

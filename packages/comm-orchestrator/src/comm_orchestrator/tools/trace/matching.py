@@ -1,4 +1,4 @@
-"""Which calls of the ranks belong together, and which lack a part."""
+"""Matching of the calls of several ranks, and detection of incomplete ones."""
 
 from __future__ import annotations
 

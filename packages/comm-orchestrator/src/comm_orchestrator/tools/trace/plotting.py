@@ -29,7 +29,7 @@ _MOST_RANKS = 1 << 20
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to draw.
+    """The options of a plot.
 
     Attributes:
         kind: one of :data:`KINDS`.
@@ -116,7 +116,7 @@ def _total(moved: Traffic) -> str:
 
 
 def _lanes(traces: Sequence[RankTrace], ranks: Sequence[int], wanted: Wanted) -> tuple[list[Lane], int, int]:
-    """The lanes, with times since the first call, and from when until when."""
+    """Return the lanes, with times since the first call, and from when until when."""
     first, last = span_ns(traces)
     begin = first + round((wanted.from_s or 0.0) * 1e9)
     end = last if wanted.to_s is None else first + round(wanted.to_s * 1e9)

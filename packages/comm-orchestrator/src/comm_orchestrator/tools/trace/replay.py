@@ -136,7 +136,7 @@ def _remove(scratch: str) -> None:
 
 
 def _together(made: Plan, folder: Path, rank: int, options: Options) -> Comparison:
-    """The comparison, the same on all ranks but for waiting times, which rank 0 has where it sees all files."""
+    """Return the comparison, the same on all ranks but for waiting times, which rank 0 has where it sees all files."""
     mine = [load_rank(path_of(folder, rank))]
     begin, end = span_ns(mine)
     everyone: list[Any] = [None] * len(made.traces)

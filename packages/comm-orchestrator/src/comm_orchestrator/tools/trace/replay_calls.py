@@ -27,7 +27,7 @@ class Memory:
         self._free: dict[int, list[torch.Tensor]] = defaultdict(list)
 
     def take(self, size_bytes: int) -> torch.Tensor:
-        """A buffer of at least so many bytes."""
+        """Return a buffer of at least so many bytes."""
         capacity = 1 << max(size_bytes - 1, 63).bit_length()
         free = self._free[capacity]
         return free.pop() if free else torch.zeros(capacity, dtype=torch.uint8, device=self._device)
@@ -64,16 +64,16 @@ class Calls:
                 self._synchronous[operation] = self._bound(operation, shared, False)
 
     def run(self, operation: Operation) -> None:
-        """A synchronous call."""
+        """Make a synchronous call."""
         self._synchronous[operation]()
 
     def issue(self, operation: Operation) -> tuple[Any, list[torch.Tensor]]:
-        """An asynchronous call: its handle, and what has to be given back when it is complete."""
+        """Return an asynchronous call: its handle, and what has to be given back when it is complete."""
         buffers = [self._memory.take(size) for size in self._bytes(operation)]
         return self._bound(operation, buffers, True)(), buffers
 
     def give_back(self, buffers: Sequence[torch.Tensor]) -> None:
-        """The asynchronous call that these belong to is complete."""
+        """Release the tensors of an asynchronous call that is complete."""
         self._memory.give_back(buffers)
 
     def _bytes(self, operation: Operation) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What ``commctl trace replay`` was asked for, checked as far as that can be done before any rank starts."""
+"""The options of ``commctl trace replay``, validated as far as possible before any rank starts."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Options:
 
     @classmethod
     def loads(cls, text: str) -> Options:
-        """What :meth:`dumps` wrote."""
+        """Return what :meth:`dumps` wrote."""
         return cls(**json.loads(text))
 
     def limit_s(self, longest_s: float) -> float:
-        """How long an operation may take, where the longest recorded one took ``longest_s``."""
+        """Return how long an operation may take, where the longest recorded one took ``longest_s``."""
         return self.timeout_s or max(_LEAST_TIMEOUT_S, 3 * longest_s)
 
 

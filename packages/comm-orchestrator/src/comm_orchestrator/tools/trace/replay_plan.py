@@ -1,4 +1,4 @@
-"""What is to be replayed, decided and refused before anything starts."""
+"""The plan of a replay, validated before anything starts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from comm_orchestrator.rendezvous.records import listed
+from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.trace.matching import matched
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Operation, RankTrace
@@ -27,7 +27,7 @@ _NO_TAGS = frozenset(("ccl", "nccl", "xccl"))
 
 @dataclass(frozen=True)
 class Plan:
-    """What is replayed.
+    """A replay: its calls and groups.
 
     Attributes:
         traces: aligned, with what all their ranks have, and groups named alike on all ranks.
@@ -39,18 +39,18 @@ class Plan:
 
     @property
     def backend(self) -> str:
-        """The library that was recorded; empty where the ranks' differ or nobody said."""
+        """Return the library that was recorded; empty where the ranks' differ or nobody said."""
         found = {trace.backend for trace in self.traces}
         return found.pop() if len(found) == 1 else ""
 
     @property
     def longest_s(self) -> float:
-        """The time of the longest single operation."""
+        """Return the time of the longest single operation."""
         return max((event.duration_ns for trace in self.traces for event in trace.events), default=0) * 1e-9
 
 
 def plan(traces: Sequence[RankTrace]) -> Plan:
-    """What to replay of ``traces``, which are aligned.
+    """Return what to replay of ``traces``, which are aligned.
 
     Raises:
         ArgumentError: nothing, or not faithfully; says why.
@@ -112,11 +112,11 @@ def _notes(traces: Sequence[RankTrace], kept: Sequence[RankTrace]) -> list[str]:
     cut = [trace.rank for trace in traces if not trace.complete]
     dropped = [trace.rank for trace in traces if trace.dropped]
     if cut:
-        reasons.append(f"the recording of {listed(cut)} was cut off")
+        reasons.append(f"the recording of {format_ranks(cut)} was cut off")
     if dropped:
-        reasons.append(f"{listed(dropped)} dropped events")
+        reasons.append(f"{format_ranks(dropped)} dropped events")
     why = f" ({'; '.join(reasons)})" if reasons else ""
-    where = listed([rank for rank, number in lost.items() if number])
+    where = format_ranks([rank for rank, number in lost.items() if number])
     plural = total != 1
     return [
         f"{total} of {sum(len(trace.events) for trace in traces)} calls {'are' if plural else 'is'} left out, on "
@@ -126,7 +126,7 @@ def _notes(traces: Sequence[RankTrace], kept: Sequence[RankTrace]) -> list[str]:
 
 
 def _wrong(operation: Operation, rank: int) -> str:
-    """Why it cannot be replayed, or nothing."""
+    """Return why it cannot be replayed, or nothing."""
     pattern, W = operation.pattern, operation.world_size
     if pattern.is_empty:
         return ""
@@ -163,7 +163,7 @@ def _wrong_splits(operation: Operation, unit: int) -> str:
 
 
 def type_of(name: str) -> torch.dtype:
-    """The dtype of this name.
+    """Return the dtype of this name.
 
     Raises:
         ArgumentError: this torch has none.
@@ -177,7 +177,7 @@ def type_of(name: str) -> torch.dtype:
 
 
 def _names(traces: Sequence[RankTrace]) -> dict[Group, str]:
-    """A new name for each group, from all ranks' traces, so that every rank makes its groups in the same order."""
+    """Return new names of the groups of all ranks' traces, so that every rank makes them in the same order."""
     everybody = tuple(range(traces[0].world_size))
     groups = sorted(
         {group_of(event.operation) for trace in traces for event in trace.events},

@@ -43,7 +43,7 @@ class Step:
 
 
 def steps(events: Sequence[Event], begin_ns: int) -> list[Step]:
-    """What a rank did, in order.
+    """Return what a rank did, in order.
 
     Args:
         begin_ns: when the first rank began.
@@ -154,7 +154,7 @@ class Player:
 
 
 def _groups(trace: RankTrace) -> dict[str, Any]:
-    """The groups that this rank is in, made in an order that is the same on all ranks."""
+    """Return the groups that this rank is in, made in an order that is the same on all ranks."""
     wanted = {(event.operation.group, event.operation.ranks) for event in trace.events}
     return {
         name: facade.new_group(list(ranks), sort_ranks=list(ranks) == sorted(ranks))

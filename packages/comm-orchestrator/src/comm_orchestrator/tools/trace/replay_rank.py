@@ -1,4 +1,4 @@
-"""What each rank of a replay does."""
+"""The program of each rank of a replay."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fail", "main", "play", "set_up"]
 
-# The rank that knows why it failed speaks first; whoever lost it waits this long, and is mostly ended before.
+# The rank that knows why it failed speaks first; a rank that lost it waits this long, and is mostly ended before.
 _CONSEQUENCE_S = 1.5
 # Ranks may start as far apart, however short the operations' time limit is.
 _MEETING_S = 60.0
@@ -30,8 +30,8 @@ def set_up(options: Options, limit_s: float) -> None:
     """Set up the world; what is recorded in it is this replay's to say, not the environment's."""
     for name in [name for name in os.environ if name.startswith("COMM_COMMS_LOGGER")]:
         del os.environ[name]
-    meeting = {"timeouts": {"init_s": max(limit_s, _MEETING_S)}}
-    facade.init_distributed(options.backend or None, verbose=False, timeout=limit_s, config=meeting)
+    limits = {"timeouts": {"init_s": max(limit_s, _MEETING_S)}}
+    facade.init_distributed(options.backend or None, verbose=False, timeout=limit_s, config=limits)
 
 
 def play(trace: RankTrace, begin_ns: int, options: Options, folder: Path, limit_s: float) -> None:

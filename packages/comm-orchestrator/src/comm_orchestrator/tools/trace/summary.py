@@ -1,4 +1,4 @@
-"""What a trace says in numbers: operations, ranks, and who was waited for."""
+"""The summary of a trace: operations, ranks and stragglers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Summary:
 
 
 def summarize(traces: Sequence[RankTrace]) -> Summary:
-    """The summary of ``traces``, which are aligned."""
+    """Return the summary of ``traces``, which are aligned."""
     accounted = account(traces)
     begin, end = span_ns(traces)
     wall_ns = end - begin
@@ -188,7 +188,7 @@ def _row(key: Any, alike: _Alike, accounted: Account) -> OperationRow:
 
 
 def _quantile(ordered: Sequence[int], share: float) -> int:
-    """The least value that so large a share does not exceed."""
+    """Return the least value that so large a share does not exceed."""
     place = -(-share * len(ordered) // 1)
     return ordered[max(int(place) - 1, 0)]
 

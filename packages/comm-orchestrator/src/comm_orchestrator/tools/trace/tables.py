@@ -11,11 +11,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from comm_orchestrator.rendezvous.records import listed
+from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.trace.summary import OperationRow, Summary
 from comm_utils.sizes import format_size
 
-__all__ = ["MOST_ROWS", "clipped", "format_summary", "milliseconds", "missing", "render", "share", "table"]
+__all__ = [
+    "MOST_ROWS",
+    "clipped",
+    "format_summary",
+    "milliseconds",
+    "missing",
+    "render",
+    "share",
+    "significant",
+    "table",
+]
 
 #: What people read of a table; programs read --json.
 MOST_ROWS = 40
@@ -24,10 +34,12 @@ _UNLIMITED = 10_000
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Iterable[int] = (0,)) -> Table:
-    """A table with ``left`` columns to the left and all others to the right."""
+    """Make a table with the columns ``left`` left-aligned; the others hold numbers, which are never broken."""
     aligned_left = set(left)
+    rows = list(rows)
     found = Table(
         box=box.SIMPLE_HEAD,
+        padding=0,
         pad_edge=False,
         show_edge=False,
         collapse_padding=True,
@@ -35,8 +47,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], lef
         title_justify="left",
     )
     for place, name in enumerate(columns):
+        words = max(map(len, name.split()))
+        cells = max((len(row[place]) for row in rows), default=0)
         found.add_column(
-            Text(name), justify="left" if place in aligned_left else "right", overflow="fold", no_wrap=place == 0
+            Text(name),
+            justify="left" if place in aligned_left else "right",
+            overflow="fold",
+            min_width=words if place in aligned_left else max(words, cells),
         )
     for row in rows:
         found.add_row(*map(Text, row))
@@ -44,7 +61,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], lef
 
 
 def clipped(rows: Sequence[Sequence[str]], columns: int) -> list[Sequence[str]]:
-    """The first rows, and a last one that says how many more there are."""
+    """Return the first rows, and a last one that says how many more there are."""
     if len(rows) <= MOST_ROWS:
         return list(rows)
     more = f"... {len(rows) - MOST_ROWS} more: --json has all"
@@ -55,6 +72,11 @@ def milliseconds(seconds: float) -> str:
     """``seconds`` as milliseconds, with four digits that count."""
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def significant(value: float) -> str:
+    """Format with three significant digits."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def share(value: float | None) -> str:
@@ -144,14 +166,14 @@ def _operation(row: OperationRow) -> list[str]:
 def _times(row: OperationRow) -> list[str]:
     return [
         *_named(row),
-        *(f"{value * 1e6:.1f}" for value in (row.min_s, row.median_s, row.p95_s, row.max_s)),
-        f"{row.algbw_gb_per_s:.3f}",
-        f"{row.busbw_gb_per_s:.3f}",
+        *(significant(value * 1e6) for value in (row.min_s, row.median_s, row.p95_s, row.max_s)),
+        significant(row.algbw_gb_per_s),
+        significant(row.busbw_gb_per_s),
     ]
 
 
 def missing(found: Summary) -> list[str]:
-    """What the trace does not have, a line each."""
+    """Return what the trace does not have, a line each."""
     lines = []
     if found.unmatched:
         lines.append(
@@ -161,8 +183,8 @@ def missing(found: Summary) -> list[str]:
     dropped = [row for row in found.ranks if row.dropped]
     if dropped:
         total = sum(row.dropped for row in dropped)
-        lines.append(f"{total} events were dropped while recording, on {listed([row.rank for row in dropped])}")
+        lines.append(f"{total} events were dropped while recording, on {format_ranks([row.rank for row in dropped])}")
     cut = [row.rank for row in found.ranks if not row.complete]
     if cut:
-        lines.append(f"the recording of {listed(cut)} was cut off")
+        lines.append(f"the recording of {format_ranks(cut)} was cut off")
     return lines

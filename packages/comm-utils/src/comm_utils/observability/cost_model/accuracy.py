@@ -1,4 +1,4 @@
-"""How far a model is from measurements."""
+"""The distance of a model from measurements."""
 
 from __future__ import annotations
 

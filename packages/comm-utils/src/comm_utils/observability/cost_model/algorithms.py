@@ -1,4 +1,4 @@
-"""What the candidate algorithms of the table of operations cost, by the textbooks.
+"""Textbook costs of the candidate algorithms in the table of operations.
 
 Sources, cited in the functions by their numbers:
 

@@ -13,7 +13,7 @@ __all__ = ["Coefficients", "Piece", "between_us", "monotone_us", "within_us"]
 
 @dataclass(frozen=True)
 class Coefficients:
-    """What a message costs under one algorithm.
+    """The cost of a message under one algorithm.
 
     Attributes:
         alpha_us: latency of a message, in microseconds.
@@ -45,7 +45,7 @@ Cost = Callable[[Piece, float], float]
 
 
 def monotone_us(pieces: Sequence[Piece], size_bytes: float, cost: Cost) -> float:
-    """The time of ``size_bytes``, never less than that of a smaller size.
+    """Return the time of ``size_bytes``, never less than that of a smaller size.
 
     Where a piece begins lower than the one before it ended, the result is the geometric mean of the greatest time of
     all sizes up to this one and the least of all sizes from this one on, both of which never fall.
@@ -61,10 +61,10 @@ def monotone_us(pieces: Sequence[Piece], size_bytes: float, cost: Cost) -> float
 
 
 def within_us(rounds: Rounds, found: Coefficients, size_bytes: float) -> float:
-    """Rounds between ranks of one host."""
+    """Return rounds between ranks of one host."""
     return rounds.messages * found.alpha_us + rounds.share * size_bytes * found.beta_us_per_byte
 
 
 def between_us(rounds: Rounds, found: Coefficients, size_bytes: float) -> float:
-    """Rounds between hosts, whose bytes share the host's link."""
+    """Return rounds between hosts, whose bytes share the host's link."""
     return rounds.messages * found.alpha_us + rounds.leaving * size_bytes * found.beta_us_per_byte

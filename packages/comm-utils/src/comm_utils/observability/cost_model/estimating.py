@@ -1,4 +1,4 @@
-"""What a model says of one operation, with an interval."""
+"""Estimates of the time of one operation, with an interval."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Estimator:
         self._by_key = {fit.key: fit for fit in self._fits}
 
     def estimate(self, operation: str, size_bytes: int, shape: Shape, dtype: str = "", op: str = "") -> Estimate:
-        """How long ``operation`` takes.
+        """Estimate how long ``operation`` takes.
 
         Args:
             operation: as a program calls it, or as a bench file names it.

@@ -58,12 +58,12 @@ class Fit:
 
     @property
     def world_sizes(self) -> tuple[int, ...]:
-        """How many ranks the measured groups had."""
+        """Return the numbers of ranks of the measured groups."""
         return tuple(sorted({point.shape.ranks for point in self.points}))
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """How many hosts the measured groups spanned."""
+        """Return the numbers of hosts that the measured groups spanned."""
         return tuple(sorted({point.shape.nodes for point in self.points}))
 
 
@@ -80,7 +80,7 @@ def time_us(
     within: Sequence[Piece] | None,
     choose: Callable[[Piece], Coefficients] = lambda piece: piece.chosen,
 ) -> float:
-    """What a curve says of a group of ``shape``."""
+    """Return the time that a curve gives for a group of ``shape``."""
 
     def cost(piece: Piece, size: float) -> float:
         found = choose(piece)

@@ -22,7 +22,7 @@ class Term:
 
 
 class Sums:
-    """What the solution needs to know about measurements, so that one more costs the same however many there are."""
+    """Sums over measurements from which the solution follows; adding one more takes constant time."""
 
     __slots__ = ("count", "uu", "uv", "uy", "vv", "vy", "yy")
 

@@ -12,7 +12,7 @@ __all__ = ["Link", "parse_link"]
 
 @dataclass(frozen=True)
 class Link:
-    """What joins hosts.
+    """A network link between hosts.
 
     Attributes:
         latency_us: of a message on its way from one host to another, beyond what the software of both ends costs.

@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Model:
-    """What was fitted, from what.
+    """Fits, and the measurements that they come from.
 
     Attributes:
         statistic: which time was fitted, a key of :data:`comm_utils.observability.cost_model.points.STATISTICS`.

@@ -33,7 +33,7 @@ _AS_GOOD = 6.0
 def term_of(
     operation: str, algorithm: str, shape: Shape, size_bytes: float, within: Sequence[Piece] | None
 ) -> tuple[float, float, float]:
-    """What alpha and beta are multiplied with, in messages and bytes, and what is added, in microseconds.
+    """The factors of alpha and beta, in messages and bytes, and a constant in microseconds.
 
     Between hosts, the rounds within a host are added as ``within`` has them, or cost what the others do.
     """
@@ -154,7 +154,7 @@ def _border(
     shapes: set[Shape],
     within: Sequence[Piece] | None,
 ) -> float:
-    """Where the two meet, if that is between the sizes ``gap`` for all shapes, else the geometric middle of the gap."""
+    """Return the size where the two cross, if that is in ``gap`` for all shapes, else the geometric middle."""
     low, high = gap
     crossings = []
     for shape in shapes:

@@ -25,7 +25,7 @@ _SHORTEST_US = 1e-6
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """What measurements of one fit have in common; ``level`` is :attr:`Shape.level`."""
+    """The properties that measurements of one fit share; ``level`` is :attr:`Shape.level`."""
 
     operation: str
     library: str

@@ -1,4 +1,4 @@
-"""What an algorithm sends, as counts that latency and bandwidth are multiplied with.
+"""Messages of an algorithm, as counts that latency and bandwidth are multiplied by.
 
 The model is Hockney's (The communication challenge for MPP, Parallel Computing 20(3), 1994): a message of n bytes takes
 ``alpha + n * beta``. *p* ranks are in the group, on *N* hosts with *M* each, in the order of the hosts. *S* is the size
@@ -49,7 +49,7 @@ class Rounds:
 
 
 def flows(shape: Shape, distance: int) -> int:
-    """How many ranks of a host have the partner at ``distance`` (rank xor distance) on another host, at most."""
+    """Return how many ranks of a host have the partner at ``distance`` (rank xor distance) on another host, at most."""
     per_node = shape.per_node
     if shape.nodes == 1 or (distance < per_node and per_node % (2 * distance) == 0):
         return 0

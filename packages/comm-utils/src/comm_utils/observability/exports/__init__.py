@@ -1,4 +1,4 @@
-"""What the comms logger recorded on this rank, as a file that other programs read.
+"""Export the records of the comms logger on this rank to a file that other programs read.
 
 ``export(path, rows)`` chooses by the file's name:
 

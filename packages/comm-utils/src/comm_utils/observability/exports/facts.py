@@ -1,4 +1,4 @@
-"""What is the same for all rows of a file, such as the rank that wrote it."""
+"""Facts that are the same for all rows of a file, such as the rank that wrote it."""
 
 from __future__ import annotations
 

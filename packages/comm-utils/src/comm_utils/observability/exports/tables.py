@@ -61,7 +61,7 @@ def write_csv(path: str | os.PathLike[str], rows: Iterable[Row], **facts: Any) -
 
 
 class _Lines:
-    """Ends rows with a line feed. A writer that is told to do so leaves carriage returns in cells without quotes."""
+    """End rows with a line feed. A writer of the csv module that does so leaves carriage returns unquoted."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from comm_utils.observability.sequence import era_of
+from comm_utils.observability.sequence import epoch_of
 from comm_utils.observability.traces.events import Event, Operation, RankTrace, Wait
 
 __all__ = [
@@ -29,7 +29,7 @@ _NEIGHBOURS, _MUCH = 4, 4
 
 
 def group_of(operation: Operation) -> Group:
-    """What is the same for all ranks of a group, and for no other group that exists at the time."""
+    """Return a key that all ranks of a group share, and no other group that exists at the time."""
     return operation.group, operation.ranks
 
 
@@ -60,7 +60,7 @@ def is_nothing(operation: Operation) -> bool:
 
 
 def channel_of(rank: int, operation: Operation) -> tuple[object, ...]:
-    """What is counted together with a call of ``rank``: a group's collectives, or messages from one rank to another."""
+    """Return the channel that counts a call of ``rank``: a group's collectives, or messages between two ranks."""
     pattern = operation.pattern
     if not pattern.is_message:
         return group_of(operation)
@@ -72,8 +72,9 @@ def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """The traces on rank 0's clock, with sequence numbers that mean the same call on every rank of a group.
 
     Ranks that began to record at different calls count differently, unless they began to count together and none has
-    paused since. Such a rank's numbers are moved, era by era, by what makes most of its calls the same as those of the
-    rank that has recorded most, and among equals by what makes them end closest to each other.
+    paused since. The numbers of such a rank are moved, epoch by epoch, by the difference that makes most of its calls
+    the same as those of the rank that has recorded most, and among equals by the one that makes them end closest to
+    each other.
     """
     moved = [on_first_clock(trace) for trace in traces]
     together = all(trace.counted_together for trace in traces)
@@ -82,16 +83,16 @@ def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
     for trace in moved:
         for event in trace.events:
             if event.sequence >= 0:
-                eras = channels[channel_of(trace.rank, event.operation)].setdefault(trace.rank, {})
-                eras.setdefault(era_of(event.sequence), []).append(event)
+                epochs = channels[channel_of(trace.rank, event.operation)].setdefault(trace.rank, {})
+                epochs.setdefault(epoch_of(event.sequence), []).append(event)
     for members in channels.values():
-        if len(members) < 2 or (together and len({era for eras in members.values() for era in eras}) == 1):
+        if len(members) < 2 or (together and len({epoch for epochs in members.values() for epoch in epochs}) == 1):
             continue
         most = max(members, key=lambda rank: sum(map(len, members[rank].values())))
         counted = {event.sequence: event for events in members[most].values() for event in events}
-        for rank, eras in members.items():
-            for era, events in eras.items() if rank != most else ():
-                if together and era in members[most]:
+        for rank, epochs in members.items():
+            for epoch, events in epochs.items() if rank != most else ():
+                if together and epoch in members[most]:
                     continue
                 shift = _shift(most, counted, rank, events, doubt_ns)
                 for event in events if shift else ():
@@ -100,12 +101,12 @@ def aligned(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
 
 def _shift(most: int, counted: Mapping[int, Event], rank: int, events: Sequence[Event], doubt_ns: int) -> int:
-    """What to add to the sequence numbers of ``events``; 0 where that is as good as anything."""
+    """Return the difference to add to the sequence numbers of ``events``; 0 where nothing is better."""
     step = max(len(events) // _LOOKED_AT, 1)
     sample = events[::step][:_LOOKED_AT]
 
     def judged(shift: int) -> tuple[int, int]:
-        """How many may be the same call, and how far apart these end."""
+        """Return how many may be the same call, and how far apart these end."""
         pairs = [(counted.get(event.sequence + shift), event) for event in sample]
         good = [(one, event) for one, event in pairs if one is not None and matches(most, one, rank, event, doubt_ns)]
         return len(good), sum(abs(one.end_ns - event.end_ns) for one, event in good)
@@ -129,7 +130,7 @@ def _shift(most: int, counted: Mapping[int, Event], rank: int, events: Sequence[
 
 
 def matches(rank: int, event: Event, other: int, others: Event, doubt_ns: int = 0) -> bool:
-    """Whether two ranks may have recorded one and the same call.
+    """Return whether two ranks may have recorded one and the same call.
 
     Args:
         doubt_ns: how wrong their clocks may be.

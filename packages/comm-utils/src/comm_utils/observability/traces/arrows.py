@@ -42,7 +42,7 @@ class Arrows:
                 left_out.append(message)
 
     def of(self, rank: int, event: Event, at: dict[str, Any], origin: int) -> Iterator[dict[str, Any]]:
-        """The arrow's end at this event; ``at`` says on which thread."""
+        """Return the arrow's end at this event; ``at`` says on which thread."""
         message, sends = message_of(rank, event), event.operation.pattern.is_send
         found = None if message is None else self._ends.pop((message, sends), None)
         if found is not None:
@@ -60,7 +60,10 @@ def message_of(rank: int, event: Event) -> Message | None:
 
 
 def arrival(event: Event) -> tuple[int, int]:
-    """The slice on which a message arrives: the first wait that lasted until then, or else the last, or its call."""
+    """Return the slice on which a message arrives.
+
+    The first wait that lasted until then, or else the last, or its call.
+    """
     waits = event.waits
     found = next((wait for wait in waits if wait.end_ns >= event.end_ns), waits[-1] if waits else None)
     if found is not None:
@@ -69,5 +72,5 @@ def arrival(event: Event) -> tuple[int, int]:
 
 
 def call_end(event: Event) -> int:
-    """When the call returned, ns."""
+    """Return when the call returned, ns."""
     return max(event.begin_ns, event.returned_ns if event.operation.asynchronous else event.end_ns)

@@ -50,7 +50,7 @@ def write(file: TextIO, traces: Sequence[RankTrace], more: More | None = None) -
 
 
 def other_data(traces: Iterable[RankTrace]) -> dict[str, Any]:
-    """What holds for the trace as a whole: ranks, how exact the clocks are, and what is missing."""
+    """Return facts about the whole trace: ranks, accuracy of the clocks, and missing records."""
     traces = list(traces)
     return {
         "format": "comm-trace as Chrome trace",
@@ -127,7 +127,7 @@ def _of_rank(
 
 
 def _slices(trace: RankTrace) -> list[tuple[int, int, Event, bool]]:
-    """What the rank's own threads were in: begin, end, of which event, and whether it is a wait for it."""
+    """Yield the slices of the rank's own threads: begin, end, event, and whether it is a wait for the event."""
     found = []
     for event in trace.events:
         found.append((event.begin_ns, call_end(event), event, False))
@@ -137,7 +137,7 @@ def _slices(trace: RankTrace) -> list[tuple[int, int, Event, bool]]:
 
 
 def _args(operation: Operation, group: str) -> dict[str, Any]:
-    """What is the same for all operations that are alike."""
+    """Return the arguments that all calls of one kind share."""
     found: dict[str, Any] = {
         "operation": operation.operation,
         "size": format_size(operation.size_bytes),
@@ -188,7 +188,7 @@ class _Threads:
         self._ids: dict[tuple[str, int], int] = {}
 
     def at(self, track: str, begin: int, end: int) -> tuple[dict[str, int], list[dict[str, Any]]]:
-        """Where a slice of ``track`` goes, and what has to be said of a new thread; slices come in order."""
+        """Return the thread for a slice of ``track``, and the metadata of a new thread; slices come in order."""
         busy, idle = self._free.setdefault(track, []), self._idle.setdefault(track, [])
         while busy and busy[0][0] <= begin:
             heappush(idle, heappop(busy)[1])

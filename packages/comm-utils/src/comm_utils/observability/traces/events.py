@@ -1,4 +1,4 @@
-"""What a trace holds: operations, the events in which they happened, and the rank that they happened on."""
+"""Contents of a trace: operations, the events in which they happened, and the rank that recorded them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Event", "Operation", "RankTrace", "Wait"]
 
 @dataclass(frozen=True)
 class Operation:
-    """What calls that are alike have in common.
+    """The properties that calls of one kind share.
 
     Attributes:
         name: recorded under this: ``log_name`` of the call, or else the operation.
@@ -100,7 +100,7 @@ class Event:
 
 @dataclass
 class RankTrace:
-    """What one rank recorded.
+    """The records of one rank.
 
     Attributes:
         offset_ns: its clock minus rank 0's at ``offset_at_ns``, on its own clock, give or take ``uncertainty_ns``.

@@ -40,7 +40,7 @@ _NAMED = 8
 
 
 def path_of(folder: Path | str, rank: int) -> Path:
-    """Where the trace of ``rank`` is."""
+    """Return the path of the trace of ``rank``."""
     return Path(folder) / f"rank{rank}.jsonl"
 
 
@@ -172,7 +172,7 @@ def load_rank(path: Path | str) -> RankTrace:
     trace = _first_line(path, lines)
     operations: dict[int, Operation] = {}
     pending: dict[int, Event] = {}
-    early: dict[int, list[Wait]] = {}  # a wait may be told before the end of what it waited for
+    early: dict[int, list[Wait]] = {}  # a wait may be written before the end of its operation
     for number, line, whole in lines:
         where = f"{path}, line {number}"
         try:
@@ -197,7 +197,7 @@ def load_rank(path: Path | str) -> RankTrace:
 
 
 def _reason(error: Exception, where: str) -> str:
-    """What is wrong with a line, in short."""
+    """Describe in a few words what is wrong with a line."""
     if isinstance(error, LookupError):
         return f"it refers to {error}, which no earlier line defines" if error.args else "values are missing"
     if isinstance(error, ArgumentError):

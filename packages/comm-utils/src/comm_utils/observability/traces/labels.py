@@ -1,4 +1,4 @@
-"""What groups are called where people read it."""
+"""Labels of groups for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_RANKS = 8
 
 
 def labels(traces: Iterable[RankTrace]) -> dict[Group, str]:
-    """What each group in ``traces`` is called: ``"world"`` first, ``"group [0, 2]"``; no two alike."""
+    """Return a label for each group in ``traces``: ``"world"`` first, ``"group [0, 2]"``; all different."""
     traces = list(traces)
     used = {event.operation for trace in traces for event in trace.events}
     world = tuple(range(max((trace.world_size for trace in traces), default=0)))

@@ -27,7 +27,7 @@ class Traffic:
 
     @property
     def total_bytes(self) -> int:
-        """What all ranks sent together."""
+        """Return the bytes that all ranks sent."""
         return sum(map(sum, self.bytes_sent))
 
 
@@ -51,7 +51,7 @@ def traffic(traces: Iterable[RankTrace]) -> Traffic:
 
 
 def _add_unsent(found: Traffic, traces: Sequence[RankTrace]) -> None:
-    """What receivers recorded and senders did not."""
+    """Add messages that receivers recorded and senders did not."""
     sent_keys: set[tuple[object, ...]] = set()
     receives: list[tuple[int, Event]] = []
     calls: dict[tuple[object, ...], dict[int, Operation]] = {}
@@ -82,11 +82,11 @@ def _add_unsent(found: Traffic, traces: Sequence[RankTrace]) -> None:
 
 
 def _key(source: int, target: int, event: Event) -> tuple[object, ...]:
-    """What both ends of a message agree on."""
+    """Return a key that both ends of a message share."""
     return group_of(event.operation), event.sequence, source, target, event.operation.tag
 
 
-#: What receives that say not which message they got can still be told by: group, receiver, tag, bytes.
+#: Properties of a receive that does not say which message it got: group, receiver, tag, bytes.
 _Kind = tuple[tuple[str, tuple[int, ...]], int, int, int]
 
 
@@ -95,7 +95,7 @@ def _kind(operation: Operation, receiver: int) -> _Kind:
 
 
 def _untaken(traces: Sequence[RankTrace]) -> Counter[tuple[_Kind, int]]:
-    """How many messages of a kind each rank has sent beyond those that receives with a number got."""
+    """Count the messages of a kind that each rank has sent beyond those that numbered receives got."""
     left: Counter[tuple[_Kind, int]] = Counter()
     for trace in traces:
         for event in trace.events:

@@ -1,4 +1,4 @@
-"""Which bytes a rank sends to which others in one operation, by an algorithm without detours.
+"""Bytes that each rank sends to each other in one operation, by an algorithm that forwards nothing.
 
 What a rank sends is counted as if every byte went straight from the rank that has it to the rank that needs it. With W
 ranks in the group and a message of S bytes, of which part p belongs to rank p (S / W; where elements do not divide,

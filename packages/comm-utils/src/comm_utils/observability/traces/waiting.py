@@ -1,4 +1,4 @@
-"""Where the time of communication went: waiting for others to call, or transferring; and who was waited for.
+"""Division of communication time into waiting and transfer, and the ranks that others waited for.
 
 A rank waits from its own call until the last of those that it needs has called too; all the rest of the operation's
 time is transfer, so that the two make up the whole. It needs
@@ -46,13 +46,13 @@ class Share:
 
     @property
     def transfer_ns(self) -> int:
-        """What was not waiting."""
+        """Return the time that was not waiting."""
         return self.total_ns - self.waiting_ns
 
 
 @dataclass
 class Straggler:
-    """How one rank kept others waiting.
+    """The delays that one rank caused for others.
 
     Attributes:
         last: of how many operations it was the last that others needed.
@@ -97,7 +97,7 @@ class Account:
 
 
 def key_of(operation: Operation) -> Key:
-    """What ``operation`` is accounted under."""
+    """Return the key that ``operation`` is accounted under."""
     return operation.name, operation.operation, operation.size_bytes, operation.ranks, operation.caller
 
 
@@ -139,7 +139,7 @@ def account(traces: Sequence[RankTrace]) -> Account:
 
 
 class _HeldUp:
-    """When each rank was held up, and by whom."""
+    """The times when each rank was held up, and the rank that it waited for."""
 
     def __init__(self) -> None:
         self._of: dict[int, list[Stretch]] = defaultdict(list)
@@ -149,7 +149,7 @@ class _HeldUp:
         self._of[rank].append(stretch)
 
     def blame(self, rank: int, begin_ns: int, end_ns: int, passed: int = 0) -> Iterator[tuple[int, int]]:
-        """Who is to blame for what ``rank`` did not do between these times, and for how much of it, ns."""
+        """Yield the ranks that delayed ``rank`` between these times, each with its share, ns."""
         if not self._sorted:
             for stretches in self._of.values():
                 stretches.sort()
@@ -172,7 +172,7 @@ class _HeldUp:
 
 
 def together(traces: Sequence[RankTrace]) -> Iterator[dict[int, Event]]:
-    """What the ranks recorded of each operation, by global rank."""
+    """Yield the events of each operation, by global rank."""
     calls: dict[tuple[object, ...], dict[int, Event]] = {}
     for trace in traces:
         for event in trace.events:
@@ -182,7 +182,7 @@ def together(traces: Sequence[RankTrace]) -> Iterator[dict[int, Event]]:
 
 
 def split(calls: Mapping[int, Event], doubt_ns: int = 0) -> dict[int, tuple[int, int]]:
-    """How long each rank waited in one operation, ns, and for which rank.
+    """Return how long each rank waited in one operation, ns, and for which rank.
 
     Args:
         calls: by global rank.

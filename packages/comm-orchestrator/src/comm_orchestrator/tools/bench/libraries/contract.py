@@ -1,4 +1,4 @@
-"""What a library has to offer to be measured."""
+"""The interface of a library that is measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UnsupportedError(Exception):
 
 @dataclass(frozen=True)
 class Group:
-    """This rank's group among those that measure at the same time.
+    """The group of this rank among those that measure at the same time.
 
     Attributes:
         members: its global ranks.
@@ -53,7 +53,7 @@ class Library(Protocol):
     def call(
         self, row: Row, way: str, source: torch.Tensor, target: torch.Tensor
     ) -> tuple[Callable[..., object], Sequence[object]]:
-        """A function and its arguments that do ``row`` once on these tensors, which outlive it.
+        """Return a function and its arguments that do ``row`` once on these tensors, which outlive it.
 
         Raises:
             UnsupportedError: it does not do this.

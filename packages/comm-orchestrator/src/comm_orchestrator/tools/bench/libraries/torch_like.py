@@ -23,7 +23,7 @@ _ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
 
 
 def device_of(backend: str) -> torch.device:
-    """Where tensors for ``backend`` have to be."""
+    """Return where tensors for ``backend`` have to be."""
     kind = _ACCELERATORS.get(backend, "cpu")
     return torch.device(kind, getattr(torch, kind).current_device()) if kind != "cpu" else torch.device("cpu")
 
@@ -112,12 +112,12 @@ def open_ours(backend: str, group: Group) -> TorchLike:
 
 
 def backend_of(ours: str) -> str:
-    """What torch uses for the tensors that ``ours`` takes."""
+    """Return what torch uses for the tensors that ``ours`` takes."""
     return ours if ours in ("nccl", "xccl") else "gloo"
 
 
 def make_group(group: Group, backend: str) -> Any:
-    """This rank's group; torch wants all ranks to make all of them."""
+    """Return this rank's group; torch wants all ranks to make all of them."""
     made = [c10d.new_group(members, backend=backend) for members in group.all_members]
     return made[group.all_members.index(group.members)]
 

@@ -1,0 +1,111 @@
+"""This package needs comm-utils and torch, and no other backend."""
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+from comm_backend_ccl import CclBackend, foreign_groups, oneccl_library, provider, shared_memory
+from comm_utils import BackendUnavailableError, Setup
+from comm_utils.testing import run_ranks
+
+ENGINES = [
+    pytest.param(
+        {}, id="shared-memory", marks=pytest.mark.skipif(shared_memory.unavailable_reason() is not None, reason="")
+    ),
+    pytest.param(
+        {"CCL_SHARED_MEMORY": "0"},
+        id="oneccl",
+        marks=pytest.mark.skipif(
+            oneccl_library.unavailable_reason() is not None, reason=str(oneccl_library.unavailable_reason())
+        ),
+    ),
+]
+
+
+def initialize() -> CclBackend:
+    store, rank, world_size = next(c10d.rendezvous("env://"))
+    backend = provider.initialize(Setup("ccl", rank, world_size, store, timedelta(seconds=30)))
+    assert isinstance(backend, CclBackend)
+    return backend
+
+
+def run_without_other_backends() -> None:
+    foreign_groups.entry_points = lambda group: ()  # type: ignore[assignment]
+    backend = initialize()
+    size = backend.get_world_size()
+    tensor = torch.ones(3)
+    backend.all_reduce(tensor, "sum")
+    assert tensor.tolist() == [size] * 3
+
+    pair = backend.create_group([1, 0], "pair")
+    assert backend.get_process_group_ranks(pair) == [1, 0]
+    assert backend.get_rank(pair) == 1 - backend.get_rank()
+    backend.broadcast(tensor, group=pair, group_src=0)
+    backend.destroy_process_group(pair)
+
+    # torch itself serves it; this project's calls need the package that knows gloo.
+    other = backend.create_group([0, 1], "other", backend="gloo")
+    assert backend.get_backend(other) == "gloo"
+    for call in (
+        lambda: backend.all_reduce(tensor, "sum", other),
+        lambda: backend.capabilities(other),
+        lambda: backend.during("all_reduce").barrier(other),
+    ):
+        with pytest.raises(BackendUnavailableError, match=r"backend 'gloo' .*pip install comm-backend-torch"):
+            call()
+    c10d.all_reduce(tensor, group=other)
+    backend.check_group(other)
+    backend.destroy_process_group(other)
+    backend.destroy_process_group()
+
+
+@pytest.mark.parametrize("env", ENGINES)
+def test_it_works_without_another_backend(env: dict[str, str]) -> None:
+    run_ranks(run_without_other_backends, 2, timeout_s=60, env=env)
+
+
+class Recorder:
+    """Stands in for the provider of another library."""
+
+    def __init__(self, libraries: tuple[str, ...]) -> None:
+        self.libraries = libraries
+
+    def adopts(self, backend: str) -> bool:
+        return backend in self.libraries
+
+    def adopt(self) -> "Recorder":
+        self.prepared: dict[object, object] = {}
+        return self
+
+
+class Entry:
+    def __init__(self, name: str, load: Callable[[], object]) -> None:
+        self.name, self.load = name, load
+
+
+def entries(group: str) -> Iterator[Entry]:
+    yield Entry("torch", lambda: Recorder(("gloo", "mine", "other")))
+    yield Entry("ccl", lambda: pytest.fail("asked for its own groups"))
+    yield Entry("special", lambda: Recorder(("mine", "other")))
+
+
+def test_a_package_that_knows_a_library_comes_before_one_that_takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_groups, "entry_points", entries)
+    assert foreign_groups.provider_for("mine")[0] == "special"
+    assert foreign_groups.provider_for("gloo")[0] == "torch"
+    with pytest.raises(BackendUnavailableError, match="backend 'unheard' is not served"):
+        foreign_groups.provider_for("unheard")
+
+
+def test_a_provider_has_one_backend_for_all_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_groups, "entry_points", entries)
+    groups = foreign_groups.ForeignGroups({})
+    assert groups.find("mine") is None
+    backend = groups.backend_for("mine")
+    assert groups.backend_for("other") is backend is groups.find("mine")
+    assert groups.backend_for("gloo") is not backend
+    groups.clear()
+    assert groups.find("gloo") is None

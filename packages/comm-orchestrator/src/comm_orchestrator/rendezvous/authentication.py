@@ -1,0 +1,243 @@
+"""Authenticate what the ranks write into the store before their world exists.
+
+A process that can connect to the store can read and set every key in it. Where the ranks share a secret, each record
+carries an HMAC (RFC 2104, with SHA-256) over the rendezvous, the key and the text, so that a record of a stranger, of
+another rendezvous or under another key is refused. ``docs/setting-up.md`` says what this defends against and what
+not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from comm_config.secret import SECRET_VARIABLE
+from comm_utils.errors import LaunchError
+
+__all__ = [
+    "Seal",
+    "can_share_secrets",
+    "environment_secret",
+    "file_secret",
+    "remove_secrets",
+    "share_secret",
+]
+
+_LEAST_CHARACTERS = 16
+_MARK = "hmac-sha256:"
+_SEALED = re.compile(rf"{_MARK}([0-9a-f]{{64}}) ", re.ASCII)
+# The same folder for every rank of the host and the user, so none that a variable of one rank could change.
+_PARENTS = (Path("/tmp"), Path("/dev/shm"))
+_SECRET_BYTES = 32
+_APPEARS_S = 2.0
+_written: set[Path] = set()
+
+
+class Seal:
+    """Sign and check the records of one rendezvous.
+
+    Args:
+        secret: shared by the ranks; None: records are neither signed nor checked.
+        scope: of the rendezvous; a record of another one is refused.
+    """
+
+    def __init__(self, secret: bytes | None = None, scope: str = "") -> None:
+        self._secret = secret
+        self._scope = scope
+
+    @property
+    def signs(self) -> bool:
+        """True where the ranks share a secret."""
+        return self._secret is not None
+
+    def scoped(self, scope: str) -> Seal:
+        """Return a seal with the same secret for another rendezvous."""
+        return Seal(self._secret, scope)
+
+    def sign(self, key: str, value: object) -> str:
+        """Return ``value`` as JSON for the store, signed where there is a secret."""
+        text = json.dumps(value)
+        return text if self._secret is None else f"{_MARK}{self._code(self._secret, key, text)} {text}"
+
+    def check(self, key: str, raw: bytes, most_bytes: int) -> Any:
+        """Return the value of a record.
+
+        Raises:
+            LaunchError: it is longer than ``most_bytes``, not JSON, or not signed with this rank's secret.
+        """
+        if len(raw) > most_bytes:
+            raise LaunchError(f"the record {key!r} has {len(raw)} bytes; expected at most {most_bytes}{_STRANGER}")
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            raise LaunchError(f"the record {key!r} is not text{_STRANGER}") from None
+        sealed = _SEALED.match(text)
+        body = text[sealed.end() :] if sealed else text
+        if self._secret is not None:
+            if sealed is None:
+                raise LaunchError(f"the record {key!r} is not signed with the secret of this job{_STRANGER}")
+            if not hmac.compare_digest(sealed[1], self._code(self._secret, key, body)):
+                raise LaunchError(f"the record {key!r} is signed with another secret{_STRANGER}")
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):
+            raise LaunchError(f"the record {key!r} is not JSON{_STRANGER}") from None
+
+    def _code(self, secret: bytes, key: str, text: str) -> str:
+        message = json.dumps([self._scope, key, text]).encode()
+        return hmac.new(secret, message, hashlib.sha256).hexdigest()
+
+
+_STRANGER = (
+    "; another program writes to the store of this job, or its ranks have different secrets: give the job a port of "
+    f"its own, and every rank the same {SECRET_VARIABLE}"
+)
+
+
+def environment_secret(environ: Mapping[str, str]) -> bytes | None:
+    """Return the secret of ``COMM_JOB_SECRET``, None where it is not set.
+
+    Raises:
+        LaunchError: it is too short to be one.
+    """
+    text = environ.get(SECRET_VARIABLE, "")
+    if not text:
+        return None
+    if len(text) < _LEAST_CHARACTERS:
+        raise LaunchError(
+            f"init_distributed: environment variable {SECRET_VARIABLE}: got {len(text)} characters; expected at least "
+            f"{_LEAST_CHARACTERS} random ones, the same on every rank"
+        )
+    return hashlib.sha256(text.encode()).digest()
+
+
+def share_secret(identity: str) -> bytes | None:
+    """Return the secret of ``identity`` that this user's processes on this host share; the first of them makes it.
+
+    It stands in a file of mode 0600 in a folder of mode 0700, until :func:`remove_secrets` or the next call after the
+    process that made it has ended.
+
+    Returns:
+        None where this host has no folder for it.
+
+    Raises:
+        LaunchError: somebody else has a folder of that name.
+    """
+    for parent in _PARENTS:
+        path = parent / f"comm-{os.getuid()}" / _file_name(identity)
+        for _ in range(10):  # another rank may remove the folder while it is empty
+            try:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                if not _is_private(path.parent, stat.S_ISDIR):
+                    raise LaunchError(
+                        f"init_distributed: the folder {path.parent}, where the ranks share a secret, is not a private "
+                        f"folder of this user (uid {os.getuid()}); remove it, or set {SECRET_VARIABLE} to the same "
+                        "random text on every rank"
+                    )
+                _remove_stale(path.parent)
+                return _write(path) or _read(path)
+            except FileNotFoundError:
+                continue
+            except LaunchError:
+                raise
+            except OSError:
+                break
+    return None
+
+
+def can_share_secrets() -> bool:
+    """Return True where this host has a folder in which the ranks of a user can share a secret."""
+    return any(os.access(parent, os.W_OK) for parent in _PARENTS)
+
+
+def file_secret(identity: str) -> bytes | None:
+    """Return the secret that another process of this user has made for ``identity``, None where there is none."""
+    end = time.monotonic() + _APPEARS_S
+    while True:
+        for parent in _PARENTS:
+            folder = parent / f"comm-{os.getuid()}"
+            with contextlib.suppress(OSError):
+                if _is_private(folder, stat.S_ISDIR):
+                    return _read(folder / _file_name(identity))
+        if time.monotonic() > end:
+            return None
+        time.sleep(0.05)
+
+
+def remove_secrets() -> None:
+    """Remove the files that this process has made, and the folder where it was the last one."""
+    for path in _written:
+        with contextlib.suppress(OSError):
+            path.unlink()
+            path.parent.rmdir()
+    _written.clear()
+
+
+def _file_name(identity: str) -> str:
+    return hashlib.sha256(identity.encode()).hexdigest()[:32]
+
+
+def _is_private(path: Path, kind: Any) -> bool:
+    found = path.lstat()
+    return bool(kind(found.st_mode)) and found.st_uid == os.getuid() and not stat.S_IMODE(found.st_mode) & 0o077
+
+
+def _write(path: Path) -> bytes | None:
+    """Make the file at once with its contents; None where another process was first."""
+    secret = secrets.token_bytes(_SECRET_BYTES)
+    own = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    file = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        namespace = _pid_namespace() if Path("/proc/self/ns/pid").exists() else ""
+        content = {"pid": os.getpid(), "pids": namespace, "secret": secret.hex()}
+        os.write(file, json.dumps(content).encode())
+        os.link(own, path)
+        if not _written:
+            atexit.register(remove_secrets)
+        _written.add(path)
+        return secret
+    except FileExistsError:
+        return None
+    finally:
+        os.close(file)
+        own.unlink()
+
+
+def _read(path: Path) -> bytes:
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with os.fdopen(file, "rb") as opened:
+        found = os.fstat(file)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
+            raise PermissionError(f"{path} is not a private file of this user")
+        try:
+            secret = bytes.fromhex(json.loads(opened.read(1024))["secret"])
+        except (ValueError, KeyError, TypeError):
+            raise PermissionError(f"{path} holds no secret") from None
+    if len(secret) != _SECRET_BYTES:
+        raise PermissionError(f"{path} holds no secret")
+    return secret
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove the files of processes that were killed."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(path.read_bytes()[:1024])
+            # Another container may share the folder, but not the process ids.
+            if found["pids"] == _pid_namespace() and not Path(f"/proc/{int(found['pid'])}").exists():
+                path.unlink()
+
+
+def _pid_namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")

@@ -1,0 +1,130 @@
+"""Records of the ranks are signed with a secret that they share, and everything else is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from comm_config.secret import SECRET_VARIABLE
+from comm_orchestrator.rendezvous import authentication
+from comm_orchestrator.rendezvous.authentication import (
+    Seal,
+    environment_secret,
+    file_secret,
+    remove_secrets,
+    share_secret,
+)
+from comm_utils.errors import LaunchError
+
+SECRET = b"0" * 32
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(authentication, "_PARENTS", (tmp_path,))
+    yield tmp_path / f"comm-{os.getuid()}"
+    remove_secrets()
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_a_record_comes_back(secret: bytes | None) -> None:
+    seal = Seal(secret, "here")
+    assert seal.check("key", seal.sign("key", {"a": [1, "µ"]}).encode(), 1000) == {"a": [1, "µ"]}
+    assert seal.signs == (secret is not None)
+
+
+def test_a_rank_without_the_secret_reads_signed_records() -> None:
+    """So that it can raise the error that the others signed."""
+    assert Seal().check("key", Seal(SECRET, "here").sign("key", 1).encode(), 1000) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (Seal(b"1" * 32, "here").sign("key", 1).encode(), "'key' is signed with another secret"),
+        (Seal(SECRET, "elsewhere").sign("key", 1).encode(), "'key' is signed with another secret"),
+        (Seal(SECRET, "here").sign("other", 1).encode(), "'key' is signed with another secret"),
+        (Seal(SECRET, "here").sign("key", 1).encode().replace(b" 1", b" 2"), "'key' is signed with another secret"),
+        (b"1", "'key' is not signed with the secret of this job"),
+        (b"hmac-sha256:00 1", "'key' is not signed with the secret of this job"),
+        (b"\xff\xfe", "'key' is not text"),
+        (b"1" * 1001, "'key' has 1001 bytes; expected at most 1000"),
+    ],
+)
+def test_what_others_write_is_refused(raw: bytes, text: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        Seal(SECRET, "here").check("key", raw, 1000)
+    assert text in str(caught.value)
+    assert SECRET_VARIABLE in str(caught.value)
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[" * 900, b"", b"nan"])
+def test_what_is_not_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(LaunchError, match="'key' is not JSON"):
+        Seal().check("key", raw, 1000)
+
+
+def test_the_processes_of_a_user_share_a_file(folder: Path) -> None:
+    secret = share_secret("job")
+    (file,) = folder.iterdir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert secret is not None
+    assert len(secret) == 32
+    assert secret not in file.name.encode()
+    code = (
+        "import sys; from pathlib import Path; from comm_orchestrator.rendezvous import authentication as a\n"
+        f"a._PARENTS = (Path({str(folder.parent)!r}),)\n"
+        "print(a.share_secret('job').hex(), a.file_secret('job').hex(), a.share_secret('other').hex())"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert printed[:2] == [secret.hex()] * 2
+    assert printed[2] != secret.hex()
+    assert [one.name for one in folder.iterdir()] == [file.name]  # the other process has removed its own
+    remove_secrets()
+    assert not folder.exists()
+
+
+def test_what_a_killed_process_left_is_removed(folder: Path) -> None:
+    code = (
+        "import os; from pathlib import Path; from comm_orchestrator.rendezvous import authentication as a\n"
+        f"a._PARENTS = (Path({str(folder.parent)!r}),)\n"
+        "a.share_secret('old'); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert len(list(folder.iterdir())) == 1
+    share_secret("new")
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_folder_or_file_of_somebody_else_is_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(authentication, "_APPEARS_S", 0.0)
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    with pytest.raises(LaunchError, match=rf"{folder}, where the ranks share a secret, is not a private folder"):
+        share_secret("job")
+    assert file_secret("job") is None
+    folder.chmod(0o700)
+    assert share_secret("job") is not None
+    (file,) = folder.iterdir()
+    file.chmod(0o644)
+    assert file_secret("job") is None
+    file.chmod(0o600)
+    file.write_text(json.dumps({"secret": "00"}))
+    assert file_secret("job") is None
+
+
+def test_the_variable_of_a_job_over_several_hosts() -> None:
+    assert environment_secret({}) is None
+    first, second = (environment_secret({SECRET_VARIABLE: text * 16}) for text in "ab")
+    assert first is not None
+    assert first != second
+    with pytest.raises(LaunchError, match=f"{SECRET_VARIABLE}: got 3 characters; expected at least 16"):
+        environment_secret({SECRET_VARIABLE: "abc"})

@@ -1,0 +1,88 @@
+"""A forked child that communicates over its parent's groups is refused at once, on every library."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_utils.testing import run_ranks
+
+LIBRARIES = [
+    pytest.param("gloo", {}, id="gloo"),
+    pytest.param("ccl", {"CCL_SHARED_MEMORY": "1"}, id="shared-memory"),
+    pytest.param("ccl", {"CCL_SHARED_MEMORY": "0"}, id="oneccl"),
+]
+
+
+def _calls(group: Any) -> dict[str, Callable[[], object]]:
+    one, two = torch.ones(1), torch.ones(2)
+    return {
+        "all_reduce": lambda: dist.all_reduce(one, group=group),
+        "asynchronous all_reduce": lambda: dist.all_reduce(one, group=group, async_op=True),
+        "all_reduce of another dtype": lambda: dist.all_reduce(torch.ones(1, dtype=torch.int16), group=group),
+        "broadcast": lambda: dist.broadcast(one, 0, group=group),
+        "all_gather": lambda: dist.all_gather([torch.ones(1), torch.ones(1)], one, group=group),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(two, one, group=group),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(one, two, group=group),
+        "all_to_all_single": lambda: dist.all_to_all_single(torch.ones(2), two, group=group),
+        "barrier": lambda: dist.barrier(group),
+        "send": lambda: dist.send(one, 1 - dist.get_rank(), group),
+        "isend": lambda: dist.isend(one, 1 - dist.get_rank(), group),
+        "all_gather_object": lambda: dist.all_gather_object([None, None], "text", group),
+    }
+
+
+def _in_child(pipe: Any, groups: list[Any]) -> None:
+    said = {}
+    for index, group in enumerate(groups):
+        for name, call in _calls(group).items():
+            start = time.monotonic()
+            try:
+                call()
+            except Exception as error:
+                said[name, index] = f"{type(error).__name__}: {error}", time.monotonic() - start
+            else:
+                said[name, index] = "no error", 0.0
+    # What sends nothing still works, as in the worker of a data loader.
+    said["ranks", 0] = f"{dist.get_rank()} of {dist.get_world_size()}", 0.0
+    pipe.send(said)
+
+
+def run_forked(backend: str) -> None:
+    dist.init_distributed(backend, verbose=False)
+    groups = [None, dist.new_group([0, 1], backend="gloo")]
+    for group in groups:
+        for name, call in _calls(group).items():
+            if name not in ("send", "isend"):
+                for _ in range(3):  # the later ones on the fast path
+                    made = call()
+                    if made is not None:
+                        made.wait()  # type: ignore[attr-defined]
+    mine, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_in_child, args=(theirs, groups))
+    process.start()
+    assert mine.poll(60), "the child hangs"
+    said = mine.recv()
+    process.join(20)
+    assert process.exitcode == 0
+    assert said.pop(("ranks", 0))[0] == f"{dist.get_rank()} of 2"
+    for key, (text, took_s) in said.items():
+        assert text.startswith("BackendUnavailableError: "), (key, text)
+        assert "forked child" in text, (key, text)
+        assert "spawn or forkserver" in text, (key, text)
+        assert took_s < 1.0, (key, took_s)
+    for group in groups:
+        dist.all_reduce(tensor := torch.ones(1), group=group)
+        assert tensor.item() == 2
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("backend", "env"), LIBRARIES)
+def test_a_forked_child_is_refused_at_once(backend: str, env: dict[str, Any], rank_environment: dict[str, Any]) -> None:
+    run_ranks(run_forked, 2, backend, timeout_s=120, env={**rank_environment, **env})

@@ -1,0 +1,92 @@
+"""Names of operations outside their table are found wherever a table, a comparison or a match holds them."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import check_operation_names as tool
+
+NAMES = {"all_reduce", "barrier", tool.PROBE}
+
+
+def found(source: str) -> list[tuple[int, str, str]]:
+    return list(tool.names_in(ast.parse(source), NAMES))
+
+
+@pytest.mark.parametrize(
+    ("source", "where"),
+    [
+        ("x = {'all_reduce': 1}", "a dict"),
+        ("x = {1: 'all_reduce'}", "a dict"),
+        ("x = dict(all_reduce=1)", "a dict"),
+        ("x = dict.fromkeys(('all_reduce',))", "a tuple"),
+        ("x = frozenset({'all_reduce'})", "a set"),
+        ("x = ['all_reduce']", "a list"),
+        ("x = y == 'all_reduce'", "a comparison"),
+        ("x = 'all_reduce' != y", "a comparison"),
+        ("x = y in ('all_reduce', z)", "a tuple"),
+        ("match y:\n    case 'all_reduce' | 'other':\n        pass", "a match"),
+    ],
+)
+def test_names_are_found(source: str, where: str) -> None:
+    ((_, name, place),) = found(source)
+    assert (name, place) == ("all_reduce", where)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "__all__ = ['all_reduce']",
+        "dist.all_reduce(x)",
+        "raise ValueError('all_reduce')",
+        "x = {'all_reduces': 1}",
+        "def f():\n    'all_reduce'",
+        "x = operations.get('all_reduce')",
+    ],
+)
+def test_other_uses_are_left_alone(source: str) -> None:
+    assert found(source) == []
+
+
+def write(packages: Path, module: str, source: str) -> None:
+    path = packages / "package" / "src" / module
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source)
+
+
+def test_places_are_told_and_allowed_ones_are_not(tmp_path: Path) -> None:
+    for allowed in tool.ALLOWED:
+        write(tmp_path, allowed if allowed.endswith(".py") else f"{allowed}/module.py", "X = {'all_reduce': 1}\n")
+    assert tool.check(tmp_path, NAMES, {}) == []
+    write(tmp_path, "comm_utils/sizes.py", "\nX = {'all_reduce': 1}\n")
+    (problem,) = tool.check(tmp_path, NAMES, {})
+    assert problem.startswith("packages/package/src/comm_utils/sizes.py:2: a dict names the operation 'all_reduce'")
+    assert tool.check(tmp_path, NAMES, {("comm_utils/sizes.py", "all_reduce"): "why"}) == []
+
+
+def test_exceptions_are_used_and_few(tmp_path: Path) -> None:
+    (problem,) = tool.check(tmp_path, NAMES, {("comm_utils/sizes.py", "all_reduce"): "why"})
+    assert "does not name 'all_reduce'" in problem
+    many = {(f"comm_utils/m{number}.py", "barrier"): "why" for number in range(tool.MOST_EXCEPTIONS + 1)}
+    for module, _ in many:
+        write(tmp_path, module, "X = y == 'barrier'\n")
+    (problem,) = tool.check(tmp_path, NAMES, many)
+    assert "got 11; expected at most 10" in problem
+
+
+def test_one_operation_stands_in_few_files(tmp_path: Path) -> None:
+    for number in range(tool.MOST_FILES + 1):
+        write(tmp_path, f"comm_utils/m{number}.py", f"call = backend.{tool.PROBE}\n")
+        write(tmp_path, f"comm_backend_torch/m{number}.py", f"call = backend.{tool.PROBE}\n")
+    (problem,) = tool.check(tmp_path, NAMES, {})
+    assert problem.startswith(f"{tool.PROBE} stands in 13 files; expected at most 12")
+
+
+def test_the_packages_pass() -> None:
+    from comm_utils import operations
+
+    assert len(tool.EXCEPTIONS) <= tool.MOST_EXCEPTIONS
+    assert tool.check(tool.ROOT / "packages", {row.name for row in operations.rows()}) == []
