@@ -37,6 +37,12 @@ def nested() -> torch.Tensor:
         return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
 
 
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+
+
 def seen_by(transform: Callable[..., Callable[..., object]], shape: tuple[int, ...]) -> list[int | None]:
     found: list[int | None] = []
 
@@ -60,7 +66,7 @@ HOSTILE: dict[str, Callable[[], object]] = {
     "uint4": lambda: torch.empty(4, dtype=torch.uint8).view(torch.uint4),
     "int1": lambda: torch.empty(4, dtype=torch.uint8).view(torch.int1),
     "bits8": lambda: torch.empty(3, dtype=torch.uint8).view(torch.bits8),
-    "quantized": lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+    "quantized": quantized,
     "float8": lambda: torch.ones(3).to(torch.float8_e5m2),
     "complex": lambda: torch.ones(3, dtype=torch.complex64),
     "conjugated": lambda: torch.ones(3, dtype=torch.complex64).conj(),
