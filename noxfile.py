@@ -46,6 +46,8 @@ COVERAGE_PERCENT = 90
 MEASURING = os.environ.get("MEASURE_COVERAGE") == "1"
 # What plain nox leaves out.
 FULL = ["full"]
+# What clang-format and clang-tidy read.
+NATIVE_SUFFIXES = (".c", ".cpp", ".hpp")
 # Benchmarks that run as sessions, and what each measures.
 BENCHMARKS = {
     "callback": "comm-orchestrator",
@@ -83,7 +85,7 @@ COMPATIBILITY_TESTS = [
     "packages/comm-orchestrator/tests/test_selector.py",
     "tests-integration/test_ccl.py",
     "tests-integration/test_seed_examples.py",
-    "tests-integration/test_short_way.py",
+    "tests-integration/test_fast_path.py",
     "tests-integration/test_signatures.py",
     "tests-integration/test_subgroups.py",
 ]
@@ -208,6 +210,28 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "format", "--check")
     session.run("python", "tools/check_operation_names.py")
     session.run("python", "tools/check_words.py")
+    session.run("clang-format", "--dry-run", "--Werror", *map(str, native_sources()))
+
+
+def native_sources() -> list[Path]:
+    """Return the files of native code, in order."""
+    folder = PACKAGES[NATIVE].folder / "native"
+    return sorted(path for path in folder.rglob("*") if path.suffix in NATIVE_SUFFIXES)
+
+
+@nox.session(default=False)
+def tidy(session: nox.Session) -> None:
+    """Run clang-tidy on the engine in shared memory (needs a C++ compiler)."""
+    install(session, "clang-tidy", "cmake", "ninja")
+    build = Path(session.create_tmp()) / "native"
+    source = PACKAGES[NATIVE].folder / "native" / "tests"
+    option = "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON"
+    session.run("cmake", "-G", "Ninja", "-S", str(source), "-B", str(build), option, silent=True)
+    # Not those of the module, and of the builds of the kernels for other instructions: they are not in that database.
+    left_out = ("/kernels/kernels.cpp", "/python/")
+    sources = [str(path) for path in native_sources() if "/shared_memory/" in str(path) and path.suffix == ".cpp"]
+    sources = [path for path in sources if not any(part in path for part in left_out)]
+    session.run("clang-tidy", "--quiet", "-p", str(build), *sources)
 
 
 @nox.session
@@ -302,7 +326,7 @@ ON_EVERY_LIBRARY = [
         "management",
         "objects",
         "seed_examples",
-        "short_way",
+        "fast_path",
         "subgroups",
         "unusual_calls",
         "calls_on_failed_groups",
@@ -311,7 +335,7 @@ ON_EVERY_LIBRARY = [
     )
 ]
 # And what differs between its engines once more, as it is between hosts.
-ON_ONECCL_ITSELF = ["tests-integration/test_comms_logger.py", "tests-integration/test_short_way.py"]
+ON_ONECCL_ITSELF = ["tests-integration/test_comms_logger.py", "tests-integration/test_fast_path.py"]
 
 
 @nox.session(name="integration-ccl", default=False, tags=FULL)

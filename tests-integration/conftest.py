@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 import comm_orchestrator as dist
 from comm_utils.testing import RankPool, allow_interrupts, preload
@@ -16,6 +17,11 @@ from comm_utils.testing.environment import PortReservation
 
 allow_interrupts()
 preload("torch.distributed.tensor", "pytest", "hypothesis")
+
+# A busy machine is no reason to fail; `--hypothesis-profile=thorough` tries ten times as many examples.
+settings.register_profile("usual", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("usual"), max_examples=1000)
+settings.load_profile("usual")
 
 Pools: TypeAlias = Callable[[int], RankPool]
 

@@ -349,6 +349,7 @@ def test_every_operation_of_the_api_is_recorded(pools: Pools) -> None:
         "available_backends",
         "configure",
         "empty_shared",
+        "shared_memory_stats",
         "export_log",
         "reset_log",
     }

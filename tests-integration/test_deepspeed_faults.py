@@ -281,6 +281,7 @@ WITHOUT_A_WORLD: dict[str, Callable[[], Any]] = {
     "get_world_rank_from_launcher": lambda: dist.get_world_rank_from_launcher() == 0,
     "get_world_size_from_launcher": lambda: dist.get_world_size_from_launcher() == 1,
     "log_rows": lambda: dist.log_rows() == [],
+    "shared_memory_stats": lambda: "used_bytes" in dist.shared_memory_stats(),
     "log_window": lambda: dist.log_window().rows() == [],
     "has_comm_data": lambda: dist.has_comm_data() is False,
     "in_aml": lambda: dist.in_aml() is False,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -127,10 +129,6 @@ def test_they_are_ordinary_tensors(shared: Pools) -> None:
 
 
 def run_reused() -> list[int]:
-    import gc
-
-    from comm_backend_ccl import shared_memory
-
     sizes = []
     for _ in range(3):
         held = dist.empty_shared(LARGE)
@@ -141,13 +139,68 @@ def run_reused() -> list[int]:
         assert view[0].item() == 2.0  # which keeps the memory
         del view
         gc.collect()
-        sizes.append(int(shared_memory._native.facts()["tensors in shared memory"]))
+        found = dist.shared_memory_stats()
+        sizes.append(found["used_bytes"] + found["free_bytes"])
     return sizes
 
 
 def test_memory_is_used_again(shared: Pools) -> None:
     for sizes in shared(2).run(run_reused):
         assert len(set(sizes)) == 1
+
+
+def resident_mib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssShmem:")[2].split()[0]) // 1024
+
+
+def run_growing(sizes_mib: list[float]) -> None:
+    """One tensor alive at a time."""
+    before = dist.shared_memory_stats()
+    descriptors, resident = len(os.listdir("/proc/self/fd")), resident_mib()
+    for size in sizes_mib:
+        tensor = dist.empty_shared(int(size * 2**20), torch.uint8)
+        tensor.fill_(1)
+        del tensor
+    found = dist.shared_memory_stats()
+    assert found["tensors"] == before["tensors"]
+    assert found["used_bytes"] == before["used_bytes"]
+    assert found["free_bytes"] <= found["bound_bytes"] <= max(64, 2 * max(sizes_mib)) * 2**20
+    assert found["descriptors"] == 1
+    assert len(os.listdir("/proc/self/fd")) <= descriptors + 1
+    assert resident_mib() - resident <= found["bound_bytes"] / 2**20 + 2
+
+
+@pytest.mark.parametrize("sizes", [[one / 200 for one in range(1, 301)], [float(one) for one in range(1, 130, 16)]])
+def test_freed_memory_serves_tensors_of_other_sizes(shared: Pools, sizes: list[float]) -> None:
+    shared(2).run(run_growing, sizes, timeout_s=60)
+
+
+def run_returned() -> None:
+    """Blocks move, merge and are returned between operations; no rank reads what was there before."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    held: list[torch.Tensor] = []
+    for turn in range(24):
+        count = 40_000 + 17_001 * (turn * 7 % 11)
+        tensor = dist.empty_shared(count)
+        tensor.fill_(rank + turn)
+        dist.all_reduce(tensor)
+        expected = turn * W + W * (W - 1) // 2
+        assert (tensor == expected).all(), turn
+        output = dist.empty_shared(W * count)
+        dist.all_gather_into_tensor(output, tensor.add_(rank))
+        assert output.view(W, count)[:, 0].tolist() == [float(expected + one) for one in range(W)]
+        held.append(tensor)
+        if turn % 3 == 2:
+            del held[:2], tensor, output
+        if turn % 6 == rank:  # at another time on each rank
+            large = dist.empty_shared(2**25, torch.uint8)
+            del large
+    dist.barrier()
+
+
+def test_memory_that_was_returned_is_never_read(shared: Pools) -> None:
+    shared(4).run(run_returned, timeout_s=60)
 
 
 def run_fsdp() -> list[list[float]]:
@@ -357,6 +410,9 @@ def run_too_large() -> None:
         match=r"empty_shared: .* needs 268435456 MiB of shared memory, and \d+ MiB is available",
     ):
         dist.empty_shared(2**46)
+    for shape in (2**62, (2**40, 2**40)):
+        with pytest.raises(dist.BackendUnavailableError, match=r"empty_shared: .* needs \d{5,} MiB of shared memory"):
+            dist.empty_shared(shape)
     dist.barrier()
 
 
@@ -372,7 +428,7 @@ def run_names() -> None:
     assert set(Path("/dev/shm").iterdir()) == before
     own = list(Path("/proc/self/fd").iterdir())
     ours = [path for path in own if path.is_symlink() and os.readlink(path).startswith("/memfd:comm")]
-    assert len(ours) >= 3  # of two groups, and a tensor
+    assert len(ours) >= 3  # of two groups, and of all tensors
     for path in ours:
         assert path.stat().st_mode & 0o777 == 0o600
     dist.destroy_process_group(group)
@@ -395,3 +451,61 @@ def run_without_oneccl() -> str:
 def test_it_works_where_oneccl_does_not(rank_environment: dict[str, Any]) -> None:
     env = {**rank_environment, "CCL_OFI_LIBRARY_PATH": "/nowhere/libfabric.so"}
     assert run_ranks(run_without_oneccl, 2, env=env) == ["ccl", "ccl"]
+
+
+# --- ranks that come late, and limits
+
+
+def run_late(seconds: float) -> tuple[str, float]:
+    group = dist.new_group([0, 1], timeout=seconds)
+    dist.barrier(group)
+    late = dist.get_rank() == 1
+    if late:
+        time.sleep(2 * seconds)
+    begin = time.monotonic()
+    with pytest.raises(dist.CommTimeoutError) as caught:
+        dist.all_reduce(torch.ones(3), group=group)
+    taken = time.monotonic() - begin
+    with pytest.raises(dist.BrokenGroupError):
+        dist.all_reduce(torch.ones(3), group=group)
+    return str(caught.value), taken
+
+
+def test_a_late_rank_learns_at_once_that_its_peers_gave_up(shared: Pools) -> None:
+    (waited, _), (came, taken) = shared(2).run(run_late, 1.0, timeout_s=30)
+    assert "timed out after 1 s, as seen by rank 0: rank 1 of the group did not take part, or came too late" in waited
+    assert "rank 0 timed out waiting for rank 1, which is this rank: it came too late" in came
+    assert taken < 0.8
+
+
+def run_three_late() -> str:
+    group = dist.new_group([0, 1, 2, 3], timeout=1.0)
+    dist.barrier(group)
+    if dist.get_rank() in (1, 3):
+        time.sleep(1.5)
+    with pytest.raises(dist.CommTimeoutError) as caught:
+        dist.all_gather_into_tensor(torch.ones(4 * LARGE), torch.ones(LARGE), group)
+    return str(caught.value)
+
+
+def test_every_rank_names_those_that_did_not_come(shared: Pools) -> None:
+    for message in shared(4).run(run_three_late, timeout_s=30):
+        assert "ranks [1, 3]" in message
+
+
+def run_out_of_descriptors() -> str:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    dist.init_distributed("ccl", verbose=False, timeout=20)
+    groups = []
+    try:
+        for _ in range(64):
+            groups.append(dist.new_group([0, 1]))
+            dist.all_reduce(torch.ones(3), group=groups[-1])
+    except dist.BackendUnavailableError as error:
+        return str(error)
+    raise AssertionError("64 groups were made with 64 descriptors")
+
+
+def test_the_limit_of_descriptors_is_named_on_every_rank(rank_environment: dict[str, Any]) -> None:
+    for message in run_ranks(run_out_of_descriptors, 2, env=rank_environment):
+        assert "has reached its limit of 64 open files; raise it before the start (ulimit -n 4096" in message

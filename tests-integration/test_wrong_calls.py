@@ -80,6 +80,7 @@ def test_every_function_is_covered() -> None:
         "configure",
         "destroy_process_group",
         "empty_shared",  # in test_shared_memory.py
+        "shared_memory_stats",
         "enable_symm_mem_for_group",
         # in test_comms_logger.py
         "export_log",

@@ -1,8 +1,8 @@
 // oneCCL on host memory behind a C ABI: plain pointers, sizes, codes; no torch, no Python.
 //
-// One process has one oneCCL, which is not thread-safe: every call into it holds `library`. Progress is made only inside
-// such calls (CCL_WORKER_OFFLOAD=0: oneCCL's own worker threads cost milliseconds where ranks share cores), so a thread
-// of ours looks after the operations that nobody waits for.
+// One process has one oneCCL, which is not thread-safe: every call into it holds `library`. Progress is made only
+// inside such calls (CCL_WORKER_OFFLOAD=0: oneCCL's own worker threads cost milliseconds where ranks share cores), so a
+// thread of ours looks after the operations that nobody waits for.
 
 #include <oneapi/ccl.hpp>
 
@@ -40,7 +40,7 @@ std::timed_mutex library;
 std::atomic<int> waiting{0};
 std::atomic<bool> forked{false};
 std::atomic<bool> more_ranks_than_cores{false};
-bool stopped = false;  // guarded by `library`
+bool stopped = false;                 // guarded by `library`
 std::atomic<bool> unfinished{false};  // something was left under way, or failed
 
 // Holds the library, for as long as it can be had: oneCCL makes a group without an end where a rank does not come.
@@ -329,9 +329,8 @@ private:
 
 enum Operation { all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, all_to_all_v, send, receive };
 
-ccl::event start(Group &group, int operation, const void *input, void *output, size_t count,
-                 const size_t *input_counts, const size_t *output_counts, ccl::datatype dtype, ccl::reduction op,
-                 int peer) {
+ccl::event start(Group &group, int operation, const void *input, void *output, size_t count, const size_t *input_counts,
+                 const size_t *output_counts, ccl::datatype dtype, ccl::reduction op, int peer) {
     const ccl::communicator &on = *group.communicator;
     void *in_place = const_cast<void *>(input);
     switch (operation) {
@@ -410,8 +409,8 @@ int wait_for(Request &request, double seconds) {
 }  // namespace
 
 // Once in a process, before anything else. Strings may be empty for "as oneCCL likes it".
-EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider, const char *interface,
-                                    int local_rank, int local_size, char *message, int capacity) try {
+EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider, const char *interface, int local_rank,
+                                    int local_size, char *message, int capacity) try {
     Alone alone;
     static bool initialized = false;
     cpu_set_t cores;

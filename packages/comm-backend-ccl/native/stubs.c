@@ -1,9 +1,11 @@
-/* What oneCCL's archive asks of libraries that this package does without, so that the shared library needs none of them.
+/* What oneCCL's archive asks of libraries that this package does without, so that the shared library needs none of
+ * them.
  *
  * Memory: Intel's compiler calls its own names for memcpy and memset.
  * Tracing (__itt_*): pointers that a collector would set; null means that nobody traces.
- * hwloc: hwloc_topology_init fails, upon which oneCCL goes on without knowing NUMA nodes, and of hwloc calls no more than
- * what gives back the topology and the bitmap that it does not have; the others are here because the linker asks for them.
+ * hwloc: hwloc_topology_init fails, upon which oneCCL goes on without knowing NUMA nodes, and of hwloc calls no more
+ * than what gives back the topology and the bitmap that it does not have; the others are here because the linker asks
+ * for them.
  *
  * exports.map hides all of them: an MPI in the same process finds its own hwloc. */
 
@@ -24,7 +26,8 @@ NOBODY_TRACES(__itt_task_begin)
 NOBODY_TRACES(__itt_task_end)
 NOBODY_TRACES(__itt_thread_set_name)
 
-#define FAILS(name) int name(void) { return -1; }
+#define FAILS(name) \
+    int name(void) { return -1; }
 FAILS(hwloc_topology_init)
 FAILS(hwloc_topology_load)
 FAILS(hwloc_topology_set_io_types_filter)
@@ -42,18 +45,21 @@ FAILS(hwloc_obj_type_snprintf)
 FAILS(hwloc_set_membind)
 
 /* These answer yes or no. */
-#define NO(name) int name(void) { return 0; }
+#define NO(name) \
+    int name(void) { return 0; }
 NO(hwloc_bitmap_isincluded)
 NO(hwloc_bitmap_isset)
 NO(hwloc_bitmap_iszero)
 
-#define NOTHING(name) void *name(void) { return NULL; }
+#define NOTHING(name) \
+    void *name(void) { return NULL; }
 NOTHING(hwloc_alloc_membind)
 NOTHING(hwloc_bitmap_alloc)
 NOTHING(hwloc_get_obj_by_depth)
 NOTHING(hwloc_topology_get_support)
 
-#define IGNORED(name) void name(void) {}
+#define IGNORED(name) \
+    void name(void) {}
 IGNORED(hwloc_bitmap_free)
 IGNORED(hwloc_bitmap_zero)
 IGNORED(hwloc_topology_destroy)

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from comm_utils.testing import allow_interrupts, preload
 
 allow_interrupts()
 preload("json")
+
+# A busy machine is no reason to fail; `--hypothesis-profile=thorough` tries ten times as many examples.
+settings.register_profile("usual", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("usual"), max_examples=1000)
+settings.load_profile("usual")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

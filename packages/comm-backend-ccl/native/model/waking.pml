@@ -1,6 +1,6 @@
 /* Posting, sleeping and waking: whoever waits goes on in the end.
  *
- * Every access to what ranks share is a step of its own; so are those to `lock_` and `bed_`. Stores that are not locked
+ * Every access to what ranks share is a step of its own; so are those to `lock_` and `sleep_mutex_`. Stores that are not locked
  * instructions wait in the thread's store buffer, as on x86, until the thread's next locked instruction or any moment
  * before it. A rank does OPERATIONS operations, one step each, of kinds that are chosen at first; a step of an operation
  * in chunks waits as one of these. Threads look once before they sleep: spinning is looking more often.
@@ -46,7 +46,7 @@ chan stores[THREADS] = [2] of { mtype, byte };
 
 /* Of a thread in sleep(): has read `rings`; they rang since; is in the kernel. */
 mtype = { up, has_read, rang, asleep }
-mtype bed[THREADS] = up;
+mtype sleep_state[THREADS] = up;
 #define rank_of(thread) (thread < RANKS -> thread : 0)
 
 /* Of each rank, guarded by its lock. */
@@ -57,7 +57,7 @@ byte done[RANKS];
 byte awaits[RANKS]; /* of the operation at the head */
 bit received;
 
-bit bed_lock[RANKS];
+bit sleep_mutex[RANKS];
 byte sleepers[RANKS];
 
 bit has_work;
@@ -87,11 +87,11 @@ inline ring(other) {
     d_step {
         drained ->
         if
-        :: bed[other] == has_read -> bed[other] = rang
+        :: sleep_state[other] == has_read -> sleep_state[other] = rang
         :: else
         fi;
         if
-        :: other == 0 && bed[RANKS] == has_read -> bed[RANKS] = rang
+        :: other == 0 && sleep_state[RANKS] == has_read -> sleep_state[RANKS] = rang
         :: else
         fi
     };
@@ -99,11 +99,11 @@ inline ring(other) {
     d_step {
         true ->
         if
-        :: bed[other] == asleep -> bed[other] = up
+        :: sleep_state[other] == asleep -> sleep_state[other] = up
         :: else
         fi;
         if
-        :: other == 0 && bed[RANKS] == asleep -> bed[RANKS] = up
+        :: other == 0 && sleep_state[RANKS] == asleep -> sleep_state[RANKS] = up
         :: else
         fi
     }
@@ -220,7 +220,7 @@ inline advance_all() {
 /* Group::sleep, for operation `it`, or for the message where it is OPERATIONS */
 inline sleep() {
 #ifndef LATE_RINGS
-    bed[thread] = has_read;
+    sleep_state[thread] = has_read;
 #endif
     take_lock(lock[me]);
     if
@@ -228,7 +228,7 @@ inline sleep() {
     :: else ->
         mine = awaited_now;
         give_lock(lock[me]);
-        take_lock(bed_lock[me]);
+        take_lock(sleep_mutex[me]);
         sleepers[me]++;
         if
 #ifdef KEEP_AWAITED
@@ -237,7 +237,7 @@ inline sleep() {
         :: else -> atomic { drained -> awaited[me] = (mine -> needs_all | mine : 0) }
         fi;
         atomic { drained -> sleeping = sleeping | bit(me) };
-        give_lock(bed_lock[me]);
+        give_lock(sleep_mutex[me]);
         take_lock(lock[me]);
 #ifndef NO_RECHECK
         advance_all();
@@ -246,22 +246,22 @@ inline sleep() {
         give_lock(lock[me]);
         mine = 0;
 #ifdef LATE_RINGS
-        bed[thread] = has_read;
+        sleep_state[thread] = has_read;
 #endif
         if
         :: go_on -> go_on = 0
         :: else ->
             /* FUTEX_WAIT compares and sleeps at once */
             if
-            :: atomic { bed[thread] == has_read -> bed[thread] = asleep }
-            :: bed[thread] == rang
+            :: atomic { sleep_state[thread] == has_read -> sleep_state[thread] = asleep }
+            :: sleep_state[thread] == rang
             fi;
             if
-            :: bed[thread] != asleep
+            :: sleep_state[thread] != asleep
             :: gives_up -> gives_up = 0; out_of_time = 1
             fi
         fi;
-        take_lock(bed_lock[me]);
+        take_lock(sleep_mutex[me]);
         sleepers[me]--;
         if
 #ifdef CLEAR_BIT
@@ -272,9 +272,9 @@ inline sleep() {
             -> atomic { drained -> sleeping = sleeping & ~bit(me) }
         :: else
         fi;
-        give_lock(bed_lock[me])
+        give_lock(sleep_mutex[me])
     fi;
-    bed[thread] = up
+    sleep_state[thread] = up
 }
 
 /* Group::wait */
@@ -414,9 +414,9 @@ end:
 proctype Disturbance() {
     byte thread;
     do
-    :: d_step { bed[0] == asleep -> bed[0] = up }
-    :: d_step { bed[1] == asleep -> bed[1] = up }
-    :: d_step { bed[2] == asleep -> bed[2] = up }
+    :: d_step { sleep_state[0] == asleep -> sleep_state[0] = up }
+    :: d_step { sleep_state[1] == asleep -> sleep_state[1] = up }
+    :: d_step { sleep_state[2] == asleep -> sleep_state[2] = up }
     :: break
     od
 }

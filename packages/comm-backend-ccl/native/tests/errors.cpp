@@ -11,7 +11,7 @@ namespace {
 
 struct Wrong {
     const char *name;
-    Job usual, other;         // what one rank calls instead
+    Job usual, other;           // what one rank calls instead
     std::string says, or_says;  // of the two calls
 };
 
@@ -147,7 +147,8 @@ TEST(different_sizes_of_all_to_all_v) {
                 Request meeting;
                 meeting.operation = barrier;
                 CHECK(fails(group, part.request()) || fails(group, meeting), "rank " << group.rank() << ", " << count);
-                CHECK(group.failure().find("disagree about how much the one sends to the other: rank ") != std::string::npos,
+                CHECK(group.failure().find("disagree about how much the one sends to the other: rank ") !=
+                          std::string::npos,
                       group.failure());
             });
         }
@@ -171,7 +172,8 @@ TEST(different_sizes_of_messages) {
                 const Part part(mine, group);
                 CHECK((mine.takes_part(group.rank()) && fails(group, part.request())) || fails(group, meeting),
                       "rank " << group.rank() << ", " << more << " more");
-                CHECK(group.failure().find("disagree about how much the one sends to the other: rank ") != std::string::npos,
+                CHECK(group.failure().find("disagree about how much the one sends to the other: rank ") !=
+                          std::string::npos,
                       group.failure());
             });
         }

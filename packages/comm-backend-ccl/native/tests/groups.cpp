@@ -1,7 +1,7 @@
 // Every operation in groups of 1 to 64 ranks, with sizes on both sides of every limit.
 
+#include "algorithms/eager.hpp"
 #include "ranks.hpp"
-#include "tasks.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -11,8 +11,8 @@ using namespace shm;
 
 namespace {
 
-constexpr int collectives[] = {all_reduce, shm::reduce, broadcast,    all_gather, reduce_scatter,
-                               all_to_all, all_to_all_v, gather, scatter,    barrier};
+constexpr int collectives[] = {all_reduce, shm::reduce,  broadcast, all_gather, reduce_scatter,
+                               all_to_all, all_to_all_v, gather,    scatter,    barrier};
 
 bool is_cut(int operation) {
     return operation == reduce_scatter || operation == all_to_all || operation == all_to_all_v || operation == scatter;

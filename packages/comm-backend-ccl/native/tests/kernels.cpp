@@ -1,6 +1,6 @@
 // Each build of the kernels that this machine can run against the reference, and with that against each other.
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 
 #include "check.hpp"
 #include "reference.hpp"
@@ -95,9 +95,9 @@ void compare(const shm::Kernels &build, int dtype, int op, size_t input_count, b
                      static_cast<int>(input_count), count, turn % 2 == 0);
         for (size_t one = 0; one < output_count; ++one) {
             const size_t at = difference(dtype, targets[one], expected.data(), count);
-            CHECK(at == count, build.name << ", dtype " << dtype << ", op " << op << ", " << input_count << " inputs of "
-                                          << count << ", output " << one << (aliased ? " aliased" : "") << ": element "
-                                          << at << " is " << shown(dtype, targets[one], at) << ", not "
+            CHECK(at == count, build.name << ", dtype " << dtype << ", op " << op << ", " << input_count
+                                          << " inputs of " << count << ", output " << one << (aliased ? " aliased" : "")
+                                          << ": element " << at << " is " << shown(dtype, targets[one], at) << ", not "
                                           << shown(dtype, expected.data(), at));
             const bool is_input = aliased && one == output_count - 1;
             const Tensor &tensor = is_input ? inputs[into] : outputs[one];
@@ -200,12 +200,12 @@ TEST(reference_rounds_to_even) {
         double value;
         uint16_t half, brain;
     };
-    for (const Known &known : {Known{1, 0x3c00, 0x3f80}, Known{-2, 0xc000, 0xc000}, Known{65504, 0x7bff, 0x4780},
-                               Known{65519, 0x7bff, 0x4780}, Known{65520, 0x7c00, 0x4780}, Known{1e30, 0x7c00, 0x714a},
-                               Known{0x1p-24, 0x0001, 0x3380}, Known{0x1p-25, 0, 0x3300}, Known{0x1.8p-24, 2, 0x33c0},
-                               Known{0x1p-133, 0, 1}, Known{0x1p-134, 0, 0}, Known{-0x1.8p-133, 0x8000, 0x8002},
-                               Known{1 + 0x1p-11, 0x3c00, 0x3f80}, Known{1 + 0x1p-8, 0x3c04, 0x3f80},
-                               Known{1 + 0x1.8p-7, 0x3c0c, 0x3f82}, Known{3.4e38, 0x7c00, 0x7f80}}) {
+    for (const Known &known :
+         {Known{1, 0x3c00, 0x3f80}, Known{-2, 0xc000, 0xc000}, Known{65504, 0x7bff, 0x4780},
+          Known{65519, 0x7bff, 0x4780}, Known{65520, 0x7c00, 0x4780}, Known{1e30, 0x7c00, 0x714a},
+          Known{0x1p-24, 0x0001, 0x3380}, Known{0x1p-25, 0, 0x3300}, Known{0x1.8p-24, 2, 0x33c0}, Known{0x1p-133, 0, 1},
+          Known{0x1p-134, 0, 0}, Known{-0x1.8p-133, 0x8000, 0x8002}, Known{1 + 0x1p-11, 0x3c00, 0x3f80},
+          Known{1 + 0x1p-8, 0x3c04, 0x3f80}, Known{1 + 0x1.8p-7, 0x3c0c, 0x3f82}, Known{3.4e38, 0x7c00, 0x7f80}}) {
         CHECK(nearest_half(known.value) == known.half && nearest_brain(known.value) == known.brain,
               known.value << ": " << std::hex << nearest_half(known.value) << " " << nearest_brain(known.value));
     }

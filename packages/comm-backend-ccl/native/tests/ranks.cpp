@@ -1,11 +1,11 @@
 #include "ranks.hpp"
 
+#include <sys/mman.h>
+#include <unistd.h>
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <sys/mman.h>
 #include <thread>
-#include <unistd.h>
 
 namespace tests {
 
@@ -104,8 +104,9 @@ Job prepared(Job job, int size, Random &random) {
             }
         }
         const bool only_root = job.operation == broadcast || job.operation == scatter;
-        const bool puts_in = job.from >= 0 ? static_cast<int>(one) == job.from
-                                           : job.operation != barrier && (!only_root || static_cast<int>(one) == job.root);
+        const bool puts_in = job.from >= 0
+                                 ? static_cast<int>(one) == job.from
+                                 : job.operation != barrier && (!only_root || static_cast<int>(one) == job.root);
         job.inputs[one].resize(puts_in ? count * job.item() : 0);
         fill(job.inputs[one].data(), job.dtype, puts_in ? count : 0, random);
     }
@@ -184,7 +185,8 @@ Part::Part(const Job &job, Group &group, size_t offset, bool in_place) : job_(&j
     input_.resize(skipped);
     input_.insert(input_.end(), input.begin(), input.end());
     // A broadcast is always of one tensor.
-    in_place_ = job.operation == broadcast || (in_place && is_reduction(job.operation) && job.operation != reduce_scatter);
+    in_place_ =
+        job.operation == broadcast || (in_place && is_reduction(job.operation) && job.operation != reduce_scatter);
     if (in_place_) {
         input_.resize(skipped + std::max(expected.size(), input.size()));
     }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "check.hpp"
-#include "group.hpp"
+#include "progress/group.hpp"
 #include "reference.hpp"
 
 #include <functional>

@@ -1,6 +1,6 @@
 #include "reference.hpp"
 
-#include "kernels.hpp"
+#include "kernels/kernels.hpp"
 
 #include <cmath>
 #include <cstdio>

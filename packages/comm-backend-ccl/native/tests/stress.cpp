@@ -14,7 +14,8 @@ namespace {
 constexpr int ranks = 4;
 constexpr size_t longest = 300;
 
-const std::vector<std::vector<int>> members{{0, 1, 2, 3}, {0, 1}, {1, 2}, {2, 3}, {3, 0}, {0, 1, 2}, {1, 2, 3}, {3, 1, 0, 2}};
+const std::vector<std::vector<int>> members{{0, 1, 2, 3}, {0, 1},    {1, 2},    {2, 3},
+                                            {3, 0},       {0, 1, 2}, {1, 2, 3}, {3, 1, 0, 2}};
 
 int place_of(int rank, const std::vector<int> &group) {
     for (size_t place = 0; place < group.size(); ++place) {
@@ -34,13 +35,15 @@ struct Step {
     bool later;  // waited for when others have been started
 
     explicit Step(Random &random) {
-        constexpr int kinds[] = {all_reduce, all_reduce, shm::reduce, broadcast, all_gather,   reduce_scatter,
-                                 all_to_all, gather,     scatter,     barrier,   all_to_all_v, send, send};
+        constexpr int kinds[] = {all_reduce,     all_reduce, shm::reduce, broadcast, all_gather,
+                                 reduce_scatter, all_to_all, gather,      scatter,   barrier,
+                                 all_to_all_v,   send,       send};
         group = random.below(members.size());
         operation = kinds[random.below(std::size(kinds))];
         const size_t size = members[group].size();
         root = is_rooted(operation) || operation == send ? static_cast<int>(random.below(size)) : -1;
-        from = operation == send ? static_cast<int>((static_cast<size_t>(root) + 1 + random.below(size - 1)) % size) : -1;
+        from =
+            operation == send ? static_cast<int>((static_cast<size_t>(root) + 1 + random.below(size - 1)) % size) : -1;
         dtype = random.below(2) == 0 ? int32 : int64;
         count = operation == barrier || operation == all_to_all_v ? 0 : 1 + random.below(longest);
         seed = random.next();
@@ -48,7 +51,9 @@ struct Step {
     }
 
     // Element `index` of what `rank` puts in; wraps around.
-    uint64_t element(int rank, size_t index) const { return seed + static_cast<uint64_t>(rank) * 1000003 + index * 7919; }
+    uint64_t element(int rank, size_t index) const {
+        return seed + static_cast<uint64_t>(rank) * 1000003 + index * 7919;
+    }
     uint64_t sum_of(size_t size, size_t index) const {
         uint64_t sum = 0;
         for (size_t rank = 0; rank < size; ++rank) {
@@ -113,7 +118,8 @@ public:
                                          << ", rank " << me << ", element " << at << ": " << got << ", not " << wanted);
             ++at;
         };
-        const size_t count = step_.count, size = static_cast<size_t>(group_->size()), mine = static_cast<size_t>(me) * count;
+        const size_t count = step_.count, size = static_cast<size_t>(group_->size()),
+                     mine = static_cast<size_t>(me) * count;
         for (size_t one = 0; one < size; ++one) {
             const int from = static_cast<int>(one);
             switch (step_.operation) {
@@ -223,7 +229,8 @@ TEST(stress) {
         const Step step(random);
         for (int rank = 0; rank < ranks; ++rank) {
             const int place = place_of(rank, members[step.group]);
-            expected[static_cast<size_t>(rank)] += place >= 0 && (step.from < 0 || place == step.from || place == step.root);
+            expected[static_cast<size_t>(rank)] +=
+                place >= 0 && (step.from < 0 || place == step.from || place == step.root);
         }
     }
     CHECK(finished == expected, finished[0] << " instead of " << expected[0]);

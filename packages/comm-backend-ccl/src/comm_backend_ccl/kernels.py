@@ -13,7 +13,9 @@ from comm_backend_ccl import shared_memory
 from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["reduce"]
+__all__ = ["plain_tensor", "reduce"]
+
+plain_tensor = shared_memory.plain_tensor
 
 
 def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -> bool:

@@ -13,7 +13,7 @@ from comm_backend_ccl import shared_memory
 from comm_backend_ccl.communicator import Begun, Call, Communicator
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, Operation
-from comm_utils.errors import BackendUnavailableError
+from comm_utils.errors import BackendUnavailableError, CommTimeoutError
 
 __all__ = ["SharedCommunicator"]
 
@@ -43,7 +43,6 @@ class SharedCommunicator(Communicator):
         super().__init__(peers, rank, timeout, ranks)
         pids = [process.pid for process in peers.processes]
         self.number = shared_memory.join(pids[0], memory, rank, pids, crowded)
-        weakref.finalize(self, shared_memory.free, self.number).atexit = False
         _open.add(self)
 
     def _end(self) -> None:
@@ -84,28 +83,57 @@ class SharedCommunicator(Communicator):
                 call.watched,
                 call.source_counts if uneven else None,
                 call.target_counts if uneven else None,
+                (source, target),
             )
         except MemoryError as error:  # the others get an error, too
             name = call.operation.name.lower()
             self._break(f"{name}: {error}")
             raise BackendUnavailableError(f"{name} on {self}: {error}") from error
-        return (handle, (source, target)) if handle else (None, ())
+        return (None, ()) if handle is None else (handle, (source, target))
 
-    def gone_for(self, handle: int, peer: int | None) -> Set[int]:
+    def gone_for(self, handle: shared_memory.Pending, peer: int | None) -> Set[int]:
         gone = self.gone(peer)
         # A rank that has done its part may end before the others are through.
         return gone & shared_memory.missing(handle) if gone and peer is None else gone
 
-    def is_complete(self, handle: int) -> bool:
+    def timed_out(self, call: str, limit_s: float, of_call: bool) -> Exception:
+        missing = self._named(shared_memory.waits_for(self.number))
+        shared_memory.time_out(self.number)  # the others need not wait for this rank, nor for the ranks that it awaits
+        self._break(f"{call}: timed out after {limit_s:g} s waiting for {missing}")
+        source = "this call" if of_call else "init_distributed() and new_group()"
+        return CommTimeoutError(
+            f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: {missing} of the "
+            f"group did not take part, or came too late; timeout= of {source} sets the limit. The group cannot be used "
+            f"any more: {self._how_to_go_on}"
+        )
+
+    def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
+        found = shared_memory.timed_out(self.number) if self.broken is None else None
+        if found is None or self.gone(peer):
+            return super().failed(call, error, peer)
+        finder, missing = found
+        text = f"rank {self.ranks[finder]} timed out waiting for {self._named(missing)}"
+        self._break(f"{call}: {text}")
+        late = ", which is this rank: it came too late" if missing == {self.rank} else ""
+        return CommTimeoutError(
+            f"{call} on {self} failed, as seen by rank {self.ranks[self.rank]}: {text}{late}. The group cannot be used "
+            f"any more: {self._how_to_go_on}"
+        )
+
+    def _named(self, positions: Set[int]) -> str:
+        ranks = [self.ranks[one] for one in sorted(positions) if one < self.size]
+        return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks}"
+
+    def is_complete(self, handle: shared_memory.Pending) -> bool:
         return shared_memory.wait(handle, 0.0) != 0  # what has failed does not touch its memory any more
 
-    def within(self, handle: int, seconds: float) -> bool:
+    def within(self, handle: shared_memory.Pending, seconds: float) -> bool:
         state = shared_memory.wait(handle, seconds)
         if state < 0:
             raise RuntimeError(shared_memory.failure(handle))
         return state == 1
 
-    def release(self, handle: int) -> None:
+    def release(self, handle: shared_memory.Pending) -> None:
         shared_memory.release(handle)
 
 

@@ -1,6 +1,6 @@
 """The engine in shared memory: the one module that calls into ``_shared_memory``.
 
-Groups, operations and memory are integers; none may be used after it was freed.
+Groups, operations and blocks of memory are objects that own what they stand for.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,14 +21,21 @@ from comm_utils.reduce_op import ReduceOp
 _native: Any = None
 try:
     _native = importlib.import_module("comm_backend_ccl._shared_memory")
-    _native.meet(torch.Tensor)
 except ImportError as error:
     _missing = str(error)
+
+#: Of the native module: a rank's side of a group, an operation under way, and memory that peers can map.
+Group: TypeAlias = Any
+Pending: TypeAlias = Any
+Block: TypeAlias = Any
 
 __all__ = [
     "MOST_RANKS",
     "SWITCH",
     "VALIDATES",
+    "Block",
+    "Group",
+    "Pending",
     "allocate",
     "close",
     "close_descriptor",
@@ -37,17 +44,20 @@ __all__ = [
     "ended_ns",
     "facts",
     "failure",
-    "free",
-    "give_back",
     "has_kernels",
     "join",
     "missing",
+    "plain_tensor",
     "reduce",
     "release",
     "shortcut",
     "start",
+    "statistics",
+    "time_out",
+    "timed_out",
     "unavailable_reason",
     "wait",
+    "waits_for",
 ]
 
 #: The variable that turns it off.
@@ -57,6 +67,22 @@ _BUILDS = "avx512, avx2, portable"
 MOST_RANKS = 64
 #: Whether native code checks the memory and the dtype of tensors by itself.
 VALIDATES: bool = getattr(_native, "validates_tensors", False)
+
+
+def _bind_torch() -> bool:
+    """Show native code a few tensors, by which it verifies that it reads their memory as Python does."""
+    resized = torch.empty(8, device="cpu")
+    resized.untyped_storage().resize_(4)
+    tensors = [torch.empty(3, device="cpu"), torch.empty(40, dtype=torch.uint8, device="cpu")[8:], resized]
+    probes = [
+        (one, one._cdata, one.untyped_storage().nbytes(), one.storage_offset(), code)
+        for one, code in zip(tensors, (6, 0, 6), strict=True)  # of c10::ScalarType
+    ]
+    return bool(_native.bind_torch(torch.Tensor, torch.uint8, torch.int8, probes))
+
+
+#: Whether native code asks tensors through libtorch's C shim; it asks through Python otherwise.
+reads_storage_natively = _native is not None and _bind_torch()
 
 
 def unavailable_reason() -> tuple[str, str] | None:
@@ -112,12 +138,13 @@ def create(size: int) -> tuple[int, int]:
 
     Raises:
         MemoryError: there is not enough; says how much is needed.
+        RuntimeError: a limit of this process, such as that of open files, is used up.
     """
     descriptor, inode = _native.create(size)
     return int(descriptor), int(inode)
 
 
-def join(holder: int, memory: tuple[int, int], rank: int, pids: Sequence[int], crowded: bool) -> int:
+def join(holder: int, memory: tuple[int, int], rank: int, pids: Sequence[int], crowded: bool) -> Group:
     """This rank's side of a group.
 
     Args:
@@ -129,12 +156,13 @@ def join(holder: int, memory: tuple[int, int], rank: int, pids: Sequence[int], c
     Raises:
         MemoryError: there is not enough memory.
         PermissionError: the memory cannot be opened from here.
+        RuntimeError: a limit of this process, such as that of open files, is used up.
     """
-    return int(_native.join(holder, *memory, rank, list(pids), crowded))
+    return _native.join(holder, *memory, rank, list(pids), crowded)
 
 
 def start(
-    group: int,
+    group: Group,
     operation: Operation,
     source: int,
     target: int,
@@ -145,28 +173,30 @@ def start(
     watched: bool,
     source_counts: Sequence[int] | None = None,
     target_counts: Sequence[int] | None = None,
-) -> int:
-    """Start an operation on memory that stays where it is; 0 if it is complete, else a handle.
+    kept: object = None,
+) -> Pending | None:
+    """Start an operation on memory that stays where it is; None if it is complete, else a handle.
+
+    Args:
+        source, target: addresses.
+        kept: what holds that memory; the handle keeps it until the operation is over, even if it is dropped before.
 
     Raises:
         RuntimeError: it was refused.
         MemoryError: there is not enough shared memory.
     """
     code, value = DTYPES[dtype], OPS[op]
-    handle: int = _native.start(
-        group, operation, source, target, count, code, value, root, watched, source_counts, target_counts
-    )
-    return handle
+    return group.start(operation, source, target, count, code, value, root, watched, source_counts, target_counts, kept)
 
 
-def wait(handle: int, seconds: float) -> int:
+def wait(handle: Pending, seconds: float) -> int:
     """0: still under way after so long; 1: complete; -1: failed."""
-    state: int = _native.wait(handle, seconds)
+    state: int = handle.wait(seconds)
     return state
 
 
 def shortcut(
-    group: int, operation: Operation, op: ReduceOp, root: int, later: Callable[..., Any]
+    group: Group, operation: Operation, op: ReduceOp, root: int, later: Callable[..., Any]
 ) -> Callable[..., Any] | None:
     """A function of the tensors of an operation, output first, that does it; None where torch is too old to be asked.
 
@@ -180,48 +210,61 @@ def shortcut(
         later: called with a handle and the tensors where the operation is not complete within a moment; what it returns
             is returned.
     """
-    found: Callable[..., Any] | None = _native.shortcut(group, operation, OPS[op], root, later)
+    found: Callable[..., Any] | None = group.fast_path(operation, OPS[op], root, later)
     return found
 
 
-def failure(handle: int) -> str:
-    """What went wrong in the group of an operation, for people."""
-    return str(_native.failure(handle))
+def failure(handle: Pending) -> str:
+    """Describe what went wrong in the group of an operation."""
+    return str(handle.failure())
 
 
-def close(group: int, quietly: bool = False) -> None:
+def close(group: Group, quietly: bool = False) -> None:
     """Forget what is under way; the memory of its tensors is not touched any more.
 
     Args:
-        quietly: who waits for it is not told, as the process is ending.
+        quietly: threads that wait for it are not woken with a failure, as the process is ending.
     """
-    _native.close(group, quietly)
+    group.close(quietly)
 
 
-def free(group: int) -> None:
-    """The last use of a group; its operations hold what they need."""
-    _native.free(group)
+def time_out(group: Group) -> None:
+    """Fail what is under way on all ranks, as this rank has waited in vain; a rank that comes later learns it at once."""
+    group.time_out()
 
 
-def missing(handle: int) -> set[int]:
-    """The ranks without which an operation cannot go on."""
-    bits = int(_native.missing(handle))
+def timed_out(group: Group) -> tuple[int, set[int]] | None:
+    """Return the rank that gave up waiting, and the ranks for which it waited; None where none did."""
+    found = group.timed_out()
+    return None if found is None else (int(found[0]), _ranks(found[1]))
+
+
+def missing(handle: Pending) -> set[int]:
+    """Return the ranks without which an operation cannot go on."""
+    return _ranks(handle.missing())
+
+
+def waits_for(group: Group) -> set[int]:
+    """Return the ranks without which the next operation in order cannot go on."""
+    return _ranks(group.missing())
+
+
+def _ranks(bits: int) -> set[int]:
     return {rank for rank in range(MOST_RANKS) if bits >> rank & 1}
 
 
-def ended_ns(handle: int) -> int | None:
-    """When a watched operation was complete, by ``time.perf_counter_ns``; None where that is not known."""
-    return _native.ended(handle) or None
+def ended_ns(handle: Pending) -> int | None:
+    """Return when a watched operation was complete, by ``time.perf_counter_ns``; None where that is not known."""
+    return handle.ended() or None
 
 
-def drain(group: int, seconds: float) -> None:
+def drain(group: Group, seconds: float) -> None:
     """Let what is under way come to an end, for so long."""
-    _native.drain(group, seconds)
+    group.drain(seconds)
 
 
-def release(handle: int) -> None:
-    """The last use of a handle; the operation goes on."""
-    _native.release(handle)
+def release(handle: Pending) -> None:
+    """End the use of a handle; the operation goes on, and the object frees itself."""
 
 
 def close_descriptor(descriptor: int) -> None:
@@ -229,15 +272,28 @@ def close_descriptor(descriptor: int) -> None:
     _native.close_descriptor(descriptor)
 
 
-def allocate(size: int) -> int:
-    """The address of ``size`` bytes that peers can map, to be given to :func:`give_back`.
+def allocate(size: int) -> Block:
+    """Return ``size`` bytes at ``.address`` that peers can map; they are given back when the object ends.
 
     Raises:
         MemoryError: there is not enough; says how much is needed.
+        RuntimeError: a limit of this process, such as that of open files, is used up; or this is a forked child.
     """
-    return int(_native.allocate(size))
+    return _native.allocate(size)
 
 
-def give_back(address: int) -> None:
-    """Keep the memory for the next that asks for so much."""
-    _native.give_back(address)
+def statistics() -> dict[str, int]:
+    """Return what this process holds in blocks, see ``comm_collectives.shared_memory_stats``."""
+    if _native is None:
+        return {}
+    found: dict[str, int] = _native.statistics()
+    return found
+
+
+def plain_tensor(tensor: object) -> int | None:
+    """Return the code of a tensor's dtype where native code may take it as it is; None of everything else.
+
+    Plain is a ``torch.Tensor`` and no subclass, contiguous and on the CPU, of at least one element and of a dtype of
+    :data:`comm_backend_ccl.tables.DTYPES`, whose storage holds all elements and whose values no flag changes.
+    """
+    return None if _native is None else _native.plain_tensor(tensor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import weakref
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +11,9 @@ import torch
 from comm_backend_ccl import shared_memory
 from comm_utils.errors import BackendUnavailableError
 
-__all__ = ["empty_shared"]
+__all__ = ["empty_shared", "shared_memory_stats"]
+
+_MOST_BYTES = 2**62
 
 
 def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -22,15 +23,24 @@ def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         BackendUnavailableError: there is not enough shared memory, and it says how much is needed; or this is a forked
             child.
     """
-    elements = math.prod(shape)
-    size = elements * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if not size:
         return torch.empty(tuple(shape), dtype=dtype)
+    if size > _MOST_BYTES:
+        raise BackendUnavailableError(
+            f"empty_shared: a tensor of shape {tuple(shape)} and {dtype} needs {size >> 20} MiB of shared memory, more "
+            "than any process can address"
+        )
     try:
-        address = shared_memory.allocate(size)
+        block = shared_memory.allocate(size)
     except (MemoryError, RuntimeError) as error:
         raise BackendUnavailableError(f"empty_shared: {error}") from error
-    memory = (ctypes.c_char * size).from_address(address)
-    weakref.finalize(memory, shared_memory.give_back, address).atexit = False
+    memory = (ctypes.c_char * size).from_address(block.address)
+    memory.block = block
     # Which keeps `memory`, and goes through bytes as it does not know all dtypes.
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(tuple(shape))
+
+
+def shared_memory_stats() -> dict[str, int]:
+    """Return what the tensors of this process hold, see ``comm_collectives.shared_memory_stats``."""
+    return shared_memory.statistics()

@@ -49,7 +49,7 @@ ONECCL_DTYPES: dict[torch.dtype, int] = {
 #: ``ccl::reduction``
 ONECCL_OPS: dict[ReduceOp, int] = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceOp.MIN: 2, ReduceOp.MAX: 3}
 
-#: Codes of ``native/shared_memory/kernels.hpp``.
+#: Codes of ``native/shared_memory/kernels/kernels.hpp``.
 DTYPES: dict[torch.dtype, int] = {**ONECCL_DTYPES, torch.bool: 12}
 OPS: dict[ReduceOp, int] = {**ONECCL_OPS, ReduceOp.AVG: 4, ReduceOp.BAND: 5, ReduceOp.BOR: 6, ReduceOp.BXOR: 7}
 

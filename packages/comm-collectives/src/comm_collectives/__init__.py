@@ -22,7 +22,7 @@ from comm_collectives.groups import (
 from comm_collectives.instrumentation import bare_backend, instrument, instrumented, labelled
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from comm_collectives.reduce_scatter import reduce_scatter, reduce_scatter_tensor
-from comm_collectives.shared_tensors import empty_shared
+from comm_collectives.shared_tensors import empty_shared, shared_memory_stats
 from comm_collectives.subgroups import new_subgroups, new_subgroups_by_enumeration, split_group
 from comm_collectives.wrapping import BackendWrapper
 
@@ -70,5 +70,6 @@ __all__ = [
     "reduce_scatter_tensor",
     "scatter",
     "send",
+    "shared_memory_stats",
     "split_group",
 ]

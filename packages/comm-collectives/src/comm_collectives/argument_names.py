@@ -14,23 +14,14 @@ from torch.compiler import is_dynamo_compiling
 
 from comm_collectives.labels import labelled
 from comm_utils.errors import ArgumentTypeError
+from comm_utils.operations.table import ROWS
 
 __all__ = ["ALIASES", "LABELS", "MISSING", "call_with", "without_missing"]
 
 #: function -> {other name: name of the parameter}
 ALIASES: Mapping[str, Mapping[str, str]] = {
-    "all_gather_coalesced": {
-        "outputs": "output_tensors",
-        "inputs": "input_tensors",
-        "output_tensor_lists": "output_tensors",
-        "input_tensor_list": "input_tensors",
-    },
-    "all_gather_into_tensor": {"output": "output_tensor", "input": "input_tensor", "tensor": "input_tensor"},
-    "all_to_all": {"output_list": "output_tensor_list", "input_list": "input_tensor_list"},
-    "all_to_all_single": {"output_tensor": "output", "input_tensor": "input", "tensor": "input"},
+    **{row.name: row.aliases for row in ROWS if row.aliases},
     "configure": {"deepspeed_config": "config"},
-    "reduce_scatter": {"output_tensor": "output", "input": "input_list", "input_tensor": "input_list"},
-    "reduce_scatter_tensor": {"output_tensor": "output", "input_tensor": "input", "tensor": "input"},
 }
 
 #: Parameters that DeepSpeed has on every call, at the end and in this order.

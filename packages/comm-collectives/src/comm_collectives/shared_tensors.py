@@ -9,9 +9,20 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.arguments import enter, integer
+from comm_utils import kernels
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["empty_shared"]
+__all__ = ["empty_shared", "shared_memory_stats"]
+
+_STATISTICS = (
+    "tensors",
+    "used_bytes",
+    "free_bytes",
+    "retired_bytes",
+    "peak_bytes",
+    "bound_bytes",
+    "descriptors",
+)
 
 # Sizes in bytes are signed integers of 64 bits, in torch and in the system; alignment is added to them.
 _MOST_BYTES = 1 << 62
@@ -62,3 +73,15 @@ def empty_shared(
             f"less than {_MOST_BYTES / 2**60:g} EiB, which is more than any machine has"
         )
     return backend.empty_shared(sizes, dtype, group)
+
+
+def shared_memory_stats() -> dict[str, int]:
+    """Return what this process holds for tensors of :func:`empty_shared`; may be called at any time.
+
+    Returns:
+        ``tensors``: blocks of memory in use. ``used_bytes``: theirs. ``free_bytes``: kept for the next tensors, at most
+        ``bound_bytes``; the rest was returned to the system. ``retired_bytes``: never used again, as a peer may still
+        write there after a failure. ``peak_bytes``: the most in use at one time. ``descriptors``: open files. All are 0
+        where no installed backend has such memory.
+    """
+    return dict.fromkeys(_STATISTICS, 0) | kernels.shared_memory_stats()

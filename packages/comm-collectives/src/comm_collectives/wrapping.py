@@ -9,9 +9,11 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from torch.distributed import ProcessGroup
 
+from comm_utils import operations
 from comm_utils.active import active_backend
 from comm_utils.backend import Backend
 from comm_utils.fast_path import FastPath
+from comm_utils.operations.table import ROWS
 
 __all__ = ["BackendWrapper", "Wrapper", "bare_backend"]
 
@@ -20,32 +22,11 @@ Wrapper: TypeAlias = Callable[[Backend], Backend]
 
 W = TypeVar("W", bound="BackendWrapper")
 
-_HOOKED = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_reduce",
-    "all_to_all_single",
-    "barrier",
-    "batch_isend_irecv",
-    "broadcast",
-    "gather",
-    "irecv",
-    "isend",
-    "recv",
-    "reduce",
-    "reduce_scatter_tensor",
-    "scatter",
-    "send",
-)
-#: Operations of fast paths that are no operations of a backend.
-_TRAVELS_AS = {
-    "all_to_all": ("all_to_all_single",),
-    "reduce_scatter": ("all_to_all_single", "reduce_scatter_tensor"),
-}
+# Asynchronous messages have methods of their own.
+_HOOKED = tuple(row.name for row in ROWS if row.primitive or (row.pattern.is_message and row.recorded))
+_HOOKED += ("batch_isend_irecv",)
 # Parameters of the contract that are tensors or lists of them; they come first in every operation.
-_TENSORS = frozenset(
-    ("gather_list", "input", "input_tensor", "output", "output_tensor", "scatter_list", "tensor", "tensor_list")
-)
+_TENSORS = frozenset(one.name for row in ROWS if row.primitive for one in row.tensors)
 
 
 def bare_backend() -> Backend:
@@ -147,7 +128,7 @@ def _fast_path(
     async_op: bool = False,
 ) -> FastPath | None:
     """Have calls take the checked path where what they do is overridden."""
-    if any(hasattr(type(self), one) for one in (operation, *_TRAVELS_AS.get(operation, ()))):
+    if any(hasattr(type(self), one) for one in (operation, *operations.get(operation).travels_as)):
         return None
     return self.inner.fast_path(operation, detail, group, async_op)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from comm_utils.log import logger
 from comm_utils.plugins import entry_points
@@ -16,7 +16,7 @@ from comm_utils.reduce_op import ReduceOp
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ENTRY_POINT_GROUP", "reduce"]
+__all__ = ["ENTRY_POINT_GROUP", "plain_tensor", "reduce", "shared_memory_stats"]
 
 ENTRY_POINT_GROUP = "comm_utils.kernels"
 
@@ -33,17 +33,34 @@ def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -
     Returns:
         False, with nothing done, where no installed kernel does this on these tensors.
     """
-    return _kernel("reduce")(output, inputs, op)
+    kernel = _kernel("reduce")
+    return kernel is not None and bool(kernel(output, inputs, op))
+
+
+def plain_tensor() -> Callable[[object], int | None] | None:
+    """Return the native predicate of plain tensors; None where no installed package has one.
+
+    It takes any object and returns the code of the dtype where the object is a ``torch.Tensor`` and no subclass,
+    contiguous and on the CPU, with at least one element, with a storage that holds all elements and without a flag that
+    changes values; None of everything else, of dtypes without a code too.
+    """
+    return _kernel("plain_tensor")
+
+
+def shared_memory_stats() -> dict[str, int]:
+    """Return what this process holds in shared memory for tensors; empty where no installed package has such memory."""
+    kernel = _kernel("shared_memory_stats")
+    return {} if kernel is None else kernel()
 
 
 @functools.cache
-def _kernel(name: str) -> Callable[[torch.Tensor, Sequence[torch.Tensor], ReduceOp], bool]:
+def _kernel(name: str) -> Callable[..., Any] | None:
     for entry in entry_points(ENTRY_POINT_GROUP):
         if entry.name == name:
             try:
-                found: Callable[[torch.Tensor, Sequence[torch.Tensor], ReduceOp], bool] = entry.load()
+                found: Callable[..., Any] = entry.load()
             except Exception as error:
                 logger.warning("the kernel %s of %s cannot be used: %s", name, entry.value, error)
                 continue
             return found
-    return lambda output, inputs, op: False
+    return None

@@ -55,6 +55,7 @@ from comm_collectives import (
     reduce_scatter_tensor,
     scatter,
     send,
+    shared_memory_stats,
     split_group,
 )
 from comm_collectives.object_codec import (
@@ -249,6 +250,7 @@ __all__ = [
     "send_object_list",
     "set_backend",
     "set_object_policy",
+    "shared_memory_stats",
     "split_group",
     "start_profiling_comms",
     "start_profiling_op",

@@ -1,4 +1,4 @@
-"""What tests need from the machine and the shell they run in."""
+"""Adapt tests to the load of the machine, and to the shell that starts them."""
 
 from __future__ import annotations
 

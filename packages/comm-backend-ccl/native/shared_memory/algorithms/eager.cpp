@@ -1,0 +1,237 @@
+#include "algorithms/eager.hpp"
+
+#include "kernels/kernels.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+namespace shm {
+
+namespace {
+
+constexpr bool needs_root(int operation) { return operation == broadcast || operation == scatter; }
+constexpr bool only_root_needs(int operation) { return operation == reduce || operation == gather; }
+
+bool waits(const Group &group, const Request &request) {
+    if (needs_root(request.operation)) {
+        return group.rank() != request.root;
+    }
+    return !only_root_needs(request.operation) || group.rank() == request.root;
+}
+
+}  // namespace
+
+size_t small_bytes(const Group &group) {
+    // Each rank reads the parts of all others.
+    const size_t most = group.layout().chunk_bytes();
+    return std::min(most, std::max(size_t{4096}, most / static_cast<size_t>(std::max(1, group.size() - 1))));
+}
+
+uint32_t pieces_for(const Group &group, const Request &request) {
+    const size_t bytes = input_bytes(group, request), piece = group.layout().piece_bytes;
+    return bytes <= slot_bytes ? 0 : std::bit_ceil(static_cast<uint32_t>((bytes + piece - 1) / piece));
+}
+
+namespace {
+
+// Where a rank shows its part.
+char *place(Group &group, const Request &request, int rank, uint32_t step, uint32_t first) {
+    return input_bytes(group, request) <= slot_bytes ? group.slot(rank, step) : group.piece(rank, first);
+}
+
+}  // namespace
+
+size_t input_bytes(const Group &group, const Request &request) {
+    switch (request.operation) {
+    case reduce_scatter:
+    case all_to_all:
+    case scatter:
+        return request.bytes() * static_cast<size_t>(group.size());
+    case barrier:
+        return 0;
+    default:
+        return request.bytes();
+    }
+}
+
+namespace {
+
+// Not worth a choice of how to copy it.
+constexpr size_t tiny_bytes = 1 << 10;
+
+}  // namespace
+
+void publish(Group &group, const Request &request, uint32_t step, uint32_t first) {
+    const int operation = request.operation;
+    if (operation == barrier || (needs_root(operation) && group.rank() != request.root) ||
+        (only_root_needs(operation) && group.rank() == request.root)) {
+        return;
+    }
+    // A tensor without elements may have no address.
+    if (const size_t bytes = input_bytes(group, request); bytes > 0) {
+        char *to = place(group, request, group.rank(), step, first);
+        if (bytes <= tiny_bytes) {
+            std::memcpy(to, request.input, bytes);
+        } else {
+            group.writer().write(to, request.input, bytes);
+        }
+    }
+}
+
+void consume(Group &group, const Request &request, uint32_t step, uint32_t first) {
+    const int size = group.size(), me = group.rank();
+    const size_t bytes = request.bytes();
+    if (bytes == 0) {
+        return;
+    }
+    auto *output = static_cast<char *>(request.output);
+    const void *inputs[max_ranks];
+    const auto shown = [&](int rank) { return place(group, request, rank, step, first); };
+    switch (request.operation) {
+    case all_reduce:
+    case reduce: {
+        void *outputs[] = {output};
+        for (int one = 0; one < size; ++one) {
+            inputs[one] = one == me ? request.input : shown(one);
+        }
+        kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count, false);
+        break;
+    }
+    case reduce_scatter: {
+        void *outputs[] = {output};
+        for (int one = 0; one < size; ++one) {
+            inputs[one] = shown(one) + static_cast<size_t>(me) * bytes;
+        }
+        kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count, false);
+        break;
+    }
+    case broadcast:
+        std::memcpy(output, shown(request.root), bytes);
+        break;
+    case scatter:
+        std::memcpy(output, shown(request.root) + static_cast<size_t>(me) * bytes, bytes);
+        break;
+    case all_gather:
+    case gather:
+        // Its own first: it may lie where another's goes.
+        std::memmove(output + static_cast<size_t>(me) * bytes, request.input, bytes);
+        for (int one = 0; one < size; ++one) {
+            if (one != me) {
+                std::memcpy(output + static_cast<size_t>(one) * bytes, shown(one), bytes);
+            }
+        }
+        break;
+    case all_to_all:
+        for (int one = 0; one < size; ++one) {
+            std::memcpy(output + static_cast<size_t>(one) * bytes, shown(one) + static_cast<size_t>(me) * bytes, bytes);
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+Exchange::Exchange(Group &group, Request request) : Stepwise(std::move(request)) {
+    posts_ = 1;
+    const bool is_root = group.rank() == this->request.root;
+    const bool root_takes = this->request.operation == scatter && is_root;
+    steps_ = waits(group, this->request) || root_takes ? 2 : 1;
+}
+
+Exchange::Exchange(Group &group, Request request, const Call &call, uint32_t base, uint32_t first)
+    : Exchange(group, std::move(request)) {
+    begun_ = true;
+    call_ = call;
+    base_ = base;
+    first_ = first;
+    next_ = 1;
+}
+
+void Exchange::prepare(Group &group, Record &) {
+    pieces_ = pieces_for(group, request);
+    if (pieces_ > 0) {
+        first_ = group.take_pieces(pieces_);
+    }
+}
+
+bool Exchange::ready(Group &group, uint32_t step) {
+    if (step == 0) {
+        return pieces_ == 0 || group.pieces_are_free(first_, pieces_, awaits);
+    }
+    if (needs_root(request.operation)) {
+        return group.rank() == request.root || one_at(group, request.root, 1);
+    }
+    return all_at(group, 1);
+}
+
+void Exchange::act(Group &group, uint32_t step) {
+    if (step == 0) {
+        group.mark_pieces(first_, pieces_);
+        publish(group, request, base_, first_);
+    } else {
+        consume(group, request, base_, first_);
+    }
+}
+
+// More takes so long that other threads should run meanwhile.
+constexpr size_t at_once_bytes = 32 << 10;
+
+bool Group::run_at_once(Request &request, int looks, Handle &left) {
+    if (request.operation == send || request.operation == receive || request.operation == all_to_all_v ||
+        input_bytes(*this, request) > std::min(at_once_bytes, small_bytes(*this)) || !lock_.try_lock()) {
+        return false;
+    }
+    const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
+    if (!collectives_.empty() || under_way_ > 0 || closed() || !free_at(done_) || broken()) {
+        return false;
+    }
+    const uint32_t taken = pieces_for(*this, request), base = done_;
+    uint32_t first = 0, needed;
+    if (taken > 0) {
+        first = next_pieces(taken);
+        if (!ring_is_reserved() || !pieces_are_free(first, taken, needed)) {
+            return false;
+        }
+        take_pieces(taken);
+        mark_pieces(first, taken);
+    }
+    Call call;
+    begin(request, call);
+    publish(*this, request, base, first);
+    post(call.fingerprint);
+    if (needs_root(request.operation) || only_root_needs(request.operation)) {
+        looks = 0;
+    }
+    for (int look = 0; look < looks; ++look) {
+        if (all_have_come(base + 1, call, base)) {
+            consume(*this, request, base, first);
+            return true;
+        }
+        relax();
+    }
+    Handle task;
+    try {
+        task = std::make_shared<Exchange>(*this, std::move(request), call, base, first);
+        collectives_.push_back(task);
+    } catch (...) {
+        fail(no_memory, rank_, number_);  // the others have this rank's part, and would wait for the next
+        throw;
+    }
+    advance_all();
+    if (task->now() != complete) {
+        left = std::move(task);
+    }
+    return true;
+}
+
+Handle Group::run(Request &&request, int looks) {
+    check(request);
+    Handle task;
+    if (!run_at_once(request, looks, task)) {
+        task = start(std::move(request), false);
+    }
+    return task && task->now() == complete ? nullptr : task;
+}
+
+}  // namespace shm

@@ -1,0 +1,35 @@
+// A small operation: every rank publishes its part at once, and consumes those of the others.
+
+#pragma once
+
+#include "algorithms/stepwise.hpp"
+
+namespace shm {
+
+// Up to here the input of a rank is published at once, and nothing else has to be agreed.
+size_t small_bytes(const Group &group);
+// The pieces of the ring that this takes; 0 where a slot has room for it.
+uint32_t pieces_for(const Group &group, const Request &request);
+
+// The bytes that a rank publishes.
+size_t input_bytes(const Group &group, const Request &request);
+// Copies this rank's part to where others read it, at step `step`, in a slot or in pieces from `first`.
+void publish(Group &group, const Request &request, uint32_t step, uint32_t first);
+// Computes the result, when those that it needs have published theirs.
+void consume(Group &group, const Request &request, uint32_t step, uint32_t first);
+
+class Exchange final : public Stepwise {
+public:
+    explicit Exchange(Group &group, Request request);
+    // One whose part was published at step `base`, in a slot or in pieces from `first`.
+    Exchange(Group &group, Request request, const Call &call, uint32_t base, uint32_t first);
+
+private:
+    void prepare(Group &group, Record &record) override;
+    bool ready(Group &group, uint32_t step) override;
+    void act(Group &group, uint32_t step) override;
+
+    uint32_t pieces_ = 0, first_ = 0;
+};
+
+}  // namespace shm

@@ -1,0 +1,83 @@
+// The tensors of an operation that is too large for a slot, and what all ways of doing it do with them.
+
+#pragma once
+
+#include "kernels/kernels.hpp"
+#include "progress/group.hpp"
+
+#include <algorithm>
+#include <array>
+
+namespace shm {
+
+constexpr size_t alignment = 64;
+constexpr size_t rounded_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+struct Slice {
+    size_t begin, count;  // elements
+};
+
+struct Operands {
+    Operands(const Group &group, const Request &request)
+        : request(request), size(group.size()), me(group.rank()), item(item_bytes(request.dtype)) {
+        // Of an output that no cache has room for; what is reduced in place was read a moment ago.
+        constexpr size_t large_bytes = 32 << 20;
+        around_caches =
+            request.operation != all_reduce && request.operation != shm::reduce && output_bytes() >= large_bytes;
+        size_t in = 0, out = 0;
+        for (size_t other = 0; other < request.input_counts.size(); ++other) {
+            input_offsets[other] = in;
+            output_offsets[other] = out;
+            in += request.input_counts[other] * item;
+            out += request.output_counts[other] * item;
+        }
+    }
+
+    const char *input() const { return static_cast<const char *>(request.input); }
+    char *output() const { return static_cast<char *>(request.output); }
+    bool is_root() const { return me == request.root; }
+    // Bytes of this rank's tensor that is cut into chunks, and how many parts of it a slot has room for.
+    size_t total() const { return request.bytes(); }
+    size_t output_bytes() const {
+        size_t elements = request.count;
+        for (const size_t part : request.output_counts) {
+            elements += part;
+        }
+        const bool whole = request.operation == all_gather || request.operation == all_to_all ||
+                           (request.operation == gather && is_root());
+        return elements * item * (whole ? static_cast<size_t>(size) : 1);
+    }
+    // What rank `owner` reduces of `count` elements.
+    Slice slice_of(size_t count, int owner) const {
+        const auto ranks = static_cast<size_t>(size);
+        const size_t each = rounded_up((count + ranks - 1) / ranks, alignment / item);
+        const size_t begin = std::min(count, each * static_cast<size_t>(owner));
+        return {begin, std::min(count, begin + each) - begin};
+    }
+    // Into a tensor; what is larger than the caches is better written around them.
+    void copy(void *to, const void *from, size_t bytes) const {
+        (around_caches ? kernels().stream : kernels().copy)(to, from, bytes);
+    }
+    // `where(rank)` is the input of a rank.
+    template <class Where>
+    void reduce_from(const Where &where, void *const *outputs, int output_count, size_t count,
+                     bool streams = false) const {
+        const void *inputs[max_ranks];
+        for (int one = 0; one < size; ++one) {
+            inputs[one] = where(one);
+        }
+        kernels().reduce(request.dtype, request.op, outputs, output_count, inputs, size, count, streams);
+    }
+    template <class Where>
+    void reduce_from(const Where &where, void *output, size_t count) const {
+        reduce_from(where, &output, 1, count);
+    }
+
+    const Request &request;
+    const int size, me;
+    const size_t item;
+    bool around_caches = false;
+    std::array<size_t, max_ranks> input_offsets{}, output_offsets{};  // bytes, of all_to_all_v
+};
+
+}  // namespace shm

@@ -1,0 +1,102 @@
+#include "algorithms/zero_copy.hpp"
+
+#include <cstring>
+
+namespace shm {
+
+bool ZeroCopy::plan(Group &group, const Operands &operands, uint64_t number) {
+    const auto is_hidden = [&](int rank) { return group.record_of(rank, number).input.inode == 0; };
+    switch (operands.request.operation) {
+    case broadcast:
+        if (is_hidden(operands.request.root)) {
+            return false;
+        }
+        if (!operands.is_root()) {
+            reach(group, operands.request.root, number);
+        }
+        return true;
+    case all_reduce:
+    case all_gather:
+    case reduce_scatter:
+    case all_to_all:
+    case all_to_all_v:
+        for (int one = 0; one < operands.size; ++one) {
+            if (is_hidden(one)) {
+                return false;
+            }
+        }
+        for (int one = 0; one < operands.size; ++one) {
+            if (one != operands.me) {
+                reach(group, one, number);
+            }
+            for (int before = 0; operands.request.operation == all_to_all_v && before < operands.me; ++before) {
+                offsets_[one] += group.sizes_of(one, number)[before];
+            }
+        }
+        return true;
+    default:
+        return false;
+    }
+}
+
+void ZeroCopy::reach(Group &group, int rank, uint64_t number) {
+    tensors_[rank] = group.mapped(rank, group.record_of(rank, number).input);
+    if (tensors_[rank] == nullptr) {
+        group.fail(unreachable, rank, number);
+    }
+}
+
+void ZeroCopy::act(const Operands &operands) {
+    const Request &request = operands.request;
+    const int size = operands.size, me = operands.me;
+    const size_t bytes = operands.total(), item = operands.item;
+    char *output = operands.output();
+    tensors_[me] = const_cast<char *>(operands.input());
+    switch (request.operation) {
+    case broadcast:
+        if (!operands.is_root()) {
+            operands.copy(output, tensors_[request.root], bytes);
+        }
+        break;
+    case all_gather:
+        if (output + static_cast<size_t>(me) * bytes != operands.input()) {
+            std::memmove(output + static_cast<size_t>(me) * bytes, operands.input(), bytes);
+        }
+        for (int one = 1; one < size; ++one) {
+            const int from = (me + one) % size;
+            operands.copy(output + static_cast<size_t>(from) * bytes, tensors_[from], bytes);
+        }
+        break;
+    case all_to_all:
+        for (int one = 0; one < size; ++one) {
+            const int from = (me + one) % size;
+            operands.copy(output + static_cast<size_t>(from) * bytes, tensors_[from] + static_cast<size_t>(me) * bytes,
+                          bytes);
+        }
+        break;
+    case all_to_all_v:
+        for (int one = 0; one < size; ++one) {
+            const int from = (me + one) % size;
+            operands.copy(output + operands.output_offsets[from], tensors_[from] + offsets_[from],
+                          request.output_counts[from] * item);
+        }
+        break;
+    case reduce_scatter:
+        operands.reduce_from([&](int one) { return tensors_[one] + static_cast<size_t>(me) * bytes; }, output,
+                             request.count);
+        break;
+    case all_reduce: {
+        const Slice mine = operands.slice_of(request.count, me);
+        void *outputs[max_ranks];
+        for (int one = 0; one < size; ++one) {
+            outputs[one] = tensors_[(me + one) % size] + mine.begin * item;
+        }
+        operands.reduce_from([&](int one) { return tensors_[one] + mine.begin * item; }, outputs, size, mine.count);
+        break;
+    }
+    default:
+        break;
+    }
+}
+
+}  // namespace shm

@@ -1,0 +1,56 @@
+#include "kernels/kernels.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+
+namespace shm {
+
+extern const Kernels portable;
+#ifdef __x86_64__
+extern const Kernels avx2, avx512;
+#endif
+
+bool reduces(int dtype, int op) {
+    const bool floats = dtype == float16 || dtype == bfloat16 || dtype == float32 || dtype == float64;
+    if (dtype < 0 || dtype >= dtypes || op < 0 || op >= ops) {
+        return false;
+    }
+    return floats ? op <= average : op != average;
+}
+
+const Kernels *kernels_named(const char *name) {
+#ifdef __x86_64__
+    const bool common =
+        __builtin_cpu_supports("f16c") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
+    if (std::strcmp(name, "avx512") == 0 && common && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq")) {
+        return &avx512;
+    }
+    if (std::strcmp(name, "avx2") == 0 && common && __builtin_cpu_supports("avx2")) {
+        return &avx2;
+    }
+#endif
+    return std::strcmp(name, "portable") == 0 ? &portable : nullptr;
+}
+
+const Kernels &kernels() {
+    static const Kernels &chosen = [&]() -> const Kernels & {
+        const char *wanted = std::getenv("CCL_KERNELS");
+        if (wanted != nullptr) {
+            if (const Kernels *named = kernels_named(wanted)) {
+                return *named;
+            }
+        }
+        for (const char *name : {"avx512", "avx2"}) {
+            if (const Kernels *found = kernels_named(name)) {
+                return *found;
+            }
+        }
+        return portable;
+    }();
+    return chosen;
+}
+
+}  // namespace shm

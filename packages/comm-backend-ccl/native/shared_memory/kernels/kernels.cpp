@@ -1,0 +1,329 @@
+// Compiled once for every instruction set, as KERNELS.
+
+#include "kernels/kernels.hpp"
+
+#include "kernels/float16.hpp"
+
+#include <algorithm>
+#include <type_traits>
+
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+namespace shm {
+namespace {
+
+// Elements that are reduced at a time: what is between two steps stays in the first-level cache.
+constexpr size_t block = 512;
+constexpr int deepest = 7;  // of a tree over 64 ranks
+
+// --- copies
+
+void copy(void *output, const void *input, size_t bytes) { std::memcpy(output, input, bytes); }
+
+// Without a fence.
+void copy_around(void *output, const void *input, size_t bytes) {
+#ifdef __AVX2__
+    auto *to = static_cast<char *>(output);
+    const auto *from = static_cast<const char *>(input);
+    const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
+    std::memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+        const __m256i low = loaded<__m256i>(from), high = loaded<__m256i>(from + 32);
+        _mm256_stream_si256(reinterpret_cast<__m256i *>(to), low);
+        _mm256_stream_si256(reinterpret_cast<__m256i *>(to + 32), high);
+    }
+    std::memcpy(to, from, bytes);
+#else
+    std::memcpy(output, input, bytes);
+#endif
+}
+
+void fence() {
+#ifdef __AVX2__
+    _mm_sfence();
+#endif
+}
+
+void stream(void *output, const void *input, size_t bytes) {
+    copy_around(output, input, bytes);
+    fence();
+}
+
+// --- what is done with two elements; integers wrap around
+
+template <class T>
+using Wrapping = typename std::conditional_t<std::is_integral_v<T>, std::make_unsigned<T>, std::type_identity<T>>::type;
+
+struct Sum {
+    template <class T>
+    static T of(T a, T b) {
+        return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
+    }
+#ifdef __AVX2__
+    static Floats of(Floats a, Floats b) { return a + b; }
+#endif
+};
+struct Product {
+    template <class T>
+    static T of(T a, T b) {
+        // Of 16-bit integers it would overflow the int that they are promoted to.
+        using Wide = std::conditional_t<std::is_integral_v<T> && sizeof(T) < 4, uint32_t, Wrapping<T>>;
+        return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
+    }
+#ifdef __AVX2__
+    static Floats of(Floats a, Floats b) { return a * b; }
+#endif
+};
+// NaN on either side gives NaN.
+struct Minimum {
+    template <class T>
+    static T of(T a, T b) {
+        return a < b || a != a ? a : b;
+    }
+#ifdef __AVX2__
+    static Floats of(Floats a, Floats b) { return (a < b) | (a != a) ? a : b; }
+#endif
+};
+struct Maximum {
+    template <class T>
+    static T of(T a, T b) {
+        return a > b || a != a ? a : b;
+    }
+#ifdef __AVX2__
+    static Floats of(Floats a, Floats b) { return (a > b) | (a != a) ? a : b; }
+#endif
+};
+struct And {
+    template <class T>
+    static T of(T a, T b) {
+        return a & b;
+    }
+};
+struct Or {
+    template <class T>
+    static T of(T a, T b) {
+        return a | b;
+    }
+};
+struct Xor {
+    template <class T>
+    static T of(T a, T b) {
+        return a ^ b;
+    }
+};
+
+template <class F, class T>
+void combine(T *output, const T *a, const T *b, size_t count) {
+    // An output that is an input is so element by element.
+#pragma GCC ivdep
+    for (size_t i = 0; i < count; ++i) {
+        output[i] = F::of(a[i], b[i]);
+    }
+}
+
+// The same of two 16-bit tensors at once, without a stop in memory.
+template <class F, class Convert>
+void combine_narrow(uint16_t *output, const uint16_t *a, const uint16_t *b, size_t count,
+                    [[maybe_unused]] float divisor) {
+    size_t i = 0;
+#ifdef __AVX2__
+    for (; i + 2 * lanes <= count; i += 2 * lanes) {
+        Floats a_first, a_second, b_first, b_second;
+        Convert::load(a + i, a_first, a_second);
+        Convert::load(b + i, b_first, b_second);
+        Floats first = F::of(a_first, b_first), second = F::of(a_second, b_second);
+        if (divisor != 1.0f) {
+            first = first / divisor;
+            second = second / divisor;
+        }
+        Convert::store(output + i, first, second);
+    }
+#endif
+    for (; i < count; ++i) {
+        const float value = F::of(Convert::widened(a[i]), Convert::widened(b[i]));
+        output[i] = Convert::narrowed(divisor == 1.0f ? value : value / divisor);
+    }
+}
+
+int left_part(int count) { return static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1))); }
+
+// One block of a tree over inputs of T, reduced as A; Convert is void where they are the same.
+template <class F, class A, class T, class Convert>
+struct Tree {
+    const void *const *inputs;
+    size_t offset, length;
+    alignas(64) A between[deepest][2][block];
+
+    // The reduction of `count` inputs from `first`: an input itself, or `output`.
+    const A *of(int first, int count, A *output, int depth) {
+        if (count == 1) {
+            const T *input = static_cast<const T *>(inputs[first]) + offset;
+            if constexpr (std::is_void_v<Convert>) {
+                return input;
+            } else {
+                widen<Convert>(output, input, length);
+                return output;
+            }
+        }
+        const int left = left_part(count);
+        const A *a = of(first, left, between[depth][0], depth + 1);
+        const A *b = of(first + left, count - left, between[depth][1], depth + 1);
+        combine<F>(output, a, b, length);
+        return output;
+    }
+};
+
+template <class T>
+void copy_to_others(void *const *outputs, int output_count, const T *output, size_t offset, size_t length,
+                    bool streams) {
+    for (int other = 1; other < output_count; ++other) {
+        (streams ? copy_around : copy)(static_cast<T *>(outputs[other]) + offset, output, length * sizeof(T));
+    }
+}
+
+template <class F, class A, class T, class Convert>
+void reduce_blocks(void *const *outputs, int output_count, const void *const *inputs, int input_count, size_t count,
+                   bool streams, bool mean) {
+    Tree<F, A, T, Convert> tree;
+    tree.inputs = inputs;
+    A result[block];
+    const A divisor = static_cast<A>(input_count);
+    for (size_t offset = 0; offset < count; offset += block) {
+        const size_t length = count - offset < block ? count - offset : block;
+        tree.offset = offset;
+        tree.length = length;
+        T *output = static_cast<T *>(outputs[0]) + offset;
+        A *target = result;
+        if constexpr (!std::is_void_v<Convert>) {
+            if (input_count == 2) {
+                combine_narrow<F, Convert>(output, static_cast<const T *>(inputs[0]) + offset,
+                                           static_cast<const T *>(inputs[1]) + offset, length, mean ? divisor : 1.0f);
+                copy_to_others<T>(outputs, output_count, output, offset, length, streams);
+                continue;
+            }
+        }
+        if constexpr (std::is_void_v<Convert>) {
+            target = output;
+        }
+        const A *found = tree.of(0, input_count, target, 0);
+        if constexpr (std::is_floating_point_v<A>) {
+            if (mean) {
+#pragma GCC ivdep
+                for (size_t i = 0; i < length; ++i) {
+                    target[i] = found[i] / divisor;
+                }
+                found = target;
+            }
+        }
+        if constexpr (!std::is_void_v<Convert>) {
+            narrow<Convert>(output, found, length);
+        } else if (found != output) {
+            std::memmove(output, found, length * sizeof(T));
+        }
+        copy_to_others<T>(outputs, output_count, output, offset, length, streams);
+    }
+}
+
+template <class A, class T, class Convert>
+void reduce_floats(int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
+                   size_t count, bool streams) {
+    switch (op) {
+    case sum:
+    case average:
+        return reduce_blocks<Sum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams,
+                                                 op == average);
+    case product:
+        return reduce_blocks<Product, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
+    case minimum:
+        return reduce_blocks<Minimum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
+    case maximum:
+        return reduce_blocks<Maximum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
+    }
+}
+
+template <class T>
+void reduce_integers(int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
+                     size_t count, bool streams) {
+    using None = void;
+    switch (op) {
+    case sum:
+        return reduce_blocks<Sum, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+    case product:
+        return reduce_blocks<Product, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+    case minimum:
+        return reduce_blocks<Minimum, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+    case maximum:
+        return reduce_blocks<Maximum, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+    case bit_and:
+        return reduce_blocks<And, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+    case bit_or:
+        return reduce_blocks<Or, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+    case bit_xor:
+        return reduce_blocks<Xor, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+    }
+}
+
+// What an operation comes to on the bytes 0 and 1.
+int on_booleans(int op) {
+    switch (op) {
+    case sum:
+    case maximum:
+    case bit_or:
+        return bit_or;
+    case bit_xor:
+        return bit_xor;
+    default:
+        return bit_and;
+    }
+}
+
+void reduce_any(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
+                size_t count, bool streams) {
+#define WITH outputs, output_count, inputs, input_count, count, streams
+    switch (dtype) {
+    case int8:
+        return reduce_integers<int8_t>(op, WITH);
+    case uint8:
+        return reduce_integers<uint8_t>(op, WITH);
+    case int16:
+        return reduce_integers<int16_t>(op, WITH);
+    case uint16:
+        return reduce_integers<uint16_t>(op, WITH);
+    case int32:
+        return reduce_integers<int32_t>(op, WITH);
+    case uint32:
+        return reduce_integers<uint32_t>(op, WITH);
+    case int64:
+        return reduce_integers<int64_t>(op, WITH);
+    case uint64:
+        return reduce_integers<uint64_t>(op, WITH);
+    case boolean:
+        return reduce_integers<uint8_t>(on_booleans(op), WITH);
+    case float16:
+        return reduce_floats<float, uint16_t, Half>(op, WITH);
+    case bfloat16:
+        return reduce_floats<float, uint16_t, Brain>(op, WITH);
+    case float32:
+        return reduce_floats<float, float, void>(op, WITH);
+    case float64:
+        return reduce_floats<double, double, void>(op, WITH);
+    }
+#undef WITH
+}
+
+void reduce(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
+            size_t count, bool streams) {
+    reduce_any(dtype, op, outputs, output_count, inputs, input_count, count, streams);
+    if (streams) {
+        fence();
+    }
+}
+
+}  // namespace
+
+extern const Kernels KERNELS;
+const Kernels KERNELS{TEXT(KERNELS), reduce, copy, stream};
+
+}  // namespace shm

@@ -1,0 +1,158 @@
+// What a call is: whether it can be done, what it is to people, and whether all ranks made the same.
+
+#include "progress/group.hpp"
+
+#include <stdexcept>
+
+namespace shm {
+
+const char *const operation_names[operations] = {"all_reduce",     "reduce",     "broadcast",    "all_gather",
+                                                 "reduce_scatter", "all_to_all", "all_to_all_v", "send",
+                                                 "recv",           "gather",     "scatter",      "barrier"};
+const char *const dtype_names[dtypes] = {"int8",   "uint8",   "int16",   "uint16",  "int32",    "uint32", "int64",
+                                         "uint64", "float16", "float32", "float64", "bfloat16", "bool"};
+const char *const op_names[ops] = {"sum", "product", "min", "max", "avg", "band", "bor", "bxor"};
+
+namespace {
+
+uint32_t mixed(uint32_t before, uint64_t a, uint64_t b) {
+    uint64_t hash = (before ^ a) * 0x9e3779b97f4a7c15u;
+    hash = (hash ^ (hash >> 29) ^ b) * 0xbf58476d1ce4e5b9u;
+    return static_cast<uint32_t>(hash >> 32);
+}
+
+std::string sized(uint64_t bytes, uint64_t dtype) {
+    return dtype < dtypes ? std::to_string(bytes / item_bytes(static_cast<int>(dtype))) + " x " + dtype_names[dtype]
+                          : std::to_string(bytes) + " bytes";
+}
+
+std::string described(const Call &call) {
+    if (call.operation >= operations || call.dtype >= dtypes || call.op >= ops) {
+        return "something else";
+    }
+    std::string text = operation_names[call.operation];
+    if (call.operation == barrier) {
+        return text;
+    }
+    text += "(";
+    if (call.operation != all_to_all_v) {
+        text += std::to_string(call.count) + " x ";
+    }
+    text += dtype_names[call.dtype];
+    if (is_reduction(call.operation)) {
+        text += std::string(", ") + op_names[call.op];
+    }
+    if (call.root >= 0) {
+        text += ", root " + std::to_string(call.root);
+    }
+    return text + ")";
+}
+
+}  // namespace
+
+void Group::check(const Request &request) const {
+    if (request.operation >= operations || request.dtype >= dtypes) {
+        throw std::invalid_argument("unknown operation or dtype");
+    }
+    if (is_reduction(request.operation) && !reduces(request.dtype, request.op)) {
+        throw std::invalid_argument(std::string(op_names[request.op < ops ? request.op : 0]) + " of " +
+                                    dtype_names[request.dtype] + " cannot be reduced");
+    }
+    const bool rooted = request.operation == reduce || request.operation == broadcast || request.operation == gather ||
+                        request.operation == scatter || request.operation == send || request.operation == receive;
+    if (rooted && (request.root < 0 || request.root >= size())) {
+        throw std::invalid_argument("rank " + std::to_string(request.root) + " is not in a group of " +
+                                    std::to_string(size()));
+    }
+    if ((request.operation == send || request.operation == receive) && request.root == rank_) {
+        throw std::invalid_argument("a message to this rank itself");
+    }
+    const size_t ranks = static_cast<size_t>(size());
+    if (request.operation == all_to_all_v &&
+        (request.input_counts.size() != ranks || request.output_counts.size() != ranks)) {
+        throw std::invalid_argument("all_to_all_v needs a size for each rank");
+    }
+}
+
+Record &Group::begin(const Request &request, Call &call) {
+    call.number = ++number_;
+    call.operation = request.operation;
+    // Of a barrier, these are what a caller happened to have.
+    call.dtype = request.operation == barrier ? 0 : request.dtype;
+    call.op = request.operation == barrier ? 0 : request.op;
+    call.root = request.root;
+    call.count = request.count;
+    fingerprint_ = mixed(fingerprint_,
+                         call.operation | call.dtype << 8 | call.op << 16 |
+                             static_cast<uint64_t>(static_cast<uint32_t>(call.root)) << 32,
+                         call.count);
+    call.fingerprint = fingerprint_;
+    Record &record = record_of(rank_, call.number);
+    record.call = call;
+    return record;
+}
+
+void Group::fail(Failure kind, int other, uint64_t number) {
+    // Ranks that only gave may have gone on after the first call that differed.
+    while (kind == different_calls && number > 1) {
+        const Call &mine = record_of(rank_, number - 1).call, &theirs = record_of(other, number - 1).call;
+        if (mine.number != number - 1 || theirs.number != number - 1 || mine.fingerprint == theirs.fingerprint) {
+            break;
+        }
+        --number;
+    }
+    uint64_t none = 0;
+    header_->failure.compare_exchange_strong(none,
+                                             failed_mark | static_cast<uint64_t>(kind) << 60 |
+                                                 static_cast<uint64_t>(rank_) << 54 |
+                                                 static_cast<uint64_t>(other) << 48 | number,
+                                             std::memory_order_seq_cst);
+    for (int one = 0; one < size(); ++one) {
+        wake(one);
+    }
+}
+
+std::string Group::failure() {
+    const uint64_t failure = header_->failure.load(std::memory_order_acquire);
+    if (failure == 0) {
+        return closed() ? "the group was destroyed" : "";
+    }
+    const uint64_t number = failure & ((uint64_t{1} << 48) - 1);
+    const int finder = static_cast<int>(failure >> 54 & 63), other = static_cast<int>(failure >> 48 & 63);
+    const auto kind = static_cast<Failure>(failure >> 60 & 7);
+    if (kind == different_sizes) {
+        const Difference &found = at<Difference>(layout_.differences)[finder];
+        return "rank " + std::to_string(finder) + " and rank " + std::to_string(other) +
+               " disagree about how much the one sends to the other: rank " + std::to_string(other) + " sends " +
+               sized(found.sent_bytes, found.sent_dtype) + ", and rank " + std::to_string(finder) + " expects " +
+               sized(found.expected_bytes, found.expected_dtype);
+    }
+    if (kind == timed_out) {
+        const uint64_t missing = at<Difference>(layout_.differences)[finder].missing;
+        std::string who;
+        for (int one = 0; one < size(); ++one) {
+            if (missing >> one & 1) {
+                who += (who.empty() ? "" : ", ") + std::to_string(one);
+            }
+        }
+        return "rank " + std::to_string(finder) + " timed out waiting for ranks [" + who + "] of the group";
+    }
+    if (kind == gave_up) {
+        return "rank " + std::to_string(finder) + " gave up; its own error says why";
+    }
+    if (kind == no_memory) {
+        return "rank " + std::to_string(finder) +
+               " has not enough shared memory; its own error says how much is needed";
+    }
+    if (kind == unreachable) {
+        return "rank " + std::to_string(finder) + " cannot map the shared memory of rank " + std::to_string(other) +
+               "; too many open files or mappings (ulimit -n, vm.max_map_count)";
+    }
+    const Call &theirs = record_of(other, number).call;
+    std::string text = "operation " + std::to_string(number) + " of the group is " +
+                       described(record_of(finder, number).call) + " on rank " + std::to_string(finder) + " and ";
+    text += theirs.number == number ? described(theirs) : "something else";
+    return text + " on rank " + std::to_string(other);
+}
+
+}  // namespace shm

@@ -1,0 +1,279 @@
+#include "progress/group.hpp"
+
+#include "segment/arena.hpp"
+#include "segment/memory.hpp"
+
+#include <time.h>
+#include <unistd.h>
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+namespace shm {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+}  // namespace
+
+Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned)
+    : segment_(static_cast<char *>(segment)), layout_(size), header_(at<Header>(0)), posts_(at<Post>(layout_.posts)),
+      bells_(at<Bell>(layout_.bells)), descriptor_(descriptor), rank_(rank), pids_(std::move(pids)), crowded_(crowded),
+      owned_(owned), messages_(static_cast<size_t>(size)) {
+    if (descriptor >= 0) {
+        reserve_memory(descriptor, layout_.slots_at + static_cast<size_t>(rank) * slots * slot_bytes,
+                       slots * slot_bytes, "a group");
+    }
+}
+
+Group::~Group() {
+    close();
+    if (owned_) {
+        unmap_memory(segment_, layout_.end);
+        ::close(descriptor_);
+    }
+}
+
+void Group::close(bool quietly) {
+    worker_.stop();
+    closed_.store(true, std::memory_order_release);
+    wake_here();
+    worker_.join();
+    const std::lock_guard<std::mutex> alone(lock_);
+    for (const Handle &task : collectives_) {
+        if (task->exposed) {
+            // Others must not go on with the tensor, which its owner takes for its own again.
+            if (!broken()) {
+                fail(gave_up, rank_, number_);
+            }
+            Arena::instance().retire(task->request.input);
+        }
+    }
+    end_all(quietly ? pending : failed);
+}
+
+void Group::drain(double seconds) {
+    const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    while (Clock::now() < end && attended_.load(std::memory_order_relaxed) == 0) {
+        {
+            const std::lock_guard<std::mutex> alone(lock_);
+            if (closed() || !advance_all()) {
+                return;
+            }
+        }
+        const timespec nap{0, 500000};
+        nanosleep(&nap, nullptr);
+    }
+}
+
+uint64_t Group::missing(const Task &task) {
+    const std::lock_guard<std::mutex> alone(lock_);
+    return missing_for(task);
+}
+
+uint64_t Group::missing() {
+    const std::lock_guard<std::mutex> alone(lock_);
+    return missing_now();
+}
+
+uint64_t Group::missing_now() {
+    if (!collectives_.empty()) {
+        return missing_for(*collectives_.front());
+    }
+    uint64_t found = 0;
+    for (size_t peer = 0; peer < messages_.size(); ++peer) {
+        if (!messages_[peer].sending.empty() || !messages_[peer].receiving.empty()) {
+            found |= uint64_t{1} << peer;
+        }
+    }
+    return found;
+}
+
+uint64_t Group::missing_for(const Task &task) {
+    if (task.request.operation == send || task.request.operation == receive) {
+        return uint64_t{1} << task.request.root;
+    }
+    const uint64_t everyone = size() == 64 ? ~uint64_t{0} : (uint64_t{1} << size()) - 1;
+    if (collectives_.empty() || collectives_.front().get() != &task) {
+        return everyone;
+    }
+    if (task.awaits == 0) {
+        return task.awaited_rank >= 0 ? uint64_t{1} << task.awaited_rank : everyone;
+    }
+    uint64_t found = 0;
+    for (int one = 0; one < size(); ++one) {
+        const auto steps = static_cast<uint32_t>(word(one).load(std::memory_order_acquire));
+        if (one != rank_ && static_cast<int32_t>(steps - task.awaits) < 0) {
+            found |= uint64_t{1} << one;
+        }
+    }
+    return found;
+}
+
+void Group::time_out() {
+    const std::lock_guard<std::mutex> alone(lock_);
+    if (broken() || closed() || (collectives_.empty() && under_way_ == 0)) {
+        return;
+    }
+    at<Difference>(layout_.differences)[rank_].missing = missing_now();
+    fail(timed_out, rank_, number_);
+}
+
+bool Group::has_timed_out(int &finder, uint64_t &missing) {
+    const uint64_t failure = header_->failure.load(std::memory_order_acquire);
+    if (failure == 0 || static_cast<Failure>(failure >> 60 & 7) != timed_out) {
+        return false;
+    }
+    finder = static_cast<int>(failure >> 54 & 63);
+    missing = at<Difference>(layout_.differences)[finder].missing;
+    return true;
+}
+
+void Group::reserve_ring() {
+    if (ring_is_reserved()) {
+        return;
+    }
+    const size_t mine = layout_.rings + static_cast<size_t>(rank_) * layout_.ring_bytes();
+    try {
+        reserve_memory(descriptor_, mine, layout_.ring_bytes(), "a group with large tensors");
+    } catch (const SharedMemoryError &) {
+        fail(no_memory, rank_, number_);
+        throw;
+    }
+    ring_is_reserved_ = true;
+}
+
+// --- operations
+
+void Group::finish(Task &task, State state) {
+    if (task.watched) {
+        const auto now = Clock::now().time_since_epoch();
+        task.ended_ns.store(std::chrono::nanoseconds(now).count(), std::memory_order_relaxed);
+    }
+    task.state.store(state, std::memory_order_release);
+}
+
+bool Group::advance(const Handle &task) {
+    if (!task->advance(*this)) {
+        return false;
+    }
+    finish(*task, complete);
+    return true;
+}
+
+void Group::end_all(State state) {
+    for (const Handle &task : collectives_) {
+        finish(*task, state);
+    }
+    collectives_.clear();
+    for (Messages &peer : messages_) {
+        for (auto *queue : {&peer.sending, &peer.receiving}) {
+            for (const Handle &task : *queue) {
+                finish(*task, state);
+            }
+            queue->clear();
+        }
+    }
+    under_way_ = 0;
+}
+
+// Returns whether something is left to do. The caller holds the lock.
+bool Group::advance_all() {
+    bool ended = false;
+    while (!collectives_.empty() && advance(collectives_.front())) {
+        collectives_.pop_front();
+        ended = true;
+    }
+    if (under_way_ > 0) {
+        for (Messages &peer : messages_) {
+            for (auto *queue : {&peer.sending, &peer.receiving}) {
+                while (!queue->empty() && advance(queue->front())) {
+                    queue->pop_front();
+                    --under_way_;
+                    ended = true;
+                }
+            }
+        }
+    }
+    if (broken()) {
+        end_all(failed);
+        ended = true;
+    }
+    if (ended && header_->sleeping.load(std::memory_order_relaxed) >> rank_ & 1) {
+        wake_here();  // another thread may wait for what has ended
+    }
+    return !collectives_.empty() || under_way_ > 0;
+}
+
+Handle Group::start(Request request, bool watched) {
+    check(request);
+    const std::lock_guard<std::mutex> alone(lock_);
+    if (closed()) {
+        throw std::invalid_argument("the group was destroyed");
+    }
+    if (broken()) {
+        throw std::invalid_argument(failure());
+    }
+    const int operation = request.operation, peer = request.root;
+    if (operation == send && !messages_[peer].reserved) {
+        try {
+            reserve_channel(peer);
+        } catch (const SharedMemoryError &) {
+            fail(no_memory, rank_, number_);
+            throw;
+        }
+        messages_[peer].reserved = true;
+    }
+    if (watched) {
+        worker_.start();  // it may fail, so before the operation is this rank's part in something
+    }
+    Handle task = make_task(*this, std::move(request));
+    task->watched = watched;
+    if (operation == send || operation == receive) {
+        (operation == send ? messages_[peer].sending : messages_[peer].receiving).push_back(task);
+        ++under_way_;
+    } else {
+        collectives_.push_back(task);
+    }
+    advance_all();
+    if (watched && task->now() == pending) {
+        worker_.notify();
+    }
+    return task;
+}
+
+// One turn of the progress thread.
+bool Group::work() {
+    Handle next;
+    {
+        const std::lock_guard<std::mutex> alone(lock_);
+        // Who waits makes progress for all, and hands back what is left.
+        if (closed() || !advance_all() || attended_.load(std::memory_order_seq_cst) > 0) {
+            return false;
+        }
+        if (!collectives_.empty()) {
+            next = collectives_.front();
+        } else {
+            for (Messages &peer : messages_) {
+                for (auto *queue : {&peer.sending, &peer.receiving}) {
+                    next = queue->empty() ? next : queue->front();
+                }
+            }
+        }
+    }
+    if (next) {
+        sleep(*next, 0.1);
+    }
+    return !closed();
+}
+
+void Group::reserve_channel(int to) {
+    if (descriptor_ >= 0) {
+        reserve_memory(descriptor_,
+                       layout_.messages + (static_cast<size_t>(rank_) * layout_.size + to) * layout_.channel_bytes(),
+                       layout_.channel_bytes(), "sending to another rank");
+    }
+}
+
+}  // namespace shm

@@ -1,0 +1,263 @@
+// A rank's side of a group: its flags, its operations in the order they were started, and how it waits.
+
+#pragma once
+
+#include "kernels/kernels.hpp"
+#include "kernels/writer.hpp"
+#include "progress/progress_thread.hpp"
+#include "segment/layout.hpp"
+#include "segment/peer_windows.hpp"
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace shm {
+
+enum Operation : uint8_t {
+    all_reduce,
+    reduce,
+    broadcast,
+    all_gather,
+    reduce_scatter,
+    all_to_all,
+    all_to_all_v,
+    send,
+    receive,
+    gather,
+    scatter,
+    barrier,
+    operations,
+};
+
+// For messages, and for Python to check its own codes against.
+extern const char *const operation_names[operations];
+extern const char *const dtype_names[dtypes];
+extern const char *const op_names[ops];
+
+enum State { pending = 0, complete = 1, failed = 2 };
+
+// What is asked of an operation. Counts are of elements: of the whole tensor for all_reduce, reduce, broadcast and
+// messages, of one rank's part for the others.
+struct Request {
+    uint8_t operation = 0;
+    uint8_t dtype = 0, op = 0;
+    int root = -1;  // or the peer of a message
+    const void *input = nullptr;
+    void *output = nullptr;
+    size_t count = 0;
+    std::vector<size_t> input_counts, output_counts;  // of all_to_all_v, one for each rank
+
+    size_t bytes() const { return count * item_bytes(dtype); }
+};
+
+class Group;
+
+// An operation under way: steps, each of which can be done once others have come so far.
+class Task {
+public:
+    explicit Task(Request request) : request(std::move(request)) {}
+    virtual ~Task() = default;
+
+    // Does as much as can be done now. Returns whether that was all.
+    virtual bool advance(Group &group) = 0;
+
+    int now() const { return state.load(std::memory_order_acquire); }
+
+    const Request request;
+    std::atomic<int> state{pending};
+    // By the steady clock, of what is watched: its end is seldom seen by the caller.
+    std::atomic<int64_t> ended_ns{0};
+    bool watched = false;
+    // Steps that all ranks must have done before it goes on; 0 is anything else.
+    uint32_t awaits = 0;
+    // The rank that it waits for, where that is one.
+    int awaited_rank = -1;
+    // Whether others know where its tensor is, and may write to it.
+    bool exposed = false;
+};
+
+using Handle = std::shared_ptr<Task>;
+
+class Group {
+public:
+    // The segment, of Layout(size).end bytes and zeroed at first, stays the caller's where `owned` is false.
+    // `crowded`: more ranks than cores, so that who looks in vain gives its core to another process.
+    Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned);
+    ~Group();
+    Group(const Group &) = delete;
+
+    int size() const { return layout_.size; }
+    int rank() const { return rank_; }
+    const Layout &layout() const { return layout_; }
+
+    // Throws std::invalid_argument for what cannot be done, SharedMemoryError where memory lacks.
+    // `watched`: it has to come to an end even if nobody waits for it.
+    Handle start(Request request, bool watched);
+    // Does a small operation, looking so often for the others, where nothing is before it; false, with nothing begun,
+    // where that is not so. `left` is what is under way then.
+    bool run_at_once(Request &request, int looks, Handle &left);
+    // The same, or start(): nullptr if it is complete.
+    Handle run(Request &&request, int looks);
+    // Waits up to `seconds`, and returns the state.
+    int wait(Task &task, double seconds);
+    // The ranks, as bits, without which an operation, or the next in order, cannot go on.
+    uint64_t missing(const Task &task);
+    uint64_t missing();
+    // Fails what is under way on all ranks, as this one has waited in vain: who comes later learns it at once.
+    void time_out();
+    // Whether a rank said so; sets which, and for whom it waited.
+    bool has_timed_out(int &finder, uint64_t &missing);
+    // Lets what nobody waits for come to an end, for a moment.
+    void drain(double seconds);
+    // Operations under way have failed, and their memory is not touched any more. `quietly`: who waits for them is not
+    // told, as the process is ending.
+    void close(bool quietly = false);
+    bool closed() const { return closed_.load(std::memory_order_acquire); }
+    bool broken() const { return header_->failure.load(std::memory_order_acquire) != 0; }
+    // What went wrong, for people.
+    std::string failure();
+
+    // For a moment between two looks; where ranks share cores, it is another's.
+    void relax() const;
+    bool crowded() const { return crowded_; }
+    int spins() const { return crowded_ ? 50 : 2000; }
+
+    // --- for operations, whose caller holds the lock
+
+    // Gives the operation that begins here its number and fingerprint; others see the record with its first word.
+    Record &begin(const Request &request, Call &call);
+    Record &record_of(int rank, uint64_t number) {
+        return at<Record>(layout_.records_at)[static_cast<size_t>(rank) * records + number % records];
+    }
+    uint64_t *sizes_of(int rank, uint64_t number) {
+        return at<uint64_t>(layout_.sizes) +
+               (number % records * layout_.size + static_cast<size_t>(rank)) * layout_.size;
+    }
+    char *slot(int rank, uint32_t step) {
+        return at<char>(layout_.slots_at) + (static_cast<size_t>(rank) * slots + step % slots) * slot_bytes;
+    }
+    char *piece(int rank, uint32_t index) {
+        return at<char>(layout_.rings) + static_cast<size_t>(rank) * layout_.ring_bytes() +
+               index % pieces * layout_.piece_bytes;
+    }
+    // The next pieces of the ring, a power of two of them, `times` times.
+    uint32_t take_pieces(uint32_t count, uint32_t times = 1) {
+        const uint32_t first = next_pieces(count);
+        next_piece_ = (first + count * times) % pieces;
+        return first;
+    }
+    uint32_t next_pieces(uint32_t count) const { return (next_piece_ + count - 1) / count * count % pieces; }
+    // Copies what others read.
+    Writer &writer() { return writer_; }
+    // Whether the pieces may be written: what they held was read by all. Sets `needed` to the steps that this takes.
+    bool pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed);
+    void mark_pieces(uint32_t first, uint32_t count) {
+        for (uint32_t index = first; index < first + count; ++index) {
+            published_at_[index % pieces] = steps_;
+        }
+    }
+    // Makes sure that there is room for what is large; fails the group where there is not.
+    void reserve_ring();
+    uint32_t done() const { return done_; }
+    // Says that one step more is done.
+    void post(uint32_t fingerprint);
+    // Whether a slot may be written at step `step`: what it held was read by all.
+    bool free_at(uint32_t step) {
+        const uint32_t needed = step - slots + 3;
+        return static_cast<int32_t>(slowest_ - needed) >= 0 || look_for_slowest(needed);
+    }
+    // Whether rank `other` has done `steps` steps, in the operation `call`. Reports calls that differ.
+    bool has_come(int other, uint32_t steps, const Call &call, uint32_t begun);
+    bool all_have_come(uint32_t steps, const Call &call, uint32_t begun);
+    void fail(Failure kind, int other, uint64_t number);
+    // `other` sends something else than this rank expects of it.
+    void fail_over(const Difference &difference, int other, uint64_t number) {
+        at<Difference>(layout_.differences)[rank_] = difference;
+        fail(different_sizes, other, number);
+    }
+    char *mapped(int rank, const Place &place) { return mapped_.find(pids_[rank], place); }
+
+    Channel &channel(int from, int to) {
+        return at<Channel>(layout_.channels)[static_cast<size_t>(from) * layout_.size + to];
+    }
+    char *message_slot(int from, int to, uint32_t index) {
+        return at<char>(layout_.messages) + (static_cast<size_t>(from) * layout_.size + to) * layout_.channel_bytes() +
+               index % message_slots * layout_.message_bytes;
+    }
+    bool ring_is_reserved() const { return ring_is_reserved_.load(std::memory_order_relaxed) || descriptor_ < 0; }
+    void reserve_channel(int to);
+    void ring(int other);
+
+private:
+    template <class T>
+    T *at(size_t offset) {
+        return reinterpret_cast<T *>(segment_ + offset);
+    }
+    std::atomic<uint64_t> &word(int rank) { return posts_[rank].word; }
+    bool look_for_slowest(uint32_t needed);
+    void check(const Request &request) const;
+    bool advance_all();
+    bool advance(const Handle &task);
+    void finish(Task &task, State state);
+    void end_all(State state);
+    void sleep(Task &task, double seconds);
+    void wake(int other);
+    void wake_sleepers();
+    void wake_here();
+    bool enough_for(int other, uint64_t awaited);
+    uint64_t missing_for(const Task &task);
+    uint64_t missing_now();
+    bool work();
+
+    char *segment_;
+    Layout layout_;
+    Header *header_;
+    Post *posts_;
+    Bell *bells_;
+    const int descriptor_, rank_;
+    const std::vector<int> pids_;
+    const bool crowded_, owned_;
+    std::atomic<bool> closed_{false};
+
+    // Guarded by `lock_`.
+    std::mutex lock_;
+    uint64_t number_ = 0;
+    uint32_t fingerprint_ = 0;
+    uint32_t done_ = 0;       // steps
+    uint32_t slowest_ = 0;    // steps that everybody has done, as far as seen
+    uint64_t steps_ = slots;  // the same as done_, and never wraps around
+    uint32_t next_piece_ = 0;
+    std::array<uint64_t, pieces> published_at_{};  // the step of each piece of the ring
+    std::atomic<bool> ring_is_reserved_{false};
+    std::array<uint32_t, records> posted_{};  // this rank's fingerprint at each of the last steps
+    std::deque<Handle> collectives_;
+    struct Messages {
+        std::deque<Handle> sending, receiving;
+        bool reserved = false;
+    };
+    std::vector<Messages> messages_;
+    int under_way_ = 0;  // messages
+    PeerWindows mapped_;
+    Writer writer_;
+
+    std::mutex sleep_mutex_;
+    int sleepers_ = 0;  // threads of this rank; guarded by `sleep_mutex_`
+
+    std::atomic<int> attended_{0};  // threads that wait, and make progress
+    ProgressThread worker_{[this] { return work(); }};
+};
+
+constexpr bool is_reduction(int operation) {
+    return operation == all_reduce || operation == reduce || operation == reduce_scatter;
+}
+
+// Makes what does the request.
+Handle make_task(Group &group, Request &&request);
+
+}  // namespace shm

@@ -1,0 +1,235 @@
+// The fast path: tensors in, nothing out. Everything but the tensors was settled before.
+
+#include "algorithms/eager.hpp"
+#include "python/objects.hpp"
+#include "python/plain_tensor.hpp"
+
+#include <algorithm>
+
+namespace shm {
+
+namespace {
+
+// Looks at other ranks' flags before other Python threads may run: a few microseconds, or one look where each gives the
+// core to another process.
+int looks_with_gil(const Group &group) { return group.crowded() ? 1 : std::min(400, group.spins()); }
+
+// What the function that Python calls is bound to.
+struct FastPath {
+    PyObject_HEAD Shared *group;
+    PyObject *later;
+    uint8_t operation, op;
+    int root;
+
+    Group &on() const { return **group; }
+};
+
+int traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(reinterpret_cast<PyObject *>(Py_TYPE(self)));
+    Py_VISIT(reinterpret_cast<FastPath *>(self)->later);
+    return 0;
+}
+
+int clear(PyObject *self) {
+    Py_CLEAR(reinterpret_cast<FastPath *>(self)->later);
+    return 0;
+}
+
+void dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    auto *path = reinterpret_cast<FastPath *>(self);
+    Py_CLEAR(path->later);
+    if (!forked) {
+        delete path->group;
+    }
+    free_object(self);
+}
+
+PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(dealloc)},
+                       {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
+                       {Py_tp_clear, reinterpret_cast<void *>(clear)},
+                       {0, nullptr}};
+PyType_Spec spec{"comm_backend_ccl._shared_memory.FastPath", sizeof(FastPath), 0,
+                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+PyObject *type = nullptr;
+
+// How many tensors the operation is done with. In one, or on ranks that are not the root of a gather or scatter, there
+// is neither output nor input apart.
+Py_ssize_t tensors_of(const FastPath &path) {
+    switch (path.operation) {
+    case barrier:
+        return 0;
+    case all_reduce:
+    case broadcast:
+    case reduce:
+        return 1;
+    case gather:
+    case scatter:
+        return path.on().rank() == path.root ? 2 : 1;
+    default:
+        return 2;
+    }
+}
+
+// Whether `output` and `input`, which are one where there is one, are what the operation is done with.
+bool is_request(const FastPath &path, const PlainTensor &output, const PlainTensor &input, Request &request) {
+    const size_t size = static_cast<size_t>(path.on().size());
+    if (output.dtype != input.dtype) {
+        return false;
+    }
+    request.operation = path.operation;
+    request.dtype = static_cast<uint8_t>(input.dtype);
+    request.op = path.op;
+    request.root = path.root;
+    request.input = input.data;
+    request.output = output.data;
+    request.count = input.count;
+    switch (path.operation) {
+    case all_reduce:
+    case reduce:
+        return reduces(input.dtype, path.op);
+    case broadcast:
+    case barrier:
+        return true;
+    case gather:
+        return tensors_of(path) == 1 || output.count == size * input.count;
+    case scatter:
+        request.count = output.count;
+        return tensors_of(path) == 1 || input.count == size * output.count;
+    case all_gather:
+        return output.count == size * input.count;
+    case reduce_scatter:
+        request.count = output.count;
+        return input.count == size * output.count && reduces(input.dtype, path.op);
+    case all_to_all_v:
+        request.count = 0;
+        request.input_counts.assign(size, input.count / size);
+        request.output_counts = request.input_counts;
+        return input.count == output.count && input.count % size == 0;
+    default:
+        return false;
+    }
+}
+
+// Sets the elements for each rank of `tensor`, whose parts are lists of rows. Whether they add up.
+bool split(const PlainTensor &tensor, PyObject *rows, size_t size, std::vector<size_t> &counts) {
+    if (!PyList_Check(rows) || static_cast<size_t>(PyList_Size(rows)) != size) {
+        return false;
+    }
+    counts.resize(size);
+    size_t all = 0;
+    for (size_t one = 0; one < size; ++one) {
+        counts[one] = PyLong_AsSize_t(PyList_GetItem(rows, static_cast<Py_ssize_t>(one)));
+        if (counts[one] > tensor.count) {  // or no number
+            PyErr_Clear();
+            return false;
+        }
+        all += counts[one];
+    }
+    if (all == 0 || tensor.count % all != 0) {
+        return false;
+    }
+    for (size_t &count : counts) {
+        count *= tensor.count / all;
+    }
+    return true;
+}
+
+// The same for an exchange in parts of any size, which `rows_out` and `rows_in` are.
+bool is_uneven(const FastPath &path, const PlainTensor &output, const PlainTensor &input, PyObject *rows_out,
+               PyObject *rows_in, Request &request) {
+    const size_t size = static_cast<size_t>(path.on().size());
+    request.operation = all_to_all_v;
+    request.dtype = static_cast<uint8_t>(input.dtype);
+    request.input = input.data;
+    request.output = output.data;
+    return output.dtype == input.dtype && split(input, rows_in, size, request.input_counts) &&
+           split(output, rows_out, size, request.output_counts);
+}
+
+// Returns True if all is done; False, with nothing begun, where the checked path has to be taken; where others are
+// late, what `later` returns.
+PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t count) {
+    const Py_ssize_t tensors = tensors_of(path);
+    PlainTensor output, input;
+    Request request;
+    const bool uneven = path.operation == all_to_all_v && count == 4;
+    if ((count != tensors && !uneven) || forked || (tensors > 0 && !is_plain(arguments[0], output)) ||
+        (tensors > 1 && !is_plain(arguments[1], input)) ||
+        !(uneven ? is_uneven(path, output, input, arguments[2], arguments[3], request)
+                 : is_request(path, output, tensors > 1 ? input : output, request))) {
+        Py_RETURN_FALSE;
+    }
+    Group &group = path.on();
+    const bool small = path.operation != all_to_all_v && pieces_for(group, request) == 0;
+    // The checked path says why it fails.
+    if (group.closed() || group.broken() || (!small && !group.ring_is_reserved())) {
+        Py_RETURN_FALSE;
+    }
+    const Shared shared = *path.group;  // which another thread may end while this one waits
+    Handle task;
+    if (!group.run_at_once(request, looks_with_gil(group), task)) {
+        try {
+            const GilRelease released;
+            task = group.start(std::move(request), false);
+        } catch (const std::exception &) {
+            Py_RETURN_FALSE;
+        }
+    }
+    if (task && task->now() == pending) {
+        const GilRelease released;
+        group.wait(*task, at_once_s);
+    }
+    if (!task || task->now() == complete) {
+        Py_RETURN_TRUE;
+    }
+    // The operation keeps its tensors: a signal may end `later` before it has taken hold of them.
+    PyObject *first = tensors > 0 ? arguments[0] : nullptr, *second = tensors > 1 ? arguments[1] : nullptr;
+    PyObject *kept = PyTuple_Pack(tensors, first, second);
+    PyObject *operation = make_operation(shared, std::move(task), kept);
+    Py_XDECREF(kept);
+    PyObject *found = PyObject_CallFunctionObjArgs(path.later, operation, first, second, nullptr);
+    Py_DECREF(operation);
+    return found;
+}
+
+PyObject *call_fast_path(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+    return guarded([&] { return attempt(*reinterpret_cast<FastPath *>(self), arguments, count); });
+}
+
+PyMethodDef fast_path_method{"fast_path", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_fast_path)),
+                             METH_FASTCALL, nullptr};
+
+}  // namespace
+
+// fast_path(operation, op, root, later) -> a function of tensors, or None where torch does not offer what it takes
+PyObject *make_fast_path(PyObject *group, PyObject *arguments) {
+    int operation, op, root;
+    PyObject *later;
+    parse(arguments, "iiiO", &operation, &op, &root, &later);
+    if (!can_ask_tensors()) {
+        Py_RETURN_NONE;
+    }
+    auto *made = new_object<FastPath>(type);
+    made->operation = static_cast<uint8_t>(operation), made->op = static_cast<uint8_t>(op), made->root = root;
+    made->group = nullptr;
+    Py_INCREF(later);
+    made->later = later;
+    auto *self = reinterpret_cast<PyObject *>(made);
+    try {
+        made->group = new Shared(*reinterpret_cast<GroupObject *>(group)->group);
+    } catch (...) {
+        Py_DECREF(self);
+        throw;
+    }
+    PyObject *function = PyCFunction_NewEx(&fast_path_method, self, nullptr);
+    Py_DECREF(self);
+    return function;
+}
+
+bool add_fast_path_type(PyObject *module) {
+    type = PyType_FromSpec(&spec);
+    return type != nullptr && PyModule_AddObjectRef(module, "FastPath", type) == 0;
+}
+
+}  // namespace shm

@@ -1,0 +1,181 @@
+#include "python/objects.hpp"
+
+namespace shm {
+
+namespace {
+
+const Shared &group_of(PyObject *self) { return *reinterpret_cast<GroupObject *>(self)->group; }
+
+// close(quietly): nothing of an operation under way touches its memory afterwards
+PyObject *close(PyObject *self, PyObject *arguments) {
+    int quietly;
+    parse(arguments, "p", &quietly);
+    if (!forked) {
+        const Shared group = group_of(self);
+        const GilRelease released;
+        group->close(quietly != 0);
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *drain(PyObject *self, PyObject *arguments) {
+    double seconds;
+    parse(arguments, "d", &seconds);
+    if (!forked) {
+        const Shared group = group_of(self);
+        const GilRelease released;
+        group->drain(seconds);
+    }
+    Py_RETURN_NONE;
+}
+
+PyObject *failure(PyObject *self, PyObject *) { return PyUnicode_FromString(group_of(self)->failure().c_str()); }
+
+// missing() -> the ranks, as bits, that what is under way waits for
+PyObject *missing(PyObject *self, PyObject *) {
+    const Shared group = group_of(self);
+    uint64_t found;
+    {
+        const GilRelease released;
+        found = group->missing();
+    }
+    return PyLong_FromUnsignedLongLong(found);
+}
+
+PyObject *time_out(PyObject *self, PyObject *) {
+    const Shared group = group_of(self);
+    {
+        const GilRelease released;
+        group->time_out();
+    }
+    Py_RETURN_NONE;
+}
+
+// timed_out() -> (the rank that has waited in vain, the ranks, as bits, for which it did), or None
+PyObject *timed_out(PyObject *self, PyObject *) {
+    int finder;
+    uint64_t missing;
+    if (!group_of(self)->has_timed_out(finder, missing)) {
+        Py_RETURN_NONE;
+    }
+    return Py_BuildValue("iK", finder, static_cast<unsigned long long>(missing));
+}
+
+void sizes_from(PyObject *list, std::vector<size_t> &sizes) {
+    for (Py_ssize_t index = 0; list != Py_None && index < PySequence_Size(list); ++index) {
+        PyObject *item = PySequence_GetItem(list, index);
+        sizes.push_back(item == nullptr ? 0 : PyLong_AsSize_t(item));
+        Py_XDECREF(item);
+    }
+    if (PyErr_Occurred()) {
+        throw PythonError();
+    }
+}
+
+// start(operation, input, output, count, dtype, op, root, watched, input_counts, output_counts, kept) -> an operation,
+// or None if it is complete
+PyObject *start(PyObject *self, PyObject *arguments) {
+    unsigned long long input, output;
+    Py_ssize_t count;
+    int operation, dtype, op, root, watched;
+    PyObject *input_counts = Py_None, *output_counts = Py_None, *kept = Py_None;
+    parse(arguments, "iKKniiip|OOO", &operation, &input, &output, &count, &dtype, &op, &root, &watched, &input_counts,
+          &output_counts, &kept);
+    Request request;
+    request.operation = static_cast<uint8_t>(operation);
+    request.dtype = static_cast<uint8_t>(dtype);
+    request.op = static_cast<uint8_t>(op);
+    request.root = root;
+    request.input = reinterpret_cast<const void *>(input);
+    request.output = reinterpret_cast<void *>(output);
+    request.count = static_cast<size_t>(count);
+    sizes_from(input_counts, request.input_counts);
+    sizes_from(output_counts, request.output_counts);
+    const Shared group = group_of(self);
+    Handle task;
+    {
+        const GilRelease released;
+        task = watched ? group->start(std::move(request), true) : group->run(std::move(request), group->spins());
+        if (task && !watched) {
+            group->wait(*task, at_once_s);
+        }
+    }
+    if (!task || task->now() == complete) {
+        Py_RETURN_NONE;
+    }
+    return make_operation(group, std::move(task), kept);
+}
+
+PyMethodDef methods[] = {{"close", entry<close>, METH_VARARGS, nullptr},
+                         {"drain", entry<drain>, METH_VARARGS, nullptr},
+                         {"failure", entry<failure>, METH_NOARGS, nullptr},
+                         {"missing", engine_entry<missing>, METH_NOARGS, nullptr},
+                         {"time_out", engine_entry<time_out>, METH_NOARGS, nullptr},
+                         {"timed_out", engine_entry<timed_out>, METH_NOARGS, nullptr},
+                         {"start", engine_entry<start>, METH_VARARGS, nullptr},
+                         {"fast_path", engine_entry<make_fast_path>, METH_VARARGS, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
+
+// Operations may keep the group; the last of them ends it.
+void dealloc(PyObject *self) {
+    if (!forked) {
+        delete reinterpret_cast<GroupObject *>(self)->group;
+    }
+    free_object(self);
+}
+
+PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(dealloc)}, {Py_tp_methods, methods}, {0, nullptr}};
+PyType_Spec spec{"comm_backend_ccl._shared_memory.Group", sizeof(GroupObject), 0,
+                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+PyObject *type = nullptr;
+
+}  // namespace
+
+// join(holder, descriptor, inode, rank, pids, crowded) -> a group
+PyObject *join(PyObject *, PyObject *arguments) {
+    int holder, descriptor, rank, crowded;
+    unsigned long long inode;
+    PyObject *list;
+    parse(arguments, "iiKiOp", &holder, &descriptor, &inode, &rank, &list, &crowded);
+    std::vector<int> pids;
+    for (Py_ssize_t index = 0; index < PySequence_Size(list); ++index) {
+        PyObject *item = PySequence_GetItem(list, index);
+        pids.push_back(item == nullptr ? 0 : static_cast<int>(PyLong_AsLong(item)));
+        Py_XDECREF(item);
+    }
+    if (PyErr_Occurred()) {
+        return nullptr;
+    }
+    const int size = static_cast<int>(pids.size());
+    if (size < 1 || size > max_ranks || rank < 0 || rank >= size) {
+        throw std::invalid_argument("shared memory: rank " + std::to_string(rank) + " of " + std::to_string(size));
+    }
+    auto *made = new_object<GroupObject>(type);
+    const size_t bytes = Layout(size).end;
+    int own = -1;
+    void *segment = nullptr;
+    try {
+        own = open_memory(holder, descriptor, inode, bytes);
+        segment = map_memory(own, bytes);
+        auto group = std::make_unique<Group>(segment, own, size, rank, std::move(pids), crowded != 0, true);
+        segment = nullptr, own = -1;  // they are the group's
+        made->group = new Shared(std::move(group));
+        return reinterpret_cast<PyObject *>(made);
+    } catch (...) {
+        if (segment != nullptr) {
+            unmap_memory(segment, bytes);
+        }
+        if (own >= 0) {
+            close_memory(own);
+        }
+        Py_DECREF(reinterpret_cast<PyObject *>(made));
+        throw;
+    }
+}
+
+bool add_group_type(PyObject *module) {
+    type = PyType_FromSpec(&spec);
+    return type != nullptr && PyModule_AddObjectRef(module, "Group", type) == 0;
+}
+
+}  // namespace shm

@@ -1,0 +1,127 @@
+// The Python module comm_backend_ccl._shared_memory, of the stable ABI of CPython 3.10; shared_memory.py is its only
+// caller.
+
+#include "kernels/kernels.hpp"
+#include "python/objects.hpp"
+#include "python/plain_tensor.hpp"
+#include "segment/arena.hpp"
+
+#include <pthread.h>
+
+namespace shm {
+
+bool used = false, forked = false;
+
+namespace {
+
+// create(size) -> descriptor and inode of the memory of a group
+PyObject *create(PyObject *, PyObject *arguments) {
+    int size;
+    parse(arguments, "i", &size);
+    if (size < 1 || size > max_ranks) {
+        throw std::invalid_argument("shared memory serves up to " + std::to_string(max_ranks) + " ranks");
+    }
+    const Layout layout(size);
+    const int descriptor = create_memory(layout.end);
+    try {
+        reserve_memory(descriptor, 0, layout.slots_at, "a group");
+    } catch (...) {
+        close_memory(descriptor);
+        throw;
+    }
+    return Py_BuildValue("iK", descriptor, static_cast<unsigned long long>(inode_of(descriptor)));
+}
+
+PyObject *close_descriptor(PyObject *, PyObject *arguments) {
+    int descriptor;
+    parse(arguments, "i", &descriptor);
+    close_memory(descriptor);
+    Py_RETURN_NONE;
+}
+
+PyObject *is_forked(PyObject *, PyObject *) { return PyBool_FromLong(forked); }
+
+PyObject *statistics(PyObject *, PyObject *) {
+    const Arena::Statistics found = Arena::instance().statistics();
+    const auto number = [](size_t value) { return static_cast<Py_ssize_t>(value); };
+    return Py_BuildValue("{s:n,s:n,s:n,s:n,s:n,s:n,s:n}", "tensors", number(found.tensors), "used_bytes",
+                         number(found.used_bytes), "free_bytes", number(found.free_bytes), "retired_bytes",
+                         number(found.retired_bytes), "peak_bytes", number(found.peak_bytes), "bound_bytes",
+                         number(found.bound_bytes), "descriptors", number(found.descriptors));
+}
+
+PyObject *facts(PyObject *, PyObject *) { return Py_BuildValue("{s:s}", "kernels", kernels().name); }
+
+PyObject *names(const char *const *all, int count) {
+    PyObject *found = PyTuple_New(count);
+    for (int index = 0; found != nullptr && index < count; ++index) {
+        PyTuple_SetItem(found, index, PyUnicode_FromString(all[index]));
+    }
+    return found;
+}
+
+// codes() -> the names of operations, dtypes and reductions, each in the order of its codes
+PyObject *codes(PyObject *, PyObject *) {
+    return Py_BuildValue("{s:N,s:N,s:N}", "operations", names(operation_names, operations), "dtypes",
+                         names(dtype_names, dtypes), "ops", names(op_names, ops));
+}
+
+// reduce(dtype, op, output, inputs, count), of memory that stays where it is
+PyObject *reduce_here(PyObject *, PyObject *arguments) {
+    int dtype, op;
+    unsigned long long output;
+    PyObject *list;
+    Py_ssize_t count;
+    parse(arguments, "iiKOn", &dtype, &op, &output, &list, &count);
+    const Py_ssize_t inputs = PySequence_Size(list);
+    if (!reduces(dtype, op) || inputs < 1 || inputs > max_ranks) {
+        PyErr_SetString(PyExc_ValueError, "reduce: this dtype, reduction or number of inputs is not supported");
+        return nullptr;
+    }
+    const void *addresses[max_ranks];
+    for (Py_ssize_t index = 0; index < inputs; ++index) {
+        PyObject *item = PySequence_GetItem(list, index);
+        addresses[index] = item == nullptr ? nullptr : PyLong_AsVoidPtr(item);
+        Py_XDECREF(item);
+    }
+    if (PyErr_Occurred()) {
+        return nullptr;
+    }
+    {
+        const GilRelease released;
+        void *outputs[] = {reinterpret_cast<void *>(output)};
+        kernels().reduce(dtype, op, outputs, 1, addresses, static_cast<int>(inputs), static_cast<size_t>(count), false);
+    }
+    Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr},
+                         {"close_descriptor", entry<close_descriptor>, METH_VARARGS, nullptr},
+                         {"join", engine_entry<join>, METH_VARARGS, nullptr},
+                         {"reduce", entry<reduce_here>, METH_VARARGS, nullptr},
+                         {"is_forked", entry<is_forked>, METH_NOARGS, nullptr},
+                         {"allocate", engine_entry<allocate>, METH_O, nullptr},
+                         {"statistics", entry<statistics>, METH_NOARGS, nullptr},
+                         {"facts", entry<facts>, METH_NOARGS, nullptr},
+                         {"codes", entry<codes>, METH_NOARGS, nullptr},
+                         {"bind_torch", entry<bind_torch>, METH_VARARGS, nullptr},
+                         {"plain_tensor", entry<plain_tensor>, METH_O, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition{
+    PyModuleDef_HEAD_INIT, "_shared_memory", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+}  // namespace shm
+
+PyMODINIT_FUNC PyInit__shared_memory() {
+    pthread_atfork(nullptr, nullptr, [] { shm::forked = shm::forked || shm::used; });
+    PyObject *module = PyModule_Create(&shm::definition);
+    if (module != nullptr && !(shm::add_group_type(module) && shm::add_operation_type(module) &&
+                               shm::add_block_type(module) && shm::add_fast_path_type(module))) {
+        Py_DECREF(module);
+        return nullptr;
+    }
+    return module;
+}

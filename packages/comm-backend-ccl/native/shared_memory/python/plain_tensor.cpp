@@ -1,0 +1,232 @@
+#include "python/plain_tensor.hpp"
+
+#include "kernels/kernels.hpp"
+#include "python/dlpack.hpp"
+
+#include <dlfcn.h>
+
+namespace shm {
+
+namespace {
+
+// libtorch's C shim has a stable ABI. It takes the address of the at::Tensor that a Python tensor holds, which is found
+// by probing; DLPack says nothing of the storage, and takes integers of 4 bits for those of 8.
+using Ask64 = int (*)(void *tensor, int64_t *result);
+using Ask32 = int (*)(void *tensor, int32_t *result);
+struct Shim {
+    Ask64 storage_size = nullptr, storage_offset = nullptr;  // bytes, elements
+    Ask32 dtype = nullptr;
+    size_t tensor_at = 0;  // of the Python object, in bytes
+};
+constexpr int32_t torch_uint8 = 0, torch_int8 = 1;
+// A tensor in Python is a head and a few words; none of those that are looked at is beyond it.
+constexpr size_t head_words = 2, last_word = 4;
+
+const dlpack::ExchangeApi *exchange = nullptr;
+PyObject *tensor_type = nullptr, *is_neg = nullptr;
+PyObject *uint8_dtype = nullptr, *int8_dtype = nullptr;
+Shim shim;
+
+void *inner(PyObject *object) { return reinterpret_cast<char *>(object) + shim.tensor_at; }
+
+int code_of(const dlpack::Tensor &tensor) {
+    if (tensor.lanes != 1) {
+        return -1;
+    }
+    switch (tensor.code << 8 | tensor.bits) {
+    case dlpack::floating << 8 | 32:
+        return float32;
+    case dlpack::brain << 8 | 16:
+        return bfloat16;
+    case dlpack::floating << 8 | 16:
+        return float16;
+    case dlpack::floating << 8 | 64:
+        return float64;
+    case dlpack::integer << 8 | 8:
+        return int8;
+    case dlpack::integer << 8 | 16:
+        return int16;
+    case dlpack::integer << 8 | 32:
+        return int32;
+    case dlpack::integer << 8 | 64:
+        return int64;
+    case dlpack::unsigned_integer << 8 | 8:
+        return uint8;
+    case dlpack::truth << 8 | 8:
+        return boolean;
+    default:
+        return -1;
+    }
+}
+
+// The elements of a contiguous tensor, or -1.
+int64_t elements_of(const dlpack::Tensor &tensor) {
+    int64_t count = 1;
+    for (int32_t dimension = tensor.dimensions; dimension-- > 0;) {
+        if (tensor.shape[dimension] != 1 && tensor.strides[dimension] != count) {
+            return -1;
+        }
+        count *= tensor.shape[dimension];
+    }
+    return count;
+}
+
+// What a method without arguments returns, as an integer; -1 without an exception where it does not.
+int64_t asked(PyObject *object, const char *first, const char *second = nullptr) {
+    PyObject *found = PyObject_CallMethod(object, first, nullptr);
+    if (found != nullptr && second != nullptr) {
+        PyObject *next = PyObject_CallMethod(found, second, nullptr);
+        Py_DECREF(found);
+        found = next;
+    }
+    const long long value = found == nullptr ? -1 : PyLong_AsLongLong(found);
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return value;
+}
+
+bool is_dtype(PyObject *object, PyObject *dtype) {
+    PyObject *found = PyObject_GetAttrString(object, "dtype");
+    const bool same = found == dtype;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return same;
+}
+
+// Whether the storage holds all elements, and those of 8 bits are what DLPack takes them for.
+bool holds(PyObject *object, int code, int64_t elements) {
+    int64_t storage = -1, offset = -1;
+    if (shim.storage_size != nullptr) {
+        int32_t dtype = -1;
+        if ((code == uint8 || code == int8) &&
+            (shim.dtype(inner(object), &dtype) != 0 || dtype != (code == uint8 ? torch_uint8 : torch_int8))) {
+            return false;
+        }
+        if (shim.storage_size(inner(object), &storage) != 0 || shim.storage_offset(inner(object), &offset) != 0) {
+            return false;
+        }
+    } else {
+        if ((code == uint8 || code == int8) && !is_dtype(object, code == uint8 ? uint8_dtype : int8_dtype)) {
+            return false;
+        }
+        storage = asked(object, "untyped_storage", "nbytes");
+        offset = asked(object, "storage_offset");
+    }
+    const auto item = static_cast<int64_t>(item_bytes(code));
+    return offset >= 0 && storage / item - offset >= elements;
+}
+
+// Sets the shim where it says of every probe, a tuple of a tensor, the address of its TensorImpl, the bytes of its
+// storage, its offset there in elements and torch's code of its dtype, what Python says of it.
+void find_shim(PyObject *probes) {
+    shim = Shim{};
+    void *library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+    if (library == nullptr) {
+        return;
+    }
+    Shim found;
+    found.storage_size = reinterpret_cast<Ask64>(dlsym(library, "aoti_torch_get_storage_size"));
+    found.storage_offset = reinterpret_cast<Ask64>(dlsym(library, "aoti_torch_get_storage_offset"));
+    found.dtype = reinterpret_cast<Ask32>(dlsym(library, "aoti_torch_get_dtype"));
+    dlclose(library);  // torch holds it
+    if (found.storage_size == nullptr || found.storage_offset == nullptr || found.dtype == nullptr) {
+        return;
+    }
+    const Py_ssize_t count = PySequence_Size(probes);
+    for (size_t word = head_words; word <= last_word; ++word) {
+        found.tensor_at = word * sizeof(void *);
+        bool right = count > 0;
+        for (Py_ssize_t index = 0; right && index < count; ++index) {
+            PyObject *probe = PySequence_GetItem(probes, index), *tensor = nullptr;
+            unsigned long long impl;
+            long long size, offset;
+            int dtype;
+            right = probe != nullptr && PyArg_ParseTuple(probe, "OKLLi", &tensor, &impl, &size, &offset, &dtype);
+            void *at = reinterpret_cast<char *>(tensor) + found.tensor_at;
+            int64_t found_size, found_offset;
+            int32_t found_dtype;
+            right = right && reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == tensor_type &&
+                    *static_cast<unsigned long long *>(at) == impl && found.storage_size(at, &found_size) == 0 &&
+                    found_size == size && found.storage_offset(at, &found_offset) == 0 && found_offset == offset &&
+                    found.dtype(at, &found_dtype) == 0 && found_dtype == dtype;
+            Py_XDECREF(probe);
+        }
+        if (PyErr_Occurred()) {
+            throw PythonError();
+        }
+        if (right) {
+            shim = found;
+            return;
+        }
+    }
+}
+
+}  // namespace
+
+bool can_ask_tensors() { return exchange != nullptr; }
+
+bool is_plain(PyObject *object, PlainTensor &found) {
+    dlpack::Tensor tensor;
+    if (reinterpret_cast<PyObject *>(Py_TYPE(object)) != tensor_type) {
+        return false;
+    }
+    if (exchange->tensor_from_object(object, &tensor) != 0) {
+        PyErr_Clear();
+        return false;
+    }
+    found.dtype = code_of(tensor);
+    const int64_t elements = found.dtype < 0 ? -1 : elements_of(tensor);
+    if (tensor.device_type != dlpack::cpu || elements <= 0 || tensor.data == nullptr ||
+        !holds(object, found.dtype, elements)) {
+        return false;
+    }
+    found.data = static_cast<char *>(tensor.data) + tensor.byte_offset;
+    found.count = static_cast<size_t>(elements);
+    // DLPack does not say whether a flag negates what the memory holds.
+    PyObject *negative = PyObject_CallFunctionObjArgs(is_neg, object, nullptr);
+    const bool usual = negative == Py_False;
+    Py_XDECREF(negative);
+    if (!usual) {
+        PyErr_Clear();
+    }
+    return usual;
+}
+
+// bind_torch(Tensor, uint8, int8, probes) -> whether the C shim is used
+PyObject *bind_torch(PyObject *, PyObject *arguments) {
+    PyObject *type, *uint8_object, *int8_object, *probes;
+    parse(arguments, "OOOO", &type, &uint8_object, &int8_object, &probes);
+    PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
+    PyObject *method = capsule == nullptr ? nullptr : PyObject_GetAttrString(type, "is_neg");
+    const dlpack::ExchangeApi *table = nullptr;
+    if (method != nullptr) {
+        table = static_cast<dlpack::ExchangeApi *>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+    }
+    PyErr_Clear();
+    Py_XDECREF(capsule);
+    while (table != nullptr && table->major != dlpack::major_version) {
+        table = table->previous;
+    }
+    if (table == nullptr || table->tensor_from_object == nullptr) {
+        Py_XDECREF(method);
+        Py_RETURN_FALSE;
+    }
+    for (PyObject *one : {type, uint8_object, int8_object}) {
+        Py_INCREF(one);
+    }
+    tensor_type = type, is_neg = method, uint8_dtype = uint8_object, int8_dtype = int8_object;
+    exchange = table;
+    find_shim(probes);
+    return PyBool_FromLong(shim.storage_size != nullptr);
+}
+
+// plain_tensor(object) -> the code of its dtype, or None where it is none
+PyObject *plain_tensor(PyObject *, PyObject *object) {
+    PlainTensor found;
+    if (!can_ask_tensors() || !is_plain(object, found)) {
+        Py_RETURN_NONE;
+    }
+    return PyLong_FromLong(found.dtype);
+}
+
+}  // namespace shm

@@ -1,0 +1,27 @@
+// Which tensors native code may take as they are: contiguous memory on the CPU that holds what it claims.
+
+#pragma once
+
+#include "python/entry.hpp"
+
+#include <cstddef>
+
+namespace shm {
+
+struct PlainTensor {
+    char *data = nullptr;
+    size_t count = 0;  // elements
+    int dtype = 0;
+};
+
+// Whether torch offers what is_plain() asks.
+bool can_ask_tensors();
+// False, with no exception set, for everything else: subclasses, wrapped tensors, other devices and layouts, strides,
+// dtypes without a code, values that a flag negates, no elements, and storage that ends before the tensor does.
+bool is_plain(PyObject *object, PlainTensor &found);
+
+// Of the module.
+PyObject *bind_torch(PyObject *module, PyObject *arguments);
+PyObject *plain_tensor(PyObject *module, PyObject *object);
+
+}  // namespace shm

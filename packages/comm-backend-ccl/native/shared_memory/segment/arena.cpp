@@ -1,0 +1,286 @@
+#include "segment/arena.hpp"
+
+#include "segment/memory.hpp"
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+
+namespace shm {
+
+namespace {
+
+constexpr const char *what = "a tensor in shared memory";
+// Address space, not memory: a file is sparse. Peers map all of it.
+constexpr size_t region_bytes = size_t{4} << 30;
+
+}  // namespace
+
+Arena &Arena::instance() {
+    static Arena &arena = *new Arena;  // tensors may outlive static objects
+    return arena;
+}
+
+void *Arena::allocate(size_t bytes) {
+    if (bytes > std::numeric_limits<size_t>::max() / 4) {
+        throw SharedMemoryError(std::string(what) + " needs " + mebibytes(bytes) +
+                                " of shared memory, more than any process can address");
+    }
+    bytes = Layout::page(bytes == 0 ? 1 : bytes);
+    const std::lock_guard<std::mutex> alone(mutex_);
+    Found found = best_run(bytes);
+    if (found.region == nullptr || found.missing > 0) {
+        // Before anything is reserved: the system would end a process instead of refusing it memory.
+        const size_t missing = found.region == nullptr ? bytes : found.missing;
+        try {
+            check_memory(missing, what);
+        } catch (const SharedMemoryError &) {
+            return_beyond(0);
+            check_memory(bytes, what);
+            found = best_run(bytes);
+        }
+    }
+    if (found.region == nullptr) {
+        found = Found{&add_region(bytes), 0, bytes, bytes};
+    }
+    if (found.missing > 0) {
+        reserve(*found.region, found.offset, bytes);
+    }
+    set(*found.region, found.offset, bytes, used);
+    ++tensors_;
+    remember();
+    return found.region->begin + found.offset;
+}
+
+void Arena::free(void *begin) {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    Region *region = region_of(begin);
+    if (region == nullptr) {
+        return;
+    }
+    const size_t offset = static_cast<size_t>(static_cast<char *>(begin) - region->begin);
+    const auto found = region->extents.find(offset);
+    if (found == region->extents.end() || (found->second.state != used && found->second.state != retired)) {
+        return;
+    }
+    --tensors_;
+    if (found->second.state == retired) {
+        return_memory(region->descriptor, offset, found->second.bytes);  // its place stays taken
+        retired_bytes_ -= found->second.bytes;
+        return;
+    }
+    set(*region, offset, found->second.bytes, kept);
+    return_beyond(bound());
+}
+
+Place Arena::find(const void *begin, size_t bytes) {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    Region *region = region_of(begin);
+    if (region == nullptr) {
+        return {};
+    }
+    const size_t offset = static_cast<size_t>(static_cast<const char *>(begin) - region->begin);
+    const auto next = std::prev(region->extents.upper_bound(offset));
+    const bool in_use = next->second.state == used || next->second.state == retired;
+    // Tensors of a program may lie side by side, but a request is part of one.
+    if (!in_use || bytes > next->first + next->second.bytes - offset) {
+        return {};
+    }
+    return Place{region->inode, offset, region->descriptor};
+}
+
+void Arena::retire(const void *begin) {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    if (Region *region = region_of(begin)) {
+        const size_t offset = static_cast<size_t>(static_cast<const char *>(begin) - region->begin);
+        Extent &extent = std::prev(region->extents.upper_bound(offset))->second;
+        if (extent.state == used) {
+            extent.state = retired;
+            used_bytes_ -= extent.bytes;
+            retired_bytes_ += extent.bytes;
+        }
+    }
+}
+
+void Arena::trim() {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    return_beyond(0);
+}
+
+Arena::Statistics Arena::statistics() {
+    const std::lock_guard<std::mutex> alone(mutex_);
+    Statistics found;
+    found.used_bytes = used_bytes_;
+    found.free_bytes = kept_bytes_;
+    found.retired_bytes = retired_bytes_;
+    found.peak_bytes = peak_bytes_;
+    found.bound_bytes = bound();
+    found.tensors = tensors_;
+    found.descriptors = regions_.size();
+    return found;
+}
+
+// The run of free extents that needs the least new memory, and of those the shortest.
+Arena::Found Arena::best_run(size_t bytes) {
+    Found best;
+    for (Region &region : regions_) {
+        auto one = region.extents.begin();
+        while (one != region.extents.end()) {
+            if (one->second.state != hole && one->second.state != kept) {
+                ++one;
+                continue;
+            }
+            Found run{&region, one->first, 0, 0};
+            for (; one != region.extents.end() && (one->second.state == hole || one->second.state == kept); ++one) {
+                if (one->second.state == hole && run.run < bytes) {
+                    run.missing += std::min(one->second.bytes, bytes - run.run);
+                }
+                run.run += one->second.bytes;
+            }
+            if (run.run >= bytes && (best.region == nullptr || run.missing < best.missing ||
+                                     (run.missing == best.missing && run.run < best.run))) {
+                best = run;
+            }
+        }
+    }
+    return best;
+}
+
+Arena::Region &Arena::add_region(size_t bytes) {
+    // Limits of file size or address space may leave room for less.
+    for (size_t size = std::max(bytes, region_bytes);; size = std::max(bytes, Layout::page(size / 4))) {
+        int descriptor = -1;
+        try {
+            descriptor = create_memory(size);
+            auto *begin = static_cast<char *>(map_memory(descriptor, size));
+            regions_.push_back(Region{begin, size, descriptor, inode_of(descriptor), {}});
+            regions_.back().extents[0] = Extent{size, hole};
+            return regions_.back();
+        } catch (const LimitError &) {
+            throw;
+        } catch (const SharedMemoryError &) {
+            if (descriptor >= 0) {
+                close_memory(descriptor);
+            }
+            if (size == bytes) {
+                throw;
+            }
+        }
+    }
+}
+
+Arena::Region *Arena::region_of(const void *begin) {
+    const auto *at = static_cast<const char *>(begin);
+    for (Region &region : regions_) {
+        if (at >= region.begin && at < region.begin + region.bytes) {
+            return &region;
+        }
+    }
+    return nullptr;
+}
+
+// Of [offset, offset + bytes), what is a hole.
+void Arena::reserve(Region &region, size_t offset, size_t bytes) {
+    const size_t end = offset + bytes;
+    for (auto one = region.extents.find(offset); one != region.extents.end() && one->first < end; ++one) {
+        if (one->second.state != hole) {
+            continue;
+        }
+        const size_t part = std::min(one->second.bytes, end - one->first);
+        try {
+            reserve_memory(region.descriptor, one->first, part, what);
+        } catch (...) {
+            // Holes before this one were filled, and still count as holes.
+            for (auto before = region.extents.find(offset); before->first <= one->first; ++before) {
+                if (before->second.state == hole) {
+                    return_memory(region.descriptor, before->first,
+                                  std::min(before->second.bytes, end - before->first));
+                }
+            }
+            throw;
+        }
+    }
+}
+
+// Gives [offset, offset + bytes) a state; where it begins, an extent does.
+void Arena::set(Region &region, size_t offset, size_t bytes, State state) {
+    const auto count = [this](State of, size_t much, bool add) {
+        size_t *total = of == used      ? &used_bytes_
+                        : of == kept    ? &kept_bytes_
+                        : of == retired ? &retired_bytes_
+                                        : nullptr;
+        if (total != nullptr) {
+            *total += add ? much : -much;
+        }
+    };
+    const size_t end = offset + bytes;
+    auto one = region.extents.find(offset);
+    while (one != region.extents.end() && one->first < end) {
+        const size_t begin = one->first, until = begin + one->second.bytes;
+        const State before = one->second.state;
+        count(before, std::min(until, end) - begin, false);
+        one = region.extents.erase(one);
+        if (until > end) {
+            region.extents.emplace_hint(one, end, Extent{until - end, before});
+        }
+    }
+    count(state, bytes, true);
+    merge(region.extents, region.extents.emplace(offset, Extent{bytes, state}).first);
+    peak_bytes_ = std::max(peak_bytes_, used_bytes_);
+}
+
+// Joins free neighbours of one state.
+Arena::Extents::iterator Arena::merge(Extents &extents, Extents::iterator at) {
+    if (at->second.state != hole && at->second.state != kept) {
+        return at;
+    }
+    const auto next = std::next(at);
+    if (next != extents.end() && next->second.state == at->second.state) {
+        at->second.bytes += next->second.bytes;
+        extents.erase(next);
+    }
+    if (at != extents.begin()) {
+        const auto before = std::prev(at);
+        if (before->second.state == at->second.state) {
+            before->second.bytes += at->second.bytes;
+            extents.erase(at);
+            return before;
+        }
+    }
+    return at;
+}
+
+// From the end: tensors are placed as far to the front as they fit.
+void Arena::return_beyond(size_t bound) {
+    for (auto region = regions_.rbegin(); region != regions_.rend() && kept_bytes_ > bound; ++region) {
+        auto one = region->extents.end();
+        while (one != region->extents.begin() && kept_bytes_ > bound) {
+            --one;
+            if (one->second.state != kept) {
+                continue;
+            }
+            const size_t much = std::min(one->second.bytes, Layout::page(kept_bytes_ - bound));
+            const size_t offset = one->first + one->second.bytes - much;
+            return_memory(region->descriptor, offset, much);
+            if (much < one->second.bytes) {
+                one->second.bytes -= much;
+                one = region->extents.emplace(offset, Extent{much, kept}).first;
+            }
+            kept_bytes_ -= much;
+            one->second.state = hole;
+            one = merge(region->extents, one);
+        }
+    }
+}
+
+size_t Arena::bound() const { return std::max({least_kept_bytes, most_now_, most_before_}); }
+
+void Arena::remember() {
+    if (++allocations_ % remembered_allocations == 0) {
+        most_before_ = most_now_;
+        most_now_ = 0;
+    }
+    most_now_ = std::max(most_now_, used_bytes_);
+}
+
+}  // namespace shm

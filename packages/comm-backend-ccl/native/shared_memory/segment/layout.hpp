@@ -1,0 +1,131 @@
+// What the ranks of a group share: one segment of memory, laid out here.
+//
+// The flag protocol. A rank does the steps of its operations one after the other and posts after each how many it has
+// done since the group began, with a fingerprint of the operation: one word, which it alone writes. A rank starts a
+// step when the words of others say that what it reads is there, and that what it overwrites was read. `model/` checks
+// all interleavings of posting, sleeping and waking.
+
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace shm {
+
+constexpr int max_ranks = 64;
+constexpr size_t line = 128;  // two cache lines: processors fetch them in pairs
+// Steps that a rank may be ahead of another, and slots for what is small; there are more records than that.
+constexpr uint32_t slots = 8;
+constexpr uint32_t records = 16;
+constexpr size_t slot_bytes = 8 << 10;
+// Pieces of the ring for what is larger. All of it is more than a core's own cache holds: lines that have left the
+// other core's cache are written, and read by it, several times as fast as those that both still have.
+constexpr uint32_t pieces = 512;
+// An operation in chunks takes so many of them at a time, or some times as many where all of it fits into the ring.
+constexpr uint32_t pieces_of_chunk = 32, larger_chunk = 4;
+static_assert(pieces / (larger_chunk * pieces_of_chunk) >= 3, "a chunk is free again three steps after it was shown");
+constexpr uint32_t message_slots = 4;
+
+// What a rank called; written before the first word of the operation.
+struct Call {
+    uint64_t number = 0;  // of operations in this group, from 1
+    uint64_t count = 0;   // of elements
+    uint32_t fingerprint = 0;
+    int32_t root = -1;
+    uint8_t operation = 0, dtype = 0, op = 0;
+};
+
+// Memory of a rank that others can map; inode 0 is none.
+struct Place {
+    uint64_t inode = 0, offset = 0;
+    int32_t descriptor = -1;
+};
+
+struct alignas(line) Record {
+    Call call;
+    Place input;
+    uint64_t largest = 0;  // bytes that it sends to one rank, where that differs
+};
+
+// Written by its rank alone, except for `rings`.
+struct alignas(line) Post {
+    std::atomic<uint64_t> word{0};  // fingerprint << 32 | steps done
+};
+struct alignas(line) Bell {
+    std::atomic<uint32_t> rings{0};  // a futex
+    // While the rank sleeps: 0 to be woken by anything, else needs_all | the steps that all must have done.
+    std::atomic<uint64_t> awaited{0};
+};
+constexpr uint64_t needs_all = uint64_t{1} << 63;
+
+// Of messages from one rank to another, in slots' worth.
+struct Channel {
+    alignas(line) std::atomic<uint32_t> sent{0};
+    alignas(line) std::atomic<uint32_t> received{0};
+};
+// At the head of a message.
+struct Announcement {
+    uint64_t bytes;
+    uint64_t dtype;
+};
+// What a rank found another to send, and expected of it, or for whom it waited; written before it says so.
+struct alignas(line) Difference {
+    uint64_t sent_bytes, expected_bytes;
+    uint64_t sent_dtype, expected_dtype;
+    uint64_t missing = 0;  // the ranks, as bits, for which it waited in vain
+};
+
+struct alignas(line) Header {
+    alignas(line) std::atomic<uint64_t> sleeping{0};  // a bit for each rank
+    // 0, or failed_mark | kind << 60 | who found it << 54 | the other rank << 48 | the number of the operation
+    alignas(line) std::atomic<uint64_t> failure{0};
+};
+enum Failure : uint32_t {
+    different_calls = 1,
+    different_sizes = 2,
+    unreachable = 3,
+    no_memory = 4,
+    gave_up = 5,
+    timed_out = 6
+};
+constexpr uint64_t failed_mark = uint64_t{1} << 63;
+
+// Offsets and sizes in bytes.
+struct Layout {
+    int size;
+    size_t piece_bytes, message_bytes;
+    size_t posts, bells, differences, records_at, sizes, slots_at, rings, channels, messages, end;
+
+    explicit Layout(int ranks) : size(ranks) {
+        const size_t n = static_cast<size_t>(ranks);
+        piece_bytes = ranks <= 8 ? 4 << 10 : ranks <= 16 ? 2 << 10 : 1 << 10;
+        message_bytes = ranks <= 8 ? 64 << 10 : 16 << 10;
+        size_t at = sizeof(Header);
+        const auto take = [&at](size_t bytes) {
+            const size_t begin = at;
+            at += (bytes + line - 1) / line * line;
+            return begin;
+        };
+        posts = take(n * sizeof(Post));
+        bells = take(n * sizeof(Bell));
+        differences = take(n * sizeof(Difference));
+        records_at = take(n * records * sizeof(Record));
+        sizes = take(records * n * n * sizeof(uint64_t));
+        channels = take(n * n * sizeof(Channel));
+        at = page(at);
+        slots_at = take(n * slots * slot_bytes);
+        at = page(at);
+        rings = take(n * pieces * piece_bytes);
+        at = page(at);
+        messages = take(n * n * message_slots * message_bytes);
+        end = page(at);
+    }
+
+    static size_t page(size_t bytes) { return (bytes + 4095) & ~size_t{4095}; }
+    size_t ring_bytes() const { return pieces * piece_bytes; }
+    size_t chunk_bytes() const { return pieces_of_chunk * piece_bytes; }
+    size_t channel_bytes() const { return message_slots * message_bytes; }
+};
+
+}  // namespace shm

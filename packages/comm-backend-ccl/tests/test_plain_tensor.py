@@ -1,0 +1,133 @@
+"""The predicate of the fast path takes no tensor whose memory is not what it claims."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from comm_backend_ccl import shared_memory, tables
+from comm_utils import ReduceOp, kernels
+
+pytestmark = pytest.mark.skipif(
+    not shared_memory.has_kernels() or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
+    reason="needs native code and a torch with DLPack's exchange API",
+)
+
+
+def resized(size: int, count: int = 8, dtype: torch.dtype = torch.float32, skipped: int = 0) -> torch.Tensor:
+    whole = torch.ones(count + skipped, dtype=dtype)
+    part = whole[skipped:]
+    whole.untyped_storage().resize_(size)
+    return part
+
+
+def fake() -> torch.Tensor:
+    with FakeTensorMode():
+        return torch.ones(3)
+
+
+def nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def quantized() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+
+
+def seen_by(transform: Callable[..., Callable[..., object]], shape: tuple[int, ...]) -> list[int | None]:
+    found: list[int | None] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(shared_memory.plain_tensor(tensor))
+        return tensor.sum()
+
+    transform(note)(torch.ones(shape))
+    return found
+
+
+HOSTILE: dict[str, Callable[[], object]] = {
+    "a storage of 4 bytes": lambda: resized(4),
+    "a storage one element short": lambda: resized(28),
+    "a storage one byte short": lambda: resized(31),
+    "a freed storage": lambda: resized(0),
+    "a freed storage of bytes": lambda: resized(0, 8, torch.uint8),
+    "a part of a storage that ends before": lambda: resized(32, 8, skipped=4),
+    "a zero tensor": lambda: torch._efficientzerotensor((3,)),
+    "fake": fake,
+    "uint4": lambda: torch.empty(4, dtype=torch.uint8).view(torch.uint4),
+    "int1": lambda: torch.empty(4, dtype=torch.uint8).view(torch.int1),
+    "bits8": lambda: torch.empty(3, dtype=torch.uint8).view(torch.bits8),
+    "quantized": quantized,
+    "float8": lambda: torch.ones(3).to(torch.float8_e5m2),
+    "complex": lambda: torch.ones(3, dtype=torch.complex64),
+    "conjugated": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "negated": lambda: torch._neg_view(torch.ones(3)),
+    "mkldnn": lambda: torch.ones(3).to_mkldnn(),
+    "sparse": lambda: torch.ones(3).to_sparse(),
+    "nested": nested,
+    "meta": lambda: torch.ones(3, device="meta"),
+    "strided": lambda: torch.ones(6)[::2],
+    "expanded": lambda: torch.ones(1).expand(4),
+    "without elements": lambda: torch.ones(0),
+    "a subclass": lambda: torch.nn.Parameter(torch.ones(2)),
+    "no tensor": lambda: None,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_tensors_are_not_plain(name: str) -> None:
+    tensor = HOSTILE[name]()
+    assert shared_memory.plain_tensor(tensor) is None
+    memory = shared_memory.create(1)
+    group = shared_memory.join(os.getpid(), memory, 0, [os.getpid()], False)
+    shared_memory.close_descriptor(memory[0])
+    path = shared_memory.shortcut(group, tables.Operation.ALL_REDUCE, ReduceOp.SUM, -1, lambda *_: None)
+    assert path is not None
+    assert path(torch.ones(3)) is True
+    assert path(tensor) is False
+    assert path(torch.ones(3)) is True
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_python_accessors_come_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where libtorch's C shim is not found, or a probe shows that it reads something else."""
+    native = shared_memory._native
+    try:
+        assert not native.bind_torch(torch.Tensor, torch.uint8, torch.int8, [(torch.ones(3), 1, 12, 0, 6)])
+        assert shared_memory.plain_tensor(HOSTILE[name]()) is None
+        for dtype in (torch.float32, torch.uint8, torch.int8):
+            assert shared_memory.plain_tensor(torch.ones(3, dtype=dtype)) == tables.DTYPES[dtype]
+    finally:
+        assert shared_memory._bind_torch() == shared_memory.reads_storage_natively
+
+
+def test_wrapped_tensors_are_not_plain() -> None:
+    for transform, shape in ((torch.vmap, (2, 3)), (torch.func.grad, (3,)), (torch.func.functionalize, (3,))):
+        assert seen_by(transform, shape) == [None]
+
+
+def test_plain_tensors_are() -> None:
+    native = kernels.plain_tensor()
+    assert native is not None
+    for dtype, code in tables.DTYPES.items():
+        wanted = None if dtype in (torch.uint16, torch.uint32, torch.uint64) else code
+        whole = torch.zeros(20, dtype=dtype)
+        for tensor in (whole, whole[3:], whole.view(4, 5), whole[0], whole[:1].view(1, 1)):
+            assert native(tensor) == wanted
+    grown = torch.ones(4)
+    grown.untyped_storage().resize_(1000)
+    assert native(grown) == tables.DTYPES[torch.float32]
+    assert native(torch._lazy_clone(grown)) == tables.DTYPES[torch.float32]
+
+
+def test_libtorch_is_asked_directly_on_the_version_that_is_tested() -> None:
+    assert shared_memory.reads_storage_natively
