@@ -45,8 +45,9 @@ def test_deepspeed_has_its_names() -> None:
 def test_other_keywords_are_understood() -> None:
     for row in operations.rows():
         for alias, name in row.aliases.items():
-            with pytest.raises(dist.ArgumentTypeError, match=f"{alias}|{name}"):
-                getattr(dist, row.name)(**{one.name: None for one in row.tensors}, **{alias: None})
+            given = {alias if one.name == name else one.name: None for one in row.tensors}
+            with pytest.raises(dist.NotInitializedError):  # so the names were understood
+                getattr(dist, row.name)(**given)
 
 
 def test_an_operation_in_place_has_no_other_memory() -> None:
