@@ -28,6 +28,17 @@ def test_aliases_become_the_parameters_they_stand_for() -> None:
         call(1, 2, no_such=3)
 
 
+def test_a_wrong_name_is_explained() -> None:
+    call: Any = collective(compiled=INLINE)(all_to_all_single)
+    for slip, meant in (("inptu", "input"), ("input_tensr", "input_tensor"), ("log_nam", "log_name")):
+        with pytest.raises(ArgumentTypeError, match=f"all_to_all_single: {slip}: got .*; did you mean '{meant}'?"):
+            call(1, **{slip: 2})
+    with pytest.raises(ArgumentTypeError, match="all_to_all_single: missing a required argument: 'input'; expected"):
+        call(1)
+    with pytest.raises(ArgumentTypeError, match="all_reduce: missing a required argument: 'tensor'"):
+        comm_collectives.all_reduce()  # type: ignore[call-arg]
+
+
 def test_what_deepspeed_tells_its_logger_is_accepted_by_name_and_by_position() -> None:
     call: Any = collective(compiled=INLINE)(all_to_all_single)
     assert LABELS == ("prof", "log_name", "debug")

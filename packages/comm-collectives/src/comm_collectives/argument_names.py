@@ -6,17 +6,17 @@ under which name to record a call.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.compiler import is_dynamo_compiling
 
+from comm_collectives.keyword_errors import explain_call
 from comm_collectives.labels import labelled
 from comm_utils.errors import ArgumentTypeError
 from comm_utils.operations.table import ROWS
 
-__all__ = ["ALIASES", "LABELS", "MISSING", "call_with", "without_missing"]
+__all__ = ["ALIASES", "LABELS", "MISSING", "call_with", "refuse_incomplete"]
 
 #: function -> {other name: name of the parameter}
 ALIASES: Mapping[str, Mapping[str, str]] = {
@@ -38,9 +38,13 @@ class _Missing:
 MISSING: Any = _Missing()
 
 
-def without_missing(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that were given."""
-    return {name: value for name, value in arguments.items() if value is not MISSING}
+def refuse_incomplete(function: Callable[..., Any], given: Mapping[str, Any]) -> NoReturn:
+    """Raise ArgumentTypeError for a call that lacks a required argument.
+
+    Args:
+        given: every argument by its own name; :data:`MISSING` where there was none.
+    """
+    _refuse(function, _without_missing(given))
 
 
 def call_with(
@@ -67,7 +71,7 @@ def call_with(
     if len(more) > len(labels):
         takes, got = len(positional), len(positional) + len(more)
         raise ArgumentTypeError(f"{name}() takes {takes} positional arguments but {got} were given")
-    arguments = without_missing(given)
+    arguments = _without_missing(given)
     said: dict[str, Any] = {}
     for label, value in zip(labels, more, strict=False):
         said[label] = value
@@ -80,7 +84,7 @@ def call_with(
             continue
         parameter = aliases.get(key)
         if parameter is None:
-            raise ArgumentTypeError(_unexpected(name, key, [*given, *aliases, *labels]))
+            _refuse(function, {**arguments, key: value}, [*aliases, *labels])
         if arguments.get(parameter) is not None:
             raise ArgumentTypeError(f"{name}: {key}: got it and another name of {parameter!r}; expected one of them")
         arguments[parameter] = value
@@ -94,7 +98,10 @@ def call_with(
         return function(**arguments)
 
 
-def _unexpected(name: str, key: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f". Did you mean {near[0]!r}?" if near else f"; expected some of {', '.join(known)}"
-    return f"{name}() got an unexpected keyword argument {key!r}{hint}"
+def _without_missing(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not MISSING}
+
+
+def _refuse(function: Callable[..., Any], arguments: Mapping[str, Any], other_names: Sequence[str] = ()) -> NoReturn:
+    explained = explain_call(function, (), arguments, other_names=other_names)
+    raise explained or ArgumentTypeError(f"{function.__name__}: got arguments that do not fit its signature")

@@ -24,7 +24,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
 from comm_collectives import graph_breaks
-from comm_collectives.argument_names import LABELS, MISSING, call_with, without_missing
+from comm_collectives.argument_names import LABELS, MISSING, call_with, refuse_incomplete
 from comm_collectives.derived_fast_path import fast_path_of
 from comm_utils.active import slot
 from comm_utils.reduce_op import ReduceOp
@@ -65,7 +65,7 @@ _FAST = """\
 """
 _CHECKED = """\
     if {missing}:
-        return body(**without_missing({by_name}))
+        refuse_incomplete(head, {by_name})
 """
 
 
@@ -144,10 +144,10 @@ def _make_head(
         "is_dynamo_compiling": is_dynamo_compiling,
         "labels": LABELS if labels else (),
         "positional": positional,
+        "refuse_incomplete": refuse_incomplete,
         "settle": settle,
         "slot": slot,
         "torch": torch,
-        "without_missing": without_missing,
     }
     if compiled is not INLINE:
         # torch looks at the code of a function that gets no tensor only where it mentions a module of torch, and would
@@ -162,7 +162,7 @@ def _make_head(
     call = f"outcome = body({by_keyword})"
     if tensors is not None:
         if required:
-            call = f"outcome = body(**without_missing({by_name})) if {is_complete} else body({by_keyword})"
+            call = f"outcome = refuse_incomplete(head, {by_name}) if {is_complete} else body({by_keyword})"
         source += _FAST.format(
             usual=_usual(parameters, tensors, detail),
             name=name,

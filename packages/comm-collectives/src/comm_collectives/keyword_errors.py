@@ -17,7 +17,11 @@ Result = TypeVar("Result")
 
 
 def explain_call(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], call: str = ""
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    call: str = "",
+    other_names: Sequence[str] = (),
 ) -> ArgumentTypeError | None:
     """Return what is wrong with the arguments' names and number; None where ``function`` can be called with them.
 
@@ -27,6 +31,7 @@ def explain_call(
         function: whose real signature counts.
         args, kwargs: as given by the caller.
         call: the function's name for the message; empty for its own.
+        other_names: of arguments that the caller may give beyond the signature's.
     """
     signature = inspect.signature(function)
     try:
@@ -41,9 +46,9 @@ def explain_call(
     unknown = [] if takes_any else [given for given in kwargs if given not in named]
     if not unknown:
         return ArgumentTypeError(f"{name}: {reason}; expected {name}{signature_text(signature)}")
-    free = [one for one in named[len(args) :] if one not in kwargs]
+    free = [one for one in (*named[len(args) :], *other_names) if one not in kwargs]
     near = get_close_matches(unknown[0].lower(), free, 1, 0.6)
-    hint = f"did you mean {near[0]!r}?" if near else f"expected one of: {', '.join(named)}"
+    hint = f"did you mean {near[0]!r}?" if near else f"expected one of: {', '.join((*named, *other_names))}"
     return ArgumentTypeError(f"{name}: {unknown[0]}: got an argument of this name, which does not exist; {hint}")
 
 
