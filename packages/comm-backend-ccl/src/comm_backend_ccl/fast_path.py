@@ -129,7 +129,7 @@ def _in_shared_memory(
     shortcut = shared_memory.shortcut(ours.number, native, kind.op, root, wait)
     if shortcut is None:
         return None
-    if operation in _VALIDATED and shared_memory.VALIDATES:
+    if operation in _VALIDATED:
         return shortcut
 
     def of_tensors(*tensors: Any) -> bool:
@@ -279,7 +279,9 @@ _MESSAGES = frozenset(("recv", "send"))
 _REDUCES = frozenset(("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"))
 _ROOTED = frozenset(("broadcast", "gather", "recv", "reduce", "scatter", "send"))
 #: Native code validates the tensors of these by itself.
-_VALIDATED = frozenset(("all_reduce", "barrier", "broadcast", "reduce"))
+_VALIDATED = frozenset(
+    ("all_gather_into_tensor", "all_reduce", "barrier", "broadcast", "reduce", "reduce_scatter_tensor")
+)
 #: oneCCL has no shorter way than its usual one for the others.
 _PLANNED = frozenset(
     (

@@ -32,7 +32,6 @@ Block: TypeAlias = Any
 __all__ = [
     "MOST_RANKS",
     "SWITCH",
-    "VALIDATES",
     "Block",
     "Group",
     "Pending",
@@ -65,8 +64,6 @@ SWITCH = "CCL_SHARED_MEMORY"
 _KERNELS = "CCL_KERNELS"
 _BUILDS = "avx512, avx2, portable"
 MOST_RANKS = 64
-#: Whether native code checks the memory and the dtype of tensors by itself.
-VALIDATES: bool = getattr(_native, "validates_tensors", False)
 
 
 def _bind_torch() -> bool:
