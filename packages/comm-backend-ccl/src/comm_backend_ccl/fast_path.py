@@ -27,7 +27,7 @@ _Run = Callable[[int, int, int], oneccl_library.Pending]
 
 
 class _Kind(NamedTuple):
-    """What is settled for all calls of one fast path.
+    """The properties that all calls of one fast path share.
 
     Attributes:
         operation: as ``Backend.fast_path`` names it.
@@ -280,7 +280,7 @@ _REDUCES = frozenset(("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_
 _ROOTED = frozenset(("broadcast", "gather", "recv", "reduce", "scatter", "send"))
 #: Native code validates the tensors of these by itself.
 _VALIDATED = frozenset(("all_reduce", "barrier", "broadcast", "reduce"))
-#: oneCCL has no shorter way than its usual one for the others.
+#: oneCCL has no fast path for the others.
 _PLANNED = frozenset(
     (
         "all_gather",

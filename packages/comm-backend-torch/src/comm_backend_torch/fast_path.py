@@ -41,7 +41,7 @@ _Start = Callable[..., Any]
 
 
 class _Kind(NamedTuple):
-    """What is settled for all calls of one fast path."""
+    """The properties that all calls of one fast path share."""
 
     state: GroupState
     device: str

@@ -1,4 +1,4 @@
-"""Fast paths of what a backend lacks, built on the fast paths that it has: lists of tensors, and reduce_scatter."""
+"""Fast paths that a backend does not provide, built on those that it does: lists of tensors, and reduce_scatter."""
 
 from __future__ import annotations
 

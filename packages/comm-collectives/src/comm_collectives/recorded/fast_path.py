@@ -26,7 +26,7 @@ _NOT_PLAIN = (AttributeError, IndexError, NotImplementedError, RuntimeError, Typ
 
 
 class Payload(NamedTuple):
-    """What counts of the tensors of one call; has the attributes of a tensor that are recorded."""
+    """The attributes of the tensors of one call that are recorded, named as those of a tensor."""
 
     dtype: torch.dtype
     nbytes: int

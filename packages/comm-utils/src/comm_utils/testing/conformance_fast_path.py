@@ -1,4 +1,4 @@
-"""What the ranks of the conformance suite do with fast paths. Needs torch."""
+"""The conformance suite's checks of fast paths, run on every rank. Needs torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fast_path(provider: str, backend: str, device: str) -> None:
         assert not up.fast_paths.synchronous, "the fast paths of a group outlive it"
         assert not up.fast_paths.asynchronous
         assert not up.fast_paths.memo("conformance")
-        # Whoever still holds it gets no further than this.
+        # A caller that still holds it is refused.
         tensor = torch.ones(2, device=device)
         assert not reduce(tensor), "a fast path of a group that has ended says that it did the work"
         assert tensor.tolist() == [1.0, 1.0]

@@ -1,4 +1,4 @@
-"""What the fast paths of every backend accept: the tensor arguments of one call, as the user gives them.
+"""The tensor arguments, as the user gives them, that the fast paths of every backend accept.
 
 An :data:`Accept` returns whether the fast path may take the call. It refuses whatever the checked path refuses, and
 calls that the checked path serves with copies.
