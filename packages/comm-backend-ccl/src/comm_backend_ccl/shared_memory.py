@@ -196,8 +196,8 @@ def wait(handle: Pending, seconds: float) -> int:
 
 
 def shortcut(
-    group: Group, operation: Operation, op: ReduceOp, root: int, later: Callable[..., Any]
-) -> Callable[..., Any] | None:
+    group: Group, operation: Operation, op: ReduceOp, root: int, later: Callable[..., bool]
+) -> Callable[..., bool] | None:
     """Return a function of the tensors of an operation, output first, that does it.
 
     None where torch is too old to be asked.
@@ -212,7 +212,7 @@ def shortcut(
         later: called with a handle and the tensors where the operation is not complete within a moment; what it returns
             is returned.
     """
-    found: Callable[..., Any] | None = group.fast_path(operation, OPS[op], root, later)
+    found: Callable[..., bool] | None = group.fast_path(operation, OPS[op], root, later)
     return found
 
 

@@ -91,7 +91,7 @@ def _all_reduce_coalesced(
         joined = torch.cat(parts)
         if not reduce(joined):
             return False
-        for part, result in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
+        for part, result in zip(parts, torch.split(joined, [part.numel() for part in parts]), strict=True):
             part.copy_(result)
         return True
 

@@ -79,7 +79,7 @@ def _synchronous(
     group: ProcessGroup | None,
     op: object,
     root: tuple[int | None, int | None],
-    call: FastPath,
+    call: Callable[..., bool],
 ) -> FastPath:
     log, like_of, observe = backend._log, backend._like, backend._observe
     known: dict[object, tuple[int, Any]] = {}
@@ -131,7 +131,7 @@ def _asynchronous(
     group: ProcessGroup | None,
     op: object,
     root: tuple[int | None, int | None],
-    call: FastPath,
+    call: Callable[..., Work | None],
 ) -> FastPath:
     log, observe = backend._log, backend._observe
 
