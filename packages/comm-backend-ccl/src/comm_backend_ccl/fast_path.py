@@ -61,6 +61,8 @@ def fast_path(
     dtypes = capabilities.dtypes
     if operation in _REDUCES:
         dtypes = frozenset(dtype for reduced, dtype in capabilities.reductions if reduced is op)
+        if not dtypes:
+            return None  # the library may not know the op at all
     # Native code writes tensors of the inference mode as any others.
     accepts = acceptance(operation, plain_tensors("cpu", dtypes, inference=True), ours.size, ours.rank, root)
     assert accepts is not None

@@ -87,6 +87,8 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
     dtypes = capabilities.dtypes
     if kind.op is not None:
         dtypes = frozenset(dtype for op, dtype in capabilities.reductions if op is kind.op)
+        if not dtypes:
+            return None  # c10d may not know the op at all
     are_plain = plain_tensors(kind.device, dtypes, inference=operation == _IN_PLACE)
     accepts = acceptance(operation, are_plain, len(state.ranks), state.rank, kind.root)
     start = _STARTS[operation](kind)
