@@ -542,7 +542,7 @@ class Harmful:
 
 
 def hostile_messages(tmp_path: Path, pad: bytes) -> dict[str, bytes]:
-    whole = bytes(encode_object({"a": [1, 2, 3], "t": torch.ones(9), "pad": pad}))
+    whole = bytes(encode_object({"a": [1, 2, 3], "t": torch.ones(5), "pad": pad}))
     return {
         "pickled": bytes(encode_object([pad, Harmful(tmp_path / "harm")], allow_pickle=True)),
         "truncated": whole[:-5],

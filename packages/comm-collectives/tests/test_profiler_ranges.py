@@ -175,14 +175,13 @@ def test_without_nvtx(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PROGRAM = """
-from comm_collectives.recorded import profiler_ranges
 from comm_collectives.recorded.profiler_ranges import Ranges
 from torch.profiler import ProfilerActivity, profile
 
 ranges = Ranges()
-opened = profiler_ranges.opener("all_reduce", (0, 1))
+opened = ranges.opener("all_reduce", (0, 1))
 for _ in range(2):
-    with opened(4096), profiler_ranges.open("barrier", 0, (0, 1), True):
+    with opened(4096), ranges.open("barrier", 0, (0, 1), True):
         pass
 try:
     with opened(8):
