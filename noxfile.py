@@ -440,6 +440,14 @@ NATIVE_BUILDS = {"plain": ("", 1_000_000), "address": ("address,undefined", 20_0
 
 
 @nox.session(default=False)
+def mutations(session: nox.Session) -> None:
+    """Plants faults into the sources, one after the other, and asks that tests catch each; names go after --."""
+    install_sources(session, *all_sources(*group("integration"), "cmake", "ninja", "nox"))
+    session.env["MUTATIONS_BUILD"] = session.create_tmp()
+    session.run("python", "tools/mutate.py", *session.posargs)
+
+
+@nox.session(default=False)
 def native(session: nox.Session) -> None:
     """Tests of the engine in shared memory without Python, also with sanitizers; names of tests go after --.
 

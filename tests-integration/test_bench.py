@@ -135,7 +135,7 @@ def test_under_torchrun_rank_0_alone_prints(run: Run) -> None:
 WRONG = """
 import sys
 from comm_orchestrator.tools.bench import libraries, rank
-from comm_orchestrator.tools.bench.libraries.ours import open_ours
+from comm_orchestrator.tools.bench.libraries.torch_like import open_ours
 from comm_orchestrator.tools.bench.options import Options
 
 class Wrong:

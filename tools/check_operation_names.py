@@ -28,6 +28,7 @@ ALLOWED: Mapping[str, str] = {
     "comm_collectives": "the collectives, and the wrappers of backends",
     "comm_backend_torch": "an implementation",
     "comm_backend_ccl": "an implementation",
+    "comm_utils/torch_support/fast_arguments.py": "what implementations accept",
     "comm_utils/testing": "what tests call",
 }
 

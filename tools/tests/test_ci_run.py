@@ -7,14 +7,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
 
-def listed(*arguments: str) -> list[dict[str, object]]:
+def listed(*arguments: str) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "nox", "--list", "--json", *arguments]
     shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    found: list[dict[str, object]] = json.loads(shown)
+    found: list[dict[str, Any]] = json.loads(shown)
     return found
 
 

@@ -46,7 +46,7 @@ def make_communicator(
 
 
 def _is_crowded(size: int, cores: int) -> bool:
-    """Whether ranks share cores: those of this group, each perhaps bound to some, or those of the host."""
+    """Return whether ranks share cores: those of this group, each perhaps bound to some, or those of the host."""
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
     return size > cores or (local.isdigit() and int(local) > (os.cpu_count() or 1))
 

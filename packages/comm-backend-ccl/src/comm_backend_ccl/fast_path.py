@@ -27,7 +27,7 @@ _Run = Callable[[int, int, int], oneccl_library.Pending]
 
 
 class _Kind(NamedTuple):
-    """What is settled for all calls of one fast path.
+    """The properties that all calls of one fast path share.
 
     Attributes:
         operation: as ``Backend.fast_path`` names it.
@@ -61,6 +61,8 @@ def fast_path(
     dtypes = capabilities.dtypes
     if operation in _REDUCES:
         dtypes = frozenset(dtype for reduced, dtype in capabilities.reductions if reduced is op)
+        if not dtypes:
+            return None  # the library may not know the op at all
     # Native code writes tensors of the inference mode as any others.
     accepts = acceptance(operation, plain_tensors("cpu", dtypes, inference=True), ours.size, ours.rank, root)
     assert accepts is not None
@@ -70,8 +72,9 @@ def fast_path(
         found = _in_shared_memory(ours, kind, accepts, forget)
         if found is not None:
             return found
-    is_planned = isinstance(ours, OneCclCommunicator) and operation in _PLANNED
-    return _waiting(ours, kind, accepts, _planned(ours, kind) if is_planned else _ON_ANY[operation](ours, kind), forget)
+    if isinstance(ours, OneCclCommunicator) and operation in _PLANNED:
+        return _waiting(ours, kind, accepts, _planned(ours, kind), forget)
+    return _waiting(ours, kind, accepts, _ON_ANY[operation](ours, kind), forget)
 
 
 def _asynchronous(ours: Communicator, kind: _Kind, accepts: Accept) -> FastPath:
@@ -129,7 +132,7 @@ def _in_shared_memory(
     shortcut = shared_memory.shortcut(ours.number, native, kind.op, root, wait)
     if shortcut is None:
         return None
-    if operation in _VALIDATED and shared_memory.VALIDATES:
+    if operation in _VALIDATED:
         return shortcut
 
     def of_tensors(*tensors: Any) -> bool:
@@ -172,7 +175,8 @@ def _in_shared_memory(
         "reduce_scatter": lambda output, parts: accepts(output, parts) and shortcut(output, together(parts, output)),
         "scatter": of_root,
     }
-    return special.get(operation, of_tensors)
+    path: FastPath = special.get(operation, of_tensors)
+    return path
 
 
 # --- on any engine
@@ -279,8 +283,10 @@ _MESSAGES = frozenset(("recv", "send"))
 _REDUCES = frozenset(("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"))
 _ROOTED = frozenset(("broadcast", "gather", "recv", "reduce", "scatter", "send"))
 #: Native code validates the tensors of these by itself.
-_VALIDATED = frozenset(("all_reduce", "barrier", "broadcast", "reduce"))
-#: oneCCL has no shorter way than its usual one for the others.
+_VALIDATED = frozenset(
+    ("all_gather_into_tensor", "all_reduce", "barrier", "broadcast", "reduce", "reduce_scatter_tensor")
+)
+#: oneCCL has no fast path for the others.
 _PLANNED = frozenset(
     (
         "all_gather",
@@ -368,4 +374,5 @@ def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
     if kind.operation == "all_to_all_single":
         equal = oneccl_library.plan(ours.group, Operation.ALL_TO_ALL, ONECCL_DTYPES[torch.uint8], 0, 0, LOOK_AROUND_S)
         return exchange
-    return {"all_gather": gather_into_list, "all_gather_into_tensor": gather}.get(kind.operation, on_one)
+    starts: dict[str, _Start] = {"all_gather": gather_into_list, "all_gather_into_tensor": gather}
+    return starts.get(kind.operation, on_one)

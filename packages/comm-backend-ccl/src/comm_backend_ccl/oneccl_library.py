@@ -40,7 +40,7 @@ _CAPACITY = 1024
 _GET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
 _SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)
 
-#: The only remedy after a failure that :func:`note_failure` was told.
+#: The only remedy after a failure that was passed to :func:`note_failure`.
 START_AGAIN = "end the processes of all ranks and start them again"
 
 #: A handle of an operation that is under way.
@@ -160,7 +160,7 @@ def _typed(library: Any) -> Any:
 
 
 class _Message(threading.local):
-    """Where the library writes what went wrong."""
+    """A buffer into which the library writes its error message."""
 
     def __init__(self) -> None:
         self.buffer = ctypes.create_string_buffer(_CAPACITY)
@@ -173,7 +173,7 @@ _message = _Message()
 
 
 def facts() -> dict[str, str]:
-    """The versions of what is used, and where each library came from."""
+    """Return the versions of what is used, and where each library came from."""
     where = folder()
     assert where is not None
     buffer = ctypes.create_string_buffer(_CAPACITY)
@@ -299,7 +299,7 @@ def start(
 def plan(
     group: int, operation: Operation, dtype: int, op: int, peer: int, seconds: float
 ) -> Callable[[int, int, int], Pending]:
-    """A function of source, target and count that starts ``operation`` and waits for it up to ``seconds``.
+    """Return a function of source, target and count that starts ``operation`` and waits for it up to ``seconds``.
 
     It returns ``COMPLETE``, or a handle as :func:`start` does, of what is under way or failed.
     """
@@ -308,7 +308,7 @@ def plan(
 
 
 def wait(handle: Pending, seconds: float) -> bool:
-    """Whether the operation was complete within ``seconds``; 0 asks and does not wait.
+    """Return whether the operation was complete within ``seconds``; 0 asks and does not wait.
 
     Raises:
         RuntimeError: it failed.
@@ -320,7 +320,7 @@ def wait(handle: Pending, seconds: float) -> bool:
 
 
 def ended_ns(handle: Pending) -> int | None:
-    """When the operation was complete, by ``time.perf_counter_ns``; None where it is not."""
+    """Return when the operation was complete, by ``time.perf_counter_ns``; None where it is not."""
     return _Loaded.library.comm_oneccl_ended(handle) or None
 
 

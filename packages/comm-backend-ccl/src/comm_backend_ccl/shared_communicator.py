@@ -102,9 +102,9 @@ class SharedCommunicator(Communicator):
         self._break(f"{call}: timed out after {limit_s:g} s waiting for {missing}")
         source = "this call" if of_call else "init_distributed() and new_group()"
         return CommTimeoutError(
-            f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: {missing} of the "
-            f"group did not take part, or came too late; timeout= of {source} sets the limit. The group cannot be used "
-            f"any more: {self._how_to_go_on}"
+            f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: {missing} of "
+            f"the group did not take part, or came too late; timeout= of {source} sets the limit. The group cannot be "
+            f"used any more: {self._how_to_go_on}"
         )
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:

@@ -32,7 +32,6 @@ Block: TypeAlias = Any
 __all__ = [
     "MOST_RANKS",
     "SWITCH",
-    "VALIDATES",
     "Block",
     "Group",
     "Pending",
@@ -65,8 +64,6 @@ SWITCH = "CCL_SHARED_MEMORY"
 _KERNELS = "CCL_KERNELS"
 _BUILDS = "avx512, avx2, portable"
 MOST_RANKS = 64
-#: Whether native code checks the memory and the dtype of tensors by itself.
-VALIDATES: bool = getattr(_native, "validates_tensors", False)
 
 
 def _bind_torch() -> bool:
@@ -115,7 +112,7 @@ def _warn_of_variables() -> None:
 
 
 def facts() -> dict[str, str]:
-    """What it runs with."""
+    """Return what it runs with."""
     found: dict[str, Any] = _native.facts()
     return {
         "shared memory": f"between up to {MOST_RANKS} ranks of a host, kernels for {found['kernels']}",
@@ -124,7 +121,7 @@ def facts() -> dict[str, str]:
 
 
 def has_kernels() -> bool:
-    """Whether :func:`reduce` can be called."""
+    """Return whether :func:`reduce` can be called."""
     return _native is not None
 
 
@@ -134,7 +131,7 @@ def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: 
 
 
 def create(size: int) -> tuple[int, int]:
-    """New memory for a group of ``size`` ranks, through which others :func:`join`: its descriptor and inode.
+    """Return new memory for a group of ``size`` ranks, through which others :func:`join`: its descriptor and inode.
 
     Raises:
         MemoryError: there is not enough; says how much is needed.
@@ -145,7 +142,7 @@ def create(size: int) -> tuple[int, int]:
 
 
 def join(holder: int, memory: tuple[int, int], rank: int, pids: Sequence[int], crowded: bool) -> Group:
-    """This rank's side of a group.
+    """Return this rank's side of a group.
 
     Args:
         holder: the pid of the process that created the memory.
@@ -196,9 +193,11 @@ def wait(handle: Pending, seconds: float) -> int:
 
 
 def shortcut(
-    group: Group, operation: Operation, op: ReduceOp, root: int, later: Callable[..., Any]
-) -> Callable[..., Any] | None:
-    """A function of the tensors of an operation, output first, that does it; None where torch is too old to be asked.
+    group: Group, operation: Operation, op: ReduceOp, root: int, later: Callable[..., bool]
+) -> Callable[..., bool] | None:
+    """Return a function of the tensors of an operation, output first, that does it.
+
+    None where torch is too old to be asked.
 
     It takes plain, contiguous tensors on the CPU that fit; of others it returns False, having done nothing. It returns
     True when the operation is complete.
@@ -210,7 +209,7 @@ def shortcut(
         later: called with a handle and the tensors where the operation is not complete within a moment; what it returns
             is returned.
     """
-    found: Callable[..., Any] | None = group.fast_path(operation, OPS[op], root, later)
+    found: Callable[..., bool] | None = group.fast_path(operation, OPS[op], root, later)
     return found
 
 
@@ -229,7 +228,7 @@ def close(group: Group, quietly: bool = False) -> None:
 
 
 def time_out(group: Group) -> None:
-    """Fail what is under way on all ranks, as this rank has waited in vain; a rank that comes later learns it at once."""
+    """Fail what is under way on all ranks, as this rank has waited in vain; a rank that comes later fails at once."""
     group.time_out()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         block = shared_memory.allocate(size)
     except (MemoryError, RuntimeError) as error:
         raise BackendUnavailableError(f"empty_shared: {error}") from error
-    memory = (ctypes.c_char * size).from_address(block.address)
+    memory: Any = (ctypes.c_char * size).from_address(block.address)
     memory.block = block
     # Which keeps `memory`, and goes through bytes as it does not know all dtypes.
     return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(tuple(shape))

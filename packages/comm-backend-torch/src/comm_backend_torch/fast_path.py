@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed import ProcessGroup
@@ -13,6 +13,7 @@ from torch.distributed import distributed_c10d as internals
 from comm_backend_torch.capabilities import capabilities_of
 from comm_backend_torch.reduce_ops import C10D_OPS, set_async
 from comm_backend_torch.work import TorchWork
+from comm_backend_torch.world import World
 from comm_utils.backend import Capabilities
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
@@ -20,9 +21,6 @@ from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.flattening import flat, joined, landing
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.plain_tensors import PlainTensors, first_to_accept, plain_tensors, present
-
-if TYPE_CHECKING:
-    from comm_backend_torch.collectives import Collectives
 
 __all__ = ["ALL_GATHER", "ALL_TO_ALL", "REDUCE_SCATTER", "fast_path"]
 
@@ -41,7 +39,7 @@ _Start = Callable[..., Any]
 
 
 class _Kind(NamedTuple):
-    """What is settled for all calls of one fast path."""
+    """The properties that all calls of one fast path share."""
 
     state: GroupState
     device: str
@@ -55,7 +53,7 @@ class _Kind(NamedTuple):
 
 
 def fast_path(
-    backend: Collectives, operation: str, detail: Any, group: ProcessGroup | None, async_op: bool
+    backend: World, operation: str, detail: Any, group: ProcessGroup | None, async_op: bool
 ) -> FastPath | None:
     """Make the fast path; see ``comm_utils.backend.Backend.fast_path``."""
     state = backend._state(group)
@@ -81,7 +79,7 @@ def _settle(operation: str, detail: Any, state: GroupState) -> tuple[ReduceOp | 
     return op, root
 
 
-def _on_device(backend: Collectives, operation: str, group: ProcessGroup | None, kind: _Kind) -> FastPath | None:
+def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind: _Kind) -> FastPath | None:
     state = kind.state
     capabilities = kind.capabilities
     if operation not in _STARTS or (kind.async_op and operation in ("recv", "send")):
@@ -89,6 +87,8 @@ def _on_device(backend: Collectives, operation: str, group: ProcessGroup | None,
     dtypes = capabilities.dtypes
     if kind.op is not None:
         dtypes = frozenset(dtype for op, dtype in capabilities.reductions if op is kind.op)
+        if not dtypes:
+            return None  # c10d may not know the op at all
     are_plain = plain_tensors(kind.device, dtypes, inference=operation == _IN_PLACE)
     accepts = acceptance(operation, are_plain, len(state.ranks), state.rank, kind.root)
     start = _STARTS[operation](kind)

@@ -77,8 +77,7 @@ def all_to_all(
     *,
     timeout: float | timedelta | None = None,
 ) -> Work | None:
-    """Send entry r of ``input_tensor_list`` to rank r, and receive its entry for this rank into entry r of the other
-    list.
+    """Send entry r of ``input_tensor_list`` to rank r, and receive entry r of ``output_tensor_list`` from it.
 
     Args:
         output_tensor_list: W tensors of the sizes that the other ranks send; dense; overwritten.

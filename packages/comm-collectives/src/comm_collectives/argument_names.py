@@ -1,4 +1,4 @@
-"""What callers of ``deepspeed.comm`` and of older torch write, understood by every collective: in one place.
+"""The spellings of arguments of ``deepspeed.comm`` and of older torch, which every collective accepts.
 
 Other names of parameters, and DeepSpeed's ``prof``, ``log_name`` and ``debug``, which tell its comms logger whether and
 under which name to record a call.

@@ -97,7 +97,10 @@ def all_gather_coalesced(
             check_list(call, name, output, W, backend, group, like=source, written=True)
             for rank, part in enumerate(output):
                 check_numel(call, f"{name}[{rank}]", part, source.numel(), "the size of the input")
-    if overlapping([part for output in output_tensors for part in ([output] if _is_tensor(output) else output)]):
+    written: list[torch.Tensor] = []
+    for output in output_tensors:
+        written += [output] if isinstance(output, torch.Tensor) else output
+    if overlapping(written):
         raise ArgumentError(
             f"{call}: output_tensors: got tensors that share memory; expected one memory for each output"
         )
@@ -120,10 +123,6 @@ def all_gather_coalesced(
 
     work = backend.all_gather_into_tensor(received.view(-1), sent, group, async_op)
     return deliver([work], finish, list(given), async_op)
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, torch.Tensor)
 
 
 def _by_input(call: str, lists: Sequence[Sequence[Any]], count: int, W: int) -> list[list[Any]]:

@@ -1,4 +1,4 @@
-"""Fast paths of what a backend lacks, built on the fast paths that it has: lists of tensors, and reduce_scatter."""
+"""Fast paths that a backend does not provide, built on those that it does: lists of tensors, and reduce_scatter."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _all_reduce_coalesced(
         joined = torch.cat(parts)
         if not reduce(joined):
             return False
-        for part, result in zip(parts, joined.split([part.numel() for part in parts]), strict=True):
+        for part, result in zip(parts, torch.split(joined, [part.numel() for part in parts]), strict=True):
             part.copy_(result)
         return True
 

@@ -43,7 +43,10 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def contiguous_elements(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in their logical order as one dimension; copied only where they do not lie in memory like that."""
+    """Return the elements in their logical order as one dimension.
+
+    Copied only where they do not lie in memory like that.
+    """
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return flat(tensor)
@@ -55,7 +58,7 @@ def as_bytes(tensor: torch.Tensor, native: frozenset[torch.dtype]) -> torch.Tens
 
 
 class StagingBuffer:
-    """Where a backend writes the elements of ``tensor`` in logical order.
+    """A staging buffer into which a backend writes the elements of ``tensor`` in logical order.
 
     Attributes:
         memory: (n,), to be given to the backend; the tensor's own memory where that can be, else private memory.
@@ -77,7 +80,7 @@ class StagingBuffer:
 
 
 def copy_back(buffers: list[StagingBuffer]) -> Callable[[], None] | None:
-    """What remains to be done once the backend has written; None where it wrote in place everywhere."""
+    """Return what remains to be done once the backend has written; None where it wrote in place everywhere."""
     indirect = [buffer for buffer in buffers if not buffer._direct]
     if not indirect:
         return None
@@ -90,7 +93,7 @@ def copy_back(buffers: list[StagingBuffer]) -> Callable[[], None] | None:
 
 
 def are_disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two contiguous tensors of one device share no memory."""
+    """Return whether two contiguous tensors of one device share no memory."""
     start, first = one.data_ptr(), other.data_ptr()
     return start + one.nbytes <= first or first + other.nbytes <= start
 

@@ -36,12 +36,14 @@ if TYPE_CHECKING:
     from torch.distributed import is_ucc_available as is_ucc_available
     from torch.distributed import is_xccl_available as is_xccl_available
     from torch.distributed import register_rendezvous_handler as register_rendezvous_handler
-    from torch.distributed import rendezvous as rendezvous
     from torch.distributed import set_debug_level as set_debug_level
     from torch.distributed import set_debug_level_from_env as set_debug_level_from_env
     from torch.distributed import supports_complex as supports_complex
 
 __all__ = facade.__all__
+
+# The import of the façade has set this name to the package of that name, which would hide torch's function.
+rendezvous = torch.distributed.rendezvous
 
 if not TYPE_CHECKING:
 

@@ -147,7 +147,7 @@ class Backend(Protocol):
         (``comm_utils.torch_support.plain_tensors``), which it checks itself. A synchronous one returns True when the
         operation is complete, or False, having done nothing, where the call has to be checked in full. An asynchronous
         one returns the :class:`Work`, or None. Both refuse, and never fail, once their group has ended or is broken. A
-        fast path is called many times and has the group's timeout, whatever :meth:`during` was told; failures name the
+        fast path is called many times and has the group's timeout, whatever :meth:`during` sets; failures name the
         call in whose course it was made.
         """
 

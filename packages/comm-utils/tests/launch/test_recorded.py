@@ -73,10 +73,20 @@ def test_every_value_has_a_source(name: str) -> None:
         assert {field for field in (*fields, "job_id") if getattr(info, field) is not None} == info.sources.keys()
 
 
-@pytest.mark.parametrize("name", sorted(EXPECTED))
+@pytest.mark.parametrize("name", sorted(EXPECTED.keys() - {"sbatch", "salloc"}))
 def test_nothing_contradicts_the_launcher(name: str) -> None:
     for environ in RECORDED[name]:
         assert contradictions(environ, discover(environ)) == []
+
+
+@pytest.mark.parametrize("name", ["sbatch", "salloc"])
+def test_slurm_has_allocated_tasks_that_srun_has_not_started(name: str) -> None:
+    for environ in RECORDED[name]:
+        (one,) = contradictions(environ, discover(environ))
+        assert one.startswith(
+            "Slurm has allocated 4 tasks (environment variable SLURM_NTASKS), but srun has not started"
+        )
+        assert contradictions({**environ, "SLURM_NTASKS": "1", "SLURM_NPROCS": "1"}, discover(environ)) == []
 
 
 @pytest.mark.parametrize("name", ["openmpi", "intel_mpi"])

@@ -147,6 +147,25 @@ bool is_uneven(const FastPath &path, const PlainTensor &output, const PlainTenso
            split(output, rows_out, size, request.output_counts);
 }
 
+// Whether autograd would have to know of the call.
+bool requires_grad(PyObject *tensor) {
+    static PyObject *name = PyUnicode_InternFromString("requires_grad");
+    PyObject *found = PyObject_GetAttr(tensor, name);
+    const bool required = found != Py_False;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return required;
+}
+
+// Whether writing `output` changes `input` while it is read. The own part of a gathered output may be the input.
+bool overlap(const FastPath &path, const PlainTensor &output, const PlainTensor &input) {
+    const size_t item = item_bytes(input.dtype), own = static_cast<size_t>(path.on().rank()) * input.count * item;
+    if (path.operation == all_gather && input.data == output.data + own) {
+        return false;
+    }
+    return output.data < input.data + input.count * item && input.data < output.data + output.count * item;
+}
+
 // Returns True if all is done; False, with nothing begun, where the checked path has to be taken; where others are
 // late, what `later` returns.
 PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t count) {
@@ -158,6 +177,9 @@ PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t c
         (tensors > 1 && !is_plain(arguments[1], input)) ||
         !(uneven ? is_uneven(path, output, input, arguments[2], arguments[3], request)
                  : is_request(path, output, tensors > 1 ? input : output, request))) {
+        Py_RETURN_FALSE;
+    }
+    if (tensors > 1 && (overlap(path, output, input) || requires_grad(arguments[0]) || requires_grad(arguments[1]))) {
         Py_RETURN_FALSE;
     }
     Group &group = path.on();

@@ -1,4 +1,4 @@
-"""Which series of the comms logger a call is recorded in: looked up once for all calls that are alike."""
+"""The series of the comms logger that a call is recorded in: looked up once for all calls that are alike."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["ANYBODY", "NO_ROOT", "CallSeries"]
 
 #: Global rank and group rank of a root: there is none.
 NO_ROOT: tuple[int | None, int | None] = (None, None)
-#: For a message from whoever sends one.
+#: The source of a message from any source.
 ANYBODY: tuple[int | None, int | None] = (None, -1)
 _PACKAGES = frozenset(("comm_collectives", "comm_orchestrator"))
 # So many different calls are remembered before all are forgotten.
@@ -120,7 +120,7 @@ class CallSeries(BackendWrapper):
 
 
 def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
-    """What is this operation's alone, where others are recorded in the same series."""
+    """Return what is this operation's alone, where others are recorded in the same series."""
     if what == of_series:
         return None
     return {
@@ -131,7 +131,7 @@ def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
 
 
 def _caller() -> str:
-    """The first function up the stack that is not ours."""
+    """Return the first function up the stack that is not ours."""
     frame = sys._getframe(2)
     while frame.f_back is not None and _package(frame.f_globals) in _PACKAGES:
         frame = frame.f_back

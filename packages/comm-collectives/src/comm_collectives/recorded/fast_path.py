@@ -26,7 +26,7 @@ _NOT_PLAIN = (AttributeError, IndexError, NotImplementedError, RuntimeError, Typ
 
 
 class Payload(NamedTuple):
-    """What counts of the tensors of one call; has the attributes of a tensor that are recorded."""
+    """The attributes of the tensors of one call that are recorded, named as those of a tensor."""
 
     dtype: torch.dtype
     nbytes: int
@@ -79,7 +79,7 @@ def _synchronous(
     group: ProcessGroup | None,
     op: object,
     root: tuple[int | None, int | None],
-    call: FastPath,
+    call: Callable[..., bool],
 ) -> FastPath:
     log, like_of, observe = backend._log, backend._like, backend._observe
     known: dict[object, tuple[int, Any]] = {}
@@ -131,7 +131,7 @@ def _asynchronous(
     group: ProcessGroup | None,
     op: object,
     root: tuple[int | None, int | None],
-    call: FastPath,
+    call: Callable[..., Work | None],
 ) -> FastPath:
     log, observe = backend._log, backend._observe
 

@@ -1,4 +1,4 @@
-"""How one call is timed and recorded, by whichever path it travels."""
+"""The timing and recording of one call, on the fast path and on the checked path."""
 
 from __future__ import annotations
 

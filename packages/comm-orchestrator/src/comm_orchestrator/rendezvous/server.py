@@ -1,4 +1,4 @@
-"""Where rank 0 lets the others meet: listening there, no wider than needed."""
+"""The listening socket of rank 0's store, on as few addresses as possible."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def serve(listener: socket.socket, timeout: timedelta) -> TCPStore:
 
 
 def serve_again(host: str, port: int, timeout: timedelta) -> TCPStore:
-    """The store that this process has made at ``port`` before, which a group that somebody still holds keeps alive.
+    """Return the earlier store of this process at ``port``, if a group that is still referenced keeps it alive.
 
     Raises:
         RuntimeError: it is something else that this process has there.

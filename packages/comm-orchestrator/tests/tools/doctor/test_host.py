@@ -75,9 +75,9 @@ def test_no_shared_memory(tmp_path: Path) -> None:
 
 LIMITED = """
 import resource, sys
-from comm_orchestrator.tools.doctor import open_files
+from comm_orchestrator.tools.doctor import limits
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-(one,) = open_files.check(int(sys.argv[3]))
+(one,) = limits.check_open_files(int(sys.argv[3]))
 print(one.level, one.found, one.remedy, sep="|")
 """
 

@@ -1,4 +1,4 @@
-"""What the ranks of the conformance suite do in the course of a call. Needs torch."""
+"""The conformance suite's checks of what happens in the course of a call, run on every rank. Needs torch."""
 
 from __future__ import annotations
 

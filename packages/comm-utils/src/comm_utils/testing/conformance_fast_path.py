@@ -1,4 +1,4 @@
-"""What the ranks of the conformance suite do with fast paths. Needs torch."""
+"""The conformance suite's checks of fast paths, run on every rank. Needs torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fast_path(provider: str, backend: str, device: str) -> None:
         assert not up.fast_paths.synchronous, "the fast paths of a group outlive it"
         assert not up.fast_paths.asynchronous
         assert not up.fast_paths.memo("conformance")
-        # Whoever still holds it gets no further than this.
+        # A caller that still holds it is refused.
         tensor = torch.ones(2, device=device)
         assert not reduce(tensor), "a fast path of a group that has ended says that it did the work"
         assert tensor.tolist() == [1.0, 1.0]
@@ -125,9 +125,9 @@ def _check(world: World, group: ProcessGroup | None, members: list[int]) -> None
         same(received, torch.cat(pieces), f"fast all_to_all_single with sizes, of {shape}")
         lists = up.fast_path("all_to_all", None, group)
         if lists is not None:
-            outputs = list(torch.empty_like(received).split(rows_out))
+            outputs = list(torch.split(torch.empty_like(received), rows_out))
             outputs = [one.clone() for one in outputs]
-            assert lists(outputs, list(sources[position].to(device).split(rows[position])))
+            assert lists(outputs, list(torch.split(sources[position].to(device), rows[position])))
             same(torch.cat(outputs), torch.cat(pieces), f"fast all_to_all of {shape}")
         scatter_list = up.fast_path("reduce_scatter", "sum", group)
         if scatter_list is not None:
@@ -163,7 +163,8 @@ def not_plain(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple
     for name in ("uint4", "int1"):
         if hasattr(torch, name):
             yield f"of {name}", torch.empty(8, dtype=getattr(torch, name), device=device)
-    if device == "cpu" and torch.backends.mkldnn.is_available():
+    has_mkldnn: Callable[[], bool] = torch.backends.mkldnn.is_available
+    if device == "cpu" and has_mkldnn():
         yield "of mkldnn", plain.float().to_mkldnn()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -179,7 +180,7 @@ def _check_refusals(world: World, group: ProcessGroup | None, members: list[int]
     make: Callable[..., FastPath] = lambda operation, detail=None: _made(up, operation, detail, group)  # noqa: E731
     started = _made(up, "all_reduce", "sum", group, True)
     whole, part = torch.zeros(8 * size, device=device), torch.zeros(8, device=device)
-    of_one = {
+    of_one: dict[str, FastPath] = {
         "all_reduce": make("all_reduce", "sum"),
         "broadcast": make("broadcast", root),
         "reduce": make("reduce", (root, "sum")),
@@ -196,10 +197,13 @@ def _check_refusals(world: World, group: ProcessGroup | None, members: list[int]
             assert not call(bad), f"the fast path of {name} takes a tensor {what}"
         assert started(bad) is None, f"the asynchronous fast path takes a tensor {what}"
     refused: list[Any] = []
-    # The result of a function under vmap is a tensor; what matters is that the call was made there.
-    torch.vmap(lambda one: (refused.extend(call(one) for call in of_one.values()), one)[1])(
-        torch.ones(3, 8, device=device)
-    )
+
+    def call_all(one: torch.Tensor) -> torch.Tensor:
+        refused.extend(call(one) for call in of_one.values())
+        return one  # as vmap asks for; what matters is that the calls were made there
+
+    vmap: Any = torch.vmap
+    vmap(call_all)(torch.ones(3, 8, device=device))
     assert not any(refused), "a fast path takes a tensor under vmap"
     exchange = make("all_to_all_single")
     for rows in ([8] * size + [0], [8 * size] + [0] * (size - 1) if size > 1 else [7], (8,) * size, ["8"] * size):

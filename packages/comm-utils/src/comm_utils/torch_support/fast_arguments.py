@@ -1,4 +1,4 @@
-"""What the fast paths of every backend accept: the tensor arguments of one call, as the user gives them.
+"""The tensor arguments, as the user gives them, that the fast paths of every backend accept.
 
 An :data:`Accept` returns whether the fast path may take the call. It refuses whatever the checked path refuses, and
 calls that the checked path serves with copies.
@@ -48,7 +48,7 @@ def _one(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept
 def _gathered(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
     """Accept an output of W times the input, which may lie in this rank's part of it."""
 
-    def accept(output: Any, input: Any) -> bool:
+    def accept(output: torch.Tensor, input: torch.Tensor) -> bool:
         if not are_plain((output, input)) or output.requires_grad or input.requires_grad:
             return False
         size, start, first = input.nbytes, output.data_ptr(), input.data_ptr()
@@ -62,7 +62,7 @@ def _gathered(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> A
 def _scattered(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
     """Accept an input of W times the output."""
 
-    def accept(output: Any, input: Any) -> bool:
+    def accept(output: torch.Tensor, input: torch.Tensor) -> bool:
         if not are_plain((output, input)) or output.requires_grad or input.requires_grad:
             return False
         size, start, first = output.nbytes, output.data_ptr(), input.data_ptr()

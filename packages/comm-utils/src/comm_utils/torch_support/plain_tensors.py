@@ -65,7 +65,8 @@ def plain_tensors(device_type: str, dtypes: Iterable[torch.dtype], *, inference:
                     or not (inference or not tensor.is_inference())
                 ):
                     return False
-                needed, offset = tensor.nbytes, tensor.storage_offset()
+                needed: Any = tensor.nbytes
+                offset = tensor.storage_offset()
                 if offset:
                     needed += offset * tensor.element_size()
                 if len(tensor.untyped_storage()) < needed:
@@ -98,6 +99,6 @@ def missing_storage(tensor: torch.Tensor) -> tuple[int, int] | None:
     if not tensor.numel():
         return None
     last = sum(stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    found = tensor.untyped_storage().nbytes()
+    needed: Any = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    found: Any = tensor.untyped_storage().nbytes()
     return None if found >= needed else (found, needed)

@@ -248,6 +248,8 @@ def _event(
         return
     changes = found.pop() if found and isinstance(found[-1], dict) else None
     key, sequence, begin, end, *returned = integers(found)
+    if len(returned) > 1:
+        raise ValueError(f"got {len(found)} numbers; expected at most 5")
     operation = operations[key] if changes is None else replace(operations[key], **operation_fields(changes))
     event = Event(operation, sequence, begin, end, returned[0] if returned else end)
     if returned:

@@ -1,0 +1,102 @@
+"""Plant faults into the sources, one at a time, and check that the tests beside each catch it.
+
+    python tools/mutate.py [NAME...]
+
+The faults are in ``tools/mutations.toml``. The sources are restored after each fault, also when this is interrupted;
+run it in a checkout without other work. Tests run with the Python that runs this; those of the native engine are built
+with CMake and Ninja into the folder that ``MUTATIONS_BUILD`` names.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import nox.project
+
+__all__ = ["FAULTS", "Fault", "is_caught", "main", "read"]
+
+ROOT = Path(__file__).resolve().parent.parent
+FAULTS = ROOT / "tools" / "mutations.toml"
+NATIVE_TESTS = ROOT / "packages" / "comm-backend-ccl" / "native" / "tests"
+NATIVE = "native:"
+# Enough operations for the tests that do many of them.
+NATIVE_OPTIONS = ("--operations=20000", "--limit=100", "--patience=20")
+# Names of native tests by what a fault is about.
+NATIVE_GROUPS = {
+    "kernels": ("kernels_reduce", "kernels_keep_every_16_bit_float", "kernels_round_16_bit_floats"),
+    "stress": ("stress", "operations_of_3"),
+}
+LIMIT_S = 900
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of one place of the sources that has to make ``tests`` fail."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+    tests: str
+
+
+def read(path: Path = FAULTS) -> list[Fault]:
+    """Return all faults of a file."""
+    return [Fault(**one) for one in nox.project.load_toml(path)["fault"]]
+
+
+def is_caught(fault: Fault) -> bool:
+    """Plant ``fault``, run its tests and restore the source.
+
+    Raises:
+        ValueError: the place is not there, or there more than once; or tests ended otherwise than by failing.
+    """
+    path = ROOT / fault.file
+    source = path.read_text()
+    if source.count(fault.before) != 1:
+        raise ValueError(f"{fault.name}: got {source.count(fault.before)} places in {fault.file}; expected 1")
+    path.write_text(source.replace(fault.before, fault.after))
+    try:
+        return _fails(fault.tests)
+    finally:
+        path.write_text(source)
+
+
+def _fails(tests: str) -> bool:
+    if tests.startswith(NATIVE):
+        return _native_fails(NATIVE_GROUPS[tests.removeprefix(NATIVE)])
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode not in (0, 1):
+        raise ValueError(f"pytest {tests}: exit status {done.returncode}: {done.stdout[-500:]}{done.stderr[-500:]}")
+    return done.returncode == 1
+
+
+def _native_fails(names: Sequence[str]) -> bool:
+    build = Path(os.environ.get("MUTATIONS_BUILD") or tempfile.gettempdir()) / "mutations"
+    configure = ["cmake", "-G", "Ninja", "-DSANITIZE=", "-S", str(NATIVE_TESTS), "-B", str(build)]
+    for command in (configure, ["cmake", "--build", str(build)]):
+        subprocess.run(command, check=True, capture_output=True)
+    command = [str(build / "native_tests"), *NATIVE_OPTIONS, *names]
+    return subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False).returncode != 0
+
+
+def main(names: Sequence[str]) -> int:
+    """Try the faults of these names, or all; return how many were not caught."""
+    missed = 0
+    for fault in read():
+        if not names or fault.name in names:
+            caught = is_caught(fault)
+            missed += not caught
+            print(f"{'caught' if caught else 'MISSED'}  {fault.name}", flush=True)
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(sys.argv[1:]), 1))
