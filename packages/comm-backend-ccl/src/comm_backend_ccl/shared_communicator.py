@@ -108,7 +108,7 @@ class SharedCommunicator(Communicator):
         )
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
-        found = shared_memory.timed_out(self.number) if self.broken is None else None
+        found = shared_memory.timed_out(self.number) if self.usable and self.broken is None else None
         if found is None or self.gone(peer):
             return super().failed(call, error, peer)
         finder, missing = found
