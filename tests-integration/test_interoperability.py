@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,12 +36,12 @@ def run_state_dicts(folder: Path) -> None:
     dist.init_distributed("ccl", verbose=False)
     torch.manual_seed(dist.get_rank())
     full = {name: value.clone() for name, value in torch.nn.Linear(4, 2).state_dict().items()}
+    expected = full["weight"].clone()
     model = torch.nn.Linear(4, 2)
     fully_shard(model, mesh=c10d.init_device_mesh("cpu", (dist.get_world_size(),)))
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
     set_model_state_dict(model, full if dist.get_rank() == 0 else {}, options=options)
 
-    expected = full["weight"].clone()
     dist.broadcast(expected, 0)
     found = get_model_state_dict(model)["weight"].full_tensor()  # type: ignore[union-attr]
     assert torch.equal(found, expected)
@@ -72,7 +73,7 @@ def run_sources() -> None:
             source = 1 if os.environ.get("TESTS_BACKEND", "gloo") == "ccl" else None
             work: Any = dist.irecv(torch.empty(2), source, group)
             work.wait()
-            assert work.source_rank() == work._source_rank() == (1 if group is None else 0)
+            assert work.source_rank() == work._source_rank() == (1 if group is None else dist.get_group_rank(group, 1))
     dist.destroy_process_group(swapped)
 
 
@@ -92,7 +93,7 @@ def run_late() -> None:
         assert isinstance(caught, TimeoutError)
         active_backend().get_store().set("done", "")
     else:
-        active_backend().get_store().wait(["done"])
+        active_backend().get_store().wait(["done"], timedelta(seconds=30))
 
 
 def test_a_timeout_is_what_code_around_torch_catches(rank_environment: dict[str, Any]) -> None:

@@ -20,7 +20,14 @@ _NO_ACCESS = (AttributeError, NotImplementedError, RuntimeError, TypeError, Valu
 
 def present(device_types: Iterable[str]) -> list[str]:
     """Return those kinds of device that this machine has, and of which there can be tensors."""
-    return [one for one in device_types if one == "cpu" or torch.get_device_module(one).is_available()]
+    return [one for one in device_types if one == "cpu" or _is_available(one)]
+
+
+def _is_available(device_type: str) -> bool:
+    try:
+        return bool(torch.get_device_module(device_type).is_available())
+    except RuntimeError:  # torch knows the name, and nothing registered a module for it
+        return False
 
 
 def plain_tensors(device_type: str, dtypes: Iterable[torch.dtype], *, inference: bool = False) -> PlainTensors:
