@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from comm_orchestrator.rendezvous import client, server
+from comm_orchestrator.rendezvous import client, protocol, server
 from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_utils.errors import CommTimeoutError, LaunchError
 
@@ -129,7 +129,7 @@ def test_an_address_that_leads_to_somebody_else() -> None:
 
 
 def test_waiting_is_no_secret(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("comm_orchestrator.rendezvous.protocol._FIRST_NOTICE_S", 0.05)
+    monkeypatch.setattr(protocol, "_FIRST_NOTICE_S", 0.05)
     deadline = Deadline(0.5)
     while deadline.pause(lambda: "for Godot"):
         pass
