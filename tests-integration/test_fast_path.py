@@ -498,6 +498,36 @@ def test_awkward_tensors(pools: Pools) -> None:
     pools(2).run(run_awkward)
 
 
+def made_in_inference(count: int) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        return [torch.zeros(3) for _ in range(count)]
+
+
+def run_lists_of_inference_mode() -> None:
+    """Lists of tensors that torch refuses to write outside of inference mode."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    own, every = torch.full((3,), rank + 1.0), [torch.full((3,), of + 1.0) for of in range(W)]
+    for step in range(3):
+        for async_op in (False, True):
+            gathered, exchanged, rooted = (made_in_inference(W) for _ in range(3))
+            works = [
+                dist.all_gather(gathered, own, async_op=async_op),
+                dist.all_to_all(exchanged, [own] * W, async_op=async_op),
+                dist.gather(own, rooted if rank == 0 else None, async_op=async_op),
+            ]
+            if async_op:
+                for work in works:
+                    work.wait()
+            for name, found in (("all_gather", gathered), ("all_to_all", exchanged), ("gather", rooted)):
+                if rank == 0 or name != "gather":
+                    assert all(map(torch.equal, found, every)), (step, async_op, name, found)
+
+
+@pytest.mark.parametrize("W", [1, 2])
+def test_lists_of_inference_mode(pools: Pools, W: int) -> None:
+    pools(W).run(run_lists_of_inference_mode)
+
+
 @pytest.mark.parametrize("logged", [False, True], ids=["", "logged"])
 @pytest.mark.parametrize("W", [1, 2])
 def test_what_is_prepared_is_forgotten_with_its_group(pools: Pools, W: int, logged: bool) -> None:

@@ -63,8 +63,9 @@ def fast_path(
         dtypes = frozenset(dtype for reduced, dtype in capabilities.reductions if reduced is op)
         if not dtypes:
             return None  # the library may not know the op at all
-    # Native code writes tensors of the inference mode as any others.
-    accepts = acceptance(operation, plain_tensors("cpu", dtypes, inference=True), ours.size, ours.rank, root)
+    # Native code writes tensors of the inference mode as any others; torch, which copies to lists, refuses to.
+    are_plain = plain_tensors("cpu", dtypes, inference=operation not in _TO_LISTS)
+    accepts = acceptance(operation, are_plain, ours.size, ours.rank, root)
     assert accepts is not None
     if async_op:
         return _asynchronous(ours, kind, accepts)
@@ -281,6 +282,7 @@ _NATIVE = {
 _ROOTED_NATIVE = (Operation.BROADCAST, Operation.GATHER, Operation.REDUCE, Operation.SCATTER)
 _MESSAGES = frozenset(("recv", "send"))
 _REDUCES = frozenset(("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"))
+_TO_LISTS = frozenset(("all_gather", "all_to_all", "gather"))
 _ROOTED = frozenset(("broadcast", "gather", "recv", "reduce", "scatter", "send"))
 #: Native code validates the tensors of these by itself.
 _VALIDATED = frozenset(
