@@ -51,7 +51,7 @@ NATIVE_SUFFIXES = (".c", ".cpp", ".hpp")
 # Benchmarks that run as sessions, and what each measures.
 BENCHMARKS = {
     "callback": "comm-orchestrator",
-    "dispatch": "comm-orchestrator",
+    "dispatch": "comm-orchestrator[ccl]",
     "entry": "comm-orchestrator[ccl]",
     "logger": "comm-orchestrator[ccl]",
     "transports": "comm-orchestrator[ccl]",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from comm_backend_ccl import shared_memory, tables
 from comm_utils import ReduceOp, kernels
+from comm_utils.torch_support.plain_tensors import PlainTensors, plain_tensors
 
 pytestmark = pytest.mark.skipif(
     not shared_memory.has_kernels() or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
@@ -115,9 +119,69 @@ def test_wrapped_tensors_are_not_plain() -> None:
         assert seen_by(transform, shape) == [None]
 
 
-def test_plain_tensors_are() -> None:
-    native = kernels.plain_tensor()
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_predicate_of_every_backend(name: str, inference: bool, grad: bool) -> None:
+    """Native code and the predicate in Python that it asks otherwise say the same."""
+    accepted = [dtype for dtype in tables.DTYPES if dtype not in (torch.uint16, torch.uint32, torch.uint64)]
+    asked: list[object] = []
+
+    def otherwise(tensors: Sequence[object]) -> bool:
+        asked.append(tensors)
+        return False
+
+    native = kernels.plain_tensors(accepted, inference, grad, otherwise)
+    python = in_python(accepted, inference, grad)
     assert native is not None
+    tensor, plain, leaf = HOSTILE[name](), torch.ones(3), torch.ones(3, requires_grad=True)
+    with torch.inference_mode():
+        made_there = torch.ones(3)
+    for tensors, wanted in (
+        ([plain], True),
+        ((plain, plain), True),
+        ([leaf], grad),
+        ([plain, leaf], grad),
+        ((made_there,), inference),
+        ([tensor], False),
+        ((plain, tensor), False),
+        ([plain, torch.ones(3, dtype=torch.float64)], False),
+    ):
+        asked.clear()
+        assert native(tensors) is python(tensors) is wanted
+        assert asked == ([] if wanted else [tensors])
+    assert native([]) is python([]) is True
+    few = kernels.plain_tensors([torch.int8], inference, grad, otherwise)
+    assert few is not None
+    assert few([torch.ones(3, dtype=torch.int8)])
+    assert not few([plain])
+    assert not few(plain)
+
+
+def in_python(dtypes: list[torch.dtype], inference: bool, grad: bool) -> PlainTensors:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "plain_tensors", lambda *_: None)
+        return plain_tensors("cpu", dtypes, inference=inference, grad=grad)
+
+
+def test_predicates_are_freed() -> None:
+    class Otherwise:
+        def __call__(self, tensors: Sequence[object]) -> bool:
+            raise LookupError(self)
+
+    otherwise = Otherwise()
+    native: Any = kernels.plain_tensors([torch.float32], False, False, otherwise)
+    with pytest.raises(LookupError):
+        native([None])
+    otherwise.of_its_own = native  # type: ignore[attr-defined]
+    gone = weakref.ref(otherwise)
+    del otherwise, native
+    gc.collect()
+    assert gone() is None
+
+
+def test_plain_tensors_are() -> None:
+    native = shared_memory.plain_tensor
     for dtype, code in tables.DTYPES.items():
         wanted = None if dtype in (torch.uint16, torch.uint32, torch.uint64) else code
         whole = torch.zeros(20, dtype=dtype)

@@ -17,7 +17,6 @@ from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import Accept, acceptance
 from comm_utils.torch_support.flattening import flat, landing, together
-from comm_utils.torch_support.plain_tensors import plain_tensors
 
 __all__ = ["fast_path"]
 
@@ -64,8 +63,8 @@ def fast_path(
         if not dtypes:
             return None  # the library may not know the op at all
     # Native code writes tensors of the inference mode as any others; torch, which copies to lists, refuses to.
-    are_plain = plain_tensors("cpu", dtypes, inference=operation not in _TO_LISTS)
-    accepts = acceptance(operation, are_plain, ours.size, ours.rank, root)
+    inference = operation not in _TO_LISTS
+    accepts = acceptance(operation, "cpu", dtypes, ours.size, ours.rank, root, inference=inference)
     assert accepts is not None
     if async_op:
         return _asynchronous(ours, kind, accepts)

@@ -5,7 +5,7 @@ Looking them up imports this package, which makes ``"ccl"`` known to ``torch.dis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -13,9 +13,15 @@ from comm_backend_ccl import shared_memory
 from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["plain_tensor", "reduce"]
+__all__ = ["plain_tensors", "reduce"]
 
-plain_tensor = shared_memory.plain_tensor
+
+def plain_tensors(
+    dtypes: Iterable[torch.dtype], inference: bool, grad: bool, otherwise: Callable[[Sequence[object]], bool]
+) -> Callable[[Sequence[object]], bool] | None:
+    """See ``comm_utils.kernels.plain_tensors``."""
+    codes = [DTYPES[dtype] for dtype in dtypes if dtype in DTYPES]
+    return shared_memory.plain_tensors(codes, inference, grad, otherwise)
 
 
 def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -> bool:

@@ -9,7 +9,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -47,6 +47,7 @@ __all__ = [
     "join",
     "missing",
     "plain_tensor",
+    "plain_tensors",
     "reduce",
     "release",
     "shortcut",
@@ -296,3 +297,22 @@ def plain_tensor(tensor: object) -> int | None:
     :data:`comm_backend_ccl.tables.DTYPES`, whose storage holds all elements and whose values no flag changes.
     """
     return None if _native is None else _native.plain_tensor(tensor)
+
+
+def plain_tensors(
+    codes: Iterable[int], inference: bool, grad: bool, otherwise: Callable[[Sequence[object]], bool]
+) -> Callable[[Sequence[object]], bool] | None:
+    """Return a predicate of lists and tuples that says what ``otherwise`` does, sooner for plain tensors.
+
+    Args:
+        codes: of the dtypes that it accepts.
+
+    Returns:
+        None where there is no native code, or torch does not offer what it asks.
+    """
+    if _native is None:
+        return None
+    found: Callable[[Sequence[object]], bool] | None = _native.plain_tensors(
+        sum(1 << code for code in set(codes)), inference, grad, otherwise
+    )
+    return found

@@ -89,8 +89,10 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
         dtypes = frozenset(dtype for op, dtype in capabilities.reductions if op is kind.op)
         if not dtypes:
             return None  # c10d may not know the op at all
-    are_plain = plain_tensors(kind.device, dtypes, inference=operation == _IN_PLACE)
-    accepts = acceptance(operation, are_plain, len(state.ranks), state.rank, kind.root)
+    inference = operation == _IN_PLACE
+    accepts = acceptance(
+        operation, kind.device, dtypes, len(state.ranks), state.rank, kind.root, inference=inference
+    )
     start = _STARTS[operation](kind)
     if start is None or accepts is None:
         return None
@@ -110,7 +112,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
 
         return begin
     if operation in _ON_ONE:
-        return _on_one(start, are_plain, pg, failure)
+        return _on_one(start, plain_tensors(kind.device, dtypes, inference=inference), pg, failure)
 
     def call(*tensors: Any) -> bool:
         if not accepts(*tensors) or pg not in alive:

@@ -14,7 +14,7 @@ from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.flattening import flat, together
-from comm_utils.torch_support.plain_tensors import first_to_accept, plain_tensors, present
+from comm_utils.torch_support.plain_tensors import first_to_accept, present
 
 __all__ = ["fast_path_of"]
 
@@ -42,7 +42,7 @@ def _reduce_scatter_tensor(
     # What the checked path would encode travels as something else.
     dtypes = [dtype for dtype in capabilities.dtypes if (reduce_op, dtype) in capabilities.reductions]
     W, rank = backend.get_world_size(group), backend.get_rank(group)
-    accepts = acceptance("reduce_scatter_tensor", plain_tensors(device, dtypes), W, rank)
+    accepts = acceptance("reduce_scatter_tensor", device, dtypes, W, rank)
     assert accepts is not None
 
     def fast(output: Any, input: Any) -> bool:
@@ -63,7 +63,7 @@ def _reduce_scatter(
     scatter = fast_path_of(backend, "reduce_scatter_tensor", op, group, False)
     capabilities = backend.capabilities(group, device)
     W, rank = backend.get_world_size(group), backend.get_rank(group)
-    accepts = acceptance("reduce_scatter", plain_tensors(device, capabilities.dtypes), W, rank)
+    accepts = acceptance("reduce_scatter", device, capabilities.dtypes, W, rank)
     if scatter is None or accepts is None:
         return None
 
@@ -78,7 +78,7 @@ def _all_reduce_coalesced(
 ) -> Callable[[Any], bool] | None:
     reduce = backend.fast_path("all_reduce", op, group)
     dtypes = backend.capabilities(group, device).dtypes
-    accepts = acceptance("all_reduce_coalesced", plain_tensors(device, dtypes), 0, 0)
+    accepts = acceptance("all_reduce_coalesced", device, dtypes, 0, 0)
     if reduce is None or accepts is None:
         return None
 

@@ -6,7 +6,7 @@ They are named by the entry points ``comm_utils.kernels`` and looked up once, wh
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from comm_utils.log import logger
@@ -16,7 +16,7 @@ from comm_utils.reduce_op import ReduceOp
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ENTRY_POINT_GROUP", "plain_tensor", "reduce", "shared_memory_stats"]
+__all__ = ["ENTRY_POINT_GROUP", "plain_tensors", "reduce", "shared_memory_stats"]
 
 ENTRY_POINT_GROUP = "comm_utils.kernels"
 
@@ -37,14 +37,15 @@ def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -
     return kernel is not None and bool(kernel(output, inputs, op))
 
 
-def plain_tensor() -> Callable[[object], int | None] | None:
-    """Return the native predicate of plain tensors; None where no installed package has one.
+def plain_tensors(
+    dtypes: Iterable[torch.dtype], inference: bool, grad: bool, otherwise: Callable[[Sequence[object]], bool]
+) -> Callable[[Sequence[object]], bool] | None:
+    """Return a native predicate that says what ``otherwise`` does; None where no installed package has one.
 
-    It takes any object and returns the code of the dtype where the object is a ``torch.Tensor`` and no subclass,
-    contiguous and on the CPU, with at least one element, with a storage that holds all elements and without a flag that
-    changes values; None of everything else, of dtypes without a code too.
+    See :func:`comm_utils.torch_support.plain_tensors.plain_tensors`, of tensors on the CPU.
     """
-    return _kernel("plain_tensor")
+    kernel = _kernel("plain_tensors")
+    return None if kernel is None else kernel(dtypes, inference, grad, otherwise)
 
 
 def shared_memory_stats() -> dict[str, int]:

@@ -147,16 +147,6 @@ bool is_uneven(const FastPath &path, const PlainTensor &output, const PlainTenso
            split(output, rows_out, size, request.output_counts);
 }
 
-// Whether autograd would have to know of the call.
-bool requires_grad(PyObject *tensor) {
-    static PyObject *name = PyUnicode_InternFromString("requires_grad");
-    PyObject *found = PyObject_GetAttr(tensor, name);
-    const bool required = found != Py_False;
-    Py_XDECREF(found);
-    PyErr_Clear();
-    return required;
-}
-
 // Whether writing `output` changes `input` while it is read. The own part of a gathered output may be the input.
 bool overlap(const FastPath &path, const PlainTensor &output, const PlainTensor &input) {
     const size_t item = item_bytes(input.dtype), own = static_cast<size_t>(path.on().rank()) * input.count * item;

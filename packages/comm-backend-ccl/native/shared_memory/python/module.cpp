@@ -106,6 +106,7 @@ PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr}
                          {"codes", entry<codes>, METH_NOARGS, nullptr},
                          {"bind_torch", entry<bind_torch>, METH_VARARGS, nullptr},
                          {"plain_tensor", entry<plain_tensor>, METH_O, nullptr},
+                         {"plain_tensors", entry<plain_tensors>, METH_VARARGS, nullptr},
                          {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition{
@@ -119,7 +120,8 @@ PyMODINIT_FUNC PyInit__shared_memory() {
     pthread_atfork(nullptr, nullptr, [] { shm::forked = shm::forked || shm::used; });
     PyObject *module = PyModule_Create(&shm::definition);
     if (module != nullptr && !(shm::add_group_type(module) && shm::add_operation_type(module) &&
-                               shm::add_block_type(module) && shm::add_fast_path_type(module))) {
+                               shm::add_block_type(module) && shm::add_fast_path_type(module) &&
+                               shm::add_predicate_type(module))) {
         Py_DECREF(module);
         return nullptr;
     }

@@ -23,7 +23,7 @@ constexpr int32_t torch_uint8 = 0, torch_int8 = 1;
 constexpr size_t head_words = 2, last_word = 4;
 
 const dlpack::ExchangeApi *exchange = nullptr;
-PyObject *tensor_type = nullptr, *is_neg = nullptr;
+PyObject *tensor_type = nullptr, *is_neg = nullptr, *is_inference = nullptr;
 PyObject *uint8_dtype = nullptr, *int8_dtype = nullptr;
 Shim shim;
 
@@ -116,6 +116,83 @@ bool holds(PyObject *object, int code, int64_t elements) {
     return offset >= 0 && storage / item - offset >= elements;
 }
 
+// Whether `method` of the tensor returns False.
+bool denies(PyObject *method, PyObject *tensor) {
+    PyObject *found = PyObject_CallFunctionObjArgs(method, tensor, nullptr);
+    const bool denied = found == Py_False;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return denied;
+}
+
+// The predicate of sequences that Python calls; where it does not know better, it asks the one in Python.
+struct Predicate {
+    PyObject_HEAD PyObject *otherwise;
+    uint32_t dtypes;  // a bit for each code
+    bool inference, grad;
+};
+
+int traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(reinterpret_cast<PyObject *>(Py_TYPE(self)));
+    Py_VISIT(reinterpret_cast<Predicate *>(self)->otherwise);
+    return 0;
+}
+
+int clear(PyObject *self) {
+    Py_CLEAR(reinterpret_cast<Predicate *>(self)->otherwise);
+    return 0;
+}
+
+void dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    free_object(self);
+}
+
+PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(dealloc)},
+                       {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
+                       {Py_tp_clear, reinterpret_cast<void *>(clear)},
+                       {0, nullptr}};
+PyType_Spec spec{"comm_backend_ccl._shared_memory.PlainTensors", sizeof(Predicate), 0,
+                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+PyObject *predicate_type = nullptr;
+
+bool are_plain(const Predicate &predicate, PyObject *tensors) {
+    const bool is_list = PyList_Check(tensors) != 0;
+    if (!is_list && !PyTuple_Check(tensors)) {
+        return false;
+    }
+    int dtype = -1;
+    // Asked again for each: what a tensor is asked may run Python code, which may change the list.
+    for (Py_ssize_t index = 0; index < (is_list ? PyList_Size(tensors) : PyTuple_Size(tensors)); ++index) {
+        PyObject *tensor = is_list ? PyList_GetItem(tensors, index) : PyTuple_GetItem(tensors, index);
+        PlainTensor found;
+        Py_INCREF(tensor);
+        const bool taken = is_plain(tensor, found) && (dtype < 0 || found.dtype == dtype) &&
+                           (predicate.dtypes >> found.dtype & 1) != 0 &&
+                           (predicate.inference || denies(is_inference, tensor)) &&
+                           (predicate.grad || !requires_grad(tensor));
+        Py_DECREF(tensor);
+        if (!taken) {
+            return false;
+        }
+        dtype = found.dtype;
+    }
+    return true;
+}
+
+PyObject *call_predicate(PyObject *self, PyObject *tensors) {
+    return guarded([&] {
+        const auto &predicate = *reinterpret_cast<Predicate *>(self);
+        if (are_plain(predicate, tensors)) {
+            Py_RETURN_TRUE;
+        }
+        return PyObject_CallFunctionObjArgs(predicate.otherwise, tensors, nullptr);
+    });
+}
+
+PyMethodDef predicate_method{"are_plain", call_predicate, METH_O, nullptr};
+
 // Sets the shim where it says of every probe, a tuple of a tensor, the address of its TensorImpl, the bytes of its
 // storage, its offset there in elements and torch's code of its dtype, what Python says of it.
 void find_shim(PyObject *probes) {
@@ -183,13 +260,16 @@ bool is_plain(PyObject *object, PlainTensor &found) {
     found.data = static_cast<char *>(tensor.data) + tensor.byte_offset;
     found.count = static_cast<size_t>(elements);
     // DLPack does not say whether a flag negates what the memory holds.
-    PyObject *negative = PyObject_CallFunctionObjArgs(is_neg, object, nullptr);
-    const bool usual = negative == Py_False;
-    Py_XDECREF(negative);
-    if (!usual) {
-        PyErr_Clear();
-    }
-    return usual;
+    return denies(is_neg, object);
+}
+
+bool requires_grad(PyObject *tensor) {
+    static PyObject *name = PyUnicode_InternFromString("requires_grad");
+    PyObject *found = PyObject_GetAttr(tensor, name);
+    const bool required = found != Py_False;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return required;
 }
 
 // bind_torch(Tensor, uint8, int8, probes) -> whether the C shim is used
@@ -197,9 +277,10 @@ PyObject *bind_torch(PyObject *, PyObject *arguments) {
     PyObject *type, *uint8_object, *int8_object, *probes;
     parse(arguments, "OOOO", &type, &uint8_object, &int8_object, &probes);
     PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
-    PyObject *method = capsule == nullptr ? nullptr : PyObject_GetAttrString(type, "is_neg");
+    PyObject *neg = capsule == nullptr ? nullptr : PyObject_GetAttrString(type, "is_neg");
+    PyObject *inference = neg == nullptr ? nullptr : PyObject_GetAttrString(type, "is_inference");
     const dlpack::ExchangeApi *table = nullptr;
-    if (method != nullptr) {
+    if (inference != nullptr) {
         table = static_cast<dlpack::ExchangeApi *>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
     }
     PyErr_Clear();
@@ -208,13 +289,14 @@ PyObject *bind_torch(PyObject *, PyObject *arguments) {
         table = table->previous;
     }
     if (table == nullptr || table->tensor_from_object == nullptr) {
-        Py_XDECREF(method);
+        Py_XDECREF(neg);
+        Py_XDECREF(inference);
         Py_RETURN_FALSE;
     }
     for (PyObject *one : {type, uint8_object, int8_object}) {
         Py_INCREF(one);
     }
-    tensor_type = type, is_neg = method, uint8_dtype = uint8_object, int8_dtype = int8_object;
+    tensor_type = type, is_neg = neg, is_inference = inference, uint8_dtype = uint8_object, int8_dtype = int8_object;
     exchange = table;
     find_shim(probes);
     return PyBool_FromLong(shim.storage_size != nullptr);
@@ -227,6 +309,31 @@ PyObject *plain_tensor(PyObject *, PyObject *object) {
         Py_RETURN_NONE;
     }
     return PyLong_FromLong(found.dtype);
+}
+
+// plain_tensors(dtypes, inference, grad, otherwise) -> the predicate, or None where torch does not offer what it asks.
+// It is that of Python, `otherwise`, and asks that one of what it does not take itself; `dtypes` has a bit for each code.
+PyObject *plain_tensors(PyObject *, PyObject *arguments) {
+    unsigned int dtypes;
+    int inference, grad;
+    PyObject *otherwise;
+    parse(arguments, "IppO", &dtypes, &inference, &grad, &otherwise);
+    if (!can_ask_tensors()) {
+        Py_RETURN_NONE;
+    }
+    auto *made = new_object<Predicate>(predicate_type);
+    made->dtypes = dtypes, made->inference = inference != 0, made->grad = grad != 0;
+    Py_INCREF(otherwise);
+    made->otherwise = otherwise;
+    auto *self = reinterpret_cast<PyObject *>(made);
+    PyObject *function = PyCFunction_NewEx(&predicate_method, self, nullptr);
+    Py_DECREF(self);
+    return function;
+}
+
+bool add_predicate_type(PyObject *module) {
+    predicate_type = PyType_FromSpec(&spec);
+    return predicate_type != nullptr && PyModule_AddObjectRef(module, "PlainTensors", predicate_type) == 0;
 }
 
 }  // namespace shm

@@ -20,8 +20,13 @@ bool can_ask_tensors();
 // dtypes without a code, values that a flag negates, no elements, and storage that ends before the tensor does.
 bool is_plain(PyObject *object, PlainTensor &found);
 
+// Whether autograd would have to know of what is done with it.
+bool requires_grad(PyObject *tensor);
+
 // Of the module.
 PyObject *bind_torch(PyObject *module, PyObject *arguments);
 PyObject *plain_tensor(PyObject *module, PyObject *object);
+PyObject *plain_tensors(PyObject *module, PyObject *arguments);
+bool add_predicate_type(PyObject *module);
 
 }  // namespace shm

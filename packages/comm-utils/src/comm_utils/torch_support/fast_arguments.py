@@ -1,34 +1,47 @@
 """The tensor arguments, as the user gives them, that the fast paths of every backend accept.
 
 An :data:`Accept` returns whether the fast path may take the call. It refuses whatever the checked path refuses, and
-calls that the checked path serves with copies.
+calls that the checked path serves with copies. Tensors that require gradients are accepted where an operation has one
+tensor, which it overwrites in place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
 
-from comm_utils.torch_support.plain_tensors import PlainTensors
+from comm_utils.torch_support.plain_tensors import PlainTensors, plain_tensors
 
 __all__ = ["Accept", "acceptance", "are_disjoint"]
 
 Accept: TypeAlias = Callable[..., bool]
 
 
-def acceptance(operation: str, are_plain: PlainTensors, W: int, rank: int, root: int | None = None) -> Accept | None:
+def acceptance(
+    operation: str,
+    device_type: str,
+    dtypes: Iterable[torch.dtype],
+    W: int,
+    rank: int,
+    root: int | None = None,
+    *,
+    inference: bool = False,
+) -> Accept | None:
     """Make what accepts the tensor arguments of ``operation``; None for an operation without a fast path.
 
     Args:
+        device_type, dtypes, inference: see :func:`comm_utils.torch_support.plain_tensors.plain_tensors`.
         W: the size of the group.
         rank: this rank within the group.
         root: the group rank of the root, for ``gather`` and ``scatter``.
     """
     make = _ACCEPT.get(operation)
-    return None if make is None else make(are_plain, W, rank, root)
+    if make is None:
+        return None
+    return make(plain_tensors(device_type, dtypes, inference=inference, grad=make is _one), W, rank, root)
 
 
 def are_disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -49,7 +62,7 @@ def _gathered(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> A
     """Accept an output of W times the input, which may lie in this rank's part of it."""
 
     def accept(output: torch.Tensor, input: torch.Tensor) -> bool:
-        if not are_plain((output, input)) or output.requires_grad or input.requires_grad:
+        if not are_plain((output, input)):
             return False
         size, start, first = input.nbytes, output.data_ptr(), input.data_ptr()
         return output.nbytes == W * size and (
@@ -63,7 +76,7 @@ def _scattered(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> 
     """Accept an input of W times the output."""
 
     def accept(output: torch.Tensor, input: torch.Tensor) -> bool:
-        if not are_plain((output, input)) or output.requires_grad or input.requires_grad:
+        if not are_plain((output, input)):
             return False
         size, start, first = output.nbytes, output.data_ptr(), input.data_ptr()
         return input.nbytes == W * size and (start + size <= first or first + W * size <= start)
@@ -75,7 +88,7 @@ def _exchanged(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> 
     """Accept two tensors in equal parts, or with the lists of rows that each rank sends and gets."""
 
     def accept(output: Any, input: Any, rows_out: Any = None, rows_in: Any = None) -> bool:
-        if not are_plain((output, input)) or output.requires_grad or input.requires_grad:
+        if not are_plain((output, input)):
             return False
         shape = input.shape
         if rows_out is None and rows_in is None:
@@ -108,9 +121,9 @@ def _into_list(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> 
 
 def _gathered_on_root(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
     if rank != root:
-        return lambda tensor, parts: parts is None and are_plain((tensor,)) and not tensor.requires_grad
+        return lambda tensor, parts: parts is None and are_plain((tensor,))
     into_list = _into_list(are_plain, W, rank, root)
-    return lambda tensor, parts: into_list(parts, tensor) and not tensor.requires_grad
+    return lambda tensor, parts: into_list(parts, tensor)
 
 
 def _from_list(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
@@ -119,7 +132,7 @@ def _from_list(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> 
     def accept(output: Any, inputs: Any) -> bool:
         if type(inputs) is not list or len(inputs) != W or not are_plain((output, *inputs)):
             return False
-        return not output.requires_grad and _are_alike(inputs, output)
+        return _are_alike(inputs, output)
 
     return accept
 
@@ -132,12 +145,6 @@ def _lists_exchanged(are_plain: PlainTensors, W: int, rank: int, root: int | Non
             return False
         if not are_plain((*outputs, *inputs)):
             return False
-        for tensor in outputs:
-            if tensor.requires_grad:
-                return False
-        for tensor in inputs:
-            if tensor.requires_grad:
-                return False
         return outputs[rank].numel() == inputs[rank].numel() and _lie_apart(outputs)
 
     return accept
@@ -147,9 +154,7 @@ def _list_of_any(are_plain: PlainTensors, W: int, rank: int, root: int | None) -
     """Accept a list of tensors, each of which is overwritten."""
 
     def accept(tensors: Any) -> bool:
-        if type(tensors) is not list or not tensors or not are_plain(tensors):
-            return False
-        return not any(tensor.requires_grad for tensor in tensors)
+        return type(tensors) is list and bool(tensors) and are_plain(tensors)
 
     return accept
 
@@ -157,9 +162,12 @@ def _list_of_any(are_plain: PlainTensors, W: int, rank: int, root: int | None) -
 def _are_alike(parts: Sequence[torch.Tensor], like: torch.Tensor) -> bool:
     if like.dim() == 1:  # the shape costs more to ask for than the size, which is enough then
         size = like.nbytes
-        return not any(part.nbytes != size or part.dim() != 1 or part.requires_grad for part in parts)
+        for part in parts:
+            if part.nbytes != size or part.dim() != 1:
+                return False
+        return True
     shape = like.shape
-    return not any(part.shape != shape or part.requires_grad for part in parts)
+    return not any(part.shape != shape for part in parts)
 
 
 def _fit(parts: Sequence[torch.Tensor], tensor: torch.Tensor, rank: int) -> bool:

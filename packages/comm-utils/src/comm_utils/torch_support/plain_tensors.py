@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from comm_utils import kernels
 from comm_utils.fast_path import FastPath
 
 __all__ = ["PlainTensors", "first_to_accept", "missing_storage", "plain_tensors", "present"]
@@ -30,7 +31,9 @@ def _is_available(device_type: str) -> bool:
         return False
 
 
-def plain_tensors(device_type: str, dtypes: Iterable[torch.dtype], *, inference: bool = False) -> PlainTensors:
+def plain_tensors(
+    device_type: str, dtypes: Iterable[torch.dtype], *, inference: bool = False, grad: bool = True
+) -> PlainTensors:
     """Make the predicate for one kind of device and some dtypes.
 
     A plain tensor is exactly a ``torch.Tensor``, has elements, is contiguous, and its memory holds what the tensor
@@ -40,6 +43,10 @@ def plain_tensors(device_type: str, dtypes: Iterable[torch.dtype], *, inference:
     Args:
         dtypes: those that are accepted; neither complex nor quantized ones.
         inference: accept tensors that were made in inference mode.
+        grad: accept tensors that require gradients.
+
+    Returns:
+        the predicate; the native one, which answers the same sooner, where an installed package has one.
     """
     accepted, kind = frozenset(dtypes), torch.Tensor
     on_cpu = device_type == "cpu"
@@ -70,6 +77,7 @@ def plain_tensors(device_type: str, dtypes: Iterable[torch.dtype], *, inference:
                     or tensor.is_nested
                     or not tensor.data_ptr()  # no elements, or elements that are nowhere: torch._efficientzerotensor
                     or not (inference or not tensor.is_inference())
+                    or not (grad or not tensor.requires_grad)
                 ):
                     return False
                 needed: Any = tensor.nbytes
@@ -82,7 +90,7 @@ def plain_tensors(device_type: str, dtypes: Iterable[torch.dtype], *, inference:
             return False
         return True
 
-    return are_plain
+    return (kernels.plain_tensors(accepted, inference, grad, are_plain) if on_cpu else None) or are_plain
 
 
 def first_to_accept(fast_paths: Sequence[FastPath]) -> FastPath | None:
