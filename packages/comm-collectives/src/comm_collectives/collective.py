@@ -27,6 +27,7 @@ from comm_collectives import graph_breaks
 from comm_collectives.argument_names import LABELS, MISSING, call_with, refuse_incomplete
 from comm_collectives.derived_fast_path import fast_path_of
 from comm_utils.active import slot
+from comm_utils.fast_path import FastPathKey
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["INLINE", "collective"]
@@ -37,7 +38,7 @@ T = TypeVar("T")
 #: For ``compiled``: torch.compile traces the function itself.
 INLINE = "the function itself"
 # A number, of Python's or NumPy's, may equal an enumerator of torch's, and is no op all the same.
-_OPS = (str, ReduceOp, torch.distributed.ReduceOp, torch.distributed.ReduceOp.RedOpType)
+_OPS = frozenset((str, ReduceOp, torch.distributed.ReduceOp, torch.distributed.ReduceOp.RedOpType))
 
 _UNDERSTAND = """\
     if more or named:
@@ -50,9 +51,9 @@ _COMPILED = """\
 _FAST = """\
     if {usual}:
         try:
-            fast_paths = slot.fast_paths.asynchronous if async_op else slot.fast_paths.synchronous
-            fast = fast_paths.get(({name!r}, {detail}, group))
-        except TypeError:  # not hashable, so neither an op nor a group
+            key = {key}
+            fast = (slot.fast_paths.asynchronous if async_op else slot.fast_paths.synchronous).get(key)
+        except TypeError:  # not hashable, so neither an op nor a group: the checked path refuses it
             fast = None
         if fast is not None:
             outcome = fast({tensors})
@@ -60,7 +61,7 @@ _FAST = """\
                 return outcome if async_op else {result}
         {call}
         if fast is None:
-            settle({detail}, group, async_op)
+            settle(key, async_op)
         return outcome
 """
 _CHECKED = """\
@@ -102,13 +103,14 @@ class _Settled:
     def __init__(self, name: str, operation: str) -> None:
         self._name, self._operation = name, operation
 
-    def __call__(self, detail: object, group: object, async_op: bool) -> None:
+    def __call__(self, key: FastPathKey, async_op: bool) -> None:
+        _, detail, group = key
         fast_paths = slot.fast_paths.asynchronous if async_op else slot.fast_paths.synchronous
         if group is not None and not isinstance(group, ProcessGroup):
             return  # this rank is not a member
         view = slot.backend.during(self._name)
         found = fast_path_of(view, self._operation, detail, group, bool(async_op))
-        fast_paths[self._name, detail, group] = found or _refuse
+        fast_paths[key] = found or _refuse
 
 
 def _refuse(*_: object) -> bool:
@@ -126,6 +128,7 @@ def _make_head(
     labels: bool,
 ) -> Callable[..., Any]:
     name, parameters = body.__name__, list(inspect.signature(body).parameters.values())
+    default_op = next((one.default for one in parameters if one.name == "op"), None)
     required = [one.name for one in parameters if one.default is one.empty]
     positional = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
     by_keyword = ", ".join(one.name if one.name in positional else f"{one.name}={one.name}" for one in parameters)
@@ -139,6 +142,8 @@ def _make_head(
         "_OPS": _OPS,
         "body": body,
         "call_with": call_with,
+        "default_key": (name, default_op if detail else None, None),
+        "default_op": default_op,
         "defaults": [one.default for one in parameters],
         "graph_breaks": graph_breaks,
         "is_dynamo_compiling": is_dynamo_compiling,
@@ -165,8 +170,7 @@ def _make_head(
             call = f"outcome = refuse_incomplete(head, {by_name}) if {is_complete} else body({by_keyword})"
         source += _FAST.format(
             usual=_usual(parameters, tensors, detail),
-            name=name,
-            detail=_detail(detail),
+            key=_key(name, detail),
             tensors=", ".join(tensors),
             result=result,
             call=call,
@@ -197,10 +201,14 @@ def _head_line(name: str, parameters: Sequence[inspect.Parameter]) -> str:
     return f"def {name}({', '.join(written)}, **named):\n"
 
 
-def _detail(detail: str | tuple[str, str] | None) -> str:
+def _key(name: str, detail: str | tuple[str, str] | None) -> str:
+    """Write the key of the cache: of most calls a constant, which costs less to make, and to find, than a tuple."""
     if isinstance(detail, tuple):
-        return f"({', '.join(detail)})"
-    return str(detail)
+        return f"({name!r}, ({', '.join(detail)}), group)"
+    key = f"({name!r}, {detail}, group)"
+    if detail not in (None, "op"):
+        return key
+    return f"default_key if group is None{' and op is default_op' if detail else ''} else {key}"
 
 
 def _usual(
@@ -213,7 +221,7 @@ def _usual(
         if one.name in tensors or one.name in ("group", "async_op"):
             continue
         if one.name == "op":
-            conditions.append("(type(op) is str or isinstance(op, _OPS))")
+            conditions.append("(op is default_op or type(op) in _OPS)")
         elif one.name in roles:
             # True equals 1, and NumPy's integers equal Python's.
             has_default = one.name in ("src", "dst") and len(tensors) == 2
