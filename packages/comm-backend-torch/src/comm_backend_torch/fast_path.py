@@ -90,9 +90,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
         if not dtypes:
             return None  # c10d may not know the op at all
     inference = operation == _IN_PLACE
-    accepts = acceptance(
-        operation, kind.device, dtypes, len(state.ranks), state.rank, kind.root, inference=inference
-    )
+    accepts = acceptance(operation, kind.device, dtypes, len(state.ranks), state.rank, kind.root, inference=inference)
     start = _STARTS[operation](kind)
     if start is None or accepts is None:
         return None

@@ -119,9 +119,9 @@ PyModuleDef definition{
 PyMODINIT_FUNC PyInit__shared_memory() {
     pthread_atfork(nullptr, nullptr, [] { shm::forked = shm::forked || shm::used; });
     PyObject *module = PyModule_Create(&shm::definition);
-    if (module != nullptr && !(shm::add_group_type(module) && shm::add_operation_type(module) &&
-                               shm::add_block_type(module) && shm::add_fast_path_type(module) &&
-                               shm::add_predicate_type(module))) {
+    if (module != nullptr &&
+        !(shm::add_group_type(module) && shm::add_operation_type(module) && shm::add_block_type(module) &&
+          shm::add_fast_path_type(module) && shm::add_predicate_type(module))) {
         Py_DECREF(module);
         return nullptr;
     }

@@ -312,7 +312,8 @@ PyObject *plain_tensor(PyObject *, PyObject *object) {
 }
 
 // plain_tensors(dtypes, inference, grad, otherwise) -> the predicate, or None where torch does not offer what it asks.
-// It is that of Python, `otherwise`, and asks that one of what it does not take itself; `dtypes` has a bit for each code.
+// Where it does not accept tensors itself, it says what `otherwise`, the one in Python, does; `dtypes` has a bit for
+// each code.
 PyObject *plain_tensors(PyObject *, PyObject *arguments) {
     unsigned int dtypes;
     int inference, grad;

@@ -7,8 +7,10 @@ takes part in this exchange, so no rank is left waiting and the group stays usab
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from zlib import crc32
 
 from comm_collectives.object_codec import (
     HEADER_BYTES,
@@ -19,27 +21,16 @@ from comm_collectives.object_codec import (
     object_policy,
 )
 from comm_collectives.objects.channel import INLINE_BYTES, Channel
+from comm_utils import operations
 from comm_utils.errors import CollectiveMismatchError, CommError
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["FAILED", "MISUSED", "Misuse", "Offer", "agree", "check_offer", "record_of"]
 
 # Changes with the meaning of the records.
-_PROTOCOL = 1 << 32
-# Positions are part of the protocol.
-_CALLS = (
-    "all_gather_object",
-    "broadcast_object",
-    "broadcast_object_list",
-    "gather_object",
-    "reduce_object",
-    "scatter_object_list",
-    "send_object_list",
-    "log_summary",
-    "start_trace",
-    "stop_trace",
-)
-_SAME_AS = {"allgather_object": "all_gather_object"}
+_PROTOCOL = 2 << 32
+# Calls of objects that no row of the table has.
+_OTHER_CALLS = ("log_summary", "start_trace", "stop_trace")
 # Sizes that are none: what it has cannot be sent; its own arguments are wrong.
 FAILED, MISUSED = -1, -2
 _PICKLED, _UNPICKLES = 1, 2
@@ -86,8 +77,7 @@ class Offer:
 
     def described(self) -> str:
         """Return the call, as in ``gather_object (root 1)``."""
-        number = self.call - _PROTOCOL
-        name = _CALLS[number] if 0 <= number < len(_CALLS) else "something else"
+        name = _names().get(self.call - _PROTOCOL, "something else")
         root = f"root {self.root}" if self.root >= 0 else ""
         facts = ", ".join(filter(None, (root, self._described_detail(name))))
         return f"{name} ({facts})" if facts else name
@@ -99,6 +89,17 @@ class Offer:
             op = next((op for op in ReduceOp if op.value == self.detail), None)
             return f"op {op.name.lower()!r}" if op is not None else "a function as op"
         return ""
+
+
+def _number(call: str) -> int:
+    """Return what stands for a call in records, which is the same for allgather_object and all_gather_object."""
+    return crc32(call.replace("_", "").encode())
+
+
+@functools.cache
+def _names() -> dict[int, str]:
+    names = [row.name for row in operations.rows()]
+    return {_number(name): name for name in (*sorted(names, reverse=True), *_OTHER_CALLS)}
 
 
 def record_of(
@@ -119,7 +120,7 @@ def record_of(
     if isinstance(failure, Misuse):
         size = MISUSED
     flags = (_PICKLED if messages and any(map(is_pickled, messages)) else 0) | (_UNPICKLES if allow_pickle else 0)
-    return (_PROTOCOL + _CALLS.index(_SAME_AS.get(call, call)), root, detail, size, flags, object_policy().max_bytes)
+    return (_PROTOCOL + _number(call), root, detail, size, flags, object_policy().max_bytes)
 
 
 def agree(

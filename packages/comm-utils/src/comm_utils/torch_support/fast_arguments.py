@@ -162,10 +162,7 @@ def _list_of_any(are_plain: PlainTensors, W: int, rank: int, root: int | None) -
 def _are_alike(parts: Sequence[torch.Tensor], like: torch.Tensor) -> bool:
     if like.dim() == 1:  # the shape costs more to ask for than the size, which is enough then
         size = like.nbytes
-        for part in parts:
-            if part.nbytes != size or part.dim() != 1:
-                return False
-        return True
+        return not any(part.nbytes != size or part.dim() != 1 for part in parts)
     shape = like.shape
     return not any(part.shape != shape for part in parts)
 
