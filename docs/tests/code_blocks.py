@@ -5,6 +5,7 @@
 ```` ```python file=train.py ````  likewise, and there for the commands of the page under that name
 ```` ```python ranks=4 ````        run on four ranks; the output is that of rank 0, then of rank 1, and so on
 ```` ```python needs=deepspeed ````  run where that package is installed: nox -s ecosystem
+```` ```python patched ````        run by test_patches.py, on sources with the patch above it
 ```` ```json ````                  a configuration, which has to load
 ```` ```json file=comm.json ````   likewise, and there for the other blocks of the page under that name
 ```` ```json data ````             any JSON
@@ -25,7 +26,7 @@ __all__ = ["Block", "blocks", "programs"]
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>```+)(?P<info>[^`\n]*)$")
 WORDS = {
-    "python": {"continues", "file", "needs", "ranks"},
+    "python": {"continues", "file", "needs", "patched", "ranks"},
     "json": {"data", "file"},
     "bash": set(),
     "sh": set(),
