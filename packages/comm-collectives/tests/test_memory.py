@@ -17,8 +17,8 @@ from comm_collectives.memory import (
     contiguous_elements,
     copy_back,
     copy_if_overlapping,
-    flat,
     is_dense,
+    memory_view,
     overlapping,
 )
 
@@ -74,7 +74,7 @@ def test_known_layouts() -> None:
 @settings(deadline=None)
 @given(dense())
 def test_flat_is_the_memory_itself(tensor: torch.Tensor) -> None:
-    line = flat(tensor)
+    line = memory_view(tensor)
     assert line.shape == (tensor.numel(),)
     assert line.stride() == (1,)
     # The elements are their own places.
@@ -102,7 +102,7 @@ def test_readable_resolves_what_is_lazy() -> None:
     assert not contiguous_elements(numbers.conj().imag).is_neg()
 
 
-@pytest.mark.parametrize("view", [flat, contiguous_elements])
+@pytest.mark.parametrize("view", [memory_view, contiguous_elements])
 def test_views_are_apart_from_autograd(view: Any) -> None:
     leaf = torch.ones(2, 3, requires_grad=True)
     line = view(leaf)

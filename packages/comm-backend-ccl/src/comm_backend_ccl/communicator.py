@@ -25,7 +25,7 @@ from comm_utils.errors import (
     PeerLostError,
 )
 from comm_utils.reduce_op import ReduceOp
-from comm_utils.torch_support.flattening import flat, landing, together
+from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
 from comm_utils.torch_support.group_state import IN_FORKED_CHILD
 
 __all__ = ["Begun", "Call", "Communicator"]
@@ -342,8 +342,8 @@ class Communicator(ABC):
 
     def all_gather_parts(self, outputs: Sequence[torch.Tensor], input: torch.Tensor, watched: bool = False) -> CclWork:
         """Overwrite each of W dense ``outputs`` with that rank's ``input``, dense as well."""
-        memory, finish = landing(outputs, input)
-        return self.all_gather(memory, flat(input), watched).then(finish)
+        memory, finish = staging_memory(outputs, input)
+        return self.all_gather(memory, flat_view(input), watched).then(finish)
 
     def gather_parts(
         self, outputs: Sequence[torch.Tensor] | None, input: torch.Tensor, root: int, watched: bool = False
@@ -351,14 +351,14 @@ class Communicator(ABC):
         """Return the same on ``root`` alone; the others' ``outputs`` are not looked at."""
         if root != self.rank or not outputs:
             return self.gather(None, input, root, watched)
-        memory, finish = landing(outputs, input)
+        memory, finish = staging_memory(outputs, input)
         return self.gather(memory, input, root, watched).then(finish)
 
     def scatter_parts(
         self, output: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int, watched: bool = False
     ) -> CclWork:
         """Overwrite ``output`` with this rank's of the W dense ``inputs`` of ``root``."""
-        source = together(inputs, output) if root == self.rank and inputs else None
+        source = flattened(inputs, output) if root == self.rank and inputs else None
         return self.scatter(output, source, root, watched)
 
     def barrier(self, watched: bool = False) -> CclWork:

@@ -16,7 +16,7 @@ from comm_backend_ccl.work import LOOK_AROUND_S, CclWork
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import Accept, acceptance
-from comm_utils.torch_support.flattening import flat, landing, together
+from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
 
 __all__ = ["fast_path"]
 
@@ -144,7 +144,7 @@ def _in_shared_memory(
         return shortcut(output, input) if rows_out is None else shortcut(output, input, rows_out, rows_in)
 
     def into_list(outputs: Any, input: Any) -> bool:
-        memory, finish = landing(outputs, input)
+        memory, finish = staging_memory(outputs, input)
         if not shortcut(memory, input):
             return False
         finish()
@@ -153,8 +153,8 @@ def _in_shared_memory(
     def exchange_lists(outputs: Any, inputs: Any) -> bool:
         if not accepts(outputs, inputs):
             return False
-        source = together(inputs)
-        memory, finish = landing(outputs, source)
+        source = flattened(inputs)
+        memory, finish = staging_memory(outputs, source)
         sizes_out, sizes_in = [one.numel() for one in outputs], [one.numel() for one in inputs]
         if not shortcut(memory, source, sizes_out, sizes_in):
             return False
@@ -166,13 +166,13 @@ def _in_shared_memory(
     elif operation == "gather":
         of_root = lambda tensor, parts: accepts(tensor, parts) and into_list(parts, tensor)  # noqa: E731
     else:
-        of_root = lambda tensor, parts: accepts(tensor, parts) and shortcut(tensor, together(parts, tensor))  # noqa: E731
+        of_root = lambda tensor, parts: accepts(tensor, parts) and shortcut(tensor, flattened(parts, tensor))  # noqa: E731
     special: dict[str, FastPath] = {
         "all_gather": lambda outputs, input: accepts(outputs, input) and into_list(outputs, input),
         "all_to_all": exchange_lists,
         "all_to_all_single": exchange,
         "gather": of_root,
-        "reduce_scatter": lambda output, parts: accepts(output, parts) and shortcut(output, together(parts, output)),
+        "reduce_scatter": lambda output, parts: accepts(output, parts) and shortcut(output, flattened(parts, output)),
         "scatter": of_root,
     }
     path: FastPath = special.get(operation, of_tensors)
@@ -196,8 +196,8 @@ def _all_reduce(ours: Communicator, kind: _Kind) -> _Start:
 
 def _all_to_all(ours: Communicator, kind: _Kind) -> _Start:
     def start(outputs: Any, inputs: Any) -> CclWork:
-        source = together(inputs)
-        memory, finish = landing(outputs, source)
+        source = flattened(inputs)
+        memory, finish = staging_memory(outputs, source)
         sizes_out, sizes_in = [one.numel() for one in outputs], [one.numel() for one in inputs]
         return ours.all_to_all(memory, source, sizes_out, sizes_in, kind.watched).then(finish)
 
@@ -231,7 +231,7 @@ def _reduce(ours: Communicator, kind: _Kind) -> _Start:
 
 
 def _reduce_scatter(ours: Communicator, kind: _Kind) -> _Start:
-    return lambda output, inputs: ours.reduce_scatter(output, together(inputs, output), kind.op, kind.watched)
+    return lambda output, inputs: ours.reduce_scatter(output, flattened(inputs, output), kind.op, kind.watched)
 
 
 def _reduce_scatter_tensor(ours: Communicator, kind: _Kind) -> _Start:
@@ -344,7 +344,7 @@ def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
         if kind.operation == "all_reduce":
             return all_reduce
         if kind.operation == "reduce_scatter":
-            return lambda output, inputs: reduce_scatter(output, together(inputs, output))
+            return lambda output, inputs: reduce_scatter(output, flattened(inputs, output))
         return reduce_scatter
 
     run = oneccl_library.plan(ours.group, native, ONECCL_DTYPES[torch.uint8], 0, kind.root, LOOK_AROUND_S)
@@ -359,8 +359,8 @@ def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
         return None if handle == oneccl_library.COMPLETE else later(handle, output, input)
 
     def gather_into_list(outputs: list[torch.Tensor], input: torch.Tensor) -> CclWork | None:
-        memory, finish = landing(outputs, input)
-        work = gather(memory, flat(input))
+        memory, finish = staging_memory(outputs, input)
+        work = gather(memory, flat_view(input))
         if work is not None:
             return work.then(finish)
         finish()

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from comm_utils.torch_support.flattening import spread
+from comm_utils.torch_support.flattening import unflatten
 
-__all__ = ["for_writing", "spread_any"]
+__all__ = ["for_writing", "unflatten_any"]
 
 
 def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor, Callable[[], None] | None]:
@@ -23,10 +23,10 @@ def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor,
     return memory, finish
 
 
-def spread_any(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
-    """:func:`spread` over tensors that need not be dense, element by element."""
+def unflatten_any(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+    """Unflatten into tensors that need not be dense, element by element."""
     if all(target.is_contiguous() for target in targets):
-        spread(source, targets)
+        unflatten(source, targets)
         return
     begin = 0
     for target in targets:

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 
+from comm_utils.host_identity import host_identity
+
 __all__ = ["Peers", "Process", "this_process"]
 
 
@@ -41,11 +43,8 @@ class Process:
 
 def this_process() -> Process:
     """Return the process that calls this."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        boot = file.read().strip()
     # Containers of one machine may not see each other's processes.
-    spaces = [str(os.stat(f"/proc/self/ns/{space}").st_ino) for space in ("pid", "net")]
-    return Process(socket.gethostname(), "-".join((boot, *spaces)), os.getpid())
+    return Process(socket.gethostname(), host_identity("pid", "net"), os.getpid())
 
 
 class Peers:

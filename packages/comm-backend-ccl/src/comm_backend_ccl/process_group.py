@@ -14,13 +14,13 @@ from comm_backend_ccl.arguments import check_splits, fit, no_tag, one, op_of
 from comm_backend_ccl.c10d_work import C10dWork
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.communicator_factory import make_communicator
-from comm_backend_ccl.layout import for_writing, spread_any
+from comm_backend_ccl.layout import for_writing, unflatten_any
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
 from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentError, ArgumentTypeError
-from comm_utils.torch_support.flattening import joined
+from comm_utils.torch_support.flattening import flatten
 
 __all__ = ["NAME", "CclProcessGroup"]
 
@@ -152,9 +152,9 @@ class CclProcessGroup(ProcessGroup):
         communicator, op = self._open(), op_of(options, *tensors)
         if len({tensor.dtype for tensor in tensors}) != 1:
             raise ArgumentTypeError("allreduce_coalesced: the tensors have different dtypes; expected one")
-        together = joined([tensor.contiguous() for tensor in tensors])
-        work = reduction_fallbacks.all_reduce(communicator, together, op)
-        return self._started(work.then(lambda: spread_any(together, tensors)), "all_reduce", tensors, options)
+        flat = flatten([tensor.contiguous() for tensor in tensors])
+        work = reduction_fallbacks.all_reduce(communicator, flat, op)
+        return self._started(work.then(lambda: unflatten_any(flat, tensors)), "all_reduce", tensors, options)
 
     def reduce(self, tensors: _Tensors | torch.Tensor, root: Any = None, *rest: Any) -> C10dWork:
         tensor, options = one(tensors, "reduce"), root
@@ -175,9 +175,9 @@ class CclProcessGroup(ProcessGroup):
         source = one(inputs, "allgather")
         fit("allgather", targets, source, self.size())
         communicator = self._open()
-        together = source.new_empty(source.numel() * communicator.size)
-        work = communicator.all_gather(together, source.contiguous(), True)
-        return self._started(work.then(lambda: spread_any(together, targets)), "all_gather", targets, options)
+        flat = source.new_empty(source.numel() * communicator.size)
+        work = communicator.all_gather(flat, source.contiguous(), True)
+        return self._started(work.then(lambda: unflatten_any(flat, targets)), "all_gather", targets, options)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
         fit("all_gather_into_tensor", [output], input, 1, self.size())
@@ -204,7 +204,7 @@ class CclProcessGroup(ProcessGroup):
         output = one(outputs, "reduce_scatter")
         sources = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
         fit("reduce_scatter", sources, output, self.size())
-        return self._reduce_scatter(output, joined([one.contiguous() for one in sources]), "reduce_scatter", options)
+        return self._reduce_scatter(output, flatten([one.contiguous() for one in sources]), "reduce_scatter", options)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, options: Any = None, *_: Any
@@ -229,12 +229,12 @@ class CclProcessGroup(ProcessGroup):
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, options: Any = None, *_: Any) -> C10dWork:
         for given in (outputs, inputs):
             fit("all_to_all", given, None, self.size())
-        source = joined([one.contiguous() for one in inputs])
+        source = flatten([one.contiguous() for one in inputs])
         target = source.new_empty(sum(one.numel() for one in outputs), dtype=outputs[0].dtype)
         work = self._open().all_to_all(
             target, source, [one.numel() for one in outputs], [one.numel() for one in inputs], True
         )
-        return self._started(work.then(lambda: spread_any(target, outputs)), "all_to_all", outputs, options)
+        return self._started(work.then(lambda: unflatten_any(target, outputs)), "all_to_all", outputs, options)
 
     def all_to_all_single(
         self,
@@ -263,16 +263,16 @@ class CclProcessGroup(ProcessGroup):
             return self._started(work, "gather", [], options)
         targets: _Tensors = outputs[0]
         fit("gather", targets, source, self.size())
-        together = source.new_empty(source.numel() * communicator.size)
-        work = communicator.gather(together, source.contiguous(), options.rootRank, True)
-        return self._started(work.then(lambda: spread_any(together, targets)), "gather", targets, options)
+        flat = source.new_empty(source.numel() * communicator.size)
+        work = communicator.gather(flat, source.contiguous(), options.rootRank, True)
+        return self._started(work.then(lambda: unflatten_any(flat, targets)), "gather", targets, options)
 
     def scatter(self, outputs: Any, inputs: Any, options: Any = None, *_: Any) -> C10dWork:
         communicator, output = self._open(), one(outputs, "scatter")
         mine = communicator.rank == options.rootRank
         if mine:
             fit("scatter", inputs[0], output, self.size())
-        source = joined([one.contiguous() for one in inputs[0]]) if mine else None
+        source = flatten([one.contiguous() for one in inputs[0]]) if mine else None
         memory, finish = for_writing(output)
         work = communicator.scatter(memory, source, options.rootRank, True)
         return self._started(work.then(finish), "scatter", [output], options)

@@ -59,9 +59,9 @@ def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp) -
     if tensor.dtype is torch.bool:
         return all_reduce(communicator, _bytes(tensor), _ON_BOOLS[op])
     if op in _BITS:
-        together = tensor.new_empty((communicator.size, *tensor.shape))
-        work = communicator.all_gather(together, tensor, True)
-        work.finish = lambda: _fold(together, op, tensor)
+        gathered = tensor.new_empty((communicator.size, *tensor.shape))
+        work = communicator.all_gather(gathered, tensor, True)
+        work.finish = lambda: _fold(gathered, op, tensor)
         return work
     if op is ReduceOp.AVG:
         wide = tensor.float() if tensor.dtype in _HALVES else tensor
@@ -79,10 +79,10 @@ def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: Redu
     if tensor.dtype is torch.bool:
         return reduce(communicator, _bytes(tensor), root, _ON_BOOLS[op])
     if op in _BITS:
-        together = tensor.new_empty((communicator.size, *tensor.shape)) if mine else None
-        work = communicator.gather(together, tensor, root, True)
-        if together is not None:
-            work.finish = lambda: _fold(together, op, tensor)
+        gathered = tensor.new_empty((communicator.size, *tensor.shape)) if mine else None
+        work = communicator.gather(gathered, tensor, root, True)
+        if gathered is not None:
+            work.finish = lambda: _fold(gathered, op, tensor)
         return work
     if op is ReduceOp.AVG:
         wide = tensor.float() if tensor.dtype in _HALVES else tensor

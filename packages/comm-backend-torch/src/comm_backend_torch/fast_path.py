@@ -18,7 +18,7 @@ from comm_utils.backend import Capabilities
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
-from comm_utils.torch_support.flattening import flat, joined, landing
+from comm_utils.torch_support.flattening import flat_view, flatten, staging_memory
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.plain_tensors import PlainTensors, first_to_accept, plain_tensors, present
 
@@ -207,7 +207,7 @@ def _all_gather_into_tensor(kind: _Kind) -> _Start:
 
     def start(output: torch.Tensor, input: torch.Tensor) -> Any:
         if output.dim() != 1 or input.dim() != 1:
-            output, input = flat(output), flat(input)
+            output, input = flat_view(output), flat_view(input)
         return method(output, input, options)
 
     return start
@@ -220,7 +220,7 @@ def _reduce_scatter_tensor(kind: _Kind) -> _Start | None:
 
     def start(output: torch.Tensor, input: torch.Tensor) -> Any:
         if output.dim() != 1 or input.dim() != 1:
-            output, input = flat(output), flat(input)
+            output, input = flat_view(output), flat_view(input)
         return method(output, input, options)
 
     return start
@@ -248,8 +248,8 @@ def _all_to_all(kind: _Kind) -> _Start | None:
         return None
 
     def start(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
-        source = joined(inputs)
-        memory, finish = landing(outputs, source)
+        source = flatten(inputs)
+        memory, finish = staging_memory(outputs, source)
         sizes_out, sizes_in = [one.numel() for one in outputs], [one.numel() for one in inputs]
         exchange(memory, source, sizes_out, sizes_in, options).wait()
         finish()

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import reduction
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.collective import collective
-from comm_collectives.memory import as_bytes, contiguous_elements, flat, overlapping
+from comm_collectives.memory import as_bytes, contiguous_elements, memory_view, overlapping
 from comm_collectives.reduction import encoding_for
 from comm_collectives.work import Completed, deliver
 from comm_utils.backend import Backend, Work
@@ -47,7 +47,7 @@ def all_reduce_coalesced(
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for tensor in tensors:
         encoding_for(call, reduce_op, tensor.dtype, backend.capabilities(group, tensor.device.type))
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(flat(tensor))
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(memory_view(tensor))
     works, finishes = [], []
     for parts in kinds.values():
         joined = torch.cat(parts) if len(parts) > 1 else parts[0]

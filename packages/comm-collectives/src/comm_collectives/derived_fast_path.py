@@ -13,7 +13,7 @@ from comm_utils.backend import Backend
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
-from comm_utils.torch_support.flattening import flat, together
+from comm_utils.torch_support.flattening import flat_view, flattened
 from comm_utils.torch_support.plain_tensors import first_to_accept, present
 
 __all__ = ["fast_path_of"]
@@ -49,9 +49,9 @@ def _reduce_scatter_tensor(
         if not accepts(output, input):
             return False
         parts = input.new_empty(W, output.numel())
-        if not exchange(parts.view(-1), flat(input), None, None):
+        if not exchange(parts.view(-1), flat_view(input), None, None):
             return False
-        fold(parts, reduce_op, flat(output))
+        fold(parts, reduce_op, flat_view(output))
         return True
 
     return fast
@@ -68,7 +68,7 @@ def _reduce_scatter(
         return None
 
     def fast(output: Any, inputs: Any) -> bool:
-        return accepts(output, inputs) and scatter(flat(output), together(inputs, output))
+        return accepts(output, inputs) and scatter(flat_view(output), flattened(inputs, output))
 
     return fast
 
@@ -87,7 +87,7 @@ def _all_reduce_coalesced(
             return False
         if len(tensors) == 1:
             return bool(reduce(tensors[0]))
-        parts = [flat(tensor) for tensor in tensors]
+        parts = [flat_view(tensor) for tensor in tensors]
         joined = torch.cat(parts)
         if not reduce(joined):
             return False

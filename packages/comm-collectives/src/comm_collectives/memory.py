@@ -14,8 +14,8 @@ __all__ = [
     "contiguous_elements",
     "copy_back",
     "copy_if_overlapping",
-    "flat",
     "is_dense",
+    "memory_view",
     "overlapping",
 ]
 
@@ -34,7 +34,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def flat(tensor: torch.Tensor) -> torch.Tensor:
+def memory_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return a dense tensor's memory as one dimension, sharing it, in the order of the memory."""
     if tensor.dim() == 1 and tensor.stride(0) == 1 and not tensor.requires_grad:
         return tensor
@@ -49,7 +49,7 @@ def contiguous_elements(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return flat(tensor)
+    return memory_view(tensor)
 
 
 def as_bytes(tensor: torch.Tensor, native: frozenset[torch.dtype]) -> torch.Tensor:
@@ -70,7 +70,9 @@ class StagingBuffer:
         writable = not tensor.is_inference() or torch.is_inference_mode_enabled()
         self._direct = tensor.is_contiguous() and writable
         self.memory = (
-            flat(tensor) if self._direct else torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
+            memory_view(tensor)
+            if self._direct
+            else torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
         )
 
     def copy_back(self) -> None:

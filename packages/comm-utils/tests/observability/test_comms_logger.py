@@ -42,7 +42,7 @@ def record(
 ) -> None:
     ranks = ranks or tuple(range(world_size))
     what = Operation(name or operation, operation, size, ranks, caller=caller)
-    log.series(what).add(next(log.numbering.counter(ranks)), 1000, 1000 + duration_ns)
+    log.series(what).add(next(log.sequences.counter(ranks)), 1000, 1000 + duration_ns)
     log.line(what, duration_ns)
 
 
@@ -359,29 +359,29 @@ def test_many_different_operations_are_taken_together(caplog: pytest.LogCaptureF
 
 
 def test_tags_and_groups_make_no_end_of_channels() -> None:
-    numbering = SequenceCounters()
+    sequences = SequenceCounters()
     tracemalloc.start()
     for tag in range(140_000):
-        next(numbering.counter(("world", tag)))
+        next(sequences.counter(("world", tag)))
     before, _ = tracemalloc.get_traced_memory()
     for tag in range(140_000, 210_000):
-        next(numbering.counter(("world", tag)))
+        next(sequences.counter(("world", tag)))
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 2**20
-    assert next(numbering.counter(("world", 209_999))) == 1
+    assert next(sequences.counter(("world", 209_999))) == 1
 
 
 def test_eras_are_told_apart() -> None:
-    numbering = SequenceCounters()
-    first = [next(numbering.counter("x")) for _ in range(3)]
-    numbering.begin_epoch(7)
-    second = next(numbering.counter("x"))
+    sequences = SequenceCounters()
+    first = [next(sequences.counter("x")) for _ in range(3)]
+    sequences.begin_epoch(7)
+    second = next(sequences.counter("x"))
     assert [epoch_of(number) for number in (*first, second)] == [0, 0, 0, 7]
-    assert numbering.make_vague("y")
-    assert not numbering.make_vague("y")
-    assert [next(numbering.counter("z", "y")) for _ in range(2)] == [-1, -1]
-    assert next(numbering.counter("x", "other")) == second + 1
+    assert sequences.make_vague("y")
+    assert not sequences.make_vague("y")
+    assert [next(sequences.counter("z", "y")) for _ in range(2)] == [-1, -1]
+    assert next(sequences.counter("x", "other")) == second + 1
 
 
 def test_what_was_forgotten_counts_in_totals() -> None:

@@ -93,11 +93,11 @@ class CallSeries(BackendWrapper):
             sends = pattern.is_send
             if not sends:
                 within = (*channel, tag)
-                if async_op and other < 0 and log.numbering.make_vague(within):
+                if async_op and other < 0 and log.sequences.make_vague(within):
                     # Which message it gets is nobody's knowledge, nor then which the later ones get.
                     self.fast_paths.clear()
             channel = (*channel, *((own_rank, other) if sends else (other, own_rank)), tag)
-        counter = log.numbering.counter(channel, within)
+        counter = log.sequences.counter(channel, within)
         size = 0 if tensor is None else message_size_bytes(operation, tensor.nbytes, len(ranks))
         what = Operation(
             name=log_name or kind,

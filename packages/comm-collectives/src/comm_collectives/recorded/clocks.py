@@ -7,12 +7,12 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter_ns
 
 import torch
 
 from comm_utils.backend import Backend
+from comm_utils.host_identity import host_identity
 
 __all__ = ["Clock", "clock_name", "measure"]
 
@@ -28,13 +28,19 @@ class Clock:
     uncertainty_ns: int = 0
     at_ns: int = 0
 
+    @property
+    def offset_s(self) -> float:
+        return self.offset_ns * 1e-9
+
+    @property
+    def uncertainty_s(self) -> float:
+        return self.uncertainty_ns * 1e-9
+
 
 def clock_name() -> str:
     """Return the same for processes that share the clock of ``perf_counter_ns``: those of one boot of one machine."""
     with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        # A container may have a clock of its own.
-        return f"{boot} {os.readlink('/proc/self/ns/time')}"
+        return host_identity("time")  # a container may have a clock of its own
     return f"{socket.gethostname()} {os.getpid()}"
 
 

@@ -81,7 +81,7 @@ def everyones_account(log: CommsLogger) -> Account:
     """Return where the time of the last operations of all ranks went; called by all ranks."""
     channel = unobserved(_CALL)
     clock = everyones_clock(channel, all_gather_over(channel, clock_name(), False))
-    mine = [log.numbering.epoch, *_plain(recent_trace(log, channel, clock))]
+    mine = [log.sequences.epoch, *_plain(recent_trace(log, channel, clock))]
     gathered = exchange_to_root(channel, mine, 0, 0, False)
     found = None
     if gathered is not None:

@@ -62,7 +62,7 @@ def start_trace(log: CommsLogger, folder: Path | str) -> Path:
             writer = TraceWriter(folder, channel.rank)
         except OSError as error:
             failure = f"{folder}: {error.strerror or error}"
-    told = [failure, clock_name(), log.numbering.epoch, secrets.token_hex(8)]
+    told = [failure, clock_name(), log.sequences.epoch, secrets.token_hex(8)]
     everyones = all_gather_over(channel, told, False)
     _raise(channel, [text for text, *_ in everyones], writer)
     assert writer is not None
@@ -95,7 +95,7 @@ def _raise(channel: Channel, failures: list[str], writer: TraceWriter | None) ->
 
 def begin_epoch(log: CommsLogger, epoch: int | None = None) -> None:
     """Let calls be counted anew; None for the next epoch."""
-    log.numbering.begin_epoch(log.numbering.epoch + 1 if epoch is None else epoch)
+    log.sequences.begin_epoch(log.sequences.epoch + 1 if epoch is None else epoch)
     bare_backend().fast_paths.clear()  # which has counters
 
 

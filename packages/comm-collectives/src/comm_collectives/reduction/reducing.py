@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.memory import as_bytes, contiguous_elements, flat
+from comm_collectives.memory import as_bytes, contiguous_elements, memory_view
 from comm_collectives.reduction.encoding import Encoding, encoding_for
 from comm_collectives.reduction.local import fold
 from comm_collectives.work import deliver
@@ -31,7 +31,7 @@ def all_reduce(
     """Reduce a dense ``tensor`` in place, in the order of its memory."""
     capabilities = backend.capabilities(group, tensor.device.type)
     encoding = encoding_for(call, op, tensor.dtype, capabilities)
-    elements = flat(tensor)
+    elements = memory_view(tensor)
     wire = encoding.encode(elements)
     W = backend.get_world_size(group)
     if encoding.native:

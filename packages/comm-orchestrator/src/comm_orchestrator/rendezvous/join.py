@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from comm_orchestrator.rendezvous.records import (
 )
 from comm_orchestrator.rendezvous.store import open_store
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError, PeerLostError
+from comm_utils.host_identity import host_identity
 from comm_utils.launch import LaunchInfo
 
 __all__ = ["RendezvousResult", "join", "report_to_peers"]
@@ -173,10 +173,9 @@ def _own_record(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -
 def _host_id() -> str:
     """Return an id that two processes share only if they share a kernel and a network."""
     try:
-        boot, network = Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/net")
+        return f"{socket.gethostname()}/{host_identity('net')}"
     except OSError:
-        boot, network = platform.node(), ""
-    return f"{socket.gethostname()}/{boot}/{network}"
+        return socket.gethostname()
 
 
 def _judge(records: Sequence[RankRecord], choice: selector.Choice | None) -> dict[str, Any] | Refusal:

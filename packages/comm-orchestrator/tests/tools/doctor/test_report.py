@@ -8,8 +8,9 @@ import threading
 
 import pytest
 
+from comm_collectives.recorded.clocks import Clock
 from comm_orchestrator.report import FACTS
-from comm_orchestrator.tools.doctor.clocks import Clock, judge
+from comm_orchestrator.tools.doctor.clocks import judge
 from comm_orchestrator.tools.doctor.finding import Finding, from_error, guarded
 from comm_orchestrator.tools.doctor.rendering import render
 from comm_orchestrator.tools.doctor.report import RankReport, merge_reports
@@ -111,7 +112,7 @@ def test_json_keys() -> None:
 
 @pytest.mark.parametrize(("offset_s", "level"), [(0.05, "ok"), (0.25, "warning"), (-0.25, "warning")])
 def test_clocks(offset_s: float, level: str) -> None:
-    (one,) = judge([Clock(0, 0, 0), Clock(1, offset_s, 0.0004), Clock(2, 0.001, 0.1)])
+    (one,) = judge([Clock(0), Clock(1, round(offset_s * 1e9), 400_000), Clock(2, 1_000_000, 100_000_000)])
     assert one.level == level
     assert "± " in one.found
     assert ("timedatectl" in one.remedy) == (level == "warning")

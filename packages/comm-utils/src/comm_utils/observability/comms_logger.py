@@ -34,7 +34,7 @@ class CommsLogger:
 
     Attributes:
         is_plain: all that is kept of an operation is its time.
-        numbering: of calls, recorded or not.
+        sequences: the counters of calls, recorded or not.
         recorder: where events wait to be counted.
         writes: whether a trace is being written.
     """
@@ -49,7 +49,7 @@ class CommsLogger:
     ) -> None:
         self.verbose, self.prof_all, self.debug, self.ranges = False, True, False, False
         self.prof_ops: frozenset[str] = frozenset()
-        self.numbering = SequenceCounters()
+        self.sequences = SequenceCounters()
         self.writes = False
         self._writer: TraceWriter | None = None
         self.recorder = Recorder(EVENTS_KEPT, self._stop_writing)

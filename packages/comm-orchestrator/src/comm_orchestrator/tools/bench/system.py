@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from comm_orchestrator import facade
-from comm_orchestrator.tools.bench.libraries.torch_like import device_of
+from comm_orchestrator.tools.devices import device_of
 
 __all__ = ["Exchange", "describe_system", "hosts", "rank_facts"]
 

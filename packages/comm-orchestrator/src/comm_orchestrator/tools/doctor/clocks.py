@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -12,20 +11,11 @@ from comm_orchestrator import facade
 from comm_orchestrator.tools.doctor.finding import Finding
 from comm_utils.active import active_backend
 
-__all__ = ["MAX_SKEW_S", "Clock", "judge", "measure"]
+__all__ = ["MAX_SKEW_S", "judge", "measure"]
 
 #: beyond this, traces and log files of several ranks are misread
 MAX_SKEW_S = 0.1
 _PINGS = 8
-
-
-@dataclass(frozen=True)
-class Clock:
-    """A rank's clock minus that of rank 0: ``offset_s``, give or take ``uncertainty_s``."""
-
-    rank: int
-    offset_s: float
-    uncertainty_s: float
 
 
 def measure(
@@ -33,7 +23,7 @@ def measure(
     device: torch.device | str = "cpu",
     pings: int = _PINGS,
     clock: Callable[[], float] = time.time,
-) -> list[Clock]:
+) -> list[facade.clocks.Clock]:
     """Return the clocks of ``ranks`` against that of rank 0; called by all ranks, and rank 0 gets the result.
 
     Args:
@@ -45,10 +35,10 @@ def measure(
     measured = facade.clocks.measure(backend, device, lambda: round(clock() * 1e9), pings)
     if facade.get_rank() != 0:
         return []
-    return [Clock(one.rank, one.offset_ns * 1e-9, one.uncertainty_ns * 1e-9) for one in measured if one.rank in ranks]
+    return [one for one in measured if one.rank in ranks]
 
 
-def judge(clocks: Sequence[Clock]) -> list[Finding]:
+def judge(clocks: Sequence[facade.clocks.Clock]) -> list[Finding]:
     """Return whether the clocks agree well enough."""
     if len(clocks) < 2:
         return [Finding("ok", "clocks", "one rank, one clock")]

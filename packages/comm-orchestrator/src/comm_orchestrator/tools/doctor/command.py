@@ -14,7 +14,6 @@ from typing import Any, TextIO
 import comm_config
 from comm_orchestrator import facade
 from comm_orchestrator.tools.doctor import exchange, local, trial
-from comm_orchestrator.tools.doctor.clocks import Clock
 from comm_orchestrator.tools.doctor.finding import Finding, from_error, warnings_logged
 from comm_orchestrator.tools.doctor.rendering import render
 from comm_orchestrator.tools.doctor.report import RankReport, Report, merge_reports
@@ -87,7 +86,9 @@ def _leave(limit_s: float) -> None:
         within(limit_s, exchange.leave, "leaving")
 
 
-def _own(mine: RankReport, measured: list[Clock], trials: list[Trial], findings: list[Finding]) -> Examined:
+def _own(
+    mine: RankReport, measured: list[facade.clocks.Clock], trials: list[Trial], findings: list[Finding]
+) -> Examined:
     report = merge_reports([mine], measured, trials, findings)
     return Examined(report, True, lambda: time.sleep(_LINGER_S if mine.world_size > 1 else 0.0))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import comm_config
 from comm_orchestrator import facade, orchestrator
-from comm_orchestrator.tools.doctor import clocks, local, trial
-from comm_orchestrator.tools.doctor.clocks import Clock
+from comm_orchestrator.tools.devices import device_of
+from comm_orchestrator.tools.doctor import clocks, local
 from comm_orchestrator.tools.doctor.finding import Finding
 from comm_orchestrator.tools.doctor.report import RankReport
 from comm_orchestrator.tools.doctor.trial import Trial
@@ -25,7 +25,7 @@ class Exchanged:
     """The reports of all ranks, and their clocks on rank 0."""
 
     reports: list[RankReport]
-    clocks: list[Clock]
+    clocks: list[facade.clocks.Clock]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Outcome:
     """The report of one rank after the trials."""
 
     trials: list[Trial]
-    clocks: list[Clock]
+    clocks: list[facade.clocks.Clock]
     findings: list[Finding]
 
 
@@ -61,9 +61,9 @@ def exchange_reports(mine: RankReport, settings: comm_config.Settings, timeout_s
     if found is not None:  # knows more about hosts than the launcher said
         mine = local.with_hosts(mine, found, settings, timeout_s)
     reports = [RankReport.from_plain(one) for one in _gathered(mine.to_plain())]
-    measured: list[Clock] = []
+    measured: list[facade.clocks.Clock] = []
     if len(reports) > 1:
-        measured = clocks.measure(_clock_owners(reports), trial.device_of(backend.rpartition(":")[2]))
+        measured = clocks.measure(_clock_owners(reports), device_of(backend.rpartition(":")[2]))
     facade.destroy_process_group()
     return Exchanged(reports, measured)
 
@@ -87,7 +87,7 @@ def exchange_outcomes(
     backends: Mapping[str, Any],
     settings: comm_config.Settings,
     trials: Sequence[Trial],
-    measured: Sequence[Clock],
+    measured: Sequence[facade.clocks.Clock],
     findings: Sequence[Finding],
 ) -> Outcome:
     """Tell all ranks how every rank's trials ended; the world stays up until :func:`leave`."""
@@ -100,7 +100,7 @@ def exchange_outcomes(
     everyone = _gathered(mine)
     return Outcome(
         [Trial(**one) for each in everyone for one in each["trials"]],
-        [Clock(**one) for one in everyone[0]["clocks"]],
+        [facade.clocks.Clock(**one) for one in everyone[0]["clocks"]],
         [Finding(**one) for each in everyone for one in each["findings"]],
     )
 

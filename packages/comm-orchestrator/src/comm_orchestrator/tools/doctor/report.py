@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from comm_orchestrator import facade
 from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.doctor import clocks
-from comm_orchestrator.tools.doctor.clocks import Clock
 from comm_orchestrator.tools.doctor.finding import LEVELS, Finding, Level, worst
 from comm_orchestrator.tools.doctor.trial import Trial
 
@@ -57,7 +57,7 @@ class Report:
     world_size: int
     findings: list[Finding]
     ranks: list[RankReport]
-    clocks: list[Clock]
+    clocks: list[facade.clocks.Clock]
     trials: list[Trial]
 
     @property
@@ -93,13 +93,18 @@ class Report:
             "backends": dict(first.backends),
             "hosts": self.hosts(),
             "ranks": [{key: one.to_plain()[key] for key in own} for one in self.ranks],
-            "clocks": [asdict(one) for one in self.clocks],
+            "clocks": [
+                {"rank": one.rank, "offset_s": one.offset_s, "uncertainty_s": one.uncertainty_s} for one in self.clocks
+            ],
             "collectives": [asdict(one) for one in self.trials],
         }
 
 
 def merge_reports(
-    reports: Sequence[RankReport], measured: Sequence[Clock], trials: Sequence[Trial], more: Iterable[Finding] = ()
+    reports: Sequence[RankReport],
+    measured: Sequence[facade.clocks.Clock],
+    trials: Sequence[Trial],
+    more: Iterable[Finding] = (),
 ) -> Report:
     """One report.
 

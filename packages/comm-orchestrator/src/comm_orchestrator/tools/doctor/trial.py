@@ -12,12 +12,11 @@ import torch
 
 import comm_config
 from comm_orchestrator import facade
+from comm_orchestrator.tools.devices import device_of
 from comm_orchestrator.tools.doctor.finding import from_error
 from comm_orchestrator.tools.doctor.time_limit import StuckError, within
 
-__all__ = ["Trial", "device_of", "limit_of", "reduce_once", "run"]
-
-_ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
+__all__ = ["Trial", "limit_of", "reduce_once", "run"]
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,6 @@ class Trial:
 def limit_of(timeout_s: float) -> float:
     """Return when to stop waiting for a library that ignores its own timeout, at the start and in the operation."""
     return 2 * timeout_s + 5
-
-
-def device_of(backend: str) -> torch.device:
-    """Return where tensors for ``backend`` have to be."""
-    kind = _ACCELERATORS.get(backend, "cpu")
-    return torch.device(kind, getattr(torch, kind).current_device()) if kind != "cpu" else torch.device("cpu")
 
 
 def reduce_once(device: torch.device) -> float:

@@ -164,7 +164,7 @@ def _groups(trace: RankTrace) -> dict[str, Any]:
 
 
 def _device() -> torch.device:
-    from comm_orchestrator.tools.doctor.trial import device_of
+    from comm_orchestrator.tools.devices import device_of
 
     return device_of(facade.get_backend().rpartition(":")[2])
 

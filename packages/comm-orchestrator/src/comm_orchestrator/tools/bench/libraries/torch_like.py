@@ -14,18 +14,11 @@ import torch.distributed as c10d
 from comm_orchestrator import facade
 from comm_orchestrator.tools.bench.libraries.contract import Group, UnsupportedError
 from comm_orchestrator.tools.bench.plan import Row
+from comm_orchestrator.tools.devices import device_of
 from comm_utils import operations
 from comm_utils.operations import Argument, OperationSpec, Role
 
-__all__ = ["TorchLike", "backend_of", "device_of", "make_group", "op_of", "open_deepspeed", "open_ours", "open_torch"]
-
-_ACCELERATORS = {"nccl": "cuda", "xccl": "xpu"}
-
-
-def device_of(backend: str) -> torch.device:
-    """Return where tensors for ``backend`` have to be."""
-    kind = _ACCELERATORS.get(backend, "cpu")
-    return torch.device(kind, getattr(torch, kind).current_device()) if kind != "cpu" else torch.device("cpu")
+__all__ = ["TorchLike", "backend_of", "make_group", "op_of", "open_deepspeed", "open_ours", "open_torch"]
 
 
 class TorchLike:

@@ -1,0 +1,21 @@
+"""What tells processes of one machine, or of one container of it, from all others."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["host_identity"]
+
+
+def host_identity(*namespaces: str) -> str:
+    """Return the same text for processes of one boot of one machine that share these namespaces of Linux.
+
+    Args:
+        namespaces: names in ``/proc/self/ns``, such as ``"net"``; a container may have its own.
+
+    Raises:
+        OSError: this system has no such files.
+    """
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return "-".join((boot, *(str(os.stat(f"/proc/self/ns/{one}").st_ino) for one in namespaces)))
