@@ -1,4 +1,4 @@
-"""What tells processes of one machine, or of one container of it, from all others."""
+"""Identify the machine, or the container on it, that a process runs in."""
 
 from __future__ import annotations
 
