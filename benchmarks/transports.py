@@ -269,7 +269,7 @@ def build(folder: Path) -> tuple[Path | None, str]:
     includes = ["-std=c++17", "-Wall", "-Wextra", "-isystem", str(oneccl / "include")]
     libraries = ["-Wl,--whole-archive", str(archive), "-Wl,--no-whole-archive", "-ldl", "-lpthread", "-lrt"]
     for arguments in (
-        ["-x", "c", "-c", str(CCL / "native" / "stubs.c"), "-o", str(stubs)],
+        ["-x", "c", "-c", str(CCL / "native" / "oneccl" / "stubs.c"), "-o", str(stubs)],
         [*includes, str(HERE / "native" / "bare.cpp"), str(stubs), *libraries, "-o", str(program)],
     ):
         subprocess.run([compiler, "-O2", *arguments], check=True)

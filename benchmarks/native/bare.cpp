@@ -3,7 +3,7 @@
 //     RANK=0 bare FOLDER MEETING_FD LARGEST_BYTES LIMIT_S
 //
 // It speaks the line protocol of transports.py's peers, gives oneCCL the settings of comm-backend-ccl's
-// native/oneccl.cpp, and does what Rank in transports.py does, in the same order.
+// native/oneccl, and does what Rank in transports.py does, in the same order.
 
 #include <oneapi/ccl.hpp>
 

@@ -14,7 +14,7 @@ import torch
 
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import Operation
-from comm_backend_ccl.work import CclWork
+from comm_backend_ccl.work import CclWork, EngineHandle
 from comm_utils.backend import Capabilities
 from comm_utils.errors import (
     BackendUnavailableError,
@@ -31,7 +31,7 @@ from comm_utils.torch_support.group_state import IN_FORKED_CHILD
 __all__ = ["Begun", "Call", "Communicator"]
 
 #: A handle, None where all is done, and the tensors in whose memory an operation goes on.
-Begun = tuple[int | None, tuple[torch.Tensor, ...]]
+Begun = tuple["EngineHandle | None", tuple[torch.Tensor, ...]]
 
 
 class Call(NamedTuple):
@@ -107,7 +107,7 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def within(self, handle: int, seconds: float) -> bool:
+    def within(self, handle: EngineHandle, seconds: float) -> bool:
         """Return whether the operation was complete within so long; 0 asks and does not wait.
 
         Raises:
@@ -115,21 +115,21 @@ class Communicator(ABC):
         """
 
     @abstractmethod
-    def release(self, handle: int) -> None:
+    def release(self, handle: EngineHandle) -> None:
         """Give a handle back. An operation that is under way goes on."""
 
     @abstractmethod
     def _end(self) -> None:
         """Free what the engine holds."""
 
-    def ended_ns(self, handle: int) -> int | None:
+    def ended_ns(self, handle: EngineHandle) -> int | None:
         """Return when a watched operation was complete, by ``time.perf_counter_ns``.
 
         None where the engine does not tell.
         """
         return None
 
-    def is_complete(self, handle: int) -> bool:
+    def is_complete(self, handle: EngineHandle) -> bool:
         """Return whether the operation has come to a good end."""
         try:
             return self.within(handle, 0.0)
@@ -190,7 +190,7 @@ class Communicator(ABC):
         gone = self.peers.gone()
         return gone if peer is None else gone & {peer}
 
-    def gone_for(self, handle: int, peer: int | None) -> Set[int]:
+    def gone_for(self, handle: EngineHandle, peer: int | None) -> Set[int]:
         """Those of them without which an operation cannot go on, as far as the engine can tell."""
         return self.gone(peer)
 
@@ -253,7 +253,7 @@ class Communicator(ABC):
         self.check()
         operation = call.operation
         name = operation.name.lower()
-        handle: int | None = None
+        handle: EngineHandle | None = None
         kept: tuple[torch.Tensor, ...] = ()
         if call.elements or self.moves_nothing or operation in (Operation.ALL_TO_ALL_V, Operation.BARRIER):
             try:

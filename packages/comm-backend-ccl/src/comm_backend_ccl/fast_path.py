@@ -22,7 +22,7 @@ __all__ = ["fast_path"]
 
 #: Starts an operation on the user's tensors: None where it is complete, else a handle.
 _Start = Callable[..., "CclWork | None"]
-_Run = Callable[[int, int, int], oneccl_library.Pending]
+_Run = Callable[[int, int, int], "oneccl_library.Handle | None"]
 
 
 class _Kind(NamedTuple):
@@ -309,7 +309,7 @@ _PLANNED = frozenset(
 class _ByDtype(dict[torch.dtype, _Run]):
     """``runs[dtype]`` reduces elements of it."""
 
-    def __init__(self, group: int, operation: Operation, op: int) -> None:
+    def __init__(self, group: oneccl_library.Group, operation: Operation, op: int) -> None:
         super().__init__()
         self._settled = group, operation, op
 
@@ -323,7 +323,7 @@ def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
     """Return what starts the operation and waits for a moment, in one call of native code."""
     native = _NATIVE[kind.operation]
 
-    def later(handle: oneccl_library.Pending, *tensors: torch.Tensor) -> CclWork:
+    def later(handle: oneccl_library.Handle, *tensors: torch.Tensor) -> CclWork:
         work = CclWork(ours, handle, tensors, kind.name)
         if kind.operation in _MESSAGES:
             work.peer = kind.root
@@ -335,11 +335,11 @@ def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
         def all_reduce(tensor: torch.Tensor) -> CclWork | None:
             address = tensor.data_ptr()
             handle = runs[tensor.dtype](address, address, tensor.numel())
-            return None if handle == oneccl_library.COMPLETE else later(handle, tensor)
+            return None if handle is None else later(handle, tensor)
 
         def reduce_scatter(output: torch.Tensor, input: torch.Tensor) -> CclWork | None:
             handle = runs[output.dtype](input.data_ptr(), output.data_ptr(), output.numel())
-            return None if handle == oneccl_library.COMPLETE else later(handle, output, input)
+            return None if handle is None else later(handle, output, input)
 
         if kind.operation == "all_reduce":
             return all_reduce
@@ -352,11 +352,11 @@ def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
     def on_one(tensor: torch.Tensor) -> CclWork | None:
         address = tensor.data_ptr()
         handle = run(address, address, tensor.nbytes)
-        return None if handle == oneccl_library.COMPLETE else later(handle, tensor)
+        return None if handle is None else later(handle, tensor)
 
     def gather(output: torch.Tensor, input: torch.Tensor) -> CclWork | None:
         handle = run(input.data_ptr(), output.data_ptr(), input.nbytes)
-        return None if handle == oneccl_library.COMPLETE else later(handle, output, input)
+        return None if handle is None else later(handle, output, input)
 
     def gather_into_list(outputs: list[torch.Tensor], input: torch.Tensor) -> CclWork | None:
         memory, finish = staging_memory(outputs, input)
@@ -370,7 +370,7 @@ def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
         if rows_out is not None:
             return ours.all_to_all_rows(output, input, rows_out, rows_in)
         handle = equal(input.data_ptr(), output.data_ptr(), input.nbytes // ours.size)
-        return None if handle == oneccl_library.COMPLETE else later(handle, output, input)
+        return None if handle is None else later(handle, output, input)
 
     if kind.operation == "all_to_all_single":
         equal = oneccl_library.plan(ours.group, Operation.ALL_TO_ALL, ONECCL_DTYPES[torch.uint8], 0, 0, LOOK_AROUND_S)

@@ -17,7 +17,7 @@ from comm_backend_ccl.interface import interface_between
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.shm_cleanup import sweep
 from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operation
-from comm_backend_ccl.work import LOOK_AROUND_S
+from comm_backend_ccl.work import LOOK_AROUND_S, EngineHandle
 from comm_utils.errors import CommTimeoutError, NotInitializedError
 
 __all__ = ["OneCclCommunicator"]
@@ -55,7 +55,7 @@ class OneCclCommunicator(Communicator):
             sweep()
         interface = interface_between(len({process.machine for process in peers.processes}))
         oneccl_library.initialize(peers.local.index(rank), len(peers.local), interface)
-        self._group: int | None = self._make(end)
+        self._group: oneccl_library.Group | None = self._make(end)
 
     # --- how it comes to be, and ends
 
@@ -79,9 +79,9 @@ class OneCclCommunicator(Communicator):
                 "check that its ranks run and that the interface FI_TCP_IFACE leads from each to the others"
             )
 
-    def _make(self, end: float) -> int:
+    def _make(self, end: float) -> oneccl_library.Group:
         """Return the group; in a thread, as oneCCL waits for ranks that do not come without an end."""
-        made: list[int] = []
+        made: list[oneccl_library.Group] = []
         failed: list[BaseException] = []
         given_up: list[bool] = []
 
@@ -110,7 +110,7 @@ class OneCclCommunicator(Communicator):
         return made[0]
 
     @property
-    def group(self) -> int:
+    def group(self) -> oneccl_library.Group:
         """Return what the library knows the group by.
 
         Raises:
@@ -177,11 +177,11 @@ class OneCclCommunicator(Communicator):
         )
         return handle, (source, target)
 
-    def within(self, handle: int, seconds: float) -> bool:
+    def within(self, handle: EngineHandle, seconds: float) -> bool:
         return oneccl_library.wait(handle, seconds)
 
-    def ended_ns(self, handle: int) -> int | None:
+    def ended_ns(self, handle: EngineHandle) -> int | None:
         return oneccl_library.ended_ns(handle)
 
-    def release(self, handle: int) -> None:
+    def release(self, handle: EngineHandle) -> None:
         oneccl_library.release(handle)

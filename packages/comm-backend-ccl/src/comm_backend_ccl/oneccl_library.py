@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import functools
 import os
 import platform
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from comm_backend_ccl.libraries import LIBFABRIC, ONECCL, folder
 from comm_backend_ccl.shm_cleanup import sweep
@@ -19,9 +18,9 @@ from comm_backend_ccl.tables import Operation
 from comm_utils.errors import BackendUnavailableError
 
 __all__ = [
-    "COMPLETE",
     "START_AGAIN",
-    "Pending",
+    "Group",
+    "Handle",
     "create",
     "destroy",
     "earlier_failure",
@@ -43,14 +42,45 @@ _SET = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c
 #: The only remedy after a failure that was passed to :func:`note_failure`.
 START_AGAIN = "end the processes of all ranks and start them again"
 
-#: A handle of an operation that is under way.
-Pending = int
-COMPLETE = 1
+
+class _Group(ctypes.Structure):
+    """What :func:`create` makes."""
+
+
+class _Operation(ctypes.Structure):
+    """What :func:`start` makes."""
+
+
+# To a type checker, these functions of ctypes have no types that can be written.
+if TYPE_CHECKING:
+
+    class Group:
+        """A group of ranks; :func:`destroy` ends it."""
+
+    class Handle:
+        """An operation under way; its owner gives it to :func:`release`."""
+
+else:
+    Group, Handle = ctypes.POINTER(_Group), ctypes.POINTER(_Operation)
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        ("operation", ctypes.c_int),
+        ("input", ctypes.c_void_p),
+        ("output", ctypes.c_void_p),
+        ("count", ctypes.c_size_t),
+        ("input_counts", ctypes.POINTER(ctypes.c_size_t)),
+        ("output_counts", ctypes.POINTER(ctypes.c_size_t)),
+        ("dtype", ctypes.c_int),
+        ("op", ctypes.c_int),
+        ("peer", ctypes.c_int),
+    )
 
 
 class _Plan(ctypes.Structure):
     _fields_ = (
-        ("group", ctypes.c_void_p),
+        ("group", ctypes.POINTER(_Group)),
         ("operation", ctypes.c_int),
         ("dtype", ctypes.c_int),
         ("op", ctypes.c_int),
@@ -120,7 +150,6 @@ def _library() -> Any:
 
 
 def _typed(library: Any) -> Any:
-    sizes = ctypes.POINTER(ctypes.c_size_t)
     text = (ctypes.c_char_p, ctypes.c_int)
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "initialize": (
@@ -128,29 +157,14 @@ def _typed(library: Any) -> Any:
             (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, *text),
         ),
         "version": (ctypes.c_int, text),
-        "create": (ctypes.c_void_p, (ctypes.c_int, ctypes.c_int, _GET, _SET, ctypes.c_void_p, *text)),
-        "destroy": (None, (ctypes.c_void_p,)),
-        "start": (
-            ctypes.c_void_p,
-            (
-                ctypes.c_void_p,
-                ctypes.c_int,
-                ctypes.c_void_p,
-                ctypes.c_void_p,
-                ctypes.c_size_t,
-                sizes,
-                sizes,
-                ctypes.c_int,
-                ctypes.c_int,
-                ctypes.c_int,
-                ctypes.c_int,
-                *text,
-            ),
-        ),
+        "create": (Group, (ctypes.c_int, ctypes.c_int, _GET, _SET, ctypes.c_void_p, *text)),
+        "destroy": (None, (Group,)),
+        "start": (Handle, (Group, ctypes.POINTER(_Call), ctypes.c_int, *text)),
+        # None if it is complete: a pointer would have to be made for each call.
         "run": (ctypes.c_void_p, (ctypes.POINTER(_Plan), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)),
-        "wait": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_double, *text)),
-        "ended": (ctypes.c_int64, (ctypes.c_void_p,)),
-        "release": (None, (ctypes.c_void_p,)),
+        "wait": (ctypes.c_int, (Handle, ctypes.c_double, *text)),
+        "ended": (ctypes.c_int64, (Handle,)),
+        "release": (None, (Handle,)),
         "stop": (None, ()),
     }
     for name, (result, arguments) in signatures.items():
@@ -217,7 +231,7 @@ def _stop() -> None:
         sweep(ending=True)
 
 
-def create(size: int, rank: int, get: Callable[[str], bytes | None], put: Callable[[str, bytes], None]) -> int:
+def create(size: int, rank: int, get: Callable[[str], bytes | None], put: Callable[[str, bytes], None]) -> Group:
     """Make a group together with its other ranks, which do the same; returns when all have come.
 
     Args:
@@ -249,21 +263,21 @@ def create(size: int, rank: int, get: Callable[[str], bytes | None], put: Callab
             return -1
 
     buffer = ctypes.create_string_buffer(_CAPACITY)
-    made = library.comm_oneccl_create(size, rank, _GET(read), _SET(write), None, buffer, _CAPACITY)
-    if made is None:
+    made: Group = library.comm_oneccl_create(size, rank, _GET(read), _SET(write), None, buffer, _CAPACITY)
+    if not made:
         if failure:
             raise failure[0]
         raise BackendUnavailableError(f"oneCCL could not make a group: {buffer.value.decode(errors='replace')}")
-    return int(made)
+    return made
 
 
-def destroy(group: int) -> None:
+def destroy(group: Group) -> None:
     """Free what :func:`create` returned."""
     _library().comm_oneccl_destroy(group)
 
 
 def start(
-    group: int,
+    group: Group,
     operation: Operation,
     source: int,
     target: int,
@@ -274,7 +288,7 @@ def start(
     watched: bool = False,
     source_counts: Sequence[int] = (),
     target_counts: Sequence[int] = (),
-) -> Pending:
+) -> Handle:
     """Start an operation on memory that stays where it is until the handle is complete.
 
     Args:
@@ -288,26 +302,31 @@ def start(
     sent = (ctypes.c_size_t * len(source_counts))(*source_counts) if source_counts else None
     received = (ctypes.c_size_t * len(target_counts))(*target_counts) if target_counts else None
     text = _message.buffer
-    handle = _Loaded.library.comm_oneccl_start(
-        group, operation, source, target, count, sent, received, dtype, op, peer, watched, text, _CAPACITY
-    )
-    if handle is None:
+    call = _Call(operation, source, target, count, sent, received, dtype, op, peer)
+    handle: Handle = _Loaded.library.comm_oneccl_start(group, ctypes.byref(call), watched, text, _CAPACITY)
+    if not handle:
         raise RuntimeError(_message.text())
-    return handle  # type: ignore[no-any-return]
+    return handle
 
 
 def plan(
-    group: int, operation: Operation, dtype: int, op: int, peer: int, seconds: float
-) -> Callable[[int, int, int], Pending]:
+    group: Group, operation: Operation, dtype: int, op: int, peer: int, seconds: float
+) -> Callable[[int, int, int], Handle | None]:
     """Return a function of source, target and count that starts ``operation`` and waits for it up to ``seconds``.
 
-    It returns ``COMPLETE``, or a handle as :func:`start` does, of what is under way or failed.
+    It returns None if the operation is complete, else a handle as :func:`start` does, of one under way or failed.
     """
-    settled = _Plan(group, operation, dtype, op, peer, seconds)
-    return functools.partial(_Loaded.library.comm_oneccl_run, ctypes.byref(settled))
+    settled = ctypes.byref(_Plan(group, operation, dtype, op, peer, seconds))
+    call = _Loaded.library.comm_oneccl_run
+
+    def run(source: int, target: int, count: int) -> Handle | None:
+        address = call(settled, source, target, count)
+        return None if address is None else ctypes.cast(address, Handle)  # type: ignore[type-var]
+
+    return run
 
 
-def wait(handle: Pending, seconds: float) -> bool:
+def wait(handle: Handle, seconds: float) -> bool:
     """Return whether the operation was complete within ``seconds``; 0 asks and does not wait.
 
     Raises:
@@ -319,11 +338,11 @@ def wait(handle: Pending, seconds: float) -> bool:
     return bool(state)
 
 
-def ended_ns(handle: Pending) -> int | None:
+def ended_ns(handle: Handle) -> int | None:
     """Return when the operation was complete, by ``time.perf_counter_ns``; None where it is not."""
     return _Loaded.library.comm_oneccl_ended(handle) or None
 
 
-def release(handle: Pending) -> None:
+def release(handle: Handle) -> None:
     """Give a handle back. An operation that is under way goes on."""
     _Loaded.library.comm_oneccl_release(handle)

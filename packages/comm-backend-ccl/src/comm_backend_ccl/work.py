@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Set
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
 
-__all__ = ["LOOK_AROUND_S", "CclWork", "Operations"]
+__all__ = ["LOOK_AROUND_S", "CclWork", "EngineHandle", "Operations"]
 
 # How often a waiting rank looks whether its peers live, and lets Python handle signals.
 LOOK_AROUND_S = 0.05
@@ -22,21 +22,25 @@ _GRACE_S = 0.3
 _finishing = threading.RLock()
 
 
+#: An operation under way: a ``oneccl_library.Handle``, or an ``Operation`` of shared memory.
+EngineHandle: TypeAlias = Any
+
+
 class Operations(Protocol):
     """The methods of a communicator that a handle calls; the communicator documents them."""
 
     broken: str | None
     timeout_s: float
 
-    def within(self, handle: int, seconds: float) -> bool: ...
+    def within(self, handle: EngineHandle, seconds: float) -> bool: ...
 
-    def is_complete(self, handle: int) -> bool: ...
+    def is_complete(self, handle: EngineHandle) -> bool: ...
 
-    def release(self, handle: int) -> None: ...
+    def release(self, handle: EngineHandle) -> None: ...
 
-    def ended_ns(self, handle: int) -> int | None: ...
+    def ended_ns(self, handle: EngineHandle) -> int | None: ...
 
-    def gone_for(self, handle: int, peer: int | None) -> Set[int]: ...
+    def gone_for(self, handle: EngineHandle, peer: int | None) -> Set[int]: ...
 
     def broken_error(self) -> BaseException: ...
 
@@ -76,7 +80,7 @@ class CclWork:
         "peer",
     )
 
-    def __init__(self, communicator: Operations, handle: int | None, kept: tuple[Any, ...], name: str) -> None:
+    def __init__(self, communicator: Operations, handle: EngineHandle | None, kept: tuple[Any, ...], name: str) -> None:
         self._communicator = communicator
         self._handle = handle
         self._begin = time.monotonic()
@@ -120,13 +124,13 @@ class CclWork:
         self.kept = ()
         return self._settled()
 
-    def _within(self, handle: int, seconds: float) -> bool:
+    def _within(self, handle: EngineHandle, seconds: float) -> bool:
         try:
             return self._communicator.within(handle, seconds)
         except RuntimeError as error:
             raise self._fail(self._communicator.failed(self.name, error, self.peer)) from error
 
-    def _wait_on(self, handle: int, limit_s: float | None) -> None:
+    def _wait_on(self, handle: EngineHandle, limit_s: float | None) -> None:
         own_end = None if limit_s is None else time.monotonic() + limit_s - min(limit_s, LOOK_AROUND_S)
         while True:
             now = time.monotonic()
@@ -147,7 +151,7 @@ class CclWork:
     def _latest(self) -> float:
         return self._begin + self._communicator.timeout_s if self.end is None else self.end
 
-    def _hopeless(self, handle: int, now: float) -> Callable[[], BaseException] | None:
+    def _hopeless(self, handle: EngineHandle, now: float) -> Callable[[], BaseException] | None:
         """Return what makes the failure where there is nothing left to wait for."""
         communicator = self._communicator
         if communicator.broken is not None:
@@ -220,11 +224,11 @@ class CclWork:
 
 
 #: Operations whose handle was dropped before their end, with the memory in which they go on reading and writing.
-_abandoned: list[tuple[Operations, int, Any]] = []
+_abandoned: list[tuple[Operations, EngineHandle, Any]] = []
 
 
-def _abandon(communicator: Operations, handle: int, kept: Any) -> None:
-    still: list[tuple[Operations, int, Any]] = [(communicator, handle, kept)]
+def _abandon(communicator: Operations, handle: EngineHandle, kept: Any) -> None:
+    still: list[tuple[Operations, EngineHandle, Any]] = [(communicator, handle, kept)]
     earlier, _abandoned[:] = list(_abandoned), []
     for one in earlier:
         if one[0].is_complete(one[1]):

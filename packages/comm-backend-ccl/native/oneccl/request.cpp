@@ -1,0 +1,88 @@
+#include "oneccl/request.hpp"
+
+#include "oneccl/library.hpp"
+
+#include <sched.h>
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+namespace oneccl {
+
+Request::~Request() {
+    if (on && state.load(std::memory_order_acquire) == pending) {
+        leak();
+    }
+}
+
+int Request::test() {
+    const int now = state.load(std::memory_order_acquire);
+    if (now != pending) {
+        return now;
+    }
+    if (!library.try_lock() && !library.try_lock_for(std::chrono::milliseconds(50))) {
+        return pending;
+    }
+    const std::lock_guard<std::timed_mutex> held(library, std::adopt_lock);
+    return test_locked();
+}
+
+void Request::leak() {
+    new ccl::event(std::move(event));
+    new Communicator(std::move(on));
+    unfinished = true;
+}
+
+int Request::test_locked() {
+    int now = state.load(std::memory_order_acquire);
+    if (now != pending || stopped) {
+        return now;
+    }
+    try {
+        if (!event.test()) {
+            return pending;
+        }
+        // The end of either is a call into oneCCL.
+        event = ccl::event();
+        on.reset();
+        ended_ns = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch()).count();
+        now = complete;
+    } catch (const std::exception &problem) {
+        error = problem.what();
+        now = failed;
+        leak();
+    }
+    state.store(now, std::memory_order_release);
+    return now;
+}
+
+int wait_for(Request &request, double seconds) {
+    int state = request.test();
+    if (state != pending || seconds <= 0) {
+        return state;
+    }
+    waiting.fetch_add(1, std::memory_order_relaxed);
+    const auto begin = Clock::now();
+    const auto end = begin + std::chrono::duration<double>(seconds);
+    const auto patience = begin + std::chrono::milliseconds(20);
+    for (unsigned tries = 1; state == pending; ++tries) {
+        state = request.test();
+        if (more_ranks_than_cores) {
+            sched_yield();
+        }
+        if (tries % 64 == 0) {
+            const auto now = Clock::now();
+            if (now >= end) {
+                break;
+            }
+            if (now >= patience) {
+                sched_yield();
+            }
+        }
+    }
+    waiting.fetch_sub(1, std::memory_order_relaxed);
+    return state;
+}
+
+}  // namespace oneccl
