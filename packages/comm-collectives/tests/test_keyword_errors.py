@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import comm_collectives
 from comm_collectives import broadcast
 from comm_collectives.keyword_errors import explain_call, with_keyword_errors
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -57,3 +58,17 @@ def test_the_real_signature_counts() -> None:
     found = explain_call(broadcast, (), {"tensor": 1, "scr": 0})
     assert found is not None
     assert str(found) == "broadcast: scr: got an argument of this name, which does not exist; did you mean 'src'?"
+
+
+@pytest.mark.parametrize(
+    ("function", "wrong", "meant"),
+    [
+        (comm_collectives.new_group, "rank", "ranks"),
+        (comm_collectives.split_group, "split_rank", "split_ranks"),
+        (comm_collectives.new_subgroups, "groupsize", "group_size"),
+        (comm_collectives.empty_shared, "dtyp", "dtype"),
+    ],
+)
+def test_misspelt_arguments_of_what_makes_groups_and_memory(function: Any, wrong: str, meant: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=f"{function.__name__}: {wrong}: .*did you mean '{meant}'"):
+        function(**{wrong: None})

@@ -18,6 +18,7 @@ from torch.distributed import distributed_c10d as internals
 from comm_collectives import arguments
 from comm_collectives.arguments import as_timedelta, enter, integer, is_member
 from comm_collectives.collective import collective
+from comm_collectives.keyword_errors import with_keyword_errors
 from comm_utils.active import slot
 from comm_utils.backend import Backend
 from comm_utils.errors import (
@@ -89,6 +90,7 @@ def get_all_ranks_from_group(group: ProcessGroup | None = None) -> list[int]:
     return members("get_all_ranks_from_group", group)
 
 
+@with_keyword_errors
 def get_global_rank(group: ProcessGroup | None = None, group_rank: int = 0) -> int:
     """Return the global rank of the member with ``group_rank``."""
     ranks = members("get_global_rank", group)
@@ -97,6 +99,7 @@ def get_global_rank(group: ProcessGroup | None = None, group_rank: int = 0) -> i
     return ranks[group_rank]
 
 
+@with_keyword_errors
 def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
     """Return the rank within ``group`` of the member with ``global_rank``."""
     ranks = members("get_group_rank", group)
@@ -133,6 +136,7 @@ def get_backend(group: ProcessGroup | None = None) -> str:
         raise _named("get_backend", error) from None
 
 
+@with_keyword_errors
 def new_group(
     ranks: Iterable[int] | None = None,
     timeout: float | timedelta | None = None,
@@ -224,6 +228,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
     backend.destroy_process_group(group)
 
 
+@with_keyword_errors
 def init_device_mesh(
     device_type: str,
     mesh_shape: tuple[int, ...],

@@ -9,6 +9,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.arguments import enter, integer
+from comm_collectives.keyword_errors import with_keyword_errors
 from comm_utils import kernels
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
@@ -33,6 +34,7 @@ def _exbibytes(size_bytes: int) -> str:
     return f"{size_bytes / 2**60:.3g}" if whole < 1000 else "more than 1000"
 
 
+@with_keyword_errors
 def empty_shared(
     shape: int | Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
 ) -> torch.Tensor | None:

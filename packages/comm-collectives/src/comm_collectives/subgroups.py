@@ -12,6 +12,7 @@ from torch.distributed import GroupMember, ProcessGroup
 from comm_collectives import arguments
 from comm_collectives.arguments import describe, integer
 from comm_collectives.groups import make_group, members
+from comm_collectives.keyword_errors import with_keyword_errors
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
 __all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
@@ -19,6 +20,7 @@ __all__ = ["new_subgroups", "new_subgroups_by_enumeration", "split_group"]
 _NOT_A_MEMBER = GroupMember.NON_GROUP_MEMBER
 
 
+@with_keyword_errors
 def new_subgroups(
     group_size: int | None = None,
     group: ProcessGroup | None = None,
@@ -53,6 +55,7 @@ def new_subgroups(
     return _made(call, map(sorted, parts), timeout, backend, pg_options, group_desc)
 
 
+@with_keyword_errors
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
     timeout: float | timedelta | None = None,
@@ -75,6 +78,7 @@ def new_subgroups_by_enumeration(
     return _made(call, map(sorted, parts), timeout, backend, pg_options, group_desc)
 
 
+@with_keyword_errors
 def split_group(
     parent_pg: ProcessGroup | None = None,
     split_ranks: Sequence[Sequence[int]] | None = None,

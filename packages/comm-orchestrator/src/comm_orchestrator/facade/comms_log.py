@@ -13,6 +13,7 @@ import comm_collectives
 import comm_config
 from comm_collectives import arguments
 from comm_collectives.collective import INLINE, collective
+from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.recorded import summary, trace_files
 from comm_collectives.recorded.backend import Recording
 from comm_orchestrator import orchestrator, telemetry
@@ -166,6 +167,7 @@ def _names(call: str, names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
+@with_keyword_errors
 def start_trace(folder: Path | str) -> Path:
     """Write each operation into a file of this rank in ``folder`` as it ends; called by all ranks.
 
@@ -212,6 +214,7 @@ def log_rows() -> list[Row]:
     return _Log.comms.rows()
 
 
+@with_keyword_errors
 def log_window(name: str = "") -> Window:
     """Record a part of the program, such as a step or an epoch, separately.
 
@@ -220,6 +223,7 @@ def log_window(name: str = "") -> Window:
     return _Log.comms.window(name)
 
 
+@with_keyword_errors
 def export_log(path: Path | str, format: str | None = None) -> None:
     """Write this rank's rows into a file, which is there as a whole or not at all.
 
@@ -235,6 +239,7 @@ def export_log(path: Path | str, format: str | None = None) -> None:
     exports.export(path, _Log.comms.rows(), format, **facts, time=time.time())
 
 
+@with_keyword_errors
 def start_telemetry(meter_provider: Any = None) -> Callable[[], None]:
     """Report what the comms logger records through OpenTelemetry, whenever its SDK collects; nothing for each call.
 
@@ -250,6 +255,7 @@ def start_telemetry(meter_provider: Any = None) -> Callable[[], None]:
     return telemetry.start_telemetry(_Log.comms, meter_provider)
 
 
+@with_keyword_errors
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict[str, Any] | None:
     """Print the comms logger's table from rank 0: operation, size, calls, bytes, times, algbw and busbw.
 

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup, Store
 
 import comm_collectives
 from comm_collectives import arguments, groups, object_codec
+from comm_collectives.keyword_errors import with_keyword_errors
 from comm_orchestrator import orchestrator, selector
 from comm_orchestrator.facade import comms_log
 from comm_utils import active
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 
+@with_keyword_errors
 def init_distributed(
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
@@ -88,6 +90,7 @@ def init_distributed(
     )
 
 
+@with_keyword_errors
 def init_process_group(
     backend: str | None = None,
     init_method: str | None = None,
@@ -159,6 +162,7 @@ def _initialize(options: orchestrator.InitOptions) -> None:
     comms_log.begin_trace(settings)
 
 
+@with_keyword_errors
 def initialize_module(config: Any = None) -> None:
     """``init_distributed`` with everything taken from a configuration: a dict, a path or a ``CommConfig``."""
     init_distributed(config=config)
@@ -192,6 +196,7 @@ def available_backends() -> dict[str, Availability]:
     return selector.available_backends()
 
 
+@with_keyword_errors
 def set_backend(name: str | None = None) -> None:
     """Check that the active backend is ``name``; a running world cannot change its library.
 
@@ -210,6 +215,7 @@ def set_backend(name: str | None = None) -> None:
         )
 
 
+@with_keyword_errors
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free one group, or everything; after the latter ``init_distributed`` works again in this process."""
     if group is None and not is_initialized():
