@@ -44,6 +44,8 @@ NATIVE = "comm-backend-ccl"
 COVERAGE_PERCENT = 90
 # With MEASURE_COVERAGE=1, sessions with tests record what they execute, and `nox -s coverage -- report` reports it.
 MEASURING = os.environ.get("MEASURE_COVERAGE") == "1"
+# Processes that run tests side by side; tests have ranks of their own.
+WORKERS = min(os.cpu_count() or 1, 4)
 # What plain nox leaves out.
 FULL = ["full"]
 # What clang-format and clang-tidy read.
@@ -63,6 +65,18 @@ ECOSYSTEM_TESTS = "tests-integration/ecosystem"
 # What measures, traces, replays and predicts through the command line takes minutes; over shaped links, root on Debian.
 LINK_TESTS = f"{LAUNCHER_TESTS}/test_prediction_links.py"
 COMMAND_TESTS = [f"tests-integration/test_{name}.py" for name in ("bench", "prediction", "trace_commands")]
+# What starts and kills jobs, compares many examples or type checkers: a minute and more for each file.
+LONG_TESTS = [
+    f"tests-integration/{name}"
+    for name in (
+        "test_ccl_leaves_nothing.py",
+        "test_doctor.py",
+        "test_hostile_store.py",
+        "test_lifecycle.py",
+        "test_properties.py",
+        "typing",
+    )
+]
 # Of the sessions that have everything else installed.
 APART = [f"--ignore={path}" for path in (LAUNCHER_TESTS, ECOSYSTEM_TESTS)]
 
@@ -129,8 +143,15 @@ def install(
     session.install("--constraint", str(constraints), *arguments, env=env)
 
 
-def run_pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None) -> None:
-    """Run pytest, under coverage where that is measured."""
+def run_pytest(session: nox.Session, *arguments: str, env: dict[str, str] | None = None, parallel: bool = True) -> None:
+    """Run pytest, under coverage where that is measured.
+
+    ``parallel``: in several processes, as most tests wait for processes most of the time; ``-n 0`` after ``--`` turns
+    that off.
+    """
+    if parallel:
+        install(session, *group("parallel"))
+        arguments = (f"--numprocesses={WORKERS}", "--dist=worksteal", *arguments)
     if not MEASURING:
         session.run("pytest", *arguments, env=env)
         return
@@ -245,7 +266,7 @@ def types(session: nox.Session) -> None:
 def tools(session: nox.Session) -> None:
     """Tests of this repository's own tools, with a planted violation for every import contract."""
     install(session, *group("tools"))
-    session.run("pytest", "tools/tests", *session.posargs)
+    run_pytest(session, "tools/tests", *session.posargs)
 
 
 def add_test_session(package: Package) -> None:
@@ -298,15 +319,18 @@ for _package, _extra in WORKSPACE.extras_with_siblings():
 
 @nox.session
 def integration(session: nox.Session) -> None:
-    """Tests of all packages together, those marked as slow left out."""
+    """Tests of all packages together, without those that are marked as slow or in ``LONG_TESTS``."""
     install_sources(session, *all_sources(*group("integration")))
-    run_pytest(session, "tests-integration", "-m", "not slow", *NOT_WITH_THE_REST, *session.posargs)
+    without = () if session.posargs else [f"--ignore={path}" for path in LONG_TESTS]
+    run_pytest(session, "tests-integration", "-m", "not slow", *NOT_WITH_THE_REST, *without, *session.posargs)
 
 
 @nox.session(name="integration-slow", default=False, tags=FULL)
 def integration_slow(session: nox.Session) -> None:
-    """Tests of all packages together that are marked as slow."""
+    """Tests of all packages together that start and kill jobs, compare many examples, or are marked as slow."""
     install_sources(session, *all_sources(*group("integration")))
+    if not session.posargs:
+        run_pytest(session, "-m", "not slow", *LONG_TESTS)
     run_pytest(session, "tests-integration", "-m", "slow", *NOT_WITH_THE_REST, *session.posargs)
 
 
@@ -314,7 +338,9 @@ def integration_slow(session: nox.Session) -> None:
 def commands(session: nox.Session) -> None:
     """Tests of commctl's bench, trace, fit and predict with ranks that they start, and over shaped links."""
     install_sources(session, *all_sources(*group("integration"), *group("launchers")))
-    run_pytest(session, "-rs", *COMMAND_TESTS, LINK_TESTS, *session.posargs)
+    run_pytest(session, "-rs", *COMMAND_TESTS, *session.posargs)
+    if not session.posargs:
+        run_pytest(session, "-rs", LINK_TESTS, parallel=False)
 
 
 # What holds on every library is tested on gloo, in `integration`, and again here.
@@ -354,7 +380,8 @@ def launchers(session: nox.Session) -> None:
     install_sources(session, *all_sources(*group("integration"), *group("launchers")))
     uv = {"UV": nox.virtualenv.UV} if session.venv_backend == "uv" else {}
     session.run("python", "tools/install_launchers.py", env=uv)
-    run_pytest(session, "-rs", LAUNCHER_TESTS, f"--ignore={LINK_TESTS}", *session.posargs)
+    # One Slurm cluster serves all of them.
+    run_pytest(session, "-rs", LAUNCHER_TESTS, f"--ignore={LINK_TESTS}", *session.posargs, parallel=False)
 
 
 @nox.session(default=False, tags=FULL)
@@ -371,7 +398,7 @@ def docs(session: nox.Session) -> None:
     """Executes the code of README.md, CHANGELOG.md and docs/."""
     install_sources(session, *all_sources(*group("docs")))
     session.run("python", "tools/compatibility.py", "--check")
-    session.run("pytest", "docs/tests", *session.posargs)
+    run_pytest(session, "docs/tests", *session.posargs)
 
 
 @nox.session(default=False, venv_backend="none", tags=FULL)
@@ -527,4 +554,4 @@ def compat(session: nox.Session, torch: str) -> None:
     install_sources(session, *all_sources(*group("integration")), constraints=write_constraints(session, pins))
     # A release that deprecates something that the tests use has not broken a promise.
     paths = session.posargs or COMPATIBILITY_TESTS
-    session.run("pytest", "-W", "default", *paths)
+    run_pytest(session, "-W", "default", *paths)
