@@ -171,7 +171,7 @@ class Communicator(ABC):
         self.usable, self._inherited = False, True
 
     def broken_error(self) -> BrokenGroupError:
-        """Return what to raise after an earlier failure."""
+        """Return the error for calls after an earlier failure."""
         return BrokenGroupError(
             f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
             f"{self._how_to_go_on}"

@@ -320,7 +320,7 @@ class _ByDtype(dict[torch.dtype, _Run]):
 
 
 def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
-    """Return what starts the operation and waits for a moment, in one call of native code."""
+    """Return a function that starts the operation and waits briefly, in one native call."""
     native = _NATIVE[kind.operation]
 
     def later(handle: oneccl_library.Handle, *tensors: torch.Tensor) -> CclWork:

@@ -111,7 +111,7 @@ class OneCclCommunicator(Communicator):
 
     @property
     def group(self) -> oneccl_library.Group:
-        """Return what the library knows the group by.
+        """Return the library's handle of the group.
 
         Raises:
             BrokenGroupError, NotInitializedError: it has failed or ended.

@@ -44,11 +44,11 @@ START_AGAIN = "end the processes of all ranks and start them again"
 
 
 class _Group(ctypes.Structure):
-    """What :func:`create` makes."""
+    """Stand for the group behind a :class:`Group`."""
 
 
 class _Operation(ctypes.Structure):
-    """What :func:`start` makes."""
+    """Stand for the operation behind a :class:`Handle`."""
 
 
 # To a type checker, these functions of ctypes have no types that can be written.

@@ -45,7 +45,7 @@ class CclProcessGroup(ProcessGroup):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what it does natively."""
+        """Return the operations and dtypes that it serves natively."""
         return self._open().capabilities
 
     # --- what torch asks a group

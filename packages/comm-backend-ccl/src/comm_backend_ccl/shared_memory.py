@@ -113,7 +113,7 @@ def _warn_of_variables() -> None:
 
 
 def facts() -> dict[str, str]:
-    """Return what it runs with."""
+    """Return the facts about this engine that availability reports show."""
     found: dict[str, Any] = _native.facts()
     return {
         "shared memory": f"between up to {MOST_RANKS} ranks of a host, kernels for {found['kernels']}",
@@ -283,7 +283,7 @@ def allocate(size: int) -> Block:
 
 
 def statistics() -> dict[str, int]:
-    """Return what this process holds in blocks, see ``comm_collectives.shared_memory_stats``."""
+    """Return the statistics of this process's blocks, see ``comm_collectives.shared_memory_stats``."""
     if _native is None:
         return {}
     found: dict[str, int] = _native.statistics()

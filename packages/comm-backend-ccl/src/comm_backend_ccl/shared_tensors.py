@@ -43,5 +43,5 @@ def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 
 def shared_memory_stats() -> dict[str, int]:
-    """Return what the tensors of this process hold, see ``comm_collectives.shared_memory_stats``."""
+    """Return the statistics of this process's shared tensors, see ``comm_collectives.shared_memory_stats``."""
     return shared_memory.statistics()

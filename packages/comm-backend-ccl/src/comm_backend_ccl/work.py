@@ -152,7 +152,7 @@ class CclWork:
         return self._begin + self._communicator.timeout_s if self.end is None else self.end
 
     def _hopeless(self, handle: EngineHandle, now: float) -> Callable[[], BaseException] | None:
-        """Return what makes the failure where there is nothing left to wait for."""
+        """Return a function that creates the error, once waiting is pointless; else None."""
         communicator = self._communicator
         if communicator.broken is not None:
             return communicator.broken_error

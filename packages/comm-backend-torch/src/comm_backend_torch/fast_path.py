@@ -129,7 +129,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
 def _on_one(
     start: _Start, are_plain: PlainTensors, pg: ProcessGroup, failure: Callable[[Any], BaseException]
 ) -> FastPath:
-    """Return what the general function does for one tensor, with a call less."""
+    """Make the fast path of one tensor, which saves a call over the general one."""
     alive = internals._world.pg_map
 
     def call(tensor: Any) -> bool:

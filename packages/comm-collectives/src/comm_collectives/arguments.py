@@ -324,7 +324,7 @@ def integer(call: str, name: str, value: Any) -> int:
 
 
 def describe(value: Any) -> str:
-    """Return what was given, for a message."""
+    """Describe a value for an error message."""
     kind = type(value).__name__
     if isinstance(value, (list, tuple)):
         return f"a {kind} of {len(value)}"

@@ -23,7 +23,7 @@ def explain_call(
     call: str = "",
     other_names: Sequence[str] = (),
 ) -> ArgumentTypeError | None:
-    """Return what is wrong with the arguments' names and number; None where ``function`` can be called with them.
+    """Return the error in the arguments' names or number; None where ``function`` accepts them.
 
     To be asked after a TypeError only: reading a signature takes tens of microseconds.
 

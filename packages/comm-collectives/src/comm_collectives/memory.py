@@ -82,7 +82,7 @@ class StagingBuffer:
 
 
 def copy_back(buffers: list[StagingBuffer]) -> Callable[[], None] | None:
-    """Return what remains to be done once the backend has written; None where it wrote in place everywhere."""
+    """Return the function that copies back; None where the backend wrote in place everywhere."""
     indirect = [buffer for buffer in buffers if not buffer._direct]
     if not indirect:
         return None

@@ -78,7 +78,7 @@ def empty_shared(
 
 
 def shared_memory_stats() -> dict[str, int]:
-    """Return what this process holds for tensors of :func:`empty_shared`; may be called at any time.
+    """Return the memory that this process holds for :func:`empty_shared`; may be called at any time.
 
     Returns:
         ``tensors``: blocks of memory in use. ``used_bytes``: theirs. ``free_bytes``: kept for the next tensors, at most

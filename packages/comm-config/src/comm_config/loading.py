@@ -65,7 +65,7 @@ def sources_of(config: CommConfig) -> dict[str, str]:
 
 
 def _layer(config: CommConfig, label: str) -> Layer:
-    """Return what is set in ``config``, from ``label`` unless it recorded another source."""
+    """Return the settings of ``config``, with ``label`` as their source unless another was recorded."""
     recorded = config._sources or {}
     return {path: (value, recorded.get(dotted(path), label)) for path, value in set_values(config)}
 

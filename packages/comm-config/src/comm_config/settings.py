@@ -71,7 +71,7 @@ def resolve(
     environ: Mapping[str, str] | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Return what `load_config` would, with its sources and the variables that it asks for; arguments are the same.
+    """Load the same settings as `load_config`, with their sources and the variables that were read.
 
     :param source: settings that this function returned are taken as they are, but for `overrides`
     :raises ConfigError: as `load_config`

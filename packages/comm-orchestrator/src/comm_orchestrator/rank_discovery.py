@@ -158,7 +158,7 @@ def with_hosts(launch: LaunchInfo, host_of: Sequence[int]) -> LaunchInfo:
 
 
 def variables(launch: LaunchInfo, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what software that reads the environment wants to know, as far as it is not there already.
+    """Return the variables that other software reads and that the environment does not have yet.
 
     A process that nobody launched with others gets none: what it starts may be launched with others.
     """

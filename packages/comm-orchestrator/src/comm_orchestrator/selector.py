@@ -122,7 +122,7 @@ def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:
 
 
 def unavailable_reasons(device_type: str) -> dict[str, str | None]:
-    """Return what keeps this rank from each backend that ``device_type`` could have, best first.
+    """Return why this rank cannot use each backend for ``device_type``, best backend first.
 
     None where nothing does.
     """

@@ -47,7 +47,7 @@ def object_policy() -> ObjectPolicy:
 
 
 def resolve_allow_pickle(call: str, allow_pickle: bool | None) -> bool:
-    """Return what the argument ``allow_pickle`` of ``call`` amounts to; None is what the policy says."""
+    """Return whether ``call`` may pickle; ``allow_pickle=None`` means the policy's setting."""
     if allow_pickle is None:
         return _Slot.policy.allow_pickle
     if not isinstance(allow_pickle, bool):

@@ -92,7 +92,7 @@ class Offer:
 
 
 def _number(call: str) -> int:
-    """Return what stands for a call in records, which is the same for allgather_object and all_gather_object."""
+    """Return the number of a call in records; allgather_object and all_gather_object have the same."""
     return crc32(call.replace("_", "").encode())
 
 

@@ -46,7 +46,7 @@ class Inbox:
         self.tensor = self._on_host if device.type == "cpu" else self._on_host.to(device)
 
     def messages(self, sizes: Sequence[int], stride: int | None = None) -> list[memoryview]:
-        """Return what has arrived: messages one after the other, or one at every multiple of ``stride``."""
+        """Return the received messages, one after the other, or one at every multiple of ``stride``."""
         if self.tensor is not self._on_host:
             self._on_host.copy_(self.tensor)
         view, start, found = memoryview(self._memory), 0, []

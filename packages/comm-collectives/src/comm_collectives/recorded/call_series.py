@@ -50,7 +50,7 @@ class CallSeries(BackendWrapper):
         tag: int,
         async_op: bool,
     ) -> Like:
-        """Return what is recorded of calls like this one."""
+        """Return the series in which calls of this kind are recorded."""
         log, label = self._log, labels.label.get()
         known = self._known
         usual = log.is_plain and label is NO_LABEL
@@ -120,7 +120,7 @@ class CallSeries(BackendWrapper):
 
 
 def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:
-    """Return what is this operation's alone, where others are recorded in the same series."""
+    """Return the part of a record that belongs to this operation alone, where a series has several."""
     if what == of_series:
         return None
     return {

@@ -126,7 +126,7 @@ class Ranges:
         return opener(size_bytes)
 
     def opener(self, operation: str, ranks: tuple[int, ...] = (), asynchronous: bool = False) -> Callable[[int], Range]:
-        """Return what opens the ranges of such operations by their size in bytes, in less time than :meth:`open`."""
+        """Return a function of the size in bytes that opens these ranges, in less time than :meth:`open`."""
         profiled, annotated = "profiler" in self.kinds, self._annotate is not None
         known: dict[int, tuple[str, Range]] = {}
 
@@ -176,7 +176,7 @@ def _nvtx_lacks() -> str:
 
 
 def _annotator() -> Callable[[str, str], Range] | None:
-    """Return what makes an NVTX range of a name and an operation; None where no tool listens."""
+    """Return a function of name and operation that makes an NVTX range; None where no tool listens."""
     lack = _nvtx_lacks()
     if lack:
         raise BackendUnavailableError(f"ranges: 'nvtx' cannot be had: {lack}")

@@ -125,17 +125,17 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
 
 def get_local_rank_from_launcher() -> int:
-    """Return what the launcher's variables say; 0 where there are none. Needs no initialisation."""
+    """Return the value of the launcher's variables; 0 where there are none. Needs no initialisation."""
     return discover(os.environ, with_plugins()).local_rank or 0
 
 
 def get_world_rank_from_launcher() -> int:
-    """Return what the launcher's variables say; 0 where there are none. Needs no initialisation."""
+    """Return the value of the launcher's variables; 0 where there are none. Needs no initialisation."""
     return discover(os.environ, with_plugins()).rank
 
 
 def get_world_size_from_launcher() -> int:
-    """Return what the launcher's variables say; 1 where there are none. Needs no initialisation."""
+    """Return the value of the launcher's variables; 1 where there are none. Needs no initialisation."""
     return discover(os.environ, with_plugins()).world_size
 
 

@@ -24,7 +24,7 @@ def resolve(host: str, port: int, limit_s: float) -> list[Any]:
 
 
 def with_limit(call: Callable[[], Any], limit_s: float) -> Any:
-    """Return what ``call`` returns or raises; None where that takes longer."""
+    """Run ``call`` and return its result or raise its error; None where that takes longer."""
     outcome: list[Any] = []
 
     def run() -> None:

@@ -179,7 +179,7 @@ def _host_id() -> str:
 
 
 def _judge(records: Sequence[RankRecord], choice: selector.Choice | None) -> dict[str, Any] | Refusal:
-    """Return what all ranks go by, from the records of all of them."""
+    """Settle the start of all ranks from the records of all of them."""
     if choice is None:
         try:
             hosts = len({one.host_id for one in records})

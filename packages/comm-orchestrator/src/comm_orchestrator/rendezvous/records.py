@@ -183,7 +183,7 @@ def missing_ranks(here: Mapping[int, RankRecord], world_size: int, waited_s: flo
 
 
 def check_record(first: RankRecord, here: Mapping[int, RankRecord], new: RankRecord) -> Refusal | None:
-    """Return what contradicts between ``new`` and the records ``here`` already, of which ``first`` is the oldest."""
+    """Return the contradictions between ``new`` and the records ``here`` already, of which ``first`` is the oldest."""
     if new.problem is not None:
         return Refusal(new.problem[0], f"{new} cannot go on: {new.problem[1]}")
     if new.world_size != first.world_size:

@@ -91,7 +91,7 @@ class Data:
         return _as(found, dtype).to(self.device)
 
     def _whole_numbers(self, position: int, dtype: torch.dtype, op: str, call: int) -> torch.Tensor:
-        """Return what the member at ``position`` contributes, as (PERIOD,) of int64."""
+        """Return the contribution of the member at ``position``, (PERIOD,) of int64."""
         size, numbers, places = len(self.members), self._numbers(position, call), torch.arange(PERIOD)
         if op == "product":
             # Powers of two, eight of them at most, and signs; one rank's changes with every call.
@@ -107,7 +107,7 @@ class Data:
         return (numbers.remainder(values) + call % 4) * ((places + position) % every == 0)
 
     def _make_reduced(self, dtype: torch.dtype, op: str, call: int) -> tuple[torch.Tensor, float]:
-        """Return what has to come out, as (PERIOD,), and by which share a correct element may differ."""
+        """Return the expected result, (PERIOD,), and the relative error that a correct element may have."""
         size = len(self.members)
         total = self._whole_numbers(0, dtype, op, call)
         for position in range(1, size):

@@ -134,7 +134,7 @@ def number(value: float) -> str:
 
 
 def closing(results: Sequence[BenchResult]) -> list[str]:
-    """Return what nccl-tests ends with; a bandwidth for each library."""
+    """Return the closing lines of nccl-tests, with a bandwidth for each library."""
     checked = [one.wrong for one in results if one.wrong is not None]
     wrong = sum(checked)
     state = "not checked" if not checked else f"{wrong} {'FAILED' if wrong else 'OK'}"

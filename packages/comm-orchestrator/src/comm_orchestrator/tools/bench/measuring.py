@@ -70,7 +70,7 @@ class Measuring:
         self._calls = 0
 
     def measure(self, row: Row) -> list[Measured]:
-        """Return what this rank sees of all variants that do ``row``; called by all ranks alike."""
+        """Measure all variants of ``row`` on this rank; called by all ranks alike."""
         variants = [
             variant
             for library in self._libraries

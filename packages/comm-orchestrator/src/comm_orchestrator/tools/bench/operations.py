@@ -78,7 +78,7 @@ def benchmarks() -> dict[str, Benchmark]:
 
 
 def benchmark(name: str) -> Benchmark:
-    """Return how the operation ``name`` is measured."""
+    """Return the measurement of the operation ``name``."""
     return Benchmark(operations.get(name))
 
 

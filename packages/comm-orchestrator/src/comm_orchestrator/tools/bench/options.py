@@ -128,7 +128,7 @@ class Options:
 
     @classmethod
     def loads(cls, text: str) -> Options:
-        """Return what :meth:`dumps` wrote."""
+        """Read the text that :meth:`dumps` wrote."""
         found: Mapping[str, Any] = json.loads(text)
         values: dict[str, Any] = {key: tuple(one) if isinstance(one, list) else one for key, one in found.items()}
         return cls(**values)

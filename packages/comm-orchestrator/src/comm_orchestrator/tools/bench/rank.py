@@ -95,7 +95,7 @@ def _reserved(made: Plan, measuring: Measuring) -> Iterator[Row]:
 def _results(
     row: Row, measured: list[Measured], exchange: Exchange, setting: Setting, options: Options
 ) -> list[BenchResult]:
-    """Return what all ranks saw, in one exchange."""
+    """Gather the measurements of all ranks in one exchange."""
     if not measured:
         return []
     rounds, calls = options.rounds, options.rounds * options.iters if options.per_iteration else 0

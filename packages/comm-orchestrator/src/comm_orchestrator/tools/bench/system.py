@@ -23,7 +23,7 @@ _PACKAGES = (
 
 
 def rank_facts(device: torch.device) -> dict[str, Any]:
-    """Return what the others have to know of this rank."""
+    """Return the facts about this rank that the others need."""
     name = getattr(torch, device.type).get_device_name(device) if device.type != "cpu" else _cpu()
     return {"host": socket.gethostname(), "pid": os.getpid(), "device": str(device), "name": name}
 

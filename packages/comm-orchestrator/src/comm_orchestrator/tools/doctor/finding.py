@@ -48,7 +48,7 @@ def worst(findings: Iterable[Finding]) -> Level:
 
 
 def from_error(check: str, error: BaseException, level: Level = "problem") -> Finding:
-    """Return what an error says, its remedy apart."""
+    """Make a finding of an error: its text, and its remedy apart."""
     text = str(error).strip() or type(error).__name__
     text = text.removeprefix("init_distributed: ")
     if isinstance(error, RuntimeError | ValueError | OSError) and type(error).__module__ != "builtins":
@@ -60,7 +60,7 @@ def from_error(check: str, error: BaseException, level: Level = "problem") -> Fi
 
 
 def guarded(check: str, look: Callable[[], list[Finding]]) -> list[Finding]:
-    """Return what ``look`` finds; that it failed is a finding like any other."""
+    """Call ``look`` and return its findings; its failure is a finding as well."""
     try:
         return look()
     except Exception as error:

@@ -21,7 +21,7 @@ __all__ = [
 
 
 def least_open_files(world_size: int) -> int:
-    """Return what one group needs beside Python and torch.
+    """Return the resources that one group needs beside Python and torch.
 
     A connection to every rank, and on rank 0 two for the store.
     """
@@ -29,7 +29,7 @@ def least_open_files(world_size: int) -> int:
 
 
 def enough_open_files(world_size: int) -> int:
-    """Return what a program with several groups and data loaders gets by with."""
+    """Return the resources that suffice for several groups and data loaders."""
     return max(1024, 512 + 8 * world_size)
 
 

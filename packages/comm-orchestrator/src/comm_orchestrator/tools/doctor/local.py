@@ -71,7 +71,7 @@ def examine(timeout_s: float) -> Local:
 def _of_host(
     info: LaunchInfo | None, applied: Mapping[str, str], addresses: interfaces.Addresses, nccl: bool, timeout_s: float
 ) -> list[Finding]:
-    """Return what depends on which ranks share a host."""
+    """Return the findings that depend on which ranks share a host."""
     findings: list[Finding] = []
     if info is not None:
         one = info

@@ -154,7 +154,7 @@ def _joined(findings: Iterable[Finding], size: int) -> list[Finding]:
 
 
 def differences(reports: Sequence[RankReport]) -> list[Finding]:
-    """Return what should be the same on all ranks."""
+    """Return the facts that should be the same on all ranks."""
     first, result = reports[0], []
     for name in first.packages:
         others = [one for one in reports if one.packages.get(name) != first.packages[name]]

@@ -44,7 +44,7 @@ def versions() -> dict[str, str | None]:
 
 
 def torch_build() -> dict[str, Any]:
-    """Return what torch was built with; None where it was built without."""
+    """Return the version that torch was built with; None where it was built without."""
     nccl = _nccl() if c10d.is_available() and c10d.is_nccl_available() else None
     return {
         "cuda": torch.version.cuda,
@@ -120,6 +120,6 @@ def check_backends(available: Mapping[str, Availability], settings: comm_config.
 
 
 def remedy_for(available: Mapping[str, Availability], backend: str) -> str:
-    """Return what would make ``backend`` usable."""
+    """Return the remedy that makes ``backend`` usable."""
     parts = [available.get(part.rpartition(":")[2]) for part in backend.split(",")]
     return next((one.remedy for one in parts if one is not None and not one.usable), "install a torch that has it")

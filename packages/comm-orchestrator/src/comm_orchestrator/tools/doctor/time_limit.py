@@ -17,7 +17,7 @@ class StuckError(TimeoutError):
 
 
 def within(limit_s: float, call: Callable[[], T], doing: str) -> T:
-    """Return what ``call`` returns or raises.
+    """Run ``call`` within the limit; return its result, or raise its error.
 
     A library that hangs cannot be interrupted, only left behind: in a thread.
 

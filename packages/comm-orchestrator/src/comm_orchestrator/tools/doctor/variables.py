@@ -55,7 +55,7 @@ _DEBUGGING = {
 
 
 def relevant(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what launchers, communication libraries and these packages read, secrets hidden."""
+    """Return the variables that launchers, libraries and these packages read, secrets hidden."""
     return {
         name: "(hidden)" if name == SECRET_VARIABLE else environ[name]
         for name in sorted(environ)

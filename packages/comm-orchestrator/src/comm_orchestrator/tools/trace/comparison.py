@@ -98,7 +98,7 @@ def _key(operation: Operation) -> Key:
 
 
 def tally(traces: Sequence[RankTrace]) -> dict[Key, Tally]:
-    """Return what is in ``traces``; waiting only where they are of all ranks and aligned."""
+    """Summarise ``traces``; waiting only where they are of all ranks and aligned."""
     found: dict[Key, Tally] = {}
     for trace in traces:
         for event in trace.events:

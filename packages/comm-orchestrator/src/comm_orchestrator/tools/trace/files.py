@@ -66,7 +66,7 @@ def check(trace: RankTrace, where: str) -> None:
 
 
 def _wrong(operation: Operation, trace: RankTrace) -> str:
-    """Return what is wrong with ``operation``, or nothing."""
+    """Return the problem with ``operation``; empty if there is none."""
     ranks, W = operation.ranks, trace.world_size
     row = operations.find(operation.operation) if isinstance(operation.operation, str) else None
     if row is None or not row.recorded:

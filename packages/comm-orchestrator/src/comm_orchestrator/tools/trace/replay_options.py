@@ -53,7 +53,7 @@ class Options:
 
     @classmethod
     def loads(cls, text: str) -> Options:
-        """Return what :meth:`dumps` wrote."""
+        """Read the text that :meth:`dumps` wrote."""
         return cls(**json.loads(text))
 
     def limit_s(self, longest_s: float) -> float:

@@ -50,7 +50,7 @@ class Plan:
 
 
 def plan(traces: Sequence[RankTrace]) -> Plan:
-    """Return what to replay of ``traces``, which are aligned.
+    """Plan the replay of ``traces``, which are aligned.
 
     Raises:
         ArgumentError: nothing, or not faithfully; says why.

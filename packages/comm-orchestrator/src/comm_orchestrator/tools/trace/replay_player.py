@@ -43,7 +43,7 @@ class Step:
 
 
 def steps(events: Sequence[Event], begin_ns: int) -> list[Step]:
-    """Return what a rank did, in order.
+    """Return a rank's calls, in order.
 
     Args:
         begin_ns: when the first rank began.

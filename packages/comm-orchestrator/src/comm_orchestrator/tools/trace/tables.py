@@ -173,7 +173,7 @@ def _times(row: OperationRow) -> list[str]:
 
 
 def missing(found: Summary) -> list[str]:
-    """Return what the trace does not have, a line each."""
+    """List the facts that the trace does not have, a line each."""
     lines = []
     if found.unmatched:
         lines.append(

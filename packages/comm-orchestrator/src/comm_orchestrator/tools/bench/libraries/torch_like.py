@@ -105,7 +105,7 @@ def open_ours(backend: str, group: Group) -> TorchLike:
 
 
 def backend_of(ours: str) -> str:
-    """Return what torch uses for the tensors that ``ours`` takes."""
+    """Return torch's backend for the tensors that ``ours`` takes."""
     return ours if ours in ("nccl", "xccl") else "gloo"
 
 
