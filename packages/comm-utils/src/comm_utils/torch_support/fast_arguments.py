@@ -8,7 +8,6 @@ tensor, which it overwrites in place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import torch
@@ -162,7 +161,10 @@ def _list_of_any(are_plain: PlainTensors, W: int, rank: int, root: int | None) -
 def _are_alike(parts: Sequence[torch.Tensor], like: torch.Tensor) -> bool:
     if like.dim() == 1:  # the shape costs more to ask for than the size, which is enough then
         size = like.nbytes
-        return not any(part.nbytes != size or part.dim() != 1 for part in parts)
+        for part in parts:  # noqa: SIM110 (a generator takes twice as long)
+            if part.nbytes != size or part.dim() != 1:
+                return False
+        return True
     shape = like.shape
     return not any(part.shape != shape for part in parts)
 
@@ -178,12 +180,22 @@ def _fit(parts: Sequence[torch.Tensor], tensor: torch.Tensor, rank: int) -> bool
             if start < own + size and own < start + size:
                 return False  # read while others' elements arrive there
     starts.sort()
-    return all(after - start >= size for start, after in pairwise(starts))
+    end = 0
+    for start in starts:
+        if start < end:
+            return False
+        end = start + size
+    return True
 
 
 def _lie_apart(tensors: Sequence[torch.Tensor]) -> bool:
-    spans = sorted((start := tensor.data_ptr(), start + tensor.nbytes) for tensor in tensors)
-    return all(end <= start for (_, end), (start, _) in pairwise(spans))
+    spans = sorted([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors])
+    end = 0
+    for start, size in spans:
+        if start < end:
+            return False
+        end = start + size
+    return True
 
 
 _ACCEPT: dict[str, Callable[[PlainTensors, int, int, int | None], Accept]] = {
