@@ -39,13 +39,13 @@ def recorded_fast_path(
 ) -> FastPath:
     """Return ``call``, the fast path of the wrapped backend, recorded."""
     travels = _TRAVELS.get(operation, operation)
-    payload = _PAYLOADS.get(operation, _first)
+    payload, key_of = _PAYLOADS.get(operation, (_first, _key_of_first))
     if operation == "all_to_all_single" and backend.call.startswith("reduce_scatter"):
-        payload = _second
+        payload, key_of = _second, _key_of_second
     op, root = _op_and_root(operation, detail)
     if async_op:
         return _asynchronous(backend, travels, payload, group, op, root, call)
-    return _synchronous(backend, travels, payload, group, op, root, call)
+    return _synchronous(backend, travels, payload, key_of, group, op, root, call)
 
 
 def splits_of(
@@ -76,6 +76,7 @@ def _synchronous(
     backend: TimedCalls,
     operation: str,
     payload: Callable[..., Any],
+    key_of: Callable[..., object],
     group: ProcessGroup | None,
     op: object,
     root: tuple[int | None, int | None],
@@ -92,17 +93,18 @@ def _synchronous(
     def recorded(*tensors: Any) -> bool:
         # Looked up before the call, which may leave little in the caches.
         try:
-            counted = payload(*tensors)
-            key = None if counted is None else (counted.dtype, counted.nbytes)
+            key = key_of(*tensors)
+            found = known.get(key)
+            is_usual = log.is_plain and label_of() is no_label and not (exchanges and log.writes)
+            counted = payload(*tensors) if found is None or not is_usual else None
         except _NOT_PLAIN:
             return False
-        if not log.is_plain or label_of() is not no_label or (exchanges and log.writes):
+        if not is_usual:
             splits = _splits(tensors) if exchanges and log.writes else None
             return not log.ranges and observe(
                 operation, group, counted, call, tensors, op, root, splits=splits, is_fast=True
             )
-        found = known.get(key)
-        if found is None and counted is not None and not counted.is_cpu:
+        if counted is not None and not counted.is_cpu:
             return observe(operation, group, counted, call, tensors, op, root, is_fast=True)
         begin = now()
         if not call(*tensors):
@@ -148,7 +150,7 @@ def _asynchronous(
     return recorded
 
 
-# --- whose size counts
+# --- whose size counts, and the dtype and size by which similar calls are known, which costs less to find
 
 
 def _nothing() -> None:
@@ -159,18 +161,39 @@ def _first(tensor: Any, *_: Any) -> Any:
     return tensor
 
 
+def _key_of_first(tensor: Any, *_: Any) -> tuple[torch.dtype, int]:
+    return tensor.dtype, tensor.nbytes
+
+
 def _second(_: Any, tensor: Any, *__: Any) -> Any:
     return tensor
+
+
+def _key_of_second(_: Any, tensor: Any, *__: Any) -> tuple[torch.dtype, int]:
+    return tensor.dtype, tensor.nbytes
 
 
 def _larger(output: Any, input: Any, *_: Any) -> Any:
     return input if output.nbytes <= input.nbytes else output
 
 
+def _key_of_larger(output: Any, input: Any, *_: Any) -> tuple[torch.dtype, int]:
+    sent, received = input.nbytes, output.nbytes
+    return input.dtype, sent if received <= sent else received
+
+
 def _larger_list(outputs: Any, inputs: Any) -> Payload:
-    size = max(sum([one.nbytes for one in outputs]), sum([one.nbytes for one in inputs]))
     first = inputs[0]
-    return Payload(first.dtype, size, first.is_cpu, first.device)
+    return Payload(first.dtype, _key_of_lists(outputs, inputs)[1], first.is_cpu, first.device)
+
+
+def _key_of_lists(outputs: Any, inputs: Any) -> tuple[torch.dtype, int]:
+    sent = received = 0
+    for one in inputs:
+        sent += one.nbytes
+    for one in outputs:
+        received += one.nbytes
+    return inputs[0].dtype, sent if received <= sent else received
 
 
 def _splits(tensors: Sequence[Any]) -> dict[str, Any] | None:
@@ -182,10 +205,10 @@ def _splits(tensors: Sequence[Any]) -> dict[str, Any] | None:
 
 #: What a call travels as, where that is another operation.
 _TRAVELS = {"all_to_all": "all_to_all_single", "reduce_scatter": "reduce_scatter_tensor"}
-_PAYLOADS: dict[str, Callable[..., Any]] = {
-    "all_gather": _second,
-    "all_gather_into_tensor": _second,
-    "all_to_all": _larger_list,
-    "all_to_all_single": _larger,
-    "barrier": _nothing,
+_PAYLOADS: dict[str, tuple[Callable[..., Any], Callable[..., object]]] = {
+    "all_gather": (_second, _key_of_second),
+    "all_gather_into_tensor": (_second, _key_of_second),
+    "all_to_all": (_larger_list, _key_of_lists),
+    "all_to_all_single": (_larger, _key_of_larger),
+    "barrier": (_nothing, _nothing),
 }
