@@ -117,6 +117,8 @@ void Pipelined::publish_chunk(Group &group, const Operands &operands, uint32_t c
             }
         }
         break;
+    default:  // the others move nothing in chunks
+        break;
     }
 }
 
@@ -215,6 +217,8 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
                               part);
             }
         }
+        break;
+    default:
         break;
     }
 }

@@ -34,7 +34,7 @@ std::string described(const Call &call) {
     if (call.operation == barrier) {
         return text;
     }
-    text += "(";
+    text += '(';
     if (call.operation != all_to_all_v) {
         text += std::to_string(call.count) + " x ";
     }
