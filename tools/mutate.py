@@ -88,13 +88,16 @@ def _native_fails(names: Sequence[str]) -> bool:
 
 
 def main(names: Sequence[str]) -> int:
-    """Try the faults of these names, or all; return how many were not caught."""
+    """Try the faults of these names, or all; return how many were not caught, or not tried."""
     missed = 0
     for fault in read():
         if not names or fault.name in names:
-            caught = is_caught(fault)
-            missed += not caught
-            print(f"{'caught' if caught else 'MISSED'}  {fault.name}", flush=True)
+            try:
+                found = "caught" if is_caught(fault) else "MISSED"
+            except ValueError as error:
+                found = f"ERROR ({error})"
+            missed += found != "caught"
+            print(f"{found}  {fault.name}", flush=True)
     return missed
 
 
