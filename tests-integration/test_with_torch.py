@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as c10d
 
 import comm_orchestrator as dist
+from comm_utils.errors import CollectiveMismatchError
 from comm_utils.testing import RankPool, run_ranks
 
 Pools: TypeAlias = Callable[[int], RankPool]
@@ -90,6 +92,69 @@ def test_ddp(pools: Pools) -> None:
 
 def test_ddp_in_a_group_of_ours(pools: Pools) -> None:
     pools(3).run(run_ddp, True)
+
+
+def run_ddp_with_sparse_gradients() -> None:
+    """An embedding whose gradient has the rows that a rank looked up, and no others."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    rank, W = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.EmbeddingBag(50, 4, sparse=True, mode="sum"), torch.nn.Linear(4, 1))
+    alone = copy.deepcopy(model)
+    wrapped = DistributedDataParallel(model)
+    words = [torch.arange(7 * of, 7 * of + 6 * (of + 1)).view(of + 1, 6) % 50 for of in range(W)]
+    for _ in range(2):
+        model.zero_grad()
+        wrapped(words[rank]).sum().backward()
+    for of in range(W):
+        (alone(words[of]).sum() / W).backward()
+    found, expected = model[0].weight.grad, alone[0].weight.grad
+    assert found is not None
+    assert expected is not None
+    assert found.is_sparse
+    torch.testing.assert_close(found.to_dense(), expected.to_dense())
+    torch.testing.assert_close(model[1].weight.grad, alone[1].weight.grad)
+
+
+@pytest.mark.parametrize("W", [1, 2, 3])
+def test_ddp_with_sparse_gradients(pools: Pools, W: int) -> None:
+    pools(W).run(run_ddp_with_sparse_gradients)
+
+
+def run_sparse_sums() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    for nonzero in (rank, 0, 3):  # different numbers on each rank, none anywhere, the same everywhere
+        for dense_dims in (0, 1):
+            shape = (5, 6, 2)[: 2 + dense_dims]
+            places = torch.tensor([[(rank + one) % 5 for one in range(nonzero)], list(range(nonzero))])
+            values = torch.full((nonzero, *shape[2:]), rank + 1.0, dtype=torch.float64)
+            tensor = torch.sparse_coo_tensor(places.view(2, nonzero), values, shape)
+            mine = tensor.to_dense()
+            expected = sum(dist.all_gather(mine))
+            c10d.all_reduce(tensor)
+            assert tensor.is_sparse
+            torch.testing.assert_close(tensor.to_dense(), expected)
+    if dist.get_backend() == "ccl":
+        if W > 1:
+            with pytest.raises(CollectiveMismatchError, match="expected the same on every rank"):
+                c10d.all_reduce(torch.eye(3 + rank).to_sparse())
+        with pytest.raises(ValueError, match="op: got 'max' of a sparse tensor; expected 'sum'"):
+            c10d.all_reduce(torch.eye(3).to_sparse(), c10d.ReduceOp.MAX)
+        with pytest.raises(TypeError, match=r"got the layout torch\.sparse_csr"):
+            c10d.all_reduce(torch.eye(3).to_sparse_csr())
+    check_works()
+
+
+def check_works() -> None:
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [dist.get_world_size()] * 2
+
+
+@pytest.mark.parametrize("W", [1, 2, 3])
+def test_sums_of_sparse_tensors(pools: Pools, W: int) -> None:
+    pools(W).run(run_sparse_sums)
 
 
 # --- FSDP2

@@ -17,8 +17,8 @@ from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 __all__ = ["check_splits", "fit", "no_tag", "one", "op_of"]
 
 
-def one(tensors: Any, call: str) -> torch.Tensor:
-    """Return the tensor that is meant, on the CPU and dense."""
+def one(tensors: Any, call: str, sparse: bool = False) -> torch.Tensor:
+    """Return the tensor that is meant, on the CPU and dense, or of any layout where ``sparse``."""
     if isinstance(tensors, torch.Tensor):
         tensor = tensors
     elif len(tensors) == 1:
@@ -30,7 +30,7 @@ def one(tensors: Any, call: str) -> torch.Tensor:
             f"{call}: got a tensor on {tensor.device}; ccl serves CPU tensors, xccl or the discontinued "
             "oneccl_bindings_for_pytorch those on XPUs"
         )
-    if tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided and not sparse:
         raise ArgumentTypeError(f"{call}: got a tensor of layout {tensor.layout}; expected a dense one")
     return tensor
 

@@ -17,6 +17,7 @@ from comm_backend_ccl.communicator_factory import make_communicator
 from comm_backend_ccl.layout import for_writing, unflatten_any
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
+from comm_backend_ccl.sparse import all_reduce_sparse
 from comm_backend_ccl.work import CclWork
 from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -140,7 +141,10 @@ class CclProcessGroup(ProcessGroup):
         return C10dWork(work, outcome)
 
     def allreduce(self, tensors: _Tensors | torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
-        tensor = one(tensors, "allreduce")
+        tensor = one(tensors, "allreduce", sparse=True)
+        if tensor.layout is not torch.strided:
+            all_reduce_sparse(self._open(), tensor, op_of(options))
+            return self._started(CclWork(self._open(), None, (), "all_reduce"), "all_reduce", [tensor], options)
         op = op_of(options, tensor)
         memory, finish = for_writing(tensor, read=True)
         work = reduction_fallbacks.all_reduce(self._open(), memory, op)
