@@ -43,8 +43,8 @@ def all_reduce_sparse(communicator: Communicator, tensor: torch.Tensor, op: Redu
     counts = everyone[:, 0].tolist()
     if len(set(everyone[:, 1].tolist())) != 1:
         raise CollectiveMismatchError(
-            f"all_reduce: tensor: got the shape {tuple(own.shape)} with {own.sparse_dim()} sparse dimensions, and others "
-            "on other ranks; expected the same on every rank"
+            f"all_reduce: tensor: got the shape {tuple(own.shape)} with {own.sparse_dim()} sparse dimensions, but "
+            "other ranks differ; expected the same on every rank"
         )
     most = max(counts)
     if most:
