@@ -12,6 +12,7 @@ from comm_utils.torch_support.failures import classify, format_failure, summariz
         ("wait timeout after 100ms, keys: /default_pg/0//cpu//0/1", CommTimeoutError),
         ("[external/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:41021", PeerLostError),
         ("Read error [127.0.0.1]:9: Connection reset by peer", PeerLostError),
+        ("Connection closed by peer [127.0.0.1]:41021 while an operation with a timeout of 5000ms ran", PeerLostError),
         ("NCCL error: remote process exited or there was a network error", PeerLostError),
         ("Invalid scalar type", None),
         ("size mismatch", None),

@@ -36,8 +36,9 @@ def group_timeout() -> str:
     assert time.monotonic() - start < 4 * patience()
     assert isinstance(work.exception(), CommTimeoutError)
     assert work.is_completed()
-    with pytest.raises(CommTimeoutError):
+    with pytest.raises(CommTimeoutError) as again:
         work.wait(1)
+    assert again.value is raised.value
     text = r"failed earlier \(all_reduce: Timed out .*then init_distributed\(\) again"
     with pytest.raises(BrokenGroupError, match=text):
         backend.check_group()
