@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from comm_utils import operations
 from comm_utils.observability.cost_model.algorithms import PHASES, candidates, rounds_of
-from comm_utils.observability.cost_model.rounds import Shape
+from comm_utils.observability.cost_model.rounds import Shape, flows
 
 CASES = [
     (operation, algorithm) for operation in operations.benchmarked() for algorithm in candidates(operation, "intra")
@@ -86,3 +86,14 @@ def test_one_rank_sends_nothing_but_calls():
     assert flat("barrier", "local", 1) == (1, 0)
     with pytest.raises(KeyError):
         rounds_of("all_reduce", "telepathy", Shape(2))
+
+
+@pytest.mark.parametrize("per_node", range(1, 10))
+@pytest.mark.parametrize("distance", [1, 2, 4, 8, 16])
+def test_flows_bound_the_partners_on_other_hosts(per_node: int, distance: int) -> None:
+    nodes = 8
+    hosts = [range(node * per_node, (node + 1) * per_node) for node in range(nodes)]
+    leaving = [sum(rank ^ distance not in host for rank in host) for host in hosts]
+    found = flows(Shape(nodes * per_node, nodes), distance)
+    assert max(leaving) <= found <= per_node
+    assert (found == 0) == (max(leaving) == 0)
