@@ -327,12 +327,17 @@ def integration(session: nox.Session) -> None:
     run_pytest(session, "tests-integration", "-m", "not slow", *NOT_WITH_THE_REST, *without, *session.posargs)
 
 
+@nox.session(name="integration-long", default=False, tags=FULL)
+def integration_long(session: nox.Session) -> None:
+    """Tests of all packages together that start and kill jobs, or try random programs."""
+    install_sources(session, *all_sources(*group("integration")))
+    run_pytest(session, "-m", "not slow", *(session.posargs or LONG_TESTS))
+
+
 @nox.session(name="integration-slow", default=False, tags=FULL)
 def integration_slow(session: nox.Session) -> None:
-    """Tests of all packages together that start and kill jobs, compare many examples, or are marked as slow."""
+    """Tests of all packages together that are marked as slow, random programs by the hundred among them."""
     install_sources(session, *all_sources(*group("integration")))
-    if not session.posargs:
-        run_pytest(session, "-m", "not slow", *LONG_TESTS)
     run_pytest(session, "tests-integration", "-m", "slow", *NOT_WITH_THE_REST, *session.posargs)
 
 
