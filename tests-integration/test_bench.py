@@ -297,7 +297,7 @@ def test_told_to_end(environment: dict[str, str], number: signal.Signals) -> Non
     process, pids = started(environment)
     process.send_signal(number)
     _, errors = process.communicate(timeout=30)
-    assert (process.returncode, errors) == (128 + number, "")
+    assert (process.returncode, errors) == (128 + number, "interrupted\n" if number == signal.SIGINT else "")
     assert gone(pids)
 
 
