@@ -324,7 +324,7 @@ def test_ranks_end_with_the_command(surroundings: dict[str, str], tmp_path: Path
         process.kill()
         process.wait()
     assert process.returncode == (-9 if number == signal.SIGKILL else 128 + number)
-    assert (out, err) == ("", "")
+    assert (out, err) == ("", "interrupted\n" if number == signal.SIGINT else "")
     until = time.monotonic() + 10
     while ranks_left(tmp_path):
         assert time.monotonic() < until, "ranks outlive the command"

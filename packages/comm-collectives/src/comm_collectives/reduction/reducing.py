@@ -127,8 +127,10 @@ def _exchange_and_fold(
     parts = wire.new_empty(W * mine)
     sent, received = (as_bytes(side, capabilities.dtypes) for side in (wire, parts))
     unit = scale if sent is wire else scale * wire.element_size()
-    counts = [size * unit for size in sizes]
-    work = backend.all_to_all_single(received, sent, [output.numel() * unit] * W, counts, group, async_op)
+    counts_in, counts_out = [size * unit for size in sizes], [output.numel() * unit] * W
+    # Equal parts are recorded as such, as by the fast path.
+    splits = (None, None) if len(set(sizes)) == 1 else (counts_out, counts_in)
+    work = backend.all_to_all_single(received, sent, *splits, group, async_op)
     return deliver([work], _folder(encoding, parts.view(W, mine), wire, output, W), output, async_op)
 
 
