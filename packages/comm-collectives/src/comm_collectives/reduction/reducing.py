@@ -129,8 +129,8 @@ def _exchange_and_fold(
     unit = scale if sent is wire else scale * wire.element_size()
     counts_in, counts_out = [size * unit for size in sizes], [output.numel() * unit] * W
     # Equal parts are recorded as such, as by the fast path.
-    splits = (None, None) if len(set(sizes)) == 1 else (counts_out, counts_in)
-    work = backend.all_to_all_single(received, sent, *splits, group, async_op)
+    rows_out, rows_in = (None, None) if len(set(sizes)) == 1 else (counts_out, counts_in)
+    work = backend.all_to_all_single(received, sent, rows_out, rows_in, group, async_op)
     return deliver([work], _folder(encoding, parts.view(W, mine), wire, output, W), output, async_op)
 
 
