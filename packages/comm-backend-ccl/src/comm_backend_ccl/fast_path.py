@@ -13,7 +13,9 @@ from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.tables import ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import LOOK_AROUND_S, CclWork
+from comm_utils import operations
 from comm_utils.fast_path import FastPath
+from comm_utils.operations import Role
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import Accept, acceptance
 from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
@@ -53,12 +55,14 @@ def fast_path(
     """
     if operation not in _ON_ANY or (async_op and operation in _MESSAGES):
         return None
-    op = parse_reduce_op((detail[1] if operation == "reduce" else detail) if operation in _REDUCES else "sum")
-    root = ours.position(detail[0] if operation == "reduce" else detail, None) if operation in _ROOTED else 0
+    row = operations.get(operation)
+    reduces, is_rooted = row.pattern.reduces, row.argument(Role.ROOT) is not None
+    op = parse_reduce_op((detail[1] if is_rooted else detail) if reduces else "sum")
+    root = ours.position(detail[0] if reduces else detail, None) if is_rooted else 0
     kind = _Kind(operation, name, op, root, async_op)
     capabilities = ours.capabilities
     dtypes = capabilities.dtypes
-    if operation in _REDUCES:
+    if reduces:
         dtypes = frozenset(dtype for reduced, dtype in capabilities.reductions if reduced is op)
         if not dtypes:
             return None  # the library may not know the op at all
@@ -280,9 +284,7 @@ _NATIVE = {
 }
 _ROOTED_NATIVE = (Operation.BROADCAST, Operation.GATHER, Operation.REDUCE, Operation.SCATTER)
 _MESSAGES = frozenset(("recv", "send"))
-_REDUCES = frozenset(("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"))
 _TO_LISTS = frozenset(("all_gather", "all_to_all", "gather"))
-_ROOTED = frozenset(("broadcast", "gather", "recv", "reduce", "scatter", "send"))
 #: Native code validates the tensors of these by itself.
 _VALIDATED = frozenset(
     ("all_gather_into_tensor", "all_reduce", "barrier", "broadcast", "reduce", "reduce_scatter_tensor")
@@ -329,7 +331,7 @@ def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
             work.peer = kind.root
         return work
 
-    if kind.operation in _REDUCES:
+    if operations.get(kind.operation).pattern.reduces:
         runs = _ByDtype(ours.group, native, ONECCL_OPS[kind.op])
 
         def all_reduce(tensor: torch.Tensor) -> CclWork | None:

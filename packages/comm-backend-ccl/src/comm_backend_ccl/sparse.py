@@ -6,6 +6,8 @@ so that the bits of the result are the same on each. gloo's sparse all_reduce ga
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import torch
 
 from comm_backend_ccl.communicator import Communicator
@@ -37,7 +39,7 @@ def all_reduce_sparse(communicator: Communicator, tensor: torch.Tensor, op: Redu
     indices, values = own.indices(), own.values()
     record = [own.sparse_dim(), own.dim(), *own.shape]
     # Of one size for all ranks, whatever the number of dimensions.
-    mine = torch.tensor([own._nnz(), hash(tuple(record)) & 0x7FFFFFFFFFFFFFFF], dtype=torch.int64)
+    mine = torch.tensor([own._nnz(), crc32(repr(record).encode())], dtype=torch.int64)
     everyone = torch.empty(communicator.size, 2, dtype=torch.int64)
     communicator.all_gather(everyone, mine).wait()
     counts = everyone[:, 0].tolist()

@@ -14,8 +14,10 @@ from comm_backend_torch.capabilities import capabilities_of
 from comm_backend_torch.reduce_ops import C10D_OPS, set_async
 from comm_backend_torch.work import TorchWork
 from comm_backend_torch.world import World
+from comm_utils import operations
 from comm_utils.backend import Capabilities
 from comm_utils.fast_path import FastPath
+from comm_utils.operations import Role
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.flattening import flat_view, flatten, staging_memory
@@ -56,6 +58,8 @@ def fast_path(
     backend: World, operation: str, detail: Any, group: ProcessGroup | None, async_op: bool
 ) -> FastPath | None:
     """Make the fast path; see ``comm_utils.backend.Backend.fast_path``."""
+    if operation not in _STARTS or (async_op and operation in ("recv", "send")):
+        return None
     state = backend._state(group)
     op, root = _settle(operation, detail, state)
     devices = present(state.devices)
@@ -72,18 +76,18 @@ def fast_path(
 def _settle(operation: str, detail: Any, state: GroupState) -> tuple[ReduceOp | None, int | None]:
     """Return the op and the root's group rank that ``detail`` names."""
     root = op = None
-    if operation in _REDUCES:
-        op = parse_reduce_op(detail[1] if operation == "reduce" else detail)
-    if operation in _ROOTED:
-        root = state.position(detail[0] if operation == "reduce" else detail, None)
+    row = operations.get(operation)
+    reduces, is_rooted = row.pattern.reduces, row.argument(Role.ROOT) is not None
+    if reduces:
+        op = parse_reduce_op(detail[1] if is_rooted else detail)
+    if is_rooted:
+        root = state.position(detail[0] if reduces else detail, None)
     return op, root
 
 
 def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind: _Kind) -> FastPath | None:
     state = kind.state
     capabilities = kind.capabilities
-    if operation not in _STARTS or (kind.async_op and operation in ("recv", "send")):
-        return None
     dtypes = capabilities.dtypes
     if kind.op is not None:
         dtypes = frozenset(dtype for op, dtype in capabilities.reductions if op is kind.op)
@@ -284,8 +288,6 @@ def _barrier(kind: _Kind) -> _Start:
 
 
 _ON_ONE = frozenset(("all_reduce", "broadcast", "recv", "reduce", "send"))
-_REDUCES = frozenset(("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"))
-_ROOTED = frozenset(("broadcast", "gather", "recv", "reduce", "scatter", "send"))
 _STARTS: dict[str, Callable[[_Kind], _Start | None]] = {
     "all_gather": _all_gather,
     "all_gather_into_tensor": _all_gather_into_tensor,
