@@ -1,8 +1,13 @@
 """Ranks of these tests are forked from a process that has imported what all of them import."""
 
+import os
+
 from hypothesis import HealthCheck, settings
 
 from comm_utils.testing import preload
+
+# Groups neither measure the host nor start from what others found.
+os.environ.setdefault("CCL_SHARED_MEMORY_PROFILE", "0")
 
 preload("torch.distributed.tensor", "pytest", "hypothesis")
 

@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from comm_backend_ccl import shared_memory, tables
 from comm_utils import ReduceOp, kernels
-from comm_utils.torch_support.plain_tensors import PlainTensors, plain_tensors
+from comm_utils.torch_support.plain_tensors import TRANSFORMS, PlainTensors, is_intercepted, plain_tensors
 
 pytestmark = pytest.mark.skipif(
     not shared_memory.has_kernels() or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
@@ -106,7 +106,9 @@ def test_python_accessors_come_to_the_same(name: str, monkeypatch: pytest.Monkey
     """As where libtorch's C shim is not found, or a probe shows that it reads something else."""
     native = shared_memory._native
     try:
-        assert not native.bind_torch(torch.Tensor, torch.uint8, torch.int8, [(torch.ones(3), 1, 12, 0, 6)])
+        wrong_probes = [(torch.ones(3), 1, 12, 0, 6)]
+        key = TRANSFORMS.value
+        assert not native.bind_torch(torch.Tensor, torch.uint8, torch.int8, wrong_probes, is_intercepted, key)
         assert shared_memory.plain_tensor(HOSTILE[name]()) is None
         for dtype in (torch.float32, torch.uint8, torch.int8):
             assert shared_memory.plain_tensor(torch.ones(3, dtype=dtype)) == tables.DTYPES[dtype]

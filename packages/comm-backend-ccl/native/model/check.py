@@ -35,6 +35,9 @@ CHECKS = (
     Check("waking", "-DSECOND=2 -DOPERATIONS=1"),
     Check("waking", "-DSECOND=3 -DOPERATIONS=1"),
     Check("waking", "-DRANKS=3 -DOPERATIONS=1"),
+    Check("waking", "-DWEAK -DDATA -DOPERATIONS=2"),
+    Check("waking", "-DWEAK -DSPURIOUS -DOPERATIONS=2"),
+    Check("waking", "-DWEAK -DOPERATIONS=2 -DNO_FENCE", holds=False),
     Check("waking", "-DOPERATIONS=2 -DNO_RECHECK", holds=False),
     Check("waking", "-DOPERATIONS=2 -DPLAIN_STORE", holds=False),
     Check("waking", "-DOPERATIONS=2 -DLATE_RINGS", holds=False),
@@ -53,6 +56,15 @@ CHECKS = (
     Check("calls", "-DOPERATIONS=1 -DLOOKS"),
     Check("calls", "-DRANKS=3 -DOPERATIONS=1 -DFEW"),
     Check("calls", "-DOPERATIONS=1 -DLATE_RECORD", holds=False),
+    Check("ordering"),
+    Check("ordering", "-DSTREAMED"),
+    Check("ordering", "-DGIVE_UP"),
+    Check("ordering", "-DNO_RELEASE", holds=False),
+    Check("ordering", "-DONLY_STORES", holds=False),
+    Check("ordering", "-DNO_ACQUIRE", holds=False),
+    Check("ordering", "-DSTREAMED -DNO_SFENCE", holds=False),
+    Check("ordering", "-DGIVE_UP -DNO_FENCE_AFTER_FAILURE", holds=False),
+    Check("ordering", "-DGIVE_UP -DNO_FENCE_BEFORE_FAILURE", holds=False),
 )
 
 

@@ -5,6 +5,10 @@
  * before it. A rank does OPERATIONS operations, one step each, of kinds that are chosen at first; a step of an operation
  * in chunks waits as one of these. Threads look once before they sleep: spinning is looking more often.
  *
+ * With WEAK, memory is that of ARMv8 in what matters here: taking and leaving a lock keeps nothing in order that others
+ * see without the lock, and later loads may pass the store of a locked instruction, unless they are seq_cst as those of
+ * post() are. Then only the fence is between setting the bit and the look.
+ *
  * `rings` is not counted. What matters is whether it changed since a thread read it.
  */
 
@@ -41,7 +45,7 @@ byte awaited[RANKS];
 byte sleeping;
 bit sent;
 
-mtype = { to_shown, to_word }
+mtype = { to_shown, to_word, to_sleeping }
 chan stores[THREADS] = [2] of { mtype, byte };
 
 /* Of a thread in sleep(): has read `rings`; they rang since; is in the kernel. */
@@ -74,7 +78,11 @@ bit told;
 
 #define drained empty(stores[thread])
 
-#if SECOND
+#ifdef WEAK
+/* of one thread a rank */
+inline take_lock(what) { skip }
+inline give_lock(what) { skip }
+#elif SECOND
 inline take_lock(what) { atomic { drained && !what -> what = 1 } }
 inline give_lock(what) { atomic { drained -> what = 0 } }
 #else
@@ -236,7 +244,14 @@ inline sleep() {
 #endif
         :: else -> atomic { drained -> awaited[me] = (mine -> needs_all | mine : 0) }
         fi;
+#ifdef WEAK
+        stores[thread] ! to_sleeping(bit(me));
+#ifndef NO_FENCE
+        drained;
+#endif
+#else
         atomic { drained -> sleeping = sleeping | bit(me) };
+#endif
         give_lock(sleep_mutex[me]);
         take_lock(lock[me]);
 #ifndef NO_RECHECK
@@ -391,6 +406,7 @@ proctype Sender() {
     atomic { stores[thread] ? what(value) -> \
         if \
         :: what == to_shown -> shown[rank_of(thread)] = value \
+        :: what == to_sleeping -> sleeping = sleeping | value \
         :: else -> word[rank_of(thread)] = value \
         fi; \
         what = 0; value = 0 }

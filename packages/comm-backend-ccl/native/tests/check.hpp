@@ -11,8 +11,9 @@
 namespace tests {
 
 struct Options {
-    size_t operations = 20000;  // of the stress test
-    unsigned limit = 120;       // seconds for one test
+    size_t operations = 20000;             // of the stress test
+    size_t most_bytes = size_t{24} << 20;  // of all ranks' tensors in one operation of every_operation
+    unsigned limit = 120;                  // seconds for one test
     uint64_t seed = 1;
     double patience = 20;  // seconds that nothing may take
 };

@@ -194,6 +194,9 @@ TEST(invalid_requests) {
     }
     for (const int operation : {shm::reduce, broadcast, gather, scatter, send, receive}) {
         for (const int root : {-1, 2, 1000}) {
+            if (operation == receive && root == any_source) {
+                continue;
+            }
             CHECK(is_invalid(group, request_of(operation, float32, sum, root)), operation << ", root " << root);
         }
     }

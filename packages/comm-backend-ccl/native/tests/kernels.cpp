@@ -17,16 +17,19 @@ namespace {
 
 constexpr size_t longest = 1000;
 
-std::vector<const shm::Kernels *> builds() {
-    std::vector<const shm::Kernels *> found;
-    for (const char *name : {"portable", "avx2", "avx512"}) {
-        if (const shm::Kernels *one = shm::kernels_named(name)) {
-            found.push_back(one);
-        } else {
-            std::printf("       this machine has no %s\n", name);
+const std::vector<const shm::Kernels *> &builds() {
+    static const std::vector<const shm::Kernels *> all = [] {
+        std::vector<const shm::Kernels *> found;
+        for (const char *name : {"portable", "avx2", "avx512", "neon"}) {
+            if (const shm::Kernels *one = shm::kernels_named(name)) {
+                found.push_back(one);
+            } else {
+                std::printf("       this machine has no %s\n", name);
+            }
         }
-    }
-    return found;
+        return found;
+    }();
+    return all;
 }
 
 std::vector<size_t> counts() {
@@ -189,6 +192,59 @@ TEST(kernels_round_16_bit_floats) {
                 CHECK(at == values.size(), build->name << ", dtype " << dtype << ", op " << op << " of " << std::hex
                                                        << values[at] << " and " << others[at] << ": " << found[at]
                                                        << ", not " << expected[at]);
+            }
+        }
+    }
+}
+
+// Every pair of: zeros, denormals, the smallest and largest normal number, 1, infinities and NaN, with both signs.
+// Instructions for the least and the greatest differ in which zero they take.
+std::vector<uint64_t> extremes(int fraction_bits, int exponent_bits) {
+    const uint64_t one = 1, infinite = ((one << exponent_bits) - 1) << fraction_bits;
+    std::vector<uint64_t> found;
+    for (const uint64_t sign : {uint64_t{0}, one << (fraction_bits + exponent_bits)}) {
+        for (const uint64_t bits : {uint64_t{0}, one, (one << fraction_bits) - 1, one << fraction_bits,
+                                    ((one << (exponent_bits - 1)) - 1) << fraction_bits, infinite - 1, infinite,
+                                    infinite + 1, infinite | one << (fraction_bits - 1)}) {
+            found.push_back(sign | bits);
+        }
+    }
+    return found;
+}
+
+TEST(kernels_combine_extremes) {
+    struct Format {
+        int dtype, fraction_bits, exponent_bits;
+    };
+    for (const auto &[dtype, fraction_bits, exponent_bits] :
+         {Format{shm::float16, 10, 5}, Format{shm::bfloat16, 7, 8}, Format{shm::float32, 23, 8},
+          Format{shm::float64, 52, 11}}) {
+        const std::vector<uint64_t> values = extremes(fraction_bits, exponent_bits);
+        const size_t item = shm::item_bytes(dtype), count = values.size() * values.size();
+        Bytes first(count * item), second(count * item), expected(count * item), found(count * item);
+        for (size_t i = 0; i < count; ++i) {
+            std::memcpy(first.data() + i * item, &values[i / values.size()], item);
+            std::memcpy(second.data() + i * item, &values[i % values.size()], item);
+        }
+        for (int op = 0; op < shm::ops; ++op) {
+            // Two are combined at once, three by way of float32.
+            for (const std::vector<const void *> &inputs :
+                 {std::vector<const void *>{first.data(), second.data()},
+                  std::vector<const void *>{second.data(), first.data(), second.data()}}) {
+                if (!shm::reduces(dtype, op)) {
+                    continue;
+                }
+                reduce(dtype, op, expected.data(), inputs, count);
+                for (const shm::Kernels *build : builds()) {
+                    void *outputs[] = {found.data()};
+                    build->reduce(dtype, op, outputs, 1, inputs.data(), static_cast<int>(inputs.size()), count, false);
+                    const size_t at = difference(dtype, found.data(), expected.data(), count);
+                    CHECK(at == count, build->name << ", dtype " << dtype << ", op " << op << " of "
+                                                   << shown(dtype, first.data(), at) << " and "
+                                                   << shown(dtype, second.data(), at) << ": "
+                                                   << shown(dtype, found.data(), at) << ", not "
+                                                   << shown(dtype, expected.data(), at));
+                }
             }
         }
     }

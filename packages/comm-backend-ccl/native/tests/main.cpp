@@ -53,7 +53,9 @@ bool run(size_t index) {
 }
 
 int usage() {
-    std::printf("usage: native_tests [--operations=N] [--limit=SECONDS] [--patience=SECONDS] [--seed=N] [TEST...]\n");
+    std::printf(
+        "usage: native_tests [--operations=N] [--most-mib=N] [--limit=SECONDS] [--patience=SECONDS] [--seed=N] "
+        "[TEST...]\n");
     for (const auto &one : all()) {
         std::printf("  %s\n", one.first.c_str());
     }
@@ -80,6 +82,8 @@ int run_all(int count, char **arguments) {
         const double value = equals == std::string::npos ? 0 : std::atof(argument.c_str() + equals + 1);
         if (key == "--operations") {
             options.operations = static_cast<size_t>(value);
+        } else if (key == "--most-mib") {
+            options.most_bytes = static_cast<size_t>(value) << 20;
         } else if (key == "--limit") {
             options.limit = static_cast<unsigned>(value);
         } else if (key == "--patience") {

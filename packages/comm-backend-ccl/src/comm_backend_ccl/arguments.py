@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from comm_backend_ccl import reduction_fallbacks
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
+from comm_utils.torch_support.reduction_encoding import refusal
 
-__all__ = ["check_splits", "fit", "no_tag", "one", "op_of"]
+__all__ = ["check_splits", "check_tag", "fit", "one", "op_of"]
 
 
 def one(tensors: Any, call: str, sparse: bool = False) -> torch.Tensor:
@@ -70,11 +70,13 @@ def op_of(options: Any, *tensors: torch.Tensor) -> ReduceOp:
     """Return the reduction that c10d's options name, which every dtype can do."""
     op = parse_reduce_op("sum" if options is None else getattr(options, "reduceOp", options))
     for tensor in tensors:
-        reduction_fallbacks.check(op, tensor.dtype)
+        if (reason := refusal(op, tensor.dtype)) is not None:
+            raise ArgumentTypeError(reason)
     return op
 
 
-def no_tag(call: str, tag: int) -> None:
-    """Refuse a tag other than 0."""
-    if tag != 0:
-        raise ArgumentError(f"{call}: tag: got {tag}; ccl has no tags, expected 0")
+def check_tag(call: str, tag: int) -> int:
+    """Return the tag of a message, an integer from 0 to 2**31 - 1."""
+    if not 0 <= tag < 1 << 31:
+        raise ArgumentError(f"{call}: tag: got {tag}; expected an integer of 0 to {(1 << 31) - 1}")
+    return tag

@@ -17,7 +17,7 @@ from comm_backend_ccl.foreign_groups import ForeignGroups
 from comm_backend_ccl.process_group import CclProcessGroup
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
-from comm_backend_ccl.work import CclWork
+from comm_backend_ccl.work import ANY_SOURCE, CclWork
 from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import NotInitializedError
 from comm_utils.fast_path import FastPath
@@ -261,7 +261,7 @@ class CclBackend(ProcessGroups):
         if ours is None:
             self._foreign(group).send(tensor, dst, group, tag, group_dst)
         else:
-            self._finish(ours.send(tensor, ours.position(dst, group_dst)), "send", tensor, False)
+            self._finish(ours.send(tensor, ours.position(dst, group_dst), tag=tag), "send", tensor, False)
 
     def recv(
         self,
@@ -274,9 +274,9 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).recv(tensor, src, group, tag, group_src)
-        position = ours.position(src, group_src)
-        self._finish(ours.receive(tensor, position), "recv", tensor, False)
-        return ours.ranks[position]
+        work = ours.receive(tensor, _source(ours, src, group_src), tag=tag)
+        self._finish(work, "recv", tensor, False)
+        return ours.ranks[work.source_rank()]
 
     def isend(
         self,
@@ -289,7 +289,7 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).isend(tensor, dst, group, tag, group_dst)
-        work = self._finish(ours.send(tensor, ours.position(dst, group_dst), True), "send", tensor, True)
+        work = self._finish(ours.send(tensor, ours.position(dst, group_dst), True, tag), "send", tensor, True)
         assert work is not None
         return work
 
@@ -304,7 +304,7 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).irecv(tensor, src, group, tag, group_src)
-        work = self._finish(ours.receive(tensor, ours.position(src, group_src), True), "recv", tensor, True)
+        work = self._finish(ours.receive(tensor, _source(ours, src, group_src), True, tag), "recv", tensor, True)
         assert work is not None
         return work
 
@@ -316,3 +316,7 @@ class CclBackend(ProcessGroups):
             (self.isend if one.op is c10d.isend else self.irecv)(one.tensor, one.peer, one.group, one.tag)
             for one in p2p_op_list
         ]
+
+
+def _source(ours: Communicator, src: int | None, group_src: int | None) -> int:
+    return ANY_SOURCE if src is None and group_src is None else ours.position(src, group_src)

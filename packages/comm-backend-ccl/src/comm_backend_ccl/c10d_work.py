@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import queue
+import sys
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
@@ -30,7 +32,6 @@ class C10dWork(Work):
         self._works = [] if work is None else [work]
         self._outputs = list(outputs)
         self._future: Any = None
-        self._source = -1
 
     @classmethod
     def of_all(cls, works: Sequence[C10dWork], outputs: Sequence[torch.Tensor]) -> C10dWork:
@@ -38,11 +39,6 @@ class C10dWork(Work):
         made = cls(None, outputs)
         made._works = [one for work in works for one in work._works]
         return made
-
-    def of_rank(self, rank: int) -> C10dWork:
-        """Remember whom a message comes from."""
-        self._source = rank
-        return self
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         for work in self._works:
@@ -66,7 +62,8 @@ class C10dWork(Work):
         return self._outputs
 
     def source_rank(self) -> int:
-        return self._source
+        """Return the group rank of a message's sender; -1 of other operations."""
+        return self._works[0].source_rank() if len(self._works) == 1 else -1
 
     _source_rank = source_rank
 
@@ -79,7 +76,7 @@ class C10dWork(Work):
                 self._complete()
             else:
                 _completing.add(self)
-        return self._future
+        return self._future if _is_called_by_python() else _for_cpp(self._future, self._outputs)
 
     getFuture = get_future
 
@@ -126,3 +123,49 @@ class _Completing:
 
 
 _completing = _Completing()
+
+
+# --- futures for DDP's reducer and its built-in hooks, which are C++
+
+
+def _is_called_by_python() -> bool:
+    """Return whether Python code asks for the future, and not C++ in the course of what Python called."""
+    try:
+        return not _NAMES.isdisjoint(sys._getframe(2).f_code.co_names)
+    except ValueError:  # there is no Python code on this thread
+        return False
+
+
+_NAMES = frozenset(("get_future", "getFuture"))
+
+
+def _for_cpp(future: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return a future that C++ can read.
+
+    C++ takes an exception that Python set for a result, and crashes on it; it sees one that a callback raises. The hook
+    ``BuiltinCommHookType.FP16_COMPRESS`` wants a list of tensors in the types of C++, which only TorchScript can make.
+    """
+    raising = future.then(lambda done: done.value())
+    if not any(tensor.dtype is torch.float16 for tensor in tensors):
+        return raising
+    script = _typed_futures()
+    return raising if script is None else script.when_done(raising, tensors)
+
+
+@functools.cache
+def _typed_futures() -> Any:
+    """Return the compiled functions; None where torch is built without TorchScript."""
+    try:
+        return torch.jit.CompilationUnit(_TYPED_FUTURES)
+    except (AttributeError, RuntimeError):
+        return None
+
+
+_TYPED_FUTURES = """
+def tensors_of(done: Future[int], tensors: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(done)
+    return tensors
+
+def when_done(done: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(tensors_of, done, tensors)
+"""

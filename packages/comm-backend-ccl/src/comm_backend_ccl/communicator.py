@@ -14,7 +14,7 @@ import torch
 
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import Operation
-from comm_backend_ccl.work import CclWork, EngineHandle
+from comm_backend_ccl.work import ANY_SOURCE, STORE_GONE, CclWork, EngineHandle
 from comm_utils.backend import Capabilities
 from comm_utils.errors import (
     BackendUnavailableError,
@@ -41,6 +41,7 @@ class Call(NamedTuple):
         elements: of the whole tensor for all_reduce, reduce, broadcast and messages, else of a rank's part.
         watched: it has to come to an end even if nobody waits for it.
         source_counts, target_counts: elements for each rank, of all_to_all_v.
+        tag: of a message.
     """
 
     operation: Operation
@@ -52,6 +53,7 @@ class Call(NamedTuple):
     watched: bool = False
     source_counts: Sequence[int] = ()
     target_counts: Sequence[int] = ()
+    tag: int = 0
 
 
 _NO_TIMEOUT_S = 10.0**9
@@ -61,6 +63,8 @@ _LACKING = ("not enough shared memory", "cannot map the shared memory")
 _GAVE_UP = "gave up; its own error says why"
 # A connection may end before the process does.
 _NOTICE_S = 0.3
+# And one that has begun to end may take so long to free its memory on a busy machine.
+_END_S = 5.0
 
 
 class Communicator(ABC):
@@ -82,6 +86,7 @@ class Communicator(ABC):
         self.peers = peers
         self.rank, self.size = rank, len(peers.processes)
         self.ranks = list(range(self.size)) if ranks is None else list(ranks)
+        self.is_world = ranks is None
         self.set_timeout(timeout)
         self._how_to_go_on = _WORLD_GOES_ON if ranks is None else _GROUP_GOES_ON
         #: What failed first, or None.
@@ -157,6 +162,10 @@ class Communicator(ABC):
     def _disagreed(self, what: str) -> None:  # noqa: B027  # most engines need nothing
         """Note that the engine failed as the ranks' calls differ, before the error is raised."""
 
+    def _knows_difference(self) -> bool:
+        """Return whether the engine has seen that the ranks' calls differ, so that a rank that ended is no cause."""
+        return False
+
     def check(self) -> None:
         """Raise ``BrokenGroupError`` where something failed before, ``NotInitializedError`` after the end."""
         if self._inherited:
@@ -188,6 +197,8 @@ class Communicator(ABC):
     def gone(self, peer: int | None) -> Set[int]:
         """Return the ranks on this host that have ended, of all or of ``peer`` alone."""
         gone = self.peers.gone()
+        if peer == ANY_SOURCE:  # of which one that lives is enough
+            return gone if len(gone) == self.size - 1 else frozenset()
         return gone if peer is None else gone & {peer}
 
     def gone_for(self, handle: EngineHandle, peer: int | None) -> Set[int]:
@@ -220,11 +231,20 @@ class Communicator(ABC):
         if any(reason in str(error) for reason in _LACKING):
             self._break(f"{call}: {error}")
             return BackendUnavailableError(f"{call} on {self}: {error}. {self._how_to_go_on.capitalize()}")
-        end = time.monotonic() + _NOTICE_S
-        while not self.gone(peer) and time.monotonic() < end:
-            time.sleep(0.01)
-        if self.gone(peer):
-            return self.lost(call, peer)
+        if STORE_GONE in str(error):
+            self._break(f"{call}: {error}")
+            return PeerLostError(
+                f"{call} on {self}: {error}: the process that holds it has ended. The group cannot be used any more: "
+                f"{self._how_to_go_on}"
+            )
+        if not self._knows_difference():
+            now = time.monotonic()
+            end, last = now + _NOTICE_S, now + _END_S
+            while not self.gone(peer) and (now < end or (now < last and self.peers.any_ending())):
+                time.sleep(0.01)
+                now = time.monotonic()
+            if self.gone(peer):
+                return self.lost(call, peer)
         self._break(f"{call}: {error}")
         self._disagreed(f"{call}: {error}")
         if _GAVE_UP in str(error):
@@ -243,6 +263,10 @@ class Communicator(ABC):
 
     # --- operations
 
+    def source(self, handle: EngineHandle) -> int:
+        """Return the group rank of the sender of what a receive from any source has got; -1 before the end."""
+        raise NotImplementedError
+
     def position(self, global_rank: int | None, group_rank: int | None) -> int:
         """Return the group rank that one of the two names; that of global rank 0 if neither is given."""
         if group_rank is not None:
@@ -255,7 +279,9 @@ class Communicator(ABC):
         name = operation.name.lower()
         handle: EngineHandle | None = None
         kept: tuple[torch.Tensor, ...] = ()
-        if call.elements or self.moves_nothing or operation in (Operation.ALL_TO_ALL_V, Operation.BARRIER):
+        has_to_match = call.tag or (operation is Operation.RECEIVE and call.root == ANY_SOURCE)
+        reaches_engine = operation in (Operation.ALL_TO_ALL_V, Operation.BARRIER) or has_to_match
+        if call.elements or self.moves_nothing or reaches_engine:
             try:
                 handle, kept = self._begin(call)
             except RuntimeError as error:
@@ -366,13 +392,13 @@ class Communicator(ABC):
         nothing = torch.empty(0, device="cpu")
         return self._start(Call(Operation.BARRIER, nothing, nothing, 0, watched=watched))
 
-    def send(self, tensor: torch.Tensor, peer: int, watched: bool = False) -> CclWork:
+    def send(self, tensor: torch.Tensor, peer: int, watched: bool = False, tag: int = 0) -> CclWork:
         """Send to ``peer``; complete when the memory may be used again."""
-        return self._start(Call(Operation.SEND, tensor, tensor, tensor.numel(), root=peer, watched=watched))
+        return self._start(Call(Operation.SEND, tensor, tensor, tensor.numel(), root=peer, watched=watched, tag=tag))
 
-    def receive(self, tensor: torch.Tensor, peer: int, watched: bool = False) -> CclWork:
-        """Overwrite ``tensor`` with what ``peer`` sent."""
-        return self._start(Call(Operation.RECEIVE, tensor, tensor, tensor.numel(), root=peer, watched=watched))
+    def receive(self, tensor: torch.Tensor, peer: int, watched: bool = False, tag: int = 0) -> CclWork:
+        """Overwrite ``tensor`` with what ``peer``, or any rank for ``ANY_SOURCE``, sent with the same tag."""
+        return self._start(Call(Operation.RECEIVE, tensor, tensor, tensor.numel(), root=peer, watched=watched, tag=tag))
 
 
 _communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()

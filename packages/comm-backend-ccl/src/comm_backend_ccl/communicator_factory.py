@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from comm_backend_ccl import oneccl_library, shared_memory
+from comm_backend_ccl import host_profile, oneccl_library, shared_memory, tuning
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.peers import Peers, Process, this_process
@@ -51,6 +51,22 @@ def _is_crowded(size: int, cores: int) -> bool:
     return size > cores or (local.isdigit() and int(local) > (os.cpu_count() or 1))
 
 
+class _Start(NamedTuple):
+    """The beginning of a group in shared memory, as its first rank finds it.
+
+    Attributes:
+        profile: rows of the host's profile.
+        measures: the group measures the host first.
+    """
+
+    profile: list[host_profile.Row]
+    measures: bool
+
+    @classmethod
+    def of_this_host(cls, ranks: int) -> _Start:
+        return cls(host_profile.load(ranks), shared_memory.learns() and host_profile.is_wanted(ranks))
+
+
 class _Factory:
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] | None) -> None:
         self._store, self._rank, self._size, self._timeout, self._ranks = store, rank, size, timeout, ranks
@@ -63,6 +79,7 @@ class _Factory:
             "process": this_process().encoded().decode(),
             "unavailable": reason and reason[0],
             "failure": oneccl_library.earlier_failure(),
+            "settings": shared_memory.settings(),
             "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
         }
         members = [json.loads(text) for text in self._exchange("process", json.dumps(mine))]
@@ -74,7 +91,8 @@ class _Factory:
                     why = f"shared memory serves up to {shared_memory.MOST_RANKS} ranks, the group has {self._size}"
                 if why is None:
                     cores = {core for one in members for core in one["cores"]}
-                    made = self._in_shared_memory(peers, _is_crowded(self._size, len(cores)))
+                    alike = all(one["settings"] == mine["settings"] for one in members)
+                    made = self._in_shared_memory(peers, _is_crowded(self._size, len(cores)), alike)
                     if isinstance(made, Communicator):
                         return made
                     why = made
@@ -98,10 +116,15 @@ class _Factory:
         if reason is not None:
             raise BackendUnavailableError(f"{why}, and {reason[0]}; {reason[1]}")
 
-    def _in_shared_memory(self, peers: Peers, crowded: bool) -> SharedCommunicator | str:
-        """Return the communicator, or why no rank can use shared memory."""
+    def _in_shared_memory(self, peers: Peers, crowded: bool, alike: bool) -> SharedCommunicator | str:
+        """Return the communicator, or why no rank can use shared memory.
+
+        Args:
+            alike: all ranks have the same settings of how data is moved.
+        """
         made: SharedCommunicator | None = None
         created = -1, 0
+        start = _Start([], False)
         problem: tuple[str, str] | None = None
         try:
             try:
@@ -110,11 +133,15 @@ class _Factory:
             finally:
                 # The others are waiting for it, whatever became of it.
                 if self._rank == 0:
-                    self._store.set("memory", json.dumps(created))
-            descriptor, inode = json.loads(self._await(["memory"], [0], peers)[0])
+                    if alike:
+                        start = _Start.of_this_host(self._size)
+                    self._store.set("memory", json.dumps([*created, *start]))
+            descriptor, inode, *rest = json.loads(self._await(["memory"], [0], peers)[0])
+            start = _Start(*rest)
             if descriptor >= 0:
                 memory = descriptor, inode
                 made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, memory, crowded)
+                made.start_from(start.profile)
         except CommError:
             raise
         except MemoryError as error:
@@ -134,6 +161,8 @@ class _Factory:
                 shared_memory.close_descriptor(created[0])
         failures = [(rank, one) for rank, one in enumerate(problems) if one is not None]
         if made is not None and not failures:
+            if start.measures:
+                self._measure(made)
             return made
         if made is not None:
             shared_memory.close(made.number)
@@ -146,6 +175,15 @@ class _Factory:
         if self._rank == 0:
             logger.warning("oneCCL is used instead of shared memory: rank %s: %s", self._name(rank), text)
         return str(text)
+
+    def _measure(self, made: SharedCommunicator) -> None:
+        try:
+            tuning.measure(made, tuning.QUICK)
+        except BaseException:
+            shared_memory.close(made.number)
+            raise
+        if self._rank == 0:
+            host_profile.store(self._size, host_profile.rows_of(made.methods()), "its first group")
 
     def _wait_for_readers(self, peers: Peers) -> None:
         """Wait until all ranks have read the failure, as the rank that serves the store may end."""

@@ -307,6 +307,9 @@ _PLANNED = frozenset(
 
 # --- on oneCCL
 
+# Sends of so much do not wait for their receive, and are announced while they travel.
+_AT_ONCE_BYTES = 4096
+
 
 class _ByDtype(dict[torch.dtype, _Run]):
     """``runs[dtype]`` reduces elements of it."""
@@ -377,5 +380,22 @@ def _planned(ours: OneCclCommunicator, kind: _Kind) -> _Start:
     if kind.operation == "all_to_all_single":
         equal = oneccl_library.plan(ours.group, Operation.ALL_TO_ALL, ONECCL_DTYPES[torch.uint8], 0, 0, LOOK_AROUND_S)
         return exchange
-    starts: dict[str, _Start] = {"all_gather": gather_into_list, "all_gather_into_tensor": gather}
+
+    def send(tensor: torch.Tensor) -> CclWork | None:
+        if tensor.nbytes > _AT_ONCE_BYTES:
+            ours.untagged.announce(kind.root)
+            return on_one(tensor)
+        work = on_one(tensor)
+        ours.untagged.announce(kind.root)
+        return work
+
+    def receive(tensor: torch.Tensor) -> CclWork | None:
+        return on_one(tensor) if ours.untagged.take(kind.root) else ours.receive(tensor, kind.root)
+
+    starts: dict[str, _Start] = {
+        "all_gather": gather_into_list,
+        "all_gather_into_tensor": gather,
+        "recv": receive,
+        "send": send,
+    }
     return starts.get(kind.operation, on_one)

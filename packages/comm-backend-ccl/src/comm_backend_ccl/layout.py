@@ -15,7 +15,7 @@ def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor,
     """Contiguous memory for an output, and how to bring it to where it belongs."""
     if tensor.is_contiguous():
         return tensor, None
-    memory = tensor.contiguous() if read else torch.empty(tensor.shape, dtype=tensor.dtype)
+    memory = tensor.contiguous() if read else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
 
     def finish() -> None:
         tensor.copy_(memory)

@@ -12,12 +12,14 @@ import torch
 from torch.distributed import Store
 
 from comm_backend_ccl import oneccl_library
+from comm_backend_ccl.any_source import AnySource, QueuedReceive, match_all
 from comm_backend_ccl.communicator import Begun, Call, Communicator
 from comm_backend_ccl.interface import interface_between
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.shm_cleanup import sweep
+from comm_backend_ccl.store_messages import StoreMessages, StoreReceive
 from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operation
-from comm_backend_ccl.work import LOOK_AROUND_S, EngineHandle
+from comm_backend_ccl.work import ANY_SOURCE, LOOK_AROUND_S, EngineHandle
 from comm_utils.errors import CommTimeoutError, NotInitializedError
 
 __all__ = ["OneCclCommunicator"]
@@ -26,6 +28,8 @@ _BYTE = ONECCL_DTYPES[torch.uint8]
 _REDUCING = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER)
 # How long a group may still take to be made after one of its processes has ended.
 _GRACE_S = 2.0
+# How long oneCCL is waited for at once while receives from any source look for their messages.
+_SLICE_S = 0.002
 
 
 class OneCclCommunicator(Communicator):
@@ -51,6 +55,8 @@ class OneCclCommunicator(Communicator):
         super().__init__(peers, rank, timeout, ranks)
         self._store = store
         self._lost_at: float | None = None
+        self._messages = StoreMessages(store, rank, self.size)
+        self.untagged = AnySource(store, rank, self.size, self._start_receive)
         if os.environ.get("CCL_ATL_SHM") == "1":
             sweep()
         interface = interface_between(len({process.machine for process in peers.processes}))
@@ -123,12 +129,18 @@ class OneCclCommunicator(Communicator):
 
     def _end(self) -> None:
         group, self._group = self._group, None
+        self.untagged.close()
         if group is not None:
             oneccl_library.destroy(group)
             if self.peers.gone() and os.environ.get("CCL_ATL_SHM") == "1":
                 sweep()
 
+    def _knows_difference(self) -> bool:
+        return self._messages.disagreed
+
     def _disagreed(self, what: str) -> None:
+        if self._messages.disagreed:
+            return  # oneCCL has no part in them
         oneccl_library.note_failure(what)
         self._how_to_go_on = f"{oneccl_library.START_AGAIN}, as oneCCL keeps requests of the failed operation"
 
@@ -138,8 +150,17 @@ class OneCclCommunicator(Communicator):
         operation, source, target = call.operation, call.source, call.target
         if operation is Operation.BARRIER:
             # oneCCL's own waits inside the call, without end where a rank is missing.
-            token = torch.zeros(1, dtype=torch.int32)
+            token = torch.zeros(1, dtype=torch.int32, device="cpu")
             return self._begin(Call(Operation.ALL_REDUCE, token, token, 1, watched=call.watched))
+        if operation is Operation.SEND and call.tag:
+            self._messages.send(source, call.root, call.tag)
+            return None, ()
+        if operation is Operation.RECEIVE and call.tag:
+            return self._messages.receive(target, call.root, call.tag), (target,)
+        if operation is Operation.RECEIVE and (call.root == ANY_SOURCE or not self.untagged.take(call.root)):
+            return self.untagged.receive(target, call.root), (target,)
+        if operation is Operation.SEND:
+            self.untagged.announce(call.root)
         item = source.element_size()
         source_counts, target_counts = call.source_counts, call.target_counts
         if operation in (Operation.GATHER, Operation.SCATTER):
@@ -177,11 +198,37 @@ class OneCclCommunicator(Communicator):
         )
         return handle, (source, target)
 
+    def _start_receive(self, tensor: torch.Tensor, source: int) -> EngineHandle:
+        address, count = tensor.data_ptr(), tensor.nbytes
+        return oneccl_library.start(self.group, Operation.RECEIVE, address, address, count, _BYTE, 0, source, True)
+
+    def source(self, handle: EngineHandle) -> int:
+        return handle.source if isinstance(handle, (StoreReceive, QueuedReceive)) else super().source(handle)
+
     def within(self, handle: EngineHandle, seconds: float) -> bool:
+        if isinstance(handle, QueuedReceive):
+            return self.untagged.within(handle, seconds, oneccl_library.wait)
+        end = time.monotonic() + seconds
+        # A sender may not go on before its message is received.
+        while match_all() and (left_s := end - time.monotonic()) > _SLICE_S:
+            if self._within(handle, min(left_s, _SLICE_S)):
+                return True
+        return self._within(handle, max(0.0, end - time.monotonic()))
+
+    def _within(self, handle: EngineHandle, seconds: float) -> bool:
+        if isinstance(handle, StoreReceive):
+            return self._messages.within(handle, seconds)
         return oneccl_library.wait(handle, seconds)
 
     def ended_ns(self, handle: EngineHandle) -> int | None:
-        return oneccl_library.ended_ns(handle)
+        if isinstance(handle, StoreReceive):
+            return handle.ended_ns
+        native = handle.handle if isinstance(handle, QueuedReceive) else handle
+        return None if native is None else oneccl_library.ended_ns(native)
 
     def release(self, handle: EngineHandle) -> None:
-        oneccl_library.release(handle)
+        if isinstance(handle, StoreReceive):
+            return
+        native = handle.handle if isinstance(handle, QueuedReceive) else handle
+        if native is not None:
+            oneccl_library.release(native)

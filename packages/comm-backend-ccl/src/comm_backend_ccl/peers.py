@@ -10,10 +10,14 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from comm_utils.host_identity import host_identity
 
 __all__ = ["Peers", "Process", "this_process"]
+
+# Of the kernel's include/linux/sched.h.
+_PF_EXITING = 0x4
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,15 @@ class Process:
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
+
+
+def _is_ending(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return True
+    # Behind the name, which may hold anything: state, ppid, pgrp, session, tty, tpgid, flags.
+    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
 def this_process() -> Process:
@@ -78,6 +91,12 @@ class Peers:
                 self._gone.add(self._watched[descriptor])
                 self._poll.unregister(descriptor)
         return self._gone
+
+    def any_ending(self) -> bool:
+        """Return whether a rank on this host is on its way out: its connections may close long before it has gone."""
+        return any(
+            index not in self._gone and _is_ending(self.processes[index].pid) for index in self._watched.values()
+        )
 
     def close(self) -> None:
         with self._lock:

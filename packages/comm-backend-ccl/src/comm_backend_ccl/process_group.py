@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup, Store
+from torch.distributed import distributed_c10d as internals
 
-from comm_backend_ccl import reduction_fallbacks
-from comm_backend_ccl.arguments import check_splits, fit, no_tag, one, op_of
+from comm_backend_ccl import reductions
+from comm_backend_ccl.arguments import check_splits, check_tag, fit, one, op_of
 from comm_backend_ccl.c10d_work import C10dWork
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.communicator_factory import make_communicator
@@ -18,10 +19,11 @@ from comm_backend_ccl.layout import for_writing, unflatten_any
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
 from comm_backend_ccl.sparse import all_reduce_sparse
-from comm_backend_ccl.work import CclWork
+from comm_backend_ccl.work import ANY_SOURCE, CclWork, seconds
 from comm_utils.backend import Capabilities
-from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.errors import ArgumentTypeError
 from comm_utils.torch_support.flattening import flatten
+from comm_utils.torch_support.monitored_barrier import pass_monitored_barrier
 
 __all__ = ["NAME", "CclProcessGroup"]
 
@@ -100,8 +102,9 @@ class CclProcessGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # FSDP2's state dicts and asynchronous checkpoints look for a device of the group.
-        return [torch.device("cpu")]
+        # FSDP2's state dicts and asynchronous checkpoints look for a device of the group. While torch (2.15) makes the
+        # group, a device would have it attach its flight recorder, which needs a backend in C++.
+        return [torch.device("cpu")] if self in internals._world.pg_map else []
 
     # FSDP2 allocates so after set_allocate_memory_from_process_group_for_comm(True), and asks the group of the device.
 
@@ -147,7 +150,7 @@ class CclProcessGroup(ProcessGroup):
             return self._started(CclWork(self._open(), None, (), "all_reduce"), "all_reduce", [tensor], options)
         op = op_of(options, tensor)
         memory, finish = for_writing(tensor, read=True)
-        work = reduction_fallbacks.all_reduce(self._open(), memory, op)
+        work = reductions.all_reduce(self._open(), memory, op)
         return self._started(work.then(finish), "all_reduce", [tensor], options)
 
     def allreduce_coalesced(self, tensors: _Tensors, options: Any = None) -> C10dWork:
@@ -157,14 +160,14 @@ class CclProcessGroup(ProcessGroup):
         if len({tensor.dtype for tensor in tensors}) != 1:
             raise ArgumentTypeError("allreduce_coalesced: the tensors have different dtypes; expected one")
         flat = flatten([tensor.contiguous() for tensor in tensors])
-        work = reduction_fallbacks.all_reduce(communicator, flat, op)
+        work = reductions.all_reduce(communicator, flat, op)
         return self._started(work.then(lambda: unflatten_any(flat, tensors)), "all_reduce", tensors, options)
 
     def reduce(self, tensors: _Tensors | torch.Tensor, root: Any = None, *rest: Any) -> C10dWork:
         tensor, options = one(tensors, "reduce"), root
         op = op_of(options, tensor)
         memory, finish = for_writing(tensor, read=True)
-        work = reduction_fallbacks.reduce(self._open(), memory, options.rootRank, op)
+        work = reductions.reduce(self._open(), memory, options.rootRank, op)
         return self._started(work.then(finish), "reduce", [tensor], options)
 
     def broadcast(self, tensors: _Tensors | torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
@@ -221,7 +224,7 @@ class CclProcessGroup(ProcessGroup):
     def _reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, name: str, options: Any) -> C10dWork:
         op = op_of(options, output)
         memory, finish = for_writing(output)
-        work = reduction_fallbacks.reduce_scatter(self._open(), memory, source, op)
+        work = reductions.reduce_scatter(self._open(), memory, source, op)
         return self._started(work.then(finish), name, [output], options)
 
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, options: Any = None) -> C10dWork:
@@ -286,22 +289,37 @@ class CclProcessGroup(ProcessGroup):
     ) -> C10dWork:
         return self._started(self._open().barrier(True), "barrier", [], options)
 
+    def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
+        """Run a barrier through the group's store.
+
+        Args:
+            timeout: as a timedelta or in seconds; None is the group's.
+            wait_all_ranks: name every rank that is missing when the time is over, not only the first.
+
+        Raises:
+            CommTimeoutError: on every rank that came; names those that did not. The group stays usable.
+        """
+        communicator = self._open()
+        limit_s = communicator.timeout_s if timeout is None else seconds("monitored_barrier", timeout)
+        # Of comm's own function, too, so that ranks may call either.
+        _, store = internals._world.pg_map.get(self, (None, self._store))
+        pass_monitored_barrier(store, communicator.rank, communicator.ranks, limit_s, wait_all_ranks)
+
     # --- point to point
 
     def send(self, tensors: _Tensors, peer: int, tag: int = 0) -> C10dWork:
-        no_tag("send", tag)
         tensor = one(tensors, "send")
-        return self._started(self._open().send(tensor.contiguous(), peer, True), "send", [tensor])
+        work = self._open().send(tensor.contiguous(), peer, True, check_tag("send", tag))
+        return self._started(work, "send", [tensor])
 
     def recv(self, tensors: _Tensors, peer: int, tag: int = 0) -> C10dWork:
-        no_tag("recv", tag)
         tensor = one(tensors, "recv")
         memory, finish = for_writing(tensor)
-        work = self._open().receive(memory, peer, True).then(finish)
-        return self._started(work, "recv", [tensor]).of_rank(peer)
+        work = self._open().receive(memory, peer, True, check_tag("recv", tag)).then(finish)
+        return self._started(work, "recv", [tensor])
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> C10dWork:
-        raise ArgumentError("recv: src: ccl cannot receive from anyone; name the rank")
+        return self.recv(tensors, ANY_SOURCE, tag)
 
     # --- several operations as one
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from comm_backend_ccl import bindings, oneccl_library, shared_memory
+from comm_backend_ccl import oneccl_library, registration, shared_memory
 from comm_backend_ccl.backend import CclBackend
-from comm_backend_ccl.foreign_groups import provider_for
 from comm_backend_ccl.process_group import NAME
-from comm_backend_ccl.registration import register
 from comm_utils.backend import Availability, Backend, Setup
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.torch_support import initialization
@@ -18,8 +16,7 @@ __all__ = ["adopt", "adopts", "availability", "initialize"]
 
 def availability() -> Mapping[str, Availability]:
     """See ``BackendProvider.availability``."""
-    theirs = bindings.availability()
-    return {NAME: _own()} | ({} if theirs is None else {bindings.BINDINGS: theirs})
+    return {NAME: _own()}
 
 
 def _own() -> Availability:
@@ -47,27 +44,27 @@ def _own() -> Availability:
 
 
 def _unavailable_reason() -> tuple[str, str] | None:
-    """Return why neither engine can be used, and the remedy; None where one can."""
+    """Return why another library has the name or no engine can be used, and the remedy; None where one can."""
+    taken = registration.unavailable_reason()
+    if taken is not None:
+        return taken
     reason = oneccl_library.unavailable_reason()
     return reason if reason is not None and shared_memory.unavailable_reason() is not None else None
 
 
 def initialize(setup: Setup) -> Backend:
     """See ``BackendProvider.initialize``."""
-    if setup.backend == bindings.BINDINGS:
-        _, provider = provider_for("gloo")
-        return provider.initialize(bindings.activate(setup))
     reason = _unavailable_reason()
     if reason is not None:
         raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {reason[0]}; {reason[1]}")
-    register()
+    registration.register()
     initialization.initialize(setup)
     return CclBackend(setup.timeout)
 
 
 def adopts(backend: str) -> bool:
     """See ``BackendProvider.adopts``."""
-    return backend == NAME
+    return backend == NAME and registration.unavailable_reason() is None
 
 
 def adopt() -> CclBackend:

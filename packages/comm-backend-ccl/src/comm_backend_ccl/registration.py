@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch.distributed as c10d
 
 from comm_backend_ccl.process_group import NAME, CclProcessGroup
-from comm_utils.errors import BackendUnavailableError
 
-__all__ = ["register", "unregister"]
+__all__ = ["register", "unavailable_reason"]
+
+# Intel's discontinued bindings, which register the same name.
+_BINDINGS = "oneccl_bindings_for_pytorch"
 
 
 def register() -> None:
-    """Make ``"ccl"`` a backend of ``torch.distributed`` for CPU tensors; again is a no-op.
-
-    Raises:
-        BackendUnavailableError: another library has taken the name.
-    """
-    known = c10d.Backend._plugins.get(NAME.upper())
-    if known is not None and known.creator_fn is not _create:
-        raise BackendUnavailableError(
-            f"backend {NAME!r} of torch.distributed was registered by {known.creator_fn.__module__}; "
-            "import comm_orchestrator before it, or do without it"
-        )
-    if known is None:
+    """Make ``"ccl"`` a backend of ``torch.distributed`` for CPU tensors, unless the name is taken; again is a no-op."""
+    if c10d.Backend._plugins.get(NAME.upper()) is None:
         c10d.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
 
 
-def unregister() -> None:
-    """Give the name ``"ccl"`` back, for another library that registers it."""
-    backend: Any = c10d.Backend
-    if backend._plugins.get(NAME.upper()) is None or backend._plugins[NAME.upper()].creator_fn is not _create:
-        return
-    del backend._plugins[NAME.upper()]
-    delattr(backend, NAME.upper())
-    backend.backend_list.remove(NAME)
-    for table in (backend.backend_capability, backend.backend_type_map):
-        table.pop(NAME, None)
+def unavailable_reason() -> tuple[str, str] | None:
+    """Return which other library has registered the name, and the remedy; None where none has."""
+    known = c10d.Backend._plugins.get(NAME.upper())
+    if known is None or known.creator_fn is _create:
+        return None
+    # Functions of a C++ extension may have no module.
+    module = getattr(known.creator_fn, "__module__", None) or ("" if _BINDINGS not in sys.modules else _BINDINGS)
+    library = module.partition(".")[0] or "another library"
+    remedy = f"start a process that does not import {library}"
+    if library == _BINDINGS:
+        remedy += f", or use {library} by that name"
+    return f"{library} has registered {NAME!r} with torch.distributed in this process", remedy
 
 
 def _create(options: Any, _: Any = None) -> CclProcessGroup:

@@ -6,10 +6,11 @@ import atexit
 import weakref
 from collections.abc import Sequence, Set
 from datetime import timedelta
+from typing import Any
 
 import torch
 
-from comm_backend_ccl import shared_memory
+from comm_backend_ccl import host_profile, shared_memory
 from comm_backend_ccl.communicator import Begun, Call, Communicator
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, Operation
@@ -44,6 +45,18 @@ class SharedCommunicator(Communicator):
         pids = [process.pid for process in peers.processes]
         self.number = shared_memory.join(pids[0], memory, rank, pids, crowded)
         _open.add(self)
+
+    def start_from(self, profile: Sequence[Sequence[Any]]) -> None:
+        """Replace what the group has learned by rows of the host's profile; on all ranks alike, with nothing under way.
+
+        Args:
+            profile: rows as :class:`host_profile.Row` has them; without any, the group measures everything again.
+        """
+        shared_memory.start_from(self.number, [host_profile.Row(*row) for row in profile])
+
+    def methods(self) -> list[dict[str, Any]]:
+        """Return what this rank's group has learned about moving data."""
+        return shared_memory.methods(self.number)
 
     def _end(self) -> None:
         shared_memory.close(self.number)
@@ -84,6 +97,7 @@ class SharedCommunicator(Communicator):
                 call.source_counts if uneven else None,
                 call.target_counts if uneven else None,
                 (source, target),
+                call.tag,
             )
         except MemoryError as error:  # the others get an error, too
             name = call.operation.name.lower()
@@ -95,6 +109,9 @@ class SharedCommunicator(Communicator):
         gone = self.gone(peer)
         # A rank that has done its part may end before the others are through.
         return gone & shared_memory.missing(handle) if gone and peer is None else gone
+
+    def source(self, handle: shared_memory.Pending) -> int:
+        return shared_memory.source(handle)
 
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> Exception:
         missing = self._named(shared_memory.waits_for(self.number))
@@ -138,6 +155,13 @@ class SharedCommunicator(Communicator):
 
 
 _open: weakref.WeakSet[SharedCommunicator] = weakref.WeakSet()
+
+
+def open_groups() -> list[SharedCommunicator]:
+    """Return this rank's sides of the groups that were not destroyed."""
+    return list(_open)
+
+
 # For operations that nobody waits for, when a program ends.
 _LAST_MOMENT_S = 1.0
 

@@ -14,9 +14,11 @@ from typing import Any, TypeAlias
 
 import torch
 
+from comm_backend_ccl import host_profile
 from comm_backend_ccl.tables import DTYPES, OPS, Operation
 from comm_utils.log import logger
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.plain_tensors import TRANSFORMS, is_intercepted
 
 _native: Any = None
 try:
@@ -45,13 +47,17 @@ __all__ = [
     "failure",
     "has_kernels",
     "join",
+    "learns",
     "missing",
     "plain_tensor",
     "plain_tensors",
     "reduce",
     "release",
+    "settings",
     "shortcut",
+    "source",
     "start",
+    "start_from",
     "statistics",
     "time_out",
     "timed_out",
@@ -63,7 +69,9 @@ __all__ = [
 #: The variable that turns it off.
 SWITCH = "CCL_SHARED_MEMORY"
 _KERNELS = "CCL_KERNELS"
-_BUILDS = "avx512, avx2, portable"
+_BUILDS = "avx512, avx2, neon, portable"
+_TRANSFER, _LEARNING = "CCL_SHARED_MEMORY_TRANSFER", "CCL_SHARED_MEMORY_LEARNING"
+_TRANSFERS = ("cached", "streamed", "single_copy")
 MOST_RANKS = 64
 
 
@@ -76,7 +84,8 @@ def _bind_torch() -> bool:
         (one, one._cdata, one.untyped_storage().nbytes(), one.storage_offset(), code)
         for one, code in zip(tensors, (6, 0, 6), strict=True)  # of c10::ScalarType
     ]
-    return bool(_native.bind_torch(torch.Tensor, torch.uint8, torch.int8, probes))
+    key: int = TRANSFORMS.value
+    return bool(_native.bind_torch(torch.Tensor, torch.uint8, torch.int8, probes, is_intercepted, key))
 
 
 #: Whether native code asks tensors through libtorch's C shim; it asks through Python otherwise.
@@ -106,6 +115,12 @@ def _warn_of_variables() -> None:
     switch, wanted, found = os.environ.get(SWITCH, "").strip(), os.environ.get(_KERNELS), _native.facts()["kernels"]
     if switch not in ("", "0", "1"):
         logger.warning("%s: got %r, expected 0 or 1; shared memory is used", SWITCH, switch)
+    transfer, learning = os.environ.get(_TRANSFER), os.environ.get(_LEARNING)
+    if transfer and transfer not in _TRANSFERS:
+        expected = ", ".join(_TRANSFERS)
+        logger.warning("%s: got %r, expected one of %s; the fastest is measured", _TRANSFER, transfer, expected)
+    if learning not in (None, "", "0", "1"):
+        logger.warning("%s: got %r, expected 0 or 1; the fastest is measured", _LEARNING, learning)
     if wanted and wanted != found:
         logger.warning(
             "%s: got %r, expected one of %s that this machine has; %s is used", _KERNELS, wanted, _BUILDS, found
@@ -118,7 +133,35 @@ def facts() -> dict[str, str]:
     return {
         "shared memory": f"between up to {MOST_RANKS} ranks of a host, kernels for {found['kernels']}",
         "shared memory from": str(_native.__file__),
+        "profile of transfers": host_profile.describe(),
     }
+
+
+def methods(group: Group) -> list[dict[str, Any]]:
+    """Return what a group has learned about moving data, a dict for each operation and size class.
+
+    ``operation``, ``least_bytes`` (of the class, which ends at twice as much), ``narrow`` (16-bit floats), ``eager``
+    (in one step), ``method`` (the choice), ``settled`` (all candidates were measured), ``changes`` (of the choice),
+    ``typical_ns`` (the median duration of the last calls with each candidate; 0 is unknown).
+    """
+    names = ("operation", "least_bytes", "narrow", "eager", "method", "settled", "changes")
+    return [{**dict(zip(names, row[:-1], strict=True)), "typical_ns": dict(row[-1])} for row in group.methods()]
+
+
+def start_from(group: Group, rows: Sequence[host_profile.Row]) -> None:
+    """Replace what a group has learned of its methods; on all ranks alike, between two operations."""
+    codes = {one.name.lower(): one.value for one in Operation}
+    group.start_from([(codes[row.operation], *row[1:]) for row in rows if row.operation in codes])
+
+
+def settings() -> list[str]:
+    """Return the variables of this process that decide how its groups move data."""
+    return [os.environ.get(name, "") for name in (_TRANSFER, _LEARNING)]
+
+
+def learns() -> bool:
+    """Return whether groups of this process choose among methods by measuring them."""
+    return os.environ.get(_TRANSFER, "") not in _TRANSFERS and os.environ.get(_LEARNING, "") != "0"
 
 
 def has_kernels() -> bool:
@@ -172,8 +215,11 @@ def start(
     source_counts: Sequence[int] | None = None,
     target_counts: Sequence[int] | None = None,
     kept: object = None,
+    tag: int = 0,
 ) -> Pending | None:
     """Start an operation on memory that stays where it is; None if it is complete, else a handle.
+
+    A receive from any source always has a handle, of which to ask :func:`source`.
 
     Args:
         source, target: addresses.
@@ -184,7 +230,8 @@ def start(
         MemoryError: there is not enough shared memory.
     """
     code, value = DTYPES[dtype], OPS[op]
-    return group.start(operation, source, target, count, code, value, root, watched, source_counts, target_counts, kept)
+    counts = source_counts, target_counts
+    return group.start(operation, source, target, count, code, value, root, watched, *counts, kept, tag)
 
 
 def wait(handle: Pending, seconds: float) -> int:
@@ -242,6 +289,11 @@ def timed_out(group: Group) -> tuple[int, set[int]] | None:
 def missing(handle: Pending) -> set[int]:
     """Return the ranks without which an operation cannot go on."""
     return _ranks(handle.missing())
+
+
+def source(handle: Pending) -> int:
+    """Return the rank whose message a receive got; -1 where there is none yet."""
+    return int(handle.source())
 
 
 def waits_for(group: Group) -> set[int]:

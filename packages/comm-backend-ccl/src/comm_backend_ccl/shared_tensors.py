@@ -26,7 +26,7 @@ def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     """
     size = math.prod(shape) * dtype.itemsize
     if not size:
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
     if size > _MOST_BYTES:
         raise BackendUnavailableError(
             f"empty_shared: a tensor of shape {tuple(shape)} and {dtype} needs {size >> 20} MiB of shared memory, more "

@@ -39,8 +39,8 @@ def all_reduce_sparse(communicator: Communicator, tensor: torch.Tensor, op: Redu
     indices, values = own.indices(), own.values()
     record = [own.sparse_dim(), own.dim(), *own.shape]
     # Of one size for all ranks, whatever the number of dimensions.
-    mine = torch.tensor([own._nnz(), crc32(repr(record).encode())], dtype=torch.int64)
-    everyone = torch.empty(communicator.size, 2, dtype=torch.int64)
+    mine = torch.tensor([own._nnz(), crc32(repr(record).encode())], dtype=torch.int64, device="cpu")
+    everyone = torch.empty(communicator.size, 2, dtype=torch.int64, device="cpu")
     communicator.all_gather(everyone, mine).wait()
     counts = everyone[:, 0].tolist()
     if len(set(everyone[:, 1].tolist())) != 1:
@@ -54,7 +54,9 @@ def all_reduce_sparse(communicator: Communicator, tensor: torch.Tensor, op: Redu
         all_values = _gathered(communicator, values.contiguous(), most)
         parts = [slice(rank * most, rank * most + count) for rank, count in enumerate(counts)]
         indices = torch.cat([all_indices[part] for part in parts]).t()
-        values = torch.cat([all_values[part] for part in parts])
+        # Without out=, autocast chooses the dtype, and refuses float16 on the CPU.
+        values = values.new_empty((sum(counts), *values.shape[1:]))
+        torch.cat([all_values[part] for part in parts], out=values)
     found = torch.sparse_coo_tensor(indices, values, own.shape, check_invariants=False).coalesce()
     with torch.no_grad():
         tensor.copy_(found)

@@ -59,13 +59,18 @@ _LEFT_OUT = (torch.uint16, torch.uint32, torch.uint64)
 
 #: Averages of 16-bit floats are to be rounded once, and oneCCL has no bit operations: both are built above.
 ON_ONECCL = Capabilities(
+    any_source=True,
+    tags=True,
     reductions=frozenset((op, dtype) for op in ONECCL_OPS for dtype in ONECCL_DTYPES if dtype not in _LEFT_OUT),
     dtypes=frozenset((*ONECCL_DTYPES, torch.bool)),
     operations=PRIMITIVES,
+    messages_of_any_dtype=True,
     preserving_reduce=True,
 )
 
 IN_SHARED_MEMORY = Capabilities(
+    any_source=True,
+    tags=True,
     reductions=frozenset(
         (op, dtype)
         for op in OPS
@@ -74,5 +79,6 @@ IN_SHARED_MEMORY = Capabilities(
     ),
     dtypes=frozenset(DTYPES),
     operations=PRIMITIVES,
+    messages_of_any_dtype=True,
     preserving_reduce=True,
 )

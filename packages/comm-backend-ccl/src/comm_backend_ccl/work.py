@@ -12,9 +12,14 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
+from comm_utils.given import seconds_to_wait
 
-__all__ = ["LOOK_AROUND_S", "CclWork", "EngineHandle", "Operations"]
+__all__ = ["ANY_SOURCE", "LOOK_AROUND_S", "STORE_GONE", "CclWork", "EngineHandle", "Operations", "seconds"]
 
+#: The peer of a receive that takes a message of any rank.
+ANY_SOURCE = -1
+#: In the failure of a receive that depends on the store.
+STORE_GONE = "the group's store has gone"
 # How often a waiting rank looks whether its peers live, and lets Python handle signals.
 LOOK_AROUND_S = 0.05
 # What a rank sent before it ended may still be on its way.
@@ -42,6 +47,8 @@ class Operations(Protocol):
 
     def gone_for(self, handle: EngineHandle, peer: int | None) -> Set[int]: ...
 
+    def source(self, handle: EngineHandle) -> int: ...
+
     def broken_error(self) -> BaseException: ...
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> BaseException: ...
@@ -61,7 +68,7 @@ class CclWork:
         outcome: what ``result()`` gives.
         end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
         limit_s: how long that was.
-        peer: the only other rank that it needs; None needs all.
+        peer: the only other rank that it needs; None needs all, ``ANY_SOURCE`` one of them.
     """
 
     __slots__ = (
@@ -114,12 +121,12 @@ class CclWork:
         return self
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
+        limit_s = None if timeout is None else seconds_to_wait(timeout)
         handle = self._handle
         if self._done or handle is None or self._failure is not None:
             return self._settled()
-        limit_s = LOOK_AROUND_S if timeout is None else _seconds(timeout)
-        if not self._within(handle, min(limit_s, LOOK_AROUND_S)):
-            self._wait_on(handle, None if timeout is None else limit_s)
+        if not self._within(handle, LOOK_AROUND_S if limit_s is None else min(limit_s, LOOK_AROUND_S)):
+            self._wait_on(handle, limit_s)
         self._done = True
         self.kept = ()
         return self._settled()
@@ -159,10 +166,11 @@ class CclWork:
         if now >= self._latest():
             limit_s = communicator.timeout_s if self.end is None else self.limit_s
             return lambda: communicator.timed_out(self.name, limit_s, self.end is not None)
-        if communicator.gone_for(handle, self.peer):
+        peer = self.source_rank() if self.peer == ANY_SOURCE else self.peer
+        if communicator.gone_for(handle, peer):
             self._missed_at = now if self._missed_at is None else self._missed_at
             if now >= self._missed_at + _GRACE_S:
-                return lambda: communicator.lost(self.name, self.peer)
+                return lambda: communicator.lost(self.name, peer)
         return None
 
     def _fail(self, failure: BaseException) -> BaseException:
@@ -206,7 +214,9 @@ class CclWork:
         return self.outcome
 
     def source_rank(self) -> int:
-        """Return the group rank of a message's sender; -1 of other operations."""
+        """Return the group rank of a message's sender; -1 before it is known, and of other operations."""
+        if self.peer == ANY_SOURCE and self._handle is not None:
+            return self._communicator.source(self._handle)
         return -1 if self.peer is None else self.peer
 
     _source_rank = source_rank
@@ -238,9 +248,10 @@ def _abandon(communicator: Operations, handle: EngineHandle, kept: Any) -> None:
     _abandoned.extend(still)
 
 
-def _seconds(timeout: float | timedelta) -> float:
+def seconds(call: str, timeout: float | timedelta) -> float:
+    """Return a timeout in seconds."""
     if isinstance(timeout, timedelta):
         return timeout.total_seconds()
     if not isinstance(timeout, (int, float)):
-        raise ArgumentTypeError(f"wait: timeout: got {timeout!r:.60}; expected seconds or a timedelta, or None")
+        raise ArgumentTypeError(f"{call}: timeout: got {timeout!r:.60}; expected seconds or a timedelta, or None")
     return float(timeout)

@@ -16,7 +16,14 @@ from comm_utils.reduce_op import ReduceOp
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ENTRY_POINT_GROUP", "plain_tensors", "reduce", "shared_memory_stats"]
+__all__ = [
+    "ENTRY_POINT_GROUP",
+    "plain_tensors",
+    "reduce",
+    "shared_memory_stats",
+    "transfer_profile",
+    "tune_transfers",
+]
 
 ENTRY_POINT_GROUP = "comm_utils.kernels"
 
@@ -52,6 +59,32 @@ def shared_memory_stats() -> dict[str, int]:
     """Return what this process holds in shared memory for tensors; empty where no installed package has such memory."""
     kernel = _kernel("shared_memory_stats")
     return {} if kernel is None else kernel()
+
+
+def transfer_profile() -> dict[str, Any] | None:
+    """Return how fast this host moves data in shared memory, as far as it was measured.
+
+    Returns:
+        None where no installed package measures it. Else ``file``: its place, None where it is turned off;
+        ``machine``: what it holds for; ``ranks``: by number of ranks, when it was ``measured``, ``by`` what, and
+        ``rows`` with ``operation``, ``least_bytes`` (of a size class, which ends at twice as much), ``narrow`` (16-bit
+        floats), ``eager`` (in one step), ``method`` and ``ns`` (the median of some calls).
+    """
+    kernel = _kernel("transfer_profile")
+    return None if kernel is None else kernel()
+
+
+def tune_transfers(seen: Callable[[str, int], None] | None = None) -> bool:
+    """Measure thoroughly how this host moves data, and keep it; all ranks of the world call this alike.
+
+    Args:
+        seen: called with an operation and a size in bytes before each is measured.
+
+    Returns:
+        False, with nothing done, where the world's ranks do not share memory.
+    """
+    kernel = _kernel("tune_transfers")
+    return kernel is not None and bool(kernel(seen))
 
 
 @functools.cache

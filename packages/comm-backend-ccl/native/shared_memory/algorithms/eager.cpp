@@ -1,5 +1,6 @@
 #include "algorithms/eager.hpp"
 
+#include "algorithms/large.hpp"
 #include "kernels/kernels.hpp"
 
 #include <algorithm>
@@ -74,7 +75,7 @@ void publish(Group &group, const Request &request, uint32_t step, uint32_t first
         if (bytes <= tiny_bytes) {
             std::memcpy(to, request.input, bytes);
         } else {
-            group.writer().write(to, request.input, bytes);
+            group.write(to, request.input, bytes);
         }
     }
 }
@@ -132,11 +133,14 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
     }
 }
 
+uint32_t exchange_steps(const Group &group, const Request &request) {
+    const bool root_takes = request.operation == scatter && group.rank() == request.root;
+    return waits(group, request) || root_takes ? 2 : 1;
+}
+
 Exchange::Exchange(Group &group, Request request) : Stepwise(std::move(request)) {
     posts_ = 1;
-    const bool is_root = group.rank() == this->request.root;
-    const bool root_takes = this->request.operation == scatter && is_root;
-    steps_ = waits(group, this->request) || root_takes ? 2 : 1;
+    steps_ = exchange_steps(group, this->request);
 }
 
 Exchange::Exchange(Group &group, Request request, const Call &call, uint32_t base, uint32_t first)
@@ -148,16 +152,9 @@ Exchange::Exchange(Group &group, Request request, const Call &call, uint32_t bas
     next_ = 1;
 }
 
-void Exchange::prepare(Group &group, Record &) {
-    pieces_ = pieces_for(group, request);
-    if (pieces_ > 0) {
-        first_ = group.take_pieces(pieces_);
-    }
-}
-
 bool Exchange::ready(Group &group, uint32_t step) {
     if (step == 0) {
-        return pieces_ == 0 || group.pieces_are_free(first_, pieces_, awaits);
+        return true;
     }
     if (needs_root(request.operation)) {
         return group.rank() == request.root || one_at(group, request.root, 1);
@@ -167,7 +164,6 @@ bool Exchange::ready(Group &group, uint32_t step) {
 
 void Exchange::act(Group &group, uint32_t step) {
     if (step == 0) {
-        group.mark_pieces(first_, pieces_);
         publish(group, request, base_, first_);
     } else {
         consume(group, request, base_, first_);
@@ -176,6 +172,23 @@ void Exchange::act(Group &group, uint32_t step) {
 
 // More takes so long that other threads should run meanwhile.
 constexpr size_t at_once_bytes = 32 << 10;
+
+// Of an operation that has begun: without this rank's next step, the others would wait for it.
+template <class Make>
+void Group::queue_at_once(const Make &make, Handle &left) {
+    Handle task;
+    try {
+        task = make();
+        collectives_.push_back(task);
+    } catch (...) {
+        fail(no_memory, rank_, number_);
+        throw;
+    }
+    advance_all();
+    if (task->now() != complete) {
+        left = std::move(task);
+    }
+}
 
 bool Group::run_at_once(Request &request, int looks, Handle &left) {
     if (request.operation == send || request.operation == receive || request.operation == all_to_all_v ||
@@ -188,16 +201,24 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
     }
     const uint32_t taken = pieces_for(*this, request), base = done_;
     uint32_t first = 0, needed;
+    uint8_t method = 0;
     if (taken > 0) {
         first = next_pieces(taken);
         if (!ring_is_reserved() || !pieces_are_free(first, taken, needed)) {
             return false;
         }
+        method = choose_method(request, input_bytes(*this, request), true).code();
+        if (method_.transfer == single_copy) {
+            queue_at_once([&] { return std::make_shared<Large>(*this, std::move(request), true); }, left);
+            return true;
+        }
         take_pieces(taken);
         mark_pieces(first, taken);
+    } else {
+        choose_usual_method();
     }
     Call call;
-    begin(request, call);
+    begin(request, call, method);
     publish(*this, request, base, first);
     post(call.fingerprint);
     if (needs_root(request.operation) || only_root_needs(request.operation)) {
@@ -206,22 +227,12 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
     for (int look = 0; look < looks; ++look) {
         if (all_have_come(base + 1, call, base)) {
             consume(*this, request, base, first);
+            tuner_.end();
             return true;
         }
         relax();
     }
-    Handle task;
-    try {
-        task = std::make_shared<Exchange>(*this, std::move(request), call, base, first);
-        collectives_.push_back(task);
-    } catch (...) {
-        fail(no_memory, rank_, number_);  // the others have this rank's part, and would wait for the next
-        throw;
-    }
-    advance_all();
-    if (task->now() != complete) {
-        left = std::move(task);
-    }
+    queue_at_once([&] { return std::make_shared<Exchange>(*this, std::move(request), call, base, first); }, left);
     return true;
 }
 

@@ -18,6 +18,10 @@ void publish(Group &group, const Request &request, uint32_t step, uint32_t first
 // Computes the result, when those that it needs have published theirs.
 void consume(Group &group, const Request &request, uint32_t step, uint32_t first);
 
+// How many steps an exchange takes on this rank.
+uint32_t exchange_steps(const Group &group, const Request &request);
+
+// One whose parts fit into slots, or that has begun.
 class Exchange final : public Stepwise {
 public:
     explicit Exchange(Group &group, Request request);
@@ -25,11 +29,10 @@ public:
     Exchange(Group &group, Request request, const Call &call, uint32_t base, uint32_t first);
 
 private:
-    void prepare(Group &group, Record &record) override;
     bool ready(Group &group, uint32_t step) override;
     void act(Group &group, uint32_t step) override;
 
-    uint32_t pieces_ = 0, first_ = 0;
+    uint32_t first_ = 0;
 };
 
 }  // namespace shm

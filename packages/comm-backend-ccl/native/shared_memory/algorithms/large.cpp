@@ -5,25 +5,51 @@
 
 namespace shm {
 
-Large::Large(Group &group, Request request) : Stepwise(std::move(request)), operands_(group, this->request) {
+Large::Large(Group &group, Request request, bool is_chosen)
+    : Stepwise(std::move(request)), operands_(group, this->request),
+      is_small_(this->request.operation != all_to_all_v && input_bytes(group, this->request) <= small_bytes(group)),
+      is_chosen_(is_chosen) {
     // Until plan() knows all. Step 1 may publish the first chunk, which needs a free slot.
     steps_ = posts_ = 2;
 }
 
+uint8_t Large::choose(Group &group) {
+    if (request.operation == all_to_all_v) {
+        group.choose_usual_method();
+        return 0;  // nobody knows yet how much the others send
+    }
+    if (!is_chosen_) {
+        group.choose_method(request, input_bytes(group, request), is_small_);
+    }
+    if (is_small_ && group.method().transfer != shm::single_copy) {
+        way_ = eager;
+        steps_ = exchange_steps(group, request);
+        posts_ = 1;
+        pieces_ = pieces_for(group, request);
+        first_ = group.take_pieces(pieces_);
+    }
+    return group.method().code();
+}
+
 void Large::prepare(Group &group, Record &record) {
+    record.input = {};
+    record.largest = 0;
+    if (is_small_) {
+        exposed = way_ != eager;
+        return;
+    }
     size_t exposed_bytes = input_bytes(group, request);
     for (const size_t part : request.input_counts) {
         exposed_bytes += part * operands_.item;
     }
     record.input = Arena::instance().find(request.input, exposed_bytes);
     // Of all_reduce, ranks write into each other's input; of all_to_all, they read what others may have overwritten.
-    const bool in_place = request.output == request.input;
+    const bool is_one_tensor = request.output == request.input;
     const bool exchanges = request.operation == all_to_all || request.operation == all_to_all_v;
-    if ((request.operation == all_reduce && !in_place) || (exchanges && in_place)) {
+    if ((request.operation == all_reduce && !is_one_tensor) || (exchanges && is_one_tensor)) {
         record.input = {};
     }
-    exposed = record.input.inode != 0;
-    record.largest = 0;
+    exposed = record.input.inode != 0 || group.method().transfer == shm::single_copy;
     if (request.operation == all_to_all_v) {
         uint64_t *row = group.sizes_of(operands_.me, call_.number);
         for (int other = 0; other < operands_.size; ++other) {
@@ -45,32 +71,72 @@ bool Large::needed(Group &group, uint32_t steps) {
     }
 }
 
+// Whether all that read this rank's tensor have done so.
+bool Large::needed_by_readers(Group &group, uint32_t steps) {
+    switch (request.operation) {
+    case broadcast:
+    case scatter:
+        return !operands_.is_root() || all_at(group, steps);
+    case shm::reduce:
+    case gather:
+        return operands_.is_root() || one_at(group, request.root, steps);
+    default:
+        return all_at(group, steps);
+    }
+}
+
 bool Large::ready(Group &group, uint32_t step) {
     if (step == 0) {
-        return true;
+        return pieces_ == 0 || group.pieces_are_free(first_, pieces_, awaits);
     }
-    if (way_ == zero_copy && step == 2) {
-        return (request.operation == broadcast && !operands_.is_root()) || all_at(group, 2);
+    if ((way_ == in_place || way_ == read) && step > 1) {
+        if (!needed_by_readers(group, step)) {
+            return false;
+        }
+        // Who gave up has told so before it used its tensor for anything else. What was read of it was read before.
+        std::atomic_thread_fence(std::memory_order_acquire);
+        return !group.broken();
     }
     if (!needed(group, step) || (way_ == undecided && !plan(group))) {
         return false;
     }
-    return way_ == zero_copy || pipelined_.is_free(group, step - 1, awaits);
+    return way_ != in_chunks || pipelined_.is_free(group, step - 1, awaits);
 }
 
 // Everybody's record is there; false where something does not fit.
 bool Large::plan(Group &group) {
-    if (request.operation == all_to_all_v && !sizes_agree(group)) {
-        return false;
+    if (request.operation == all_to_all_v) {
+        if (!sizes_agree(group)) {
+            return false;
+        }
+        size_t largest = 0;
+        for (int other = 0; other < operands_.size; ++other) {
+            largest = std::max<size_t>(largest, group.record_of(other, call_.number).largest);
+        }
+        const size_t bytes = largest * static_cast<size_t>(operands_.size);
+        if (bytes > slot_bytes) {
+            group.choose_method(request, bytes, false);
+            exposed = exposed || group.method().transfer == shm::single_copy;
+        }
     }
-    if (zero_copy_.plan(group, operands_, call_.number)) {
-        way_ = zero_copy;
+    if (!is_small_ && zero_copy_.plan(group, operands_, call_.number)) {
+        group.tuner().ignore();
+        way_ = in_place;
         steps_ = ZeroCopy::steps;
         posts_ = ZeroCopy::posts;
         return !group.broken();
     }
+    if (group.method().transfer == shm::single_copy) {
+        if (SingleCopy::serves(group, operands_, call_.number)) {
+            way_ = read;
+            steps_ = SingleCopy::steps(operands_);
+            posts_ = SingleCopy::posts(operands_);
+            return true;
+        }
+        group.tuner().ignore();
+    }
     pipelined_.plan(group, operands_, call_.number);
-    way_ = pipelined;
+    way_ = in_chunks;
     steps_ = pipelined_.steps();
     posts_ = pipelined_.posts();
     return true;
@@ -89,13 +155,17 @@ bool Large::sizes_agree(Group &group) {
 }
 
 void Large::act(Group &group, uint32_t step) {
-    if (step == 0) {
-        return;
-    }
-    if (way_ == pipelined) {
+    if (way_ == eager && step == 0) {
+        group.mark_pieces(first_, pieces_);
+        publish(group, request, base_, first_);
+    } else if (way_ == eager) {
+        consume(group, request, base_, first_);
+    } else if (way_ == in_chunks && step > 0) {
         pipelined_.act(group, operands_, step - 1);
-    } else if (step == 1) {
+    } else if (way_ == in_place && step == 1) {
         zero_copy_.act(operands_);
+    } else if (way_ == read && step > 0 && step < posts_) {
+        SingleCopy::act(group, operands_, call_.number, step);
     }
 }
 

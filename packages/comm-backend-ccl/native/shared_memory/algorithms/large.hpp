@@ -1,9 +1,10 @@
-// An operation on more than fits into a slot: on the tensors themselves where all ranks have them in shared memory,
-// else in chunks. Which of the two it is, all ranks find in the records that go with the first step.
+// An operation on more than fits into a slot. Large tensors that all ranks have in shared memory are used in place, as
+// all find in the records that go with the first step. Of others the group's tuner says how they are moved.
 
 #pragma once
 
 #include "algorithms/pipelined.hpp"
+#include "algorithms/single_copy.hpp"
 #include "algorithms/stepwise.hpp"
 #include "algorithms/zero_copy.hpp"
 
@@ -11,20 +12,25 @@ namespace shm {
 
 class Large final : public Stepwise {
 public:
-    Large(Group &group, Request request);
+    // `is_chosen`: the group's method is that of this operation already.
+    Large(Group &group, Request request, bool is_chosen = false);
 
 private:
+    uint8_t choose(Group &group) override;
     void prepare(Group &group, Record &record) override;
     bool ready(Group &group, uint32_t step) override;
     void act(Group &group, uint32_t step) override;
     bool needed(Group &group, uint32_t steps);
+    bool needed_by_readers(Group &group, uint32_t step);
     bool plan(Group &group);
     bool sizes_agree(Group &group);
 
-    enum Way : uint8_t { undecided, zero_copy, pipelined };
+    enum Way : uint8_t { undecided, eager, in_place, in_chunks, read };
 
     Operands operands_;
+    const bool is_small_, is_chosen_;
     Way way_ = undecided;
+    uint32_t pieces_ = 0, first_ = 0;  // of the ring, where it is eager
     ZeroCopy zero_copy_;
     Pipelined pipelined_;
 };

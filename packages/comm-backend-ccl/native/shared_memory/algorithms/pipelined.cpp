@@ -30,9 +30,8 @@ void Pipelined::plan(Group &group, const Operands &operands, uint64_t number) {
     const size_t room = most / parts / alignment * alignment;
     chunk_ = std::min(room, std::max(rounded_up((whole_ + 1) / 2, alignment), size_t{16} << 10));
     chunks_ = static_cast<uint32_t>((whole_ + chunk_ - 1) / chunk_);
-    // Each rank reduces a part, which the others copy; of two ranks each can as well reduce all, where that is fast.
-    const bool by_all = operands.size == 2 && request.dtype != float16 && request.dtype != bfloat16;
-    stages_ = (request.operation == all_reduce && !by_all) || request.operation == shm::reduce ? 3 : 2;
+    // Each rank reduces a part, which the others copy, or each reduces all.
+    stages_ = (request.operation == all_reduce && !group.method().by_all) || request.operation == shm::reduce ? 3 : 2;
     const size_t piece = group.layout().piece_bytes;
     pieces_ = std::bit_ceil(static_cast<uint32_t>((chunk_ * parts + piece - 1) / piece));
     first_ = group.take_pieces(pieces_, chunks_);
@@ -61,7 +60,7 @@ void Pipelined::publish_chunk(Group &group, const Operands &operands, uint32_t c
     const size_t item = operands.item;
     char *to = slot(group, me, chunk);
     const size_t begin = chunk_begin(chunk), bytes = chunk_bytes(chunk, whole_);
-    const auto write = [&](char *at, const char *from, size_t part) { group.writer().write(at, from, part); };
+    const auto write = [&](char *at, const char *from, size_t part) { group.write(at, from, part); };
     switch (operands.request.operation) {
     case all_reduce:
     case reduce:
@@ -139,7 +138,7 @@ void Pipelined::reduce_chunk(Group &group, const Operands &operands, uint32_t ch
         [&](int one) -> const void * {
             return one == me ? operands.input() + begin + offset : slot(group, one, chunk) + offset;
         },
-        outputs, count, mine.count, group.writer().streams() && count > 1);
+        outputs, count, mine.count, group.method().transfer == streamed && count > 1);
 }
 
 void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t chunk) {

@@ -6,7 +6,8 @@ bool Stepwise::advance(Group &group) {
     if (!begun_) {
         begun_ = true;
         base_ = group.done();
-        Record &record = group.begin(request, call_);
+        const uint8_t method = choose(group);
+        Record &record = group.begin(request, call_, method);
         prepare(group, record);
     }
     while (next_ < steps_) {

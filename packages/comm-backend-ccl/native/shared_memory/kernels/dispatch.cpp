@@ -4,11 +4,18 @@
 #include <cstring>
 #include <initializer_list>
 
+#ifdef __aarch64__
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace shm {
 
 extern const Kernels portable;
 #ifdef __x86_64__
 extern const Kernels avx2, avx512;
+#elif defined(__aarch64__)
+extern const Kernels neon;
 #endif
 
 bool reduces(int dtype, int op) {
@@ -31,6 +38,10 @@ const Kernels *kernels_named(const char *name) {
     if (std::strcmp(name, "avx2") == 0 && common && __builtin_cpu_supports("avx2")) {
         return &avx2;
     }
+#elif defined(__aarch64__)
+    if (std::strcmp(name, "neon") == 0 && getauxval(AT_HWCAP) & HWCAP_ASIMD) {
+        return &neon;
+    }
 #endif
     return std::strcmp(name, "portable") == 0 ? &portable : nullptr;
 }
@@ -43,7 +54,7 @@ const Kernels &kernels() {
                 return *named;
             }
         }
-        for (const char *name : {"avx512", "avx2"}) {
+        for (const char *name : {"avx512", "avx2", "neon"}) {
             if (const Kernels *found = kernels_named(name)) {
                 return *found;
             }

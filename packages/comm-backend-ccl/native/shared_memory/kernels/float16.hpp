@@ -8,8 +8,14 @@
 #include <cstdint>
 #include <cstring>
 
-#ifdef __AVX2__
+// What explicit vectors are made of: AVX2, or NEON in the build that has its name. Its conversions of float16 are in
+// every ARMv8, without the extension for arithmetic in float16, which would round after each step.
+#if defined(__AVX2__)
 #include <immintrin.h>
+#define WITH_VECTORS
+#elif defined(KERNELS_ARE_NEON)
+#include <arm_neon.h>
+#define WITH_VECTORS
 #endif
 
 namespace shm {
@@ -43,10 +49,12 @@ uint16_t to_half(float value) {
 constexpr size_t lanes = 16;
 #elif defined(__AVX2__)
 constexpr size_t lanes = 8;
+#elif defined(KERNELS_ARE_NEON)
+constexpr size_t lanes = 4;
 #else
 constexpr size_t lanes = 0;
 #endif
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
 using Floats __attribute__((vector_size(lanes * 4))) = float;
 using Words __attribute__((vector_size(lanes * 4))) = uint32_t;
 
@@ -66,17 +74,25 @@ void kept(void *to, V value) {
 // Of twice as many 16-bit elements as a register has lanes; in which order they are in two registers is left to each
 // type.
 struct Half {
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     static void load(const uint16_t *input, Floats &a, Floats &b) {
 #ifdef __AVX512F__
         a = reinterpret_cast<Floats>(_mm512_cvtph_ps(loaded<__m256i>(input)));
         b = reinterpret_cast<Floats>(_mm512_cvtph_ps(loaded<__m256i>(input + lanes)));
+#elif defined(KERNELS_ARE_NEON)
+        a = reinterpret_cast<Floats>(vcvt_f32_f16(loaded<float16x4_t>(input)));
+        b = reinterpret_cast<Floats>(vcvt_f32_f16(loaded<float16x4_t>(input + lanes)));
 #else
         a = reinterpret_cast<Floats>(_mm256_cvtph_ps(loaded<__m128i>(input)));
         b = reinterpret_cast<Floats>(_mm256_cvtph_ps(loaded<__m128i>(input + lanes)));
 #endif
     }
     static void store(uint16_t *output, Floats a, Floats b) {
+#ifdef KERNELS_ARE_NEON
+        // As the processor's mode says, which is to nearest in every process that did not change it.
+        kept(output, vcvt_f16_f32(reinterpret_cast<float32x4_t>(a)));
+        kept(output + lanes, vcvt_f16_f32(reinterpret_cast<float32x4_t>(b)));
+#else
         constexpr int nearest = _MM_FROUND_TO_NEAREST_INT;
 #ifdef __AVX512F__
         kept(output, _mm512_cvtps_ph(reinterpret_cast<__m512>(a), nearest));
@@ -85,6 +101,7 @@ struct Half {
         kept(output, _mm256_cvtps_ph(reinterpret_cast<__m256>(a), nearest));
         kept(output + lanes, _mm256_cvtps_ph(reinterpret_cast<__m256>(b), nearest));
 #endif
+#endif
     }
 #endif
     static float widened(uint16_t value) { return to_float(value); }
@@ -92,7 +109,7 @@ struct Half {
 };
 
 struct Brain {
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     // Elements of even index, and of odd: neither has to be moved to another lane.
     static void load(const uint16_t *input, Floats &even, Floats &odd) {
         const Words pairs = loaded<Words>(input);
@@ -108,6 +125,9 @@ struct Brain {
 #ifdef __AVX512F__
         const auto pairs = _mm512_mask_blend_epi16(0xaaaaaaaau, reinterpret_cast<__m512i>(rounded(even) >> 16),
                                                    reinterpret_cast<__m512i>(rounded(odd)));
+#elif defined(KERNELS_ARE_NEON)
+        const auto pairs =
+            vsriq_n_u32(reinterpret_cast<uint32x4_t>(rounded(odd)), reinterpret_cast<uint32x4_t>(rounded(even)), 16);
 #else
         const auto pairs = _mm256_blend_epi16(reinterpret_cast<__m256i>(rounded(even) >> 16),
                                               reinterpret_cast<__m256i>(rounded(odd)), 0xaa);
@@ -127,7 +147,7 @@ struct Brain {
 template <class Convert>
 void widen(float *output, const uint16_t *input, size_t count) {
     size_t i = 0;
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     for (; i + 2 * lanes <= count; i += 2 * lanes) {
         Floats first, second;
         Convert::load(input + i, first, second);
@@ -143,7 +163,7 @@ void widen(float *output, const uint16_t *input, size_t count) {
 template <class Convert>
 void narrow(uint16_t *output, const float *input, size_t count) {
     size_t i = 0;
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     for (; i + 2 * lanes <= count; i += 2 * lanes) {
         Convert::store(output + i, loaded<Floats>(input + i), loaded<Floats>(input + i + lanes));
     }

@@ -21,18 +21,33 @@ constexpr int deepest = 7;  // of a tree over 64 ranks
 
 void copy(void *output, const void *input, size_t bytes) { std::memcpy(output, input, bytes); }
 
+#ifdef WITH_VECTORS
+// 64 bytes to where they are aligned.
+void put_around(char *to, const char *from) {
+#ifdef KERNELS_ARE_NEON
+    const auto all = vld1q_u8_x4(reinterpret_cast<const uint8_t *>(from));
+    // No intrinsic of GCC makes this store.
+    asm volatile("stnp %q1, %q2, [%0]\n\tstnp %q3, %q4, [%0, #32]" ::"r"(to), "w"(all.val[0]), "w"(all.val[1]),
+                 "w"(all.val[2]), "w"(all.val[3])
+                 : "memory");
+#else
+    const __m256i low = loaded<__m256i>(from), high = loaded<__m256i>(from + 32);
+    _mm256_stream_si256(reinterpret_cast<__m256i *>(to), low);
+    _mm256_stream_si256(reinterpret_cast<__m256i *>(to + 32), high);
+#endif
+}
+#endif
+
 // Without a fence.
 void copy_around(void *output, const void *input, size_t bytes) {
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     auto *to = static_cast<char *>(output);
     const auto *from = static_cast<const char *>(input);
     const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
     std::memcpy(to, from, head);
     to += head, from += head, bytes -= head;
     for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
-        const __m256i low = loaded<__m256i>(from), high = loaded<__m256i>(from + 32);
-        _mm256_stream_si256(reinterpret_cast<__m256i *>(to), low);
-        _mm256_stream_si256(reinterpret_cast<__m256i *>(to + 32), high);
+        put_around(to, from);
     }
     std::memcpy(to, from, bytes);
 #else
@@ -40,6 +55,8 @@ void copy_around(void *output, const void *input, size_t bytes) {
 #endif
 }
 
+// Before a flag says that all is written. What x86 writes around the caches keeps no order otherwise; on ARM, a release
+// store and an exchange with release come after STNP as after every store.
 void fence() {
 #ifdef __AVX2__
     _mm_sfence();
@@ -61,7 +78,7 @@ struct Sum {
     static T of(T a, T b) {
         return static_cast<T>(static_cast<Wrapping<T>>(a) + static_cast<Wrapping<T>>(b));
     }
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     static Floats of(Floats a, Floats b) { return a + b; }
 #endif
 };
@@ -72,7 +89,7 @@ struct Product {
         using Wide = std::conditional_t<std::is_integral_v<T> && sizeof(T) < 4, uint32_t, Wrapping<T>>;
         return static_cast<T>(static_cast<Wide>(a) * static_cast<Wide>(b));
     }
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     static Floats of(Floats a, Floats b) { return a * b; }
 #endif
 };
@@ -82,7 +99,7 @@ struct Minimum {
     static T of(T a, T b) {
         return a < b || a != a ? a : b;
     }
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     static Floats of(Floats a, Floats b) { return (a < b) | (a != a) ? a : b; }
 #endif
 };
@@ -91,7 +108,7 @@ struct Maximum {
     static T of(T a, T b) {
         return a > b || a != a ? a : b;
     }
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     static Floats of(Floats a, Floats b) { return (a > b) | (a != a) ? a : b; }
 #endif
 };
@@ -128,7 +145,7 @@ template <class F, class Convert>
 void combine_narrow(uint16_t *output, const uint16_t *a, const uint16_t *b, size_t count,
                     [[maybe_unused]] float divisor) {
     size_t i = 0;
-#ifdef __AVX2__
+#ifdef WITH_VECTORS
     for (; i + 2 * lanes <= count; i += 2 * lanes) {
         Floats a_first, a_second, b_first, b_second;
         Convert::load(a + i, a_first, a_second);

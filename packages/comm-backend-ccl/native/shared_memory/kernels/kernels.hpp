@@ -45,7 +45,7 @@ struct Kernels {
     void (*stream)(void *output, const void *input, size_t bytes);
 };
 
-// The best for this machine, or the one that CCL_KERNELS names ("avx512", "avx2", "portable").
+// The best for this machine, or the one that CCL_KERNELS names ("avx512", "avx2", "neon", "portable").
 const Kernels &kernels();
 // nullptr where this machine, or this build, has none of that name.
 const Kernels *kernels_named(const char *name);

@@ -60,12 +60,16 @@ void Group::check(const Request &request) const {
     }
     const bool rooted = request.operation == reduce || request.operation == broadcast || request.operation == gather ||
                         request.operation == scatter || request.operation == send || request.operation == receive;
-    if (rooted && (request.root < 0 || request.root >= size())) {
+    const bool from_any = request.operation == receive && request.root == any_source;
+    if (rooted && !from_any && (request.root < 0 || request.root >= size())) {
         throw std::invalid_argument("rank " + std::to_string(request.root) + " is not in a group of " +
                                     std::to_string(size()));
     }
     if ((request.operation == send || request.operation == receive) && request.root == rank_) {
         throw std::invalid_argument("a message to this rank itself");
+    }
+    if (request.tag < 0) {
+        throw std::invalid_argument("tag " + std::to_string(request.tag) + " of a message");
     }
     const size_t ranks = static_cast<size_t>(size());
     if (request.operation == all_to_all_v &&
@@ -74,7 +78,7 @@ void Group::check(const Request &request) const {
     }
 }
 
-Record &Group::begin(const Request &request, Call &call) {
+Record &Group::begin(const Request &request, Call &call, uint8_t method) {
     call.number = ++number_;
     call.operation = request.operation;
     // Of a barrier, these are what a caller happened to have.
@@ -82,13 +86,16 @@ Record &Group::begin(const Request &request, Call &call) {
     call.op = request.operation == barrier ? 0 : request.op;
     call.root = request.root;
     call.count = request.count;
+    call.method = method;
     fingerprint_ = mixed(fingerprint_,
-                         call.operation | call.dtype << 8 | call.op << 16 |
+                         call.operation | call.dtype << 8 | call.op << 16 | static_cast<uint64_t>(method) << 24 |
                              static_cast<uint64_t>(static_cast<uint32_t>(call.root)) << 32,
                          call.count);
     call.fingerprint = fingerprint_;
     Record &record = record_of(rank_, call.number);
     record.call = call;
+    record.input_address = reinterpret_cast<uint64_t>(request.input);
+    record.output_address = reinterpret_cast<uint64_t>(request.output);
     return record;
 }
 
@@ -107,6 +114,8 @@ void Group::fail(Failure kind, int other, uint64_t number) {
                                                  static_cast<uint64_t>(rank_) << 54 |
                                                  static_cast<uint64_t>(other) << 48 | number,
                                              std::memory_order_seq_cst);
+    // Who gives up uses its tensor for something else next: whoever reads that must see the failure afterwards.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
     for (int one = 0; one < size(); ++one) {
         wake(one);
     }
@@ -137,6 +146,12 @@ std::string Group::failure() {
         }
         return "rank " + std::to_string(finder) + " timed out waiting for ranks [" + who + "] of the group";
     }
+    if (kind == unmatched) {
+        return "rank " + std::to_string(finder) + " cannot keep more than " +
+               std::to_string(Inbox::most_kept_bytes >> 20) +
+               " MiB of messages for which it has not called recv; rank " + std::to_string(other) +
+               " sent one more. Receive messages in about the order in which they are sent";
+    }
     if (kind == gave_up) {
         return "rank " + std::to_string(finder) + " gave up; its own error says why";
     }
@@ -147,6 +162,11 @@ std::string Group::failure() {
     if (kind == unreachable) {
         return "rank " + std::to_string(finder) + " cannot map the shared memory of rank " + std::to_string(other) +
                "; too many open files or mappings (ulimit -n, vm.max_map_count)";
+    }
+    const auto settings_of = [&](int rank) { return at<Identity>(layout_.identities)[rank].settings; };
+    if (settings_of(finder) != settings_of(other)) {
+        return "rank " + std::to_string(finder) + " and rank " + std::to_string(other) +
+               " have different values of CCL_SHARED_MEMORY_TRANSFER or CCL_SHARED_MEMORY_LEARNING";
     }
     const Call &theirs = record_of(other, number).call;
     std::string text = "operation " + std::to_string(number) + " of the group is " +

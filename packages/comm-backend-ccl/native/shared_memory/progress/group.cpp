@@ -20,7 +20,9 @@ using Clock = std::chrono::steady_clock;
 Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned)
     : segment_(static_cast<char *>(segment)), layout_(size), header_(at<Header>(0)), posts_(at<Post>(layout_.posts)),
       bells_(at<Bell>(layout_.bells)), descriptor_(descriptor), rank_(rank), pids_(std::move(pids)), crowded_(crowded),
-      owned_(owned), messages_(static_cast<size_t>(size)) {
+      owned_(owned), sends_(static_cast<size_t>(size)), inbox_(size),
+      tuner_(size, rank, pids_, at<Identity>(layout_.identities), at<CallTimes>(layout_.call_times)) {
+    fingerprint_ = Settings::of_process().code();
     if (descriptor >= 0) {
         reserve_memory(descriptor, layout_.slots_at + static_cast<size_t>(rank) * slots * slot_bytes,
                        slots * slot_bytes, "a group");
@@ -81,9 +83,9 @@ uint64_t Group::missing_now() {
     if (!collectives_.empty()) {
         return missing_for(*collectives_.front());
     }
-    uint64_t found = 0;
-    for (size_t peer = 0; peer < messages_.size(); ++peer) {
-        if (!messages_[peer].sending.empty() || !messages_[peer].receiving.empty()) {
+    uint64_t found = inbox_.awaited(everyone() & ~(uint64_t{1} << rank_));
+    for (size_t peer = 0; peer < sends_.size(); ++peer) {
+        if (!sends_[peer].queue.empty()) {
             found |= uint64_t{1} << peer;
         }
     }
@@ -92,14 +94,15 @@ uint64_t Group::missing_now() {
 
 uint64_t Group::missing_for(const Task &task) {
     if (task.request.operation == send || task.request.operation == receive) {
-        return uint64_t{1} << task.request.root;
+        const int source = task.source.load(std::memory_order_relaxed);
+        const int peer = task.request.root == any_source ? source : task.request.root;
+        return peer >= 0 ? uint64_t{1} << peer : everyone() & ~(uint64_t{1} << rank_);
     }
-    const uint64_t everyone = size() == 64 ? ~uint64_t{0} : (uint64_t{1} << size()) - 1;
     if (collectives_.empty() || collectives_.front().get() != &task) {
-        return everyone;
+        return everyone();
     }
     if (task.awaits == 0) {
-        return task.awaited_rank >= 0 ? uint64_t{1} << task.awaited_rank : everyone;
+        return task.awaited_rank >= 0 ? uint64_t{1} << task.awaited_rank : everyone();
     }
     uint64_t found = 0;
     for (int one = 0; one < size(); ++one) {
@@ -109,6 +112,16 @@ uint64_t Group::missing_for(const Task &task) {
         }
     }
     return found;
+}
+
+std::vector<Tuner::Known> Group::known_methods() {
+    const std::lock_guard<std::mutex> alone(lock_);
+    return tuner_.known();
+}
+
+void Group::start_from(std::vector<Tuner::Prior> priors) {
+    const std::lock_guard<std::mutex> alone(lock_);
+    tuner_.start_from(std::move(priors));
 }
 
 void Group::time_out() {
@@ -167,14 +180,13 @@ void Group::end_all(State state) {
         finish(*task, state);
     }
     collectives_.clear();
-    for (Messages &peer : messages_) {
-        for (auto *queue : {&peer.sending, &peer.receiving}) {
-            for (const Handle &task : *queue) {
-                finish(*task, state);
-            }
-            queue->clear();
+    for (Sends &peer : sends_) {
+        for (const Handle &task : peer.queue) {
+            finish(*task, state);
         }
+        peer.queue.clear();
     }
+    inbox_.clear([&](Task &task) { finish(task, state); });
     under_way_ = 0;
 }
 
@@ -182,19 +194,21 @@ void Group::end_all(State state) {
 bool Group::advance_all() {
     bool ended = false;
     while (!collectives_.empty() && advance(collectives_.front())) {
+        tuner_.end();
         collectives_.pop_front();
         ended = true;
     }
     if (under_way_ > 0) {
-        for (Messages &peer : messages_) {
-            for (auto *queue : {&peer.sending, &peer.receiving}) {
-                while (!queue->empty() && advance(queue->front())) {
-                    queue->pop_front();
-                    --under_way_;
-                    ended = true;
-                }
+        for (Sends &peer : sends_) {
+            while (!peer.queue.empty() && advance(peer.queue.front())) {
+                peer.queue.pop_front();
+                --under_way_;
+                ended = true;
             }
         }
+        const int received = inbox_.advance(*this);
+        under_way_ -= received;
+        ended = ended || received > 0;
     }
     if (broken()) {
         end_all(failed);
@@ -216,23 +230,25 @@ Handle Group::start(Request request, bool watched) {
         throw std::invalid_argument(failure());
     }
     const int operation = request.operation, peer = request.root;
-    if (operation == send && !messages_[peer].reserved) {
+    if (operation == send && !sends_[static_cast<size_t>(peer)].reserved) {
         try {
             reserve_channel(peer);
         } catch (const SharedMemoryError &) {
             fail(no_memory, rank_, number_);
             throw;
         }
-        messages_[peer].reserved = true;
+        sends_[static_cast<size_t>(peer)].reserved = true;
     }
     if (watched) {
         worker_.start();  // it may fail, so before the operation is this rank's part in something
     }
     Handle task = make_task(*this, std::move(request));
     task->watched = watched;
-    if (operation == send || operation == receive) {
-        (operation == send ? messages_[peer].sending : messages_[peer].receiving).push_back(task);
+    if (operation == send) {
+        sends_[static_cast<size_t>(peer)].queue.push_back(task);
         ++under_way_;
+    } else if (operation == receive) {
+        under_way_ += inbox_.post(*this, task) ? 0 : 1;
     } else {
         collectives_.push_back(task);
     }
@@ -255,10 +271,9 @@ bool Group::work() {
         if (!collectives_.empty()) {
             next = collectives_.front();
         } else {
-            for (Messages &peer : messages_) {
-                for (auto *queue : {&peer.sending, &peer.receiving}) {
-                    next = queue->empty() ? next : queue->front();
-                }
+            next = inbox_.first();
+            for (Sends &peer : sends_) {
+                next = peer.queue.empty() ? next : peer.queue.front();
             }
         }
     }

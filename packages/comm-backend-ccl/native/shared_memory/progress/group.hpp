@@ -3,10 +3,11 @@
 #pragma once
 
 #include "kernels/kernels.hpp"
-#include "kernels/writer.hpp"
+#include "point_to_point/inbox.hpp"
 #include "progress/progress_thread.hpp"
 #include "segment/layout.hpp"
 #include "segment/peer_windows.hpp"
+#include "tuning/tuner.hpp"
 
 #include <array>
 #include <atomic>
@@ -47,7 +48,8 @@ enum State { pending = 0, complete = 1, failed = 2 };
 struct Request {
     uint8_t operation = 0;
     uint8_t dtype = 0, op = 0;
-    int root = -1;  // or the peer of a message
+    int root = -1;  // or the peer of a message, which may be any_source of a receive
+    int tag = 0;    // of a message
     const void *input = nullptr;
     void *output = nullptr;
     size_t count = 0;
@@ -78,6 +80,8 @@ public:
     uint32_t awaits = 0;
     // The rank that it waits for, where that is one.
     int awaited_rank = -1;
+    // Of a receive: whose message it got.
+    std::atomic<int> source{-1};
     // Whether others know where its tensor is, and may write to it.
     bool exposed = false;
 };
@@ -123,6 +127,11 @@ public:
     // What went wrong, for people.
     std::string failure();
 
+    // What it has learned about the methods of its operations.
+    std::vector<Tuner::Known> known_methods();
+    // What others have learned, instead of its own; on all ranks alike, between two operations.
+    void start_from(std::vector<Tuner::Prior> priors);
+
     // For a moment between two looks; where ranks share cores, it is another's.
     void relax() const;
     bool crowded() const { return crowded_; }
@@ -131,7 +140,7 @@ public:
     // --- for operations, whose caller holds the lock
 
     // Gives the operation that begins here its number and fingerprint; others see the record with its first word.
-    Record &begin(const Request &request, Call &call);
+    Record &begin(const Request &request, Call &call, uint8_t method);
     Record &record_of(int rank, uint64_t number) {
         return at<Record>(layout_.records_at)[static_cast<size_t>(rank) * records + number % records];
     }
@@ -153,8 +162,20 @@ public:
         return first;
     }
     uint32_t next_pieces(uint32_t count) const { return (next_piece_ + count - 1) / count * count % pieces; }
+    // Says how the operation that begins now moves `bytes` of each rank.
+    const Method &choose_method(const Request &request, size_t bytes, bool is_eager) {
+        return method_ = tuner_.begin(request, bytes, is_eager);
+    }
+    // Of an operation that is too small for a choice.
+    void choose_usual_method() { method_ = {tuner_.streams_small() ? streamed : cached}; }
+    const Method &method() const { return method_; }
+    Tuner &tuner() { return tuner_; }
     // Copies what others read.
-    Writer &writer() { return writer_; }
+    void write(void *to, const void *from, size_t bytes) const {
+        (method_.transfer == streamed ? kernels().stream : kernels().copy)(to, from, bytes);
+    }
+    int pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
+    char *scratch(int peer) const { return tuner_.scratch(peer); }
     // Whether the pieces may be written: what they held was read by all. Sets `needed` to the steps that this takes.
     bool pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed);
     void mark_pieces(uint32_t first, uint32_t count) {
@@ -181,6 +202,7 @@ public:
         at<Difference>(layout_.differences)[rank_] = difference;
         fail(different_sizes, other, number);
     }
+    void finish(Task &task, State state);
     char *mapped(int rank, const Place &place) { return mapped_.find(pids_[rank], place); }
 
     Channel &channel(int from, int to) {
@@ -203,8 +225,9 @@ private:
     bool look_for_slowest(uint32_t needed);
     void check(const Request &request) const;
     bool advance_all();
+    template <class Make>
+    void queue_at_once(const Make &make, Handle &left);
     bool advance(const Handle &task);
-    void finish(Task &task, State state);
     void end_all(State state);
     void sleep(Task &task, double seconds);
     void wake(int other);
@@ -213,6 +236,7 @@ private:
     bool enough_for(int other, uint64_t awaited);
     uint64_t missing_for(const Task &task);
     uint64_t missing_now();
+    uint64_t everyone() const { return size() == 64 ? ~uint64_t{0} : (uint64_t{1} << size()) - 1; }
     bool work();
 
     char *segment_;
@@ -237,14 +261,16 @@ private:
     std::atomic<bool> ring_is_reserved_{false};
     std::array<uint32_t, records> posted_{};  // this rank's fingerprint at each of the last steps
     std::deque<Handle> collectives_;
-    struct Messages {
-        std::deque<Handle> sending, receiving;
+    struct Sends {
+        std::deque<Handle> queue;
         bool reserved = false;
     };
-    std::vector<Messages> messages_;
+    std::vector<Sends> sends_;  // to each rank
+    Inbox inbox_;
     int under_way_ = 0;  // messages
     PeerWindows mapped_;
-    Writer writer_;
+    Tuner tuner_;
+    Method method_;
 
     std::mutex sleep_mutex_;
     int sleepers_ = 0;  // threads of this rank; guarded by `sleep_mutex_`

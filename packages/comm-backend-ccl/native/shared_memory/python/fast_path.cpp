@@ -163,8 +163,8 @@ PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t c
     PlainTensor output, input;
     Request request;
     const bool uneven = path.operation == all_to_all_v && count == 4;
-    if ((count != tensors && !uneven) || forked || (tensors > 0 && !is_plain(arguments[0], output)) ||
-        (tensors > 1 && !is_plain(arguments[1], input)) ||
+    if ((count != tensors && !uneven) || forked || is_intercepted() ||
+        (tensors > 0 && !is_plain(arguments[0], output)) || (tensors > 1 && !is_plain(arguments[1], input)) ||
         !(uneven ? is_uneven(path, output, input, arguments[2], arguments[3], request)
                  : is_request(path, output, tensors > 1 ? input : output, request))) {
         Py_RETURN_FALSE;

@@ -61,6 +61,54 @@ PyObject *timed_out(PyObject *self, PyObject *) {
     return Py_BuildValue("iK", finder, static_cast<unsigned long long>(missing));
 }
 
+// methods() -> a tuple of (operation, least bytes, whether 16-bit floats, whether eager, method, whether it is settled,
+// changes, ((method, ns), ...)) for each kind of operation that has a choice
+PyObject *methods(PyObject *self, PyObject *) {
+    const Shared group = group_of(self);
+    std::vector<Tuner::Known> known;
+    {
+        const GilRelease released;
+        known = group->known_methods();
+    }
+    PyObject *found = PyTuple_New(static_cast<Py_ssize_t>(known.size()));
+    for (size_t index = 0; found != nullptr && index < known.size(); ++index) {
+        const Tuner::Known &one = known[index];
+        PyObject *times = PyTuple_New(static_cast<Py_ssize_t>(one.typical_ns.size()));
+        for (size_t at = 0; times != nullptr && at < one.typical_ns.size(); ++at) {
+            const auto &[method, ns] = one.typical_ns[at];
+            PyTuple_SetItem(times, static_cast<Py_ssize_t>(at),
+                            Py_BuildValue("sK", method.name().c_str(), static_cast<unsigned long long>(ns)));
+        }
+        PyTuple_SetItem(
+            found, static_cast<Py_ssize_t>(index),
+            Py_BuildValue("snNNsNIN", operation_names[one.operation], static_cast<Py_ssize_t>(one.least_bytes),
+                          PyBool_FromLong(one.narrow), PyBool_FromLong(one.is_eager), one.best.name().c_str(),
+                          PyBool_FromLong(one.has_settled), one.changes, times));
+    }
+    return found;
+}
+
+// start_from([(operation, least bytes, whether 16-bit floats, whether eager, method, ns), ...])
+PyObject *start_from(PyObject *self, PyObject *arguments) {
+    PyObject *rows;
+    parse(arguments, "O!", &PyList_Type, &rows);
+    std::vector<Tuner::Prior> priors;
+    for (Py_ssize_t index = 0; index < PyList_Size(rows); ++index) {
+        int operation, narrow, is_eager;
+        Py_ssize_t least_bytes;
+        const char *method;
+        unsigned long long ns;
+        parse(PyList_GetItem(rows, index), "inppsK", &operation, &least_bytes, &narrow, &is_eager, &method, &ns);
+        priors.push_back({operation, static_cast<size_t>(least_bytes), narrow != 0, is_eager != 0, method, ns});
+    }
+    const Shared group = group_of(self);
+    {
+        const GilRelease released;
+        group->start_from(std::move(priors));
+    }
+    Py_RETURN_NONE;
+}
+
 void sizes_from(PyObject *list, std::vector<size_t> &sizes) {
     for (Py_ssize_t index = 0; list != Py_None && index < PySequence_Size(list); ++index) {
         PyObject *item = PySequence_GetItem(list, index);
@@ -72,49 +120,54 @@ void sizes_from(PyObject *list, std::vector<size_t> &sizes) {
     }
 }
 
-// start(operation, input, output, count, dtype, op, root, watched, input_counts, output_counts, kept) -> an operation,
-// or None if it is complete
+// start(operation, input, output, count, dtype, op, root, watched, input_counts, output_counts, kept, tag) -> an
+// operation, or None if it is complete and its source is known
 PyObject *start(PyObject *self, PyObject *arguments) {
     unsigned long long input, output;
     Py_ssize_t count;
-    int operation, dtype, op, root, watched;
+    int operation, dtype, op, root, watched, tag = 0;
     PyObject *input_counts = Py_None, *output_counts = Py_None, *kept = Py_None;
-    parse(arguments, "iKKniiip|OOO", &operation, &input, &output, &count, &dtype, &op, &root, &watched, &input_counts,
-          &output_counts, &kept);
+    parse(arguments, "iKKniiip|OOOi", &operation, &input, &output, &count, &dtype, &op, &root, &watched, &input_counts,
+          &output_counts, &kept, &tag);
     Request request;
     request.operation = static_cast<uint8_t>(operation);
     request.dtype = static_cast<uint8_t>(dtype);
     request.op = static_cast<uint8_t>(op);
     request.root = root;
+    request.tag = tag;
     request.input = reinterpret_cast<const void *>(input);
     request.output = reinterpret_cast<void *>(output);
     request.count = static_cast<size_t>(count);
     sizes_from(input_counts, request.input_counts);
     sizes_from(output_counts, request.output_counts);
+    const bool asks_for_source = operation == receive && root == any_source;
     const Shared group = group_of(self);
     Handle task;
     {
         const GilRelease released;
-        task = watched ? group->start(std::move(request), true) : group->run(std::move(request), group->spins());
+        task = watched || asks_for_source ? group->start(std::move(request), watched != 0)
+                                          : group->run(std::move(request), group->spins());
         if (task && !watched) {
             group->wait(*task, at_once_s);
         }
     }
-    if (!task || task->now() == complete) {
+    if (!task || (task->now() == complete && !asks_for_source)) {
         Py_RETURN_NONE;
     }
     return make_operation(group, std::move(task), kept);
 }
 
-PyMethodDef methods[] = {{"close", entry<close>, METH_VARARGS, nullptr},
-                         {"drain", entry<drain>, METH_VARARGS, nullptr},
-                         {"failure", entry<failure>, METH_NOARGS, nullptr},
-                         {"missing", engine_entry<missing>, METH_NOARGS, nullptr},
-                         {"time_out", engine_entry<time_out>, METH_NOARGS, nullptr},
-                         {"timed_out", engine_entry<timed_out>, METH_NOARGS, nullptr},
-                         {"start", engine_entry<start>, METH_VARARGS, nullptr},
-                         {"fast_path", engine_entry<make_fast_path>, METH_VARARGS, nullptr},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef group_methods[] = {{"close", entry<close>, METH_VARARGS, nullptr},
+                               {"drain", entry<drain>, METH_VARARGS, nullptr},
+                               {"failure", entry<failure>, METH_NOARGS, nullptr},
+                               {"methods", engine_entry<methods>, METH_NOARGS, nullptr},
+                               {"missing", engine_entry<missing>, METH_NOARGS, nullptr},
+                               {"time_out", engine_entry<time_out>, METH_NOARGS, nullptr},
+                               {"timed_out", engine_entry<timed_out>, METH_NOARGS, nullptr},
+                               {"start", engine_entry<start>, METH_VARARGS, nullptr},
+                               {"start_from", engine_entry<start_from>, METH_VARARGS, nullptr},
+                               {"fast_path", engine_entry<make_fast_path>, METH_VARARGS, nullptr},
+                               {nullptr, nullptr, 0, nullptr}};
 
 // Operations may keep the group; the last of them ends it.
 void dealloc(PyObject *self) {
@@ -124,7 +177,8 @@ void dealloc(PyObject *self) {
     free_object(self);
 }
 
-PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(dealloc)}, {Py_tp_methods, methods}, {0, nullptr}};
+PyType_Slot slots[] = {
+    {Py_tp_dealloc, reinterpret_cast<void *>(dealloc)}, {Py_tp_methods, group_methods}, {0, nullptr}};
 PyType_Spec spec{"comm_backend_ccl._shared_memory.Group", sizeof(GroupObject), 0,
                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
 PyObject *type = nullptr;

@@ -55,6 +55,11 @@ PyObject *ended(PyObject *self, PyObject *) {
     return PyLong_FromLongLong(task.now() == complete ? task.ended_ns.load(std::memory_order_relaxed) : 0);
 }
 
+// source() -> the rank whose message a receive got; -1 where there is none yet
+PyObject *source(PyObject *self, PyObject *) {
+    return PyLong_FromLong(as_operation(self)->held->task->source.load(std::memory_order_relaxed));
+}
+
 // missing() -> the ranks, as bits, without which the operation cannot go on
 PyObject *missing(PyObject *self, PyObject *) {
     const Held &held = *as_operation(self)->held;
@@ -66,11 +71,10 @@ PyObject *missing(PyObject *self, PyObject *) {
     return PyLong_FromUnsignedLongLong(found);
 }
 
-PyMethodDef methods[] = {{"wait", engine_entry<wait>, METH_VARARGS, nullptr},
-                         {"failure", entry<failure>, METH_NOARGS, nullptr},
-                         {"ended", entry<ended>, METH_NOARGS, nullptr},
-                         {"missing", engine_entry<missing>, METH_NOARGS, nullptr},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {
+    {"wait", engine_entry<wait>, METH_VARARGS, nullptr}, {"failure", entry<failure>, METH_NOARGS, nullptr},
+    {"ended", entry<ended>, METH_NOARGS, nullptr},       {"missing", engine_entry<missing>, METH_NOARGS, nullptr},
+    {"source", entry<source>, METH_NOARGS, nullptr},     {nullptr, nullptr, 0, nullptr}};
 
 void dealloc(PyObject *self) {
     OperationObject *operation = as_operation(self);

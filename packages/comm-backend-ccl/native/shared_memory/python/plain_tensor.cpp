@@ -16,6 +16,12 @@ using Ask32 = int (*)(void *tensor, int32_t *result);
 struct Shim {
     Ask64 storage_size = nullptr, storage_offset = nullptr;  // bytes, elements
     Ask32 dtype = nullptr;
+    // Without a stable ABI, so they may be missing: c10::impl::TorchDispatchModeTLS::any_modes_set(skip_infra_modes),
+    // c10::impl::tls_is_dispatch_key_included(key), and torch::jit::tracer::getTracingState(), a reference to a shared
+    // pointer.
+    bool (*any_modes)(bool) = nullptr;
+    bool (*includes)(uint16_t) = nullptr;
+    void *const *(*tracing_state)() = nullptr;
     size_t tensor_at = 0;  // of the Python object, in bytes
 };
 constexpr int32_t torch_uint8 = 0, torch_int8 = 1;
@@ -23,9 +29,10 @@ constexpr int32_t torch_uint8 = 0, torch_int8 = 1;
 constexpr size_t head_words = 2, last_word = 4;
 
 const dlpack::ExchangeApi *exchange = nullptr;
-PyObject *tensor_type = nullptr, *is_neg = nullptr, *is_inference = nullptr;
+PyObject *tensor_type = nullptr, *is_neg = nullptr, *is_inference = nullptr, *is_intercepted_object = nullptr;
 PyObject *uint8_dtype = nullptr, *int8_dtype = nullptr;
 Shim shim;
+uint16_t transforms_key = 0;
 
 void *inner(PyObject *object) { return reinterpret_cast<char *>(object) + shim.tensor_at; }
 
@@ -162,6 +169,9 @@ bool are_plain(const Predicate &predicate, PyObject *tensors) {
     if (!is_list && !PyTuple_Check(tensors)) {
         return false;
     }
+    if (is_intercepted()) {
+        return false;
+    }
     int dtype = -1;
     // Asked again for each: what a tensor is asked may run Python code, which may change the list.
     for (Py_ssize_t index = 0; index < (is_list ? PyList_Size(tensors) : PyTuple_Size(tensors)); ++index) {
@@ -205,6 +215,12 @@ void find_shim(PyObject *probes) {
     found.storage_size = reinterpret_cast<Ask64>(dlsym(library, "aoti_torch_get_storage_size"));
     found.storage_offset = reinterpret_cast<Ask64>(dlsym(library, "aoti_torch_get_storage_offset"));
     found.dtype = reinterpret_cast<Ask32>(dlsym(library, "aoti_torch_get_dtype"));
+    found.any_modes =
+        reinterpret_cast<bool (*)(bool)>(dlsym(library, "_ZN3c104impl20TorchDispatchModeTLS13any_modes_setEb"));
+    found.includes = reinterpret_cast<bool (*)(uint16_t)>(
+        dlsym(library, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"));
+    found.tracing_state =
+        reinterpret_cast<void *const *(*)()>(dlsym(library, "_ZN5torch3jit6tracer15getTracingStateEv"));
     dlclose(library);  // torch holds it
     if (found.storage_size == nullptr || found.storage_offset == nullptr || found.dtype == nullptr) {
         return;
@@ -242,6 +258,17 @@ void find_shim(PyObject *probes) {
 
 bool can_ask_tensors() { return exchange != nullptr; }
 
+bool is_intercepted() {
+    if (shim.any_modes != nullptr && shim.includes != nullptr && shim.tracing_state != nullptr) {
+        return shim.any_modes(false) || shim.includes(transforms_key) || *shim.tracing_state() != nullptr;
+    }
+    PyObject *found = PyObject_CallFunctionObjArgs(is_intercepted_object, nullptr);
+    const bool none = found == Py_False;
+    Py_XDECREF(found);
+    PyErr_Clear();
+    return !none;
+}
+
 bool is_plain(PyObject *object, PlainTensor &found) {
     dlpack::Tensor tensor;
     if (reinterpret_cast<PyObject *>(Py_TYPE(object)) != tensor_type) {
@@ -272,10 +299,10 @@ bool requires_grad(PyObject *tensor) {
     return required;
 }
 
-// bind_torch(Tensor, uint8, int8, probes) -> whether the C shim is used
+// bind_torch(Tensor, uint8, int8, probes, is_intercepted, key of transforms) -> whether the C shim is used
 PyObject *bind_torch(PyObject *, PyObject *arguments) {
-    PyObject *type, *uint8_object, *int8_object, *probes;
-    parse(arguments, "OOOO", &type, &uint8_object, &int8_object, &probes);
+    PyObject *type, *uint8_object, *int8_object, *probes, *intercepted;
+    parse(arguments, "OOOOOH", &type, &uint8_object, &int8_object, &probes, &intercepted, &transforms_key);
     PyObject *capsule = PyObject_GetAttrString(type, "__dlpack_c_exchange_api__");
     PyObject *neg = capsule == nullptr ? nullptr : PyObject_GetAttrString(type, "is_neg");
     PyObject *inference = neg == nullptr ? nullptr : PyObject_GetAttrString(type, "is_inference");
@@ -293,10 +320,11 @@ PyObject *bind_torch(PyObject *, PyObject *arguments) {
         Py_XDECREF(inference);
         Py_RETURN_FALSE;
     }
-    for (PyObject *one : {type, uint8_object, int8_object}) {
+    for (PyObject *one : {type, uint8_object, int8_object, intercepted}) {
         Py_INCREF(one);
     }
     tensor_type = type, is_neg = neg, is_inference = inference, uint8_dtype = uint8_object, int8_dtype = int8_object;
+    is_intercepted_object = intercepted;
     exchange = table;
     find_shim(probes);
     return PyBool_FromLong(shim.storage_size != nullptr);

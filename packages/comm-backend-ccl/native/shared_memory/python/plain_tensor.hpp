@@ -16,6 +16,9 @@ struct PlainTensor {
 
 // Whether torch offers what is_plain() asks.
 bool can_ask_tensors();
+// Whether a dispatch mode such as FakeTensorMode, a transform such as vmap, or torch.jit.trace is active on this
+// thread: no tensor is taken then.
+bool is_intercepted();
 // False, with no exception set, for everything else: subclasses, wrapped tensors, other devices and layouts, strides,
 // dtypes without a code, values that a flag negates, no elements, and storage that ends before the tensor does.
 bool is_plain(PyObject *object, PlainTensor &found);

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,7 @@ struct Call {
     uint32_t fingerprint = 0;
     int32_t root = -1;
     uint8_t operation = 0, dtype = 0, op = 0;
+    uint8_t method = 0;  // the code of how it moves data, where that was chosen before it began
 };
 
 // Memory of a rank that others can map; inode 0 is none.
@@ -45,7 +47,24 @@ struct Place {
 struct alignas(line) Record {
     Call call;
     Place input;
-    uint64_t largest = 0;  // bytes that it sends to one rank, where that differs
+    uint64_t input_address = 0, output_address = 0;  // in its rank's process
+    uint64_t largest = 0;                            // bytes that it sends to one rank, where that differs
+};
+
+// By which peers know that they read this rank's memory and nobody else's, and whether this rank can read all of
+// theirs.
+struct alignas(line) Identity {
+    uint64_t mark = 0, address = 0;
+    uint32_t settings = 0;
+    std::atomic<uint32_t> reads{0};
+    static constexpr uint32_t can_read = 1, cannot_read = 2;
+};
+
+// How long a rank's last calls took that have a choice of methods; 0 is unknown.
+struct alignas(line) CallTimes {
+    // Nobody is more than `slots` steps ahead of another, or as much behind.
+    static constexpr uint64_t kept = 4 * slots;
+    std::array<std::atomic<uint64_t>, kept> ns{};
 };
 
 // Written by its rank alone, except for `rings`.
@@ -67,7 +86,8 @@ struct Channel {
 // At the head of a message.
 struct Announcement {
     uint64_t bytes;
-    uint64_t dtype;
+    uint32_t dtype;
+    int32_t tag;
 };
 // What a rank found another to send, and expected of it, or for whom it waited; written before it says so.
 struct alignas(line) Difference {
@@ -87,7 +107,8 @@ enum Failure : uint32_t {
     unreachable = 3,
     no_memory = 4,
     gave_up = 5,
-    timed_out = 6
+    timed_out = 6,
+    unmatched = 7
 };
 constexpr uint64_t failed_mark = uint64_t{1} << 63;
 
@@ -95,7 +116,8 @@ constexpr uint64_t failed_mark = uint64_t{1} << 63;
 struct Layout {
     int size;
     size_t piece_bytes, message_bytes;
-    size_t posts, bells, differences, records_at, sizes, slots_at, rings, channels, messages, end;
+    size_t posts, bells, differences, identities, call_times, records_at, sizes, slots_at, rings, channels, messages,
+        end;
 
     explicit Layout(int ranks) : size(ranks) {
         const size_t n = static_cast<size_t>(ranks);
@@ -110,6 +132,8 @@ struct Layout {
         posts = take(n * sizeof(Post));
         bells = take(n * sizeof(Bell));
         differences = take(n * sizeof(Difference));
+        identities = take(n * sizeof(Identity));
+        call_times = take(n * sizeof(CallTimes));
         records_at = take(n * records * sizeof(Record));
         sizes = take(records * n * n * sizeof(uint64_t));
         channels = take(n * n * sizeof(Channel));

@@ -14,7 +14,7 @@ void Group::post(uint32_t fingerprint) {
     posted_[done_ % records] = fingerprint;
     // An exchange is a full fence: whoever falls asleep sees this word, or is seen in `sleeping`.
     const uint64_t word = static_cast<uint64_t>(fingerprint) << 32 | done_;
-    writer_.flag([&] { posts_[rank_].word.exchange(word, std::memory_order_seq_cst); });
+    posts_[rank_].word.exchange(word, std::memory_order_seq_cst);
     if (header_->sleeping.load(std::memory_order_seq_cst) & ~(uint64_t{1} << rank_)) {
         wake_sleepers();
     }

@@ -1,0 +1,146 @@
+#include "algorithms/single_copy.hpp"
+
+#include "segment/peer_memory.hpp"
+
+#include <cstring>
+
+namespace shm {
+
+namespace {
+
+class Reader {
+public:
+    Reader(Group &group, const Operands &operands, uint64_t number)
+        : group_(group), operands_(operands), number_(number) {}
+
+    void read(int rank, char *to, uint64_t address, size_t bytes) const {
+        if (bytes > 0 && !group_.broken() && !read_peer(group_.pid(rank), to, address, bytes)) {
+            group_.fail(unreachable, rank, number_);
+        }
+    }
+    // From byte `offset` of its input.
+    void read_input(int rank, char *to, size_t offset, size_t bytes) const {
+        read(rank, to, group_.record_of(rank, number_).input_address + offset, bytes);
+    }
+    void read_output(int rank, char *to, size_t offset, size_t bytes) const {
+        read(rank, to, group_.record_of(rank, number_).output_address + offset, bytes);
+    }
+    // All ranks' bytes from `offset` of their inputs, reduced into `output`.
+    void reduce(char *output, size_t offset, size_t bytes) const {
+        constexpr size_t most = Tuner::scratch_bytes;
+        for (size_t at = 0; at < bytes && !group_.broken(); at += most) {
+            const size_t part = std::min(most, bytes - at);
+            for (int one = 0; one < operands_.size; ++one) {
+                if (one != operands_.me) {
+                    read_input(one, group_.scratch(one), offset + at, part);
+                }
+            }
+            operands_.reduce_from(
+                [&](int one) -> const void * {
+                    return one == operands_.me ? operands_.input() + offset + at : group_.scratch(one);
+                },
+                output + at, part / operands_.item);
+        }
+    }
+
+private:
+    Group &group_;
+    const Operands &operands_;
+    const uint64_t number_;
+};
+
+}  // namespace
+
+bool SingleCopy::serves(Group &group, const Operands &operands, uint64_t number) {
+    if (operands.request.operation != all_to_all && operands.request.operation != all_to_all_v) {
+        return true;
+    }
+    // Ranks would read what others have overwritten.
+    for (int one = 0; one < operands.size; ++one) {
+        const Record &record = group.record_of(one, number);
+        if (record.input_address == record.output_address) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void SingleCopy::act(Group &group, const Operands &operands, uint64_t number, uint32_t step) {
+    const Request &request = operands.request;
+    const Reader reader(group, operands, number);
+    const int size = operands.size, me = operands.me;
+    const size_t bytes = operands.total(), item = operands.item, mine = static_cast<size_t>(me) * bytes;
+    char *output = operands.output();
+    const Slice slice = operands.slice_of(request.count, me);
+    switch (request.operation) {
+    case all_reduce:
+        if (step == 1) {
+            reader.reduce(output + slice.begin * item, slice.begin * item, slice.count * item);
+            break;
+        }
+        for (int one = 1; one < size; ++one) {
+            const int from = (me + one) % size;
+            const Slice theirs = operands.slice_of(request.count, from);
+            reader.read_output(from, output + theirs.begin * item, theirs.begin * item, theirs.count * item);
+        }
+        break;
+    case shm::reduce:
+        if (operands.is_root()) {
+            reader.reduce(output, 0, bytes);
+        }
+        break;
+    case reduce_scatter:
+        reader.reduce(output, mine, bytes);
+        break;
+    case broadcast:
+        if (!operands.is_root()) {
+            reader.read_input(request.root, output, 0, bytes);
+        }
+        break;
+    case scatter:
+        if (operands.is_root()) {
+            std::memmove(output, operands.input() + mine, bytes);
+        } else {
+            reader.read_input(request.root, output, mine, bytes);
+        }
+        break;
+    case gather:
+        if (!operands.is_root()) {
+            break;
+        }
+        [[fallthrough]];
+    case all_gather:
+        if (output + mine != operands.input()) {
+            std::memmove(output + mine, operands.input(), bytes);
+        }
+        for (int one = 1; one < size; ++one) {
+            const int from = (me + one) % size;
+            reader.read_input(from, output + static_cast<size_t>(from) * bytes, 0, bytes);
+        }
+        break;
+    case all_to_all:
+        std::memcpy(output + mine, operands.input() + mine, bytes);
+        for (int one = 1; one < size; ++one) {
+            const int from = (me + one) % size;
+            reader.read_input(from, output + static_cast<size_t>(from) * bytes, mine, bytes);
+        }
+        break;
+    case all_to_all_v:
+        if (const size_t own = request.output_counts[me] * item; own > 0) {
+            std::memcpy(output + operands.output_offsets[me], operands.input() + operands.input_offsets[me], own);
+        }
+        for (int one = 1; one < size; ++one) {
+            const int from = (me + one) % size;
+            size_t offset = 0;
+            for (int before = 0; before < me; ++before) {
+                offset += group.sizes_of(from, number)[before];
+            }
+            reader.read_input(from, output + operands.output_offsets[from], offset, request.output_counts[from] * item);
+        }
+        break;
+    default:
+        break;
+    }
+}
+
+}  // namespace shm

@@ -1,0 +1,223 @@
+#include "tuning/learner.hpp"
+
+#include <algorithm>
+
+namespace shm {
+
+void Durations::add(uint64_t ns) {
+    ns_[at_] = ns;
+    at_ = static_cast<uint8_t>((at_ + 1) % most);
+    count_ = static_cast<uint8_t>(std::min(count_ + 1, most));
+}
+
+uint64_t Durations::median() const {
+    if (count_ == 0) {
+        return 0;
+    }
+    auto sorted = ns_;
+    const auto middle = sorted.begin() + (count_ - 1) / 2;
+    std::nth_element(sorted.begin(), middle, sorted.begin() + count_);
+    return *middle;
+}
+
+uint64_t Durations::least() const { return count_ == 0 ? 0 : *std::min_element(ns_.begin(), ns_.begin() + count_); }
+
+Learner::Learner(int candidates, int first, bool are_long, const Nanoseconds &known_ns)
+    : count_(static_cast<uint8_t>(candidates)), skipped_calls_(are_long ? 1 : 2), counted_calls_(are_long ? 2 : 6),
+      rounds_(are_long ? 2 : 3), first_(static_cast<uint8_t>(first)), best_(first_) {
+    const auto end = known_ns.begin() + count_;
+    if (count_ < 2 || std::find(known_ns.begin(), end, 0) != end) {
+        compare_all();
+        return;
+    }
+    for (int one = 0; one < count_; ++one) {
+        candidates_[one].durations.add(known_ns[static_cast<size_t>(one)]);
+    }
+    best_ = static_cast<uint8_t>(std::min_element(known_ns.begin(), end) - known_ns.begin());
+    reference_ns_ = known_ns[best_];
+    settled_ = true;
+}
+
+// One trial of each, one after the other.
+void Learner::compare_all() {
+    settled_ = count_ < 2;
+    to_compare_ = settled_ ? 0 : count_;
+    rounds_left_ = rounds_ - 1;
+    first_ = best_;
+    calls_since_comparison_ = 0;
+    for (Candidate &one : candidates_) {
+        one = {};
+    }
+}
+
+Learner::Choice Learner::next() {
+    if (count_ < 2) {
+        return {best_, false, false};
+    }
+    while (trial_left_ == 0 && !settled_ && to_compare_ > 0) {
+        const int candidate = (first_ + count_ - to_compare_) % count_;
+        if (!is_hopeless(candidate)) {
+            begin_trial(candidate);
+        }
+        if (--to_compare_ == 0 && rounds_left_ > 0) {
+            to_compare_ = count_;
+            --rounds_left_;
+        }
+    }
+    if (trial_left_ > 0) {
+        --trial_left_;
+        uncounted_left_ = skipped_calls_;
+        return {tried_, trial_left_ < counted_calls_, true};
+    }
+    const bool counts = uncounted_left_ == 0;
+    uncounted_left_ -= counts ? 0 : 1;
+    return {best_, counts, false};
+}
+
+// As far as is known in the middle of a comparison.
+bool Learner::is_hopeless(int candidate) const {
+    uint64_t least_ns = UINT64_MAX / hopeless_halves;
+    for (int one = 0; one < count_; ++one) {
+        const uint64_t ns = candidates_[one].durations.least();
+        least_ns = ns > 0 ? std::min(least_ns, ns) : least_ns;
+    }
+    return 2 * candidates_[candidate].durations.least() > hopeless_halves * least_ns;
+}
+
+void Learner::begin_trial(int candidate) {
+    if (settled_ && candidates_[candidate].wins == 0) {
+        candidates_[candidate].durations.clear();  // of another time
+    }
+    under_trial_ = true;
+    ++trials_begun_;
+    tried_ = static_cast<uint8_t>(candidate);
+    trial_left_ = skipped_calls_ + counted_calls_;
+}
+
+void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls) {
+    if (count_ < 2) {
+        return;
+    }
+    Candidate &of = candidates_[choice.candidate];
+    if (choice.tries) {
+        if (choice.counts && duration_ns > 0) {
+            of.durations.add(duration_ns);
+        }
+        if (++of.arrived == skipped_calls_ + counted_calls_) {
+            of.arrived = 0;
+            end_trial(choice.candidate);
+        }
+        return;
+    }
+    calls_since_change_ += calls;
+    calls_since_comparison_ += calls;
+    if (!settled_ || choice.candidate != best_ || duration_ns == 0) {
+        return;
+    }
+    if (choice.counts) {
+        of.durations.add(duration_ns);
+        if (has_jumped()) {
+            compare_all();
+            return;
+        }
+    }
+    if (of.durations.count() < Durations::most) {
+        return;
+    }
+    if (reference_ns_ == 0) {
+        reference_ns_ = of.durations.median();
+    }
+    // One call that was interrupted for long pays for no trial.
+    const uint64_t spent_ns = std::min(duration_ns, 2 * reference_ns_) * calls;
+    for (Candidate &one : candidates_) {
+        one.credit_ns += spent_ns;
+    }
+    look_for_trial();
+}
+
+void Learner::end_trial(int candidate) {
+    ++trials_ended_;
+    if (!settled_) {
+        if (to_compare_ == 0 && rounds_left_ == 0 && trials_ended_ == trials_begun_) {
+            settle();
+        }
+        return;
+    }
+    under_trial_ = false;
+    Candidate &of = candidates_[candidate];
+    of.credit_ns = 0;
+    const bool wins = is_faster(of.durations.median(), candidates_[best_].durations.median());
+    of.wins = wins ? static_cast<uint8_t>(std::min(of.wins + 1, trials_to_win)) : 0;
+    if (of.wins == 0) {
+        return;
+    }
+    if (of.wins < trials_to_win) {
+        begin_trial(candidate);
+    } else if (has_jumped()) {
+        compare_all();
+    } else if (may_correct_ || calls_since_change_ >= least_calls_between_changes) {
+        may_correct_ = false;
+        change_to(candidate);
+    }
+}
+
+void Learner::settle() {
+    under_trial_ = false;
+    settled_ = true;
+    int fastest = first_;
+    for (int one = 0; one < count_; ++one) {
+        const uint64_t least_ns = candidates_[fastest].durations.median();
+        if (is_faster(candidates_[one].durations.median(), least_ns == 0 ? UINT64_MAX / margin : least_ns)) {
+            fastest = one;
+        }
+    }
+    if (fastest != best_) {
+        change_to(fastest);
+        rest_ = least_calls_between_comparisons;
+    } else {
+        rest_ = std::min(2 * rest_, most_calls_between_comparisons);  // a false alarm
+    }
+    reference_ns_ = 0;
+    calls_since_change_ = 0;
+    may_correct_ = true;
+}
+
+void Learner::change_to(int candidate) {
+    best_ = static_cast<uint8_t>(candidate);
+    reference_ns_ = 0;
+    calls_since_change_ = 0;
+    uncounted_left_ = skipped_calls_;
+    for (Candidate &one : candidates_) {
+        one.wins = 0;
+    }
+    ++changes_;
+}
+
+// The cores may be others than before, and what was slow then may be fast now.
+bool Learner::has_jumped() const {
+    if (under_trial_ || calls_since_comparison_ < rest_) {
+        return false;
+    }
+    const uint64_t now_ns = candidates_[best_].durations.median();
+    return reference_ns_ > 0 && (4 * now_ns > 5 * reference_ns_ || 5 * now_ns < 4 * reference_ns_);
+}
+
+void Learner::look_for_trial() {
+    const Durations &now = candidates_[best_].durations;
+    if (under_trial_) {
+        return;
+    }
+    const uint64_t now_ns = now.median();
+    for (int after = 1; after < count_; ++after) {
+        const int one = (best_ + after) % count_;
+        const uint64_t typical_ns = candidates_[one].durations.median();
+        const uint64_t more_ns = std::max(typical_ns > now_ns ? typical_ns - now_ns : 0, now_ns / 8);
+        const uint64_t cost_ns = more_ns * (skipped_calls_ + counted_calls_);
+        if (candidates_[one].credit_ns / share / static_cast<uint64_t>(count_ - 1) >= cost_ns) {
+            begin_trial(one);
+            return;
+        }
+    }
+}
+
+}  // namespace shm

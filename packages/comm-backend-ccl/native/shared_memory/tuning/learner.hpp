@@ -1,0 +1,110 @@
+// Chooses among a few candidates from how long real calls took.
+//
+// It computes with integers from what it is given alone, so learners on several ranks that are given the same stay
+// alike, and their ranks need no message to agree.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace shm {
+
+// The last durations of one kind of call.
+class Durations {
+public:
+    void add(uint64_t ns);
+    void clear() { count_ = at_ = 0; }
+    int count() const { return count_; }
+    // 0 where there are none.
+    uint64_t median() const;
+    uint64_t least() const;
+
+    static constexpr int most = 31;
+
+private:
+    std::array<uint64_t, most> ns_{};
+    uint8_t count_ = 0, at_ = 0;
+};
+
+class Learner {
+public:
+    static constexpr int most_candidates = 6;
+
+    // How the next call is done, and what its duration says.
+    struct Choice {
+        uint8_t candidate = 0;
+        bool counts = false;  // not the first calls after a change, which find the caches as the ones before left them
+        bool tries = false;   // one of a trial
+    };
+
+    using Nanoseconds = std::array<uint64_t, most_candidates>;
+
+    // Of `candidates` of them, `first` is used until there are durations of all. `are_long`: the calls take so long
+    // that few of them have to do for a trial. `known_ns`: how long calls took elsewhere with each; where all are
+    // known, these stand until calls here differ from them.
+    explicit Learner(int candidates, int first = 0, bool are_long = false, const Nanoseconds &known_ns = {});
+
+    // Whether the next call matters no more than others: one in some of these is enough to learn from.
+    bool is_steady() const { return settled_ && !under_trial_ && uncounted_left_ == 0; }
+    Choice next();
+    // The duration of a call that was done so; 0 where nobody measured it. In the order of the calls, any time later.
+    // `calls`: so many were done since the one before it.
+    void observe(const Choice &choice, uint64_t duration_ns, uint32_t calls = 1);
+
+    int best() const { return best_; }
+    int candidates() const { return count_; }
+    // How long calls took with a candidate lately; 0 is unknown.
+    uint64_t typical_ns(int candidate) const { return candidates_[static_cast<size_t>(candidate)].durations.median(); }
+    // Whether every candidate was measured.
+    bool has_settled() const { return settled_; }
+    // How often another became the best.
+    uint32_t changes() const { return changes_; }
+
+private:
+    // Trials may take this part of the time: one in so many nanoseconds.
+    static constexpr uint64_t share = 400;
+    // Faster by one part in so many counts, and only if several trials say so.
+    static constexpr uint64_t margin = 32;
+    static constexpr int trials_to_win = 3;
+    // Whoever takes so many halves of the least time in one round of a comparison is left out of the others.
+    static constexpr uint64_t hopeless_halves = 3;
+    static constexpr uint32_t least_calls_between_changes = 1000;
+    static constexpr uint32_t least_calls_between_comparisons = 1000, most_calls_between_comparisons = 16000;
+
+    struct Candidate {
+        Durations durations;
+        uint64_t credit_ns = 0;  // what a trial may cost by now
+        uint8_t arrived = 0;     // of the calls of a trial
+        uint8_t wins = 0;
+    };
+
+    void compare_all();
+    void begin_trial(int candidate);
+    void end_trial(int candidate);
+    bool is_hopeless(int candidate) const;
+    void settle();
+    void look_for_trial();
+    bool has_jumped() const;
+    void change_to(int candidate);
+    static bool is_faster(uint64_t ns, uint64_t than_ns) { return ns > 0 && ns * (margin + 1) < than_ns * margin; }
+
+    std::array<Candidate, most_candidates> candidates_{};
+    const uint8_t count_;
+    const uint8_t skipped_calls_, counted_calls_, rounds_;  // of a trial, and of a comparison
+    uint8_t first_, best_;
+    bool settled_ = false;
+    // Of a comparison: candidates whose trial in this round has not begun, and rounds after this one.
+    uint8_t to_compare_ = 0, rounds_left_ = 0;
+    uint8_t tried_ = 0, trial_left_ = 0;  // whose trial is handed out now, and its calls
+    bool under_trial_ = false;            // or durations of one are still to come
+    uint32_t trials_begun_ = 0, trials_ended_ = 0;
+    uint8_t uncounted_left_ = 0;
+    uint64_t reference_ns_ = 0;                            // of the best, soon after it was chosen
+    uint32_t rest_ = least_calls_between_comparisons / 2;  // calls until all may be compared again
+    uint32_t calls_since_change_ = 0, calls_since_comparison_ = 0, changes_ = 0;
+    bool may_correct_ = true;  // a comparison of few calls may have been wrong
+};
+
+}  // namespace shm

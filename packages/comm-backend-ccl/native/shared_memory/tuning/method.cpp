@@ -1,0 +1,29 @@
+#include "tuning/method.hpp"
+
+#include "progress/group.hpp"
+
+namespace shm {
+
+const char *const transfer_names[transfers] = {"cached", "streamed", "single_copy"};
+
+Methods methods_for(int operation, int ranks, int dtype, bool is_eager, bool can_read_peers) {
+    Methods found;
+    if (operation == all_reduce && !is_eager) {
+        // 16-bit floats cost more to add than to copy.
+        const bool narrow = dtype == float16 || dtype == bfloat16, pair = ranks == 2;
+        found.add({cached, pair && !narrow});
+        found.add({streamed, pair && !narrow});
+        if (pair) {
+            found.add({cached, narrow});
+        }
+    } else {
+        found.add({cached});
+        found.add({streamed});
+    }
+    if (can_read_peers) {
+        found.add({single_copy});
+    }
+    return found;
+}
+
+}  // namespace shm

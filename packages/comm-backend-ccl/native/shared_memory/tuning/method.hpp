@@ -1,0 +1,40 @@
+// The ways in which an operation on private memory can move its data. All give the same bits.
+
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace shm {
+
+// The codes of tables.py.
+enum Transfer : uint8_t {
+    cached,       // through the ring, with copies that leave the data in the caches
+    streamed,     // through the ring, written around the caches
+    single_copy,  // out of the peer's memory, by the kernel
+    transfers,
+};
+extern const char *const transfer_names[transfers];
+
+struct Method {
+    Transfer transfer = cached;
+    // Of an all_reduce in chunks: each rank reduces everything, instead of a slice that the others copy.
+    bool by_all = false;
+
+    // Not 0, which is no choice.
+    std::string name() const { return std::string(transfer_names[transfer]) + (by_all ? ", by all" : ""); }
+    uint8_t code() const { return static_cast<uint8_t>(1 + transfer + (by_all ? 8 : 0)); }
+};
+
+struct Methods {
+    std::array<Method, 6> all{};
+    int count = 0;
+    void add(Method method) { all[static_cast<size_t>(count++)] = method; }
+};
+
+// Those among which an operation has a choice, the usual one first.
+Methods methods_for(int operation, int ranks, int dtype, bool is_eager, bool can_read_peers);
+
+}  // namespace shm

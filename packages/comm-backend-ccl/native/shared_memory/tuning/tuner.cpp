@@ -1,0 +1,241 @@
+#include "tuning/tuner.hpp"
+
+#include "progress/group.hpp"
+#include "segment/peer_memory.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace shm {
+
+namespace {
+
+int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// Of collectives in which some ranks give and others take, whether this one gives.
+bool gives(int operation, bool is_root) { return operation == broadcast || operation == scatter ? is_root : !is_root; }
+
+}  // namespace
+
+const Settings &Settings::of_process() {
+    static const Settings settings = [] {
+        Settings found;
+        const char *wanted = std::getenv("CCL_SHARED_MEMORY_TRANSFER");
+        for (int one = 0; wanted != nullptr && one < transfers; ++one) {
+            if (std::strcmp(wanted, transfer_names[one]) == 0) {
+                found.transfer = one;
+            }
+        }
+        const char *learning = std::getenv("CCL_SHARED_MEMORY_LEARNING");
+        found.learns = learning == nullptr || std::strcmp(learning, "0") != 0;
+        return found;
+    }();
+    return settings;
+}
+
+Tuner::Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times)
+    : size_(size), rank_(rank), pids_(pids), identities_(identities), call_times_(call_times),
+      mark_(static_cast<uint64_t>(now_ns()) << 6 | static_cast<uint64_t>(rank)),
+      classes_(operations * size_classes * 4) {
+    Identity &mine = identities_[rank];
+    mine.mark = mark_;
+    mine.address = reinterpret_cast<uint64_t>(&mark_);
+    mine.settings = settings_.code();
+}
+
+void Tuner::fix(Transfer transfer) {
+    settings_.transfer = transfer;
+    streams_small_ = transfer == streamed;
+}
+
+void Tuner::start_from(std::vector<Prior> priors) {
+    priors_ = std::move(priors);
+    for (Tried &one : tried_) {
+        one.learner = nullptr;
+    }
+    for (std::unique_ptr<Class> &one : classes_) {
+        one.reset();
+    }
+}
+
+Method Tuner::begin(const Request &request, size_t bytes, bool is_eager) {
+    active_ = timed_ = false;
+    if (settings_.transfer < 0 && calls_ > known_at && (settings_.learns || !priors_.empty())) {
+        Class &found = class_of(request, bytes, is_eager);
+        if (settings_.learns) {
+            return follow(found, request, bytes, is_eager);
+        }
+        const bool known = found.learner.has_settled();
+        return found.methods.all[known ? static_cast<size_t>(found.learner.best()) : 0];
+    }
+    begin_call();
+    const Methods methods = methods_for(request.operation, size_, request.dtype, is_eager, can_read_);
+    for (int one = 0; one < methods.count; ++one) {
+        if (methods.all[static_cast<size_t>(one)].transfer == settings_.transfer) {
+            return methods.all[static_cast<size_t>(one)];
+        }
+    }
+    return methods.all[0];
+}
+
+Tuner::Class &Tuner::class_of(const Request &request, size_t bytes, bool is_eager) {
+    const bool narrow = request.dtype == float16 || request.dtype == bfloat16;
+    const size_t size_class = std::min<size_t>(static_cast<size_t>(std::bit_width(bytes)), size_classes - 1);
+    const size_t index = ((request.operation * size_classes + size_class) * 2 + narrow) * 2 + is_eager;
+    std::unique_ptr<Class> &found = classes_[index];
+    if (!found) {
+        const Methods methods = methods_for(request.operation, size_, request.dtype, is_eager, can_read_);
+        Known kind{};
+        kind.operation = request.operation;
+        kind.least_bytes = size_class == 0 ? 1 : size_t{1} << (size_class - 1);
+        kind.narrow = narrow;
+        kind.is_eager = is_eager;
+        found = std::make_unique<Class>(methods, bytes >= long_bytes, known_for(methods, kind));
+    }
+    return *found;
+}
+
+// Of the nearest size that is known, in proportion; nothing where that is more than a few times as large or as small.
+Learner::Nanoseconds Tuner::known_for(const Methods &methods, const Known &kind) const {
+    constexpr int farthest = 2;  // powers of two
+    const auto distance = [&](const Prior &prior) {
+        return std::abs(static_cast<int>(std::bit_width(prior.least_bytes)) -
+                        static_cast<int>(std::bit_width(kind.least_bytes)));
+    };
+    const Prior *nearest = nullptr;
+    for (const Prior &prior : priors_) {
+        if (prior.operation == kind.operation && prior.narrow == kind.narrow && prior.is_eager == kind.is_eager &&
+            distance(prior) <= (nearest == nullptr ? farthest : distance(*nearest) - 1)) {
+            nearest = &prior;
+        }
+    }
+    Learner::Nanoseconds found{};
+    if (nearest == nullptr) {
+        return found;
+    }
+    for (const Prior &prior : priors_) {
+        for (int one = 0; one < methods.count; ++one) {
+            if (prior.operation == kind.operation && prior.narrow == kind.narrow && prior.is_eager == kind.is_eager &&
+                prior.least_bytes == nearest->least_bytes &&
+                prior.method == methods.all[static_cast<size_t>(one)].name()) {
+                const double factor = static_cast<double>(kind.least_bytes) / static_cast<double>(prior.least_bytes);
+                const double ns = static_cast<double>(prior.ns) * factor;
+                found[static_cast<size_t>(one)] = std::max<uint64_t>(1, static_cast<uint64_t>(ns));
+            }
+        }
+    }
+    return found;
+}
+
+Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_eager) {
+    ++of.unseen;
+    if (of.learner.is_steady() && of.unseen < seen_one_in(bytes)) {
+        return of.methods.all[static_cast<size_t>(of.learner.best())];
+    }
+    Tried &tried = begin_call();
+    tried = {&of.learner, of.learner.next(), request.operation, request.root, is_eager, of.unseen};
+    of.unseen = 0;
+    active_ = timed_ = true;
+    begun_ns_ = now_ns();
+    return of.methods.all[tried.choice.candidate];
+}
+
+// A call from which others learn, or that gets them so far; what was learned from others comes first.
+Tuner::Tried &Tuner::begin_call() {
+    const uint64_t call = calls_++;
+    if (call >= lag) {
+        learn(call - lag);
+    }
+    if (call == probed_at) {
+        probe();
+    } else if (call == known_at) {
+        can_read_ = true;
+        for (int one = 0; one < size_; ++one) {
+            can_read_ = can_read_ && identities_[one].reads.load(std::memory_order_relaxed) == Identity::can_read;
+        }
+    }
+    Tried &tried = tried_[call % tried_.size()];
+    tried = {};
+    return tried;
+}
+
+std::vector<Tuner::Known> Tuner::known() const {
+    std::vector<Known> found;
+    for (size_t index = 0; index < classes_.size(); ++index) {
+        if (!classes_[index]) {
+            continue;
+        }
+        const Class &of = *classes_[index];
+        const size_t size_class = index / 4 % size_classes;
+        Known one{static_cast<int>(index / 4 / size_classes),
+                  size_t{1} << (size_class == 0 ? 0 : size_class - 1),
+                  index / 2 % 2 == 1,
+                  index % 2 == 1,
+                  of.methods.all[static_cast<size_t>(of.learner.best())],
+                  of.learner.has_settled(),
+                  of.learner.changes(),
+                  {}};
+        for (int candidate = 0; candidate < of.methods.count; ++candidate) {
+            one.typical_ns.emplace_back(of.methods.all[static_cast<size_t>(candidate)],
+                                        of.learner.typical_ns(candidate));
+        }
+        found.push_back(std::move(one));
+    }
+    return found;
+}
+
+void Tuner::end() {
+    if (active_) {
+        // The next word that this rank posts comes after it.
+        const auto took = static_cast<uint64_t>(std::max<int64_t>(now_ns() - begun_ns_, 1));
+        call_times_[rank_].ns[(calls_ - 1) % CallTimes::kept].store(timed_ ? took : 0, std::memory_order_relaxed);
+        active_ = false;
+    }
+}
+
+void Tuner::probe() {
+    bool can = true;
+    for (int one = 0; one < size_ && can; ++one) {
+        uint64_t mark = 0;
+        can = one == rank_ ||
+              (read_peer(pids_[one], &mark, identities_[one].address, sizeof(mark)) && mark == identities_[one].mark);
+    }
+    if (can) {
+        scratch_.reset(new (std::nothrow) char[static_cast<size_t>(size_) * scratch_bytes]);
+    }
+    identities_[rank_].reads.store(can && scratch_ ? Identity::can_read : Identity::cannot_read,
+                                   std::memory_order_relaxed);
+}
+
+uint64_t Tuner::duration(int rank, uint64_t call) const {
+    return call_times_[rank].ns[call % CallTimes::kept].load(std::memory_order_relaxed);
+}
+
+// Who came last waited least, so the least duration says how long the data took. Where some ranks give and others take,
+// neither side alone does.
+uint64_t Tuner::duration(const Tried &tried, uint64_t call) const {
+    uint64_t least[2] = {UINT64_MAX, UINT64_MAX};
+    const bool one_sided = tried.root >= 0;
+    for (int one = 0; one < size_; ++one) {
+        uint64_t &side = least[one_sided && gives(tried.operation, one == tried.root) ? 1 : 0];
+        side = std::min(side, duration(one, call));
+    }
+    return one_sided ? std::max(least[0], least[1]) : least[0];
+}
+
+void Tuner::learn(uint64_t call) {
+    const Tried &tried = tried_[call % tried_.size()];
+    if (tried.learner == nullptr) {
+        return;
+    }
+    tried.learner->observe(tried.choice, duration(tried, call), tried.calls);
+    if (tried.small && tried.learner->has_settled()) {
+        streams_small_ = tried.learner->best() == 1;
+    }
+}
+
+}  // namespace shm

@@ -1,0 +1,127 @@
+// Chooses how a group's operations move their data, from the durations of its own calls.
+//
+// All ranks must choose alike, and no message may be sent for it. Every rank writes how long its calls took to where
+// the others read it. When a rank begins its call number t (of those that are large enough to have a choice), all ranks
+// have ended their call t - `lag`, as none is more than `slots` steps ahead. So each learns from the durations of that
+// call on all ranks, which are the same numbers everywhere, in the same order, and comes to the same choice.
+
+#pragma once
+
+#include "segment/layout.hpp"
+#include "tuning/learner.hpp"
+#include "tuning/method.hpp"
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace shm {
+
+struct Request;
+
+// What the environment of this process sets.
+struct Settings {
+    static const Settings &of_process();
+    uint32_t code() const { return static_cast<uint32_t>(transfer + 1) << 1 | (learns ? 1 : 0); }
+    int transfer = -1;  // always this one, where it is possible; -1 is any
+    bool learns = true;
+};
+
+class Tuner {
+public:
+    Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times);
+
+    // How the operation that begins now moves `bytes` of each rank.
+    Method begin(const Request &request, size_t bytes, bool is_eager);
+    // It moved them otherwise, so that its duration says nothing.
+    void ignore() { timed_ = false; }
+    // From now on always this transfer, where it is possible; on all ranks alike.
+    void fix(Transfer transfer);
+    // How long an operation took with a method on another group of as many ranks.
+    struct Prior {
+        int operation;
+        size_t least_bytes;
+        bool narrow, is_eager;
+        std::string method;
+        uint64_t ns;
+    };
+    // What to begin with, instead of what it has learned; on all ranks alike, between two operations.
+    void start_from(std::vector<Prior> priors);
+    // It is complete.
+    void end();
+    struct Known {
+        int operation;
+        size_t least_bytes;
+        bool narrow, is_eager;
+        Method best;
+        bool has_settled;
+        uint32_t changes;
+        std::vector<std::pair<Method, uint64_t>> typical_ns;
+    };
+    // What it has learned.
+    std::vector<Known> known() const;
+    // Where small operations and messages, which have no choice of their own, do best.
+    bool streams_small() const { return streams_small_; }
+    bool can_read_peers() const { return can_read_; }
+    // Room for what was read of one peer and is reduced next.
+    char *scratch(int peer) const { return scratch_.get() + static_cast<size_t>(peer) * scratch_bytes; }
+
+    static constexpr size_t scratch_bytes = 64 << 10;
+
+private:
+    static constexpr size_t long_bytes = size_t{4} << 20;
+    static constexpr uint64_t lag = slots, probed_at = lag, known_at = 2 * lag;
+
+    struct Tried {
+        Learner *learner = nullptr;
+        Learner::Choice choice;
+        uint8_t operation = 0;
+        int root = -1;
+        bool small = false;
+        uint32_t calls = 1;
+    };
+    // Operations of one kind and size.
+    struct Class {
+        Class(const Methods &methods, bool are_long, const Learner::Nanoseconds &known_ns)
+            : methods(methods), learner(methods.count, 0, are_long, known_ns) {}
+        const Methods methods;
+        Learner learner;
+        uint32_t unseen = 0;  // calls since the last one from which it learns
+    };
+    static constexpr size_t size_classes = 48;
+
+    // One in so many calls is learned from, in the long run: the clock and the others' times cost 0.1 to 0.5 us.
+    static uint32_t seen_one_in(size_t bytes) {
+        return bytes <= (size_t{256} << 10) ? 32 : bytes <= (size_t{4} << 20) ? 4 : 1;
+    }
+    Class &class_of(const Request &request, size_t bytes, bool is_eager);
+    Learner::Nanoseconds known_for(const Methods &methods, const Known &kind) const;
+    Method follow(Class &of, const Request &request, size_t bytes, bool is_eager);
+
+    Tried &begin_call();
+    void probe();
+    void learn(uint64_t call);
+    uint64_t duration(const Tried &tried, uint64_t call) const;
+    uint64_t duration(int rank, uint64_t call) const;
+
+    const int size_, rank_;
+    Settings settings_ = Settings::of_process();
+    const std::vector<int> &pids_;
+    Identity *const identities_;
+    CallTimes *const call_times_;
+    const uint64_t mark_;  // what peers must find at its address
+    uint64_t calls_ = 0;   // from which it learns
+    int64_t begun_ns_ = 0;
+    bool active_ = false, timed_ = false;
+    bool can_read_ = false, streams_small_ = false;
+    std::array<Tried, CallTimes::kept> tried_{};
+    std::vector<Prior> priors_;
+    std::vector<std::unique_ptr<Class>> classes_;  // by operation, size, dtype and whether it is eager
+    std::unique_ptr<char[]> scratch_;
+};
+
+}  // namespace shm

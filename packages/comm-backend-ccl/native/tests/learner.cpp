@@ -1,0 +1,190 @@
+// Learners that are given durations: recorded ones, and such with noise, jumps and lies.
+
+#include "tuning/learner.hpp"
+#include "check.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <random>
+#include <vector>
+
+using namespace tests;
+using shm::Learner;
+
+namespace {
+
+// As many calls as a rank may be ahead of what it learns from.
+constexpr size_t lag = 8;
+
+// µs a call of each candidate: cached, streamed, and single copy or another number of stages.
+struct Machine {
+    const char *name;
+    std::vector<double> us;
+};
+
+// Intel Xeon (family 6, model 207), two virtual cores: measured with CCL_SHARED_MEMORY_TRANSFER.
+// "synthetic": EPYC 9004 between two complexes, from the figures of decision 11.
+const std::vector<Machine> machines{
+    {"Xeon, all_reduce of 256 KiB", {31.5, 56.9, 52.5}},
+    {"Xeon, all_reduce of 1 MiB", {123.6, 161.8, 220.7}},
+    {"Xeon, all_gather of 1 MiB, hot", {100.6, 125.8, 60.7}},
+    {"Xeon, float16 all_reduce of 1 MiB", {141, 202.7, 215.2}},
+    {"Xeon, all_reduce of 64 MiB", {11900, 13900, 15800}},
+    {"EPYC within a complex, all_reduce of 1 MiB", {59, 115, 75}},
+    {"EPYC between complexes, synthetic, 64 KiB", {31, 6, 11}},
+    {"EPYC between complexes, synthetic, 1 MiB", {486, 87, 120}},
+    {"EPYC between complexes, synthetic, 64 MiB", {30900, 9000, 12000}},
+    {"two that are alike", {100, 101, 140}},
+};
+
+class Noise {
+public:
+    Noise(uint64_t seed, double sigma) : random_(seed), normal_(0, sigma) {}
+    // Sometimes a call is interrupted, for any time.
+    double of(double us) {
+        const double interrupted = uniform_(random_) < 0.02 ? us * 20 * uniform_(random_) : 0;
+        return us * std::exp(normal_(random_)) + interrupted;
+    }
+
+private:
+    std::mt19937_64 random_;
+    std::normal_distribution<double> normal_;
+    std::uniform_real_distribution<double> uniform_{0, 1};
+};
+
+struct Run {
+    double calls_us = 0, trials_us = 0;  // of trials, what they took more than the best
+    std::vector<int> chosen;
+};
+
+// `times(call)` are the times of the candidates at that call; `seen(call, us)` is what the learner is told of it.
+template <class Times, class Seen>
+Run simulate(Learner &learner, size_t calls, const Times &times, const Seen &seen, Noise &noise) {
+    std::deque<std::pair<Learner::Choice, double>> under_way;
+    Run run;
+    for (size_t call = 0; call < calls; ++call) {
+        if (under_way.size() == lag) {
+            const auto &[choice, us] = under_way.front();
+            learner.observe(choice, static_cast<uint64_t>(seen(call - lag, us) * 1000));
+            under_way.pop_front();
+        }
+        const Learner::Choice choice = learner.next();
+        const std::vector<double> &us = times(call);
+        run.calls_us += us[choice.candidate];
+        run.trials_us +=
+            choice.tries ? std::max(0.0, us[choice.candidate] - us[static_cast<size_t>(learner.best())]) : 0;
+        run.chosen.push_back(choice.candidate);
+        under_way.emplace_back(choice, noise.of(us[choice.candidate]));
+    }
+    for (const auto &[choice, us] : under_way) {
+        learner.observe(choice, static_cast<uint64_t>(seen(calls, us) * 1000));
+    }
+    return run;
+}
+
+double as_it_was(size_t, double us) { return us; }
+
+}  // namespace
+
+TEST(learner_finds_the_fastest) {
+    for (const Machine &machine : machines) {
+        for (int first = 0; first < 3; ++first) {
+            for (const double sigma : {0.02, 0.1, 0.2}) {
+                Noise noise(options.seed + static_cast<uint64_t>(first), sigma);
+                Learner learner(3, first);
+                const auto times = [&](size_t) -> const std::vector<double> & { return machine.us; };
+                simulate(learner, 4000, times, as_it_was, noise);
+                const uint32_t changes = learner.changes();
+                const Run steady = simulate(learner, 20000, times, as_it_was, noise);
+                const double best = *std::min_element(machine.us.begin(), machine.us.end());
+                const double found = machine.us[static_cast<size_t>(learner.best())];
+                CHECK(found <= 1.05 * best, machine.name << ", noise " << sigma << ", begun with " << first
+                                                         << ": ends with " << found << " instead of " << best << " us");
+                CHECK(learner.changes() - changes <= 20,
+                      machine.name << ", noise " << sigma << ": " << learner.changes() - changes << " changes");
+                const double spent = steady.trials_us / steady.calls_us;
+                CHECK(spent < 0.01, machine.name << ", noise " << sigma << ": learning took " << 100 * spent << " %");
+            }
+        }
+    }
+}
+
+// The hypervisor moves the cores, again and again.
+TEST(learner_follows_the_cores) {
+    const std::vector<double> near{59, 115, 75}, far{486, 87, 120};
+    Noise noise(options.seed, 0.1);
+    Learner learner(3);
+    bool is_far = false;
+    const auto times = [&](size_t) -> const std::vector<double> & { return is_far ? far : near; };
+    for (int turn = 0; turn < 10; ++turn, is_far = !is_far) {
+        const uint32_t changes = learner.changes();
+        simulate(learner, 5000, times, as_it_was, noise);
+        CHECK(learner.best() == (is_far ? 1 : 0), "turn " << turn << ": " << learner.best());
+        CHECK(learner.changes() - changes <= 3, "turn " << turn << ": " << learner.changes() - changes << " changes");
+    }
+}
+
+// What one call says does not matter, whatever it says; nor does it that nothing is said.
+TEST(learner_survives_lies) {
+    const std::vector<double> us{59, 115, 75};
+    const auto times = [&](size_t) -> const std::vector<double> & { return us; };
+    std::mt19937_64 random(options.seed);
+    const auto lying = [&](size_t, double real) {
+        const uint64_t drawn = random() % 10;
+        return drawn == 0 ? 0.0 : drawn == 1 ? 1e-3 : drawn == 2 ? 1e9 : real;
+    };
+    Noise noise(options.seed, 0.05);
+    Learner learner(3, 1);
+    simulate(learner, 20000, times, lying, noise);
+    CHECK(learner.best() == 0, "ends with " << learner.best());
+    Learner unheard(3, 1);
+    const Run run = simulate(unheard, 5000, times, [](size_t, double) { return 0.0; }, noise);
+    CHECK(unheard.changes() == 0 && unheard.best() == 1, "changed without a reason to " << unheard.best());
+    CHECK(std::count(run.chosen.begin(), run.chosen.end(), 1) > 4900, "tried without end");
+}
+
+// Ranks that learn from the same durations choose alike at every call.
+TEST(learners_choose_alike) {
+    const std::vector<double> us{59, 61, 60};
+    const auto times = [&](size_t) -> const std::vector<double> & { return us; };
+    Noise noise(options.seed, 0.3), again(options.seed, 0.3);
+    Learner one(3), other(3);
+    const Run first = simulate(one, 50000, times, as_it_was, noise);
+    const Run second = simulate(other, 50000, times, as_it_was, again);
+    CHECK(first.chosen == second.chosen, "they differ");
+    CHECK(one.changes() <= 50, "it changed " << one.changes() << " times in 50,000 calls");
+}
+
+// A profile of the host: nothing is tried while calls take as long as it says, and what it has wrong is corrected.
+TEST(learner_starts_from_what_is_known) {
+    for (const Machine &machine : machines) {
+        Learner::Nanoseconds known{};
+        for (size_t one = 0; one < 3; ++one) {
+            known[one] = static_cast<uint64_t>(machine.us[one] * 1000);
+        }
+        const auto times = [&](size_t) -> const std::vector<double> & { return machine.us; };
+        const double best = *std::min_element(machine.us.begin(), machine.us.end());
+        Noise noise(options.seed, 0.1);
+        Learner true_one(3, 0, false, known);
+        CHECK(true_one.has_settled() && machine.us[static_cast<size_t>(true_one.best())] == best, machine.name);
+        const Run run = simulate(true_one, 300, times, as_it_was, noise);
+        CHECK(std::count(run.chosen.begin(), run.chosen.end(), true_one.best()) == 300, machine.name << ": it tried");
+
+        std::swap(known[0], known[1]);
+        Learner misled(3, 0, false, known);
+        simulate(misled, 6000, times, as_it_was, noise);
+        const double found = machine.us[static_cast<size_t>(misled.best())];
+        CHECK(found <= 1.05 * best, machine.name << ", misled: ends with " << found << " instead of " << best << " us");
+
+        for (uint64_t &ns : known) {
+            ns *= 10;
+        }
+        Learner outdated(3, 0, false, known);
+        simulate(outdated, 6000, times, as_it_was, noise);
+        const double late = machine.us[static_cast<size_t>(outdated.best())];
+        CHECK(late <= 1.05 * best, machine.name << ", outdated: ends with " << late << " instead of " << best << " us");
+    }
+    Learner in_part(3, 0, false, {1000, 0, 3000});
+    CHECK(!in_part.has_settled(), "it takes what is not known for known");
+}

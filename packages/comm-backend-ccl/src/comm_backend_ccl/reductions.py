@@ -1,0 +1,82 @@
+"""Reductions for callers that come through ``torch.distributed``, whatever the engine lacks.
+
+Calls through this project's own API never get here: ``comm_collectives.reduction`` does the same over any backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from comm_backend_ccl.communicator import Communicator
+from comm_backend_ccl.work import CclWork
+from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.folding import fold
+from comm_utils.torch_support.reduction_encoding import Encoding, encoding_for
+
+__all__ = ["all_reduce", "reduce", "reduce_scatter"]
+
+
+def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp) -> CclWork:
+    """Reduce ``tensor``, contiguous, in place."""
+    encoding = encoding_for("all_reduce", op, tensor.dtype, communicator.capabilities)
+    elements = tensor.view(-1)
+    wire = encoding.encode(elements)
+    if encoding.native:
+        return communicator.all_reduce(wire, encoding.op, True).then(_decoder(encoding, wire, elements, communicator))
+    parts = wire.new_empty(communicator.size, wire.numel())
+    work = communicator.all_gather(_bytes(parts), _bytes(wire), True)
+    return work.then(_folder(encoding, parts, elements, communicator))
+
+
+def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: ReduceOp) -> CclWork:
+    """Reduce into ``tensor``, contiguous, of ``root``."""
+    encoding = encoding_for("reduce", op, tensor.dtype, communicator.capabilities)
+    elements = tensor.view(-1)
+    wire = encoding.encode(elements)
+    is_root = communicator.rank == root
+    if encoding.native:
+        work = communicator.reduce(wire, root, encoding.op, True)
+        return work.then(_decoder(encoding, wire, elements, communicator)) if is_root else work
+    parts = wire.new_empty(communicator.size, wire.numel()) if is_root else None
+    work = communicator.gather(None if parts is None else _bytes(parts), _bytes(wire), root, True)
+    return work if parts is None else work.then(_folder(encoding, parts, elements, communicator))
+
+
+def reduce_scatter(communicator: Communicator, output: torch.Tensor, input: torch.Tensor, op: ReduceOp) -> CclWork:
+    """Overwrite ``output`` with this rank's part of the reduced ``input``, both contiguous."""
+    encoding = encoding_for("reduce_scatter", op, output.dtype, communicator.capabilities)
+    elements = output.view(-1)
+    wire = encoding.encode(input.view(-1))
+    part = wire.numel() // communicator.size
+    if encoding.native:
+        received = encoding.encode(elements) if encoding.shares else wire.new_empty(part)
+        work = communicator.reduce_scatter(received, wire, encoding.op, True)
+        return work.then(_decoder(encoding, received, elements, communicator))
+    parts = wire.new_empty(communicator.size, part)
+    work = communicator.all_to_all(_bytes(parts), _bytes(wire), watched=True)
+    return work.then(_folder(encoding, parts, elements, communicator))
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _decoder(
+    encoding: Encoding, wire: torch.Tensor, elements: torch.Tensor, communicator: Communicator
+) -> Callable[[], None] | None:
+    decode = encoding.decode
+    return None if decode is None else lambda: decode(wire, elements, communicator.size)
+
+
+def _folder(
+    encoding: Encoding, parts: torch.Tensor, elements: torch.Tensor, communicator: Communicator
+) -> Callable[[], None]:
+    def finish() -> None:
+        total = encoding.encode(elements) if encoding.shares else parts.new_empty(parts.shape[1])
+        fold(parts, encoding.op, total)
+        if encoding.decode is not None:
+            encoding.decode(total, elements, communicator.size)
+
+    return finish

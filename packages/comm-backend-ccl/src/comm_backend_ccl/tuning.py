@@ -1,0 +1,123 @@
+"""Measurement of the methods of moving data by a group in shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from comm_backend_ccl import host_profile, shared_communicator
+from comm_backend_ccl.shared_communicator import SharedCommunicator
+from comm_backend_ccl.tables import Operation
+from comm_backend_ccl.work import CclWork
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["QUICK", "THOROUGH", "Effort", "measure", "tune"]
+
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+class Effort(NamedTuple):
+    """The sizes and dtypes to measure.
+
+    Attributes:
+        sizes_bytes: of one rank's input, in ascending order.
+        dtypes: of reductions; what only moves data is measured with the first.
+        limit_s: once calls have taken so long, no more is measured.
+    """
+
+    sizes_bytes: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+    limit_s: float
+
+
+QUICK = Effort((64 * _KIB, 256 * _KIB, _MIB, 4 * _MIB), (torch.float32,), 0.25)
+THOROUGH = Effort(tuple((16 * _KIB) << step for step in range(13)), (torch.float32, torch.bfloat16), 60.0)
+
+
+class _Buffers(NamedTuple):
+    """``input`` has the size that is measured; ``gathered`` is as many times as large as there are ranks."""
+
+    input: torch.Tensor
+    gathered: torch.Tensor
+    part: torch.Tensor
+
+
+_Start = Callable[[SharedCommunicator, _Buffers], CclWork]
+_REDUCTIONS: dict[Operation, _Start] = {
+    Operation.ALL_REDUCE: lambda group, data: group.all_reduce(data.input, ReduceOp.SUM),
+    Operation.REDUCE: lambda group, data: group.reduce(data.input, 0, ReduceOp.SUM),
+    Operation.REDUCE_SCATTER: lambda group, data: group.reduce_scatter(data.part, data.input, ReduceOp.SUM),
+}
+_MOVEMENTS: dict[Operation, _Start] = {
+    Operation.BROADCAST: lambda group, data: group.broadcast(data.input, 0),
+    Operation.ALL_GATHER: lambda group, data: group.all_gather(data.gathered, data.input),
+    Operation.ALL_TO_ALL_V: lambda group, data: group.all_to_all(data.gathered[: data.input.numel()], data.input),
+}
+# Calls between two looks at whether all methods were compared, and after which that is given up.
+_CALLS, _MOST_CALLS = 12, 600
+
+
+def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[str, int], None] | None = None) -> None:
+    """Call the group's operations until it has compared its methods for each size; all ranks call this alike.
+
+    ``communicator.methods()`` has the result. All ranks stop at the same call, as they go by what the group has
+    learned, which is the same everywhere.
+
+    Args:
+        seen: called with the name of an operation and the size in bytes before each.
+
+    Raises:
+        PeerLostError: a rank ended meanwhile.
+        CommTimeoutError: a rank did not take part.
+    """
+    spent_ns = 0
+    for size_bytes in effort.sizes_bytes:
+        for dtype in effort.dtypes:
+            elements = size_bytes // dtype.itemsize // communicator.size * communicator.size
+            data = _Buffers(
+                torch.zeros(elements, dtype=dtype),
+                torch.zeros(elements * communicator.size, dtype=dtype),
+                torch.zeros(elements // communicator.size, dtype=dtype),
+            )
+            operations = _REDUCTIONS if dtype.itemsize == 2 else _REDUCTIONS | _MOVEMENTS
+            for operation, start in operations.items():
+                name = operation.name.lower()
+                if spent_ns >= effort.limit_s * 1e9:
+                    return
+                if seen is not None:
+                    seen(name, size_bytes)
+                spent_ns += _compare_methods(
+                    communicator, name, dtype.itemsize == 2, partial(start, communicator, data)
+                )
+
+
+def _compare_methods(communicator: SharedCommunicator, name: str, narrow: bool, start: Callable[[], CclWork]) -> int:
+    """Return the nanoseconds that the calls took at most, by what the group has learned of them."""
+
+    def learned() -> list[dict[str, Any]]:
+        return [row for row in communicator.methods() if row["operation"] == name and row["narrow"] == narrow]
+
+    before = {(row["least_bytes"], row["eager"]) for row in learned()}
+    calls = 0
+    rows: list[dict[str, Any]] = []
+    while calls < _MOST_CALLS and not (rows and all(row["settled"] for row in rows)):
+        for _ in range(_CALLS):
+            start().wait()
+        calls += _CALLS
+        rows = [row for row in learned() if (row["least_bytes"], row["eager"]) not in before]
+    return calls * max((ns for row in rows for ns in row["typical_ns"].values()), default=0)
+
+
+def tune(seen: Callable[[str, int], None] | None = None) -> bool:
+    """Measure thoroughly with the world and keep the result, see ``comm_utils.kernels.tune_transfers``."""
+    world = next((one for one in shared_communicator.open_groups() if one.is_world), None)
+    if world is None or world.size < 2:
+        return False
+    world.start_from([])
+    measure(world, THOROUGH, seen)
+    if world.rank == 0:
+        host_profile.store(world.size, host_profile.rows_of(world.methods()), "commctl tune")
+    return True
