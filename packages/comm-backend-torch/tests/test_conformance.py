@@ -24,4 +24,4 @@ class TestNccl(BackendConformance):
     backend_class = TorchBackend
     backend = "cpu:gloo,cuda:nccl"
     device = "cuda"
-    world_sizes = (1,)  # one rank a device
+    world_sizes = tuple(range(1, max(2, torch.cuda.device_count() + 1)))  # one rank a device

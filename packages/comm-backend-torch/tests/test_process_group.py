@@ -2,11 +2,12 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch.distributed as c10d
 from torch.distributed import HashStore, TCPStore
 
 from comm_backend_torch import provider
 from comm_backend_torch.capabilities import capabilities_of
-from comm_utils import BackendUnavailableError, CommTimeoutError, NotInitializedError, ReduceOp, Setup
+from comm_utils import BackendUnavailableError, CommTimeoutError, NotInitializedError, PeerLostError, ReduceOp, Setup
 from comm_utils.testing import run_ranks
 from comm_utils.torch_support.initialization import device_libraries
 
@@ -106,3 +107,20 @@ def test_every_library_states_its_availability() -> None:
     assert set(found) == {"gloo", "nccl", "mpi", "ucc", "xccl"}
     assert found["gloo"].usable
     assert torch.__version__ in found["gloo"].reason
+
+
+def leave_while_others_join() -> str:
+    store, rank, world_size = next(c10d.rendezvous("env://"))
+    if rank == 0:
+        store.wait(["about to join"])
+        return ""  # and its store with it
+    store.set("about to join", "")
+    with pytest.raises(PeerLostError) as caught:
+        provider.initialize(Setup("gloo", rank, world_size, store, timedelta(seconds=30)))
+    return str(caught.value)
+
+
+def test_a_rank_that_leaves_during_the_start_is_no_timeout() -> None:
+    for _ in range(3):
+        _, found = run_ranks(leave_while_others_join, 2, timeout_s=60)
+        assert found.startswith("rank 1 of 2: another rank ended or gave up while the gloo world group was created")

@@ -31,6 +31,7 @@ _GLOO = Capabilities(
     reductions=_pairs(_ARITHMETIC, (*_FLOATS, *_INTEGERS)) | _pairs(_BITWISE, _INTEGERS),
     dtypes=frozenset((*_FLOATS, *_INTEGERS, torch.bool)),
     operations=PRIMITIVES - {"reduce_scatter_tensor"},
+    messages_of_any_dtype=True,
     any_source=True,
     tags=True,
 )
@@ -48,6 +49,7 @@ _FAKE = Capabilities(
     reductions=_pairs((*_ARITHMETIC, ReduceOp.AVG), _FLOATS) | _pairs((*_ARITHMETIC, *_BITWISE), _INTEGERS),
     dtypes=_GLOO.dtypes,
     operations=PRIMITIVES,
+    messages_of_any_dtype=True,
     any_source=True,
     tags=True,
     preserving_reduce=True,

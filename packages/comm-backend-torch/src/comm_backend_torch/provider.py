@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from comm_backend_torch import bindings
 from comm_backend_torch.backend import TorchBackend
 from comm_utils.backend import Availability, Setup
 from comm_utils.torch_support import initialization
@@ -13,12 +14,12 @@ __all__ = ["adopt", "adopts", "availability", "initialize"]
 
 def availability() -> Mapping[str, Availability]:
     """See ``BackendProvider.availability``."""
-    return initialization.availability()
+    return {**initialization.availability(), **bindings.availability()}
 
 
 def initialize(setup: Setup) -> TorchBackend:
     """See ``BackendProvider.initialize``."""
-    initialization.initialize(setup)
+    initialization.initialize(bindings.activate(setup))
     return TorchBackend(setup.timeout)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch.distributed as c10d
 
-from comm_utils.errors import ArgumentTypeError, CommTimeoutError
+from comm_utils.errors import CommTimeoutError
+from comm_utils.given import seconds_to_wait
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
 
@@ -31,14 +32,6 @@ Translate = Callable[[BaseException], BaseException]
 def left(end: float) -> timedelta:
     """Return how long it is until ``end``, as c10d accepts it."""
     return max(SHORTEST_TIMEOUT, timedelta(seconds=end - time.monotonic()))
-
-
-def _seconds(timeout: float | timedelta) -> float:
-    if isinstance(timeout, timedelta):
-        return timeout.total_seconds()
-    if not isinstance(timeout, (int, float)):
-        raise ArgumentTypeError(f"wait: timeout: got {timeout!r:.60}; expected seconds or a timedelta, or None")
-    return float(timeout)
 
 
 class TorchWork:
@@ -59,7 +52,7 @@ class TorchWork:
         self._failure: BaseException | None = None
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        limit_s = None if timeout is None else _seconds(timeout)
+        limit_s = None if timeout is None else seconds_to_wait(timeout)
         if self._failure is not None:
             raise self._failure
         if limit_s is not None:
@@ -158,17 +151,16 @@ class PolledWork(TorchWork):
             self._done.set()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        if timeout is not None:
-            timeout = _seconds(timeout)
+        limit_s = None if timeout is None else seconds_to_wait(timeout)
         if self._done.is_set():
             pass  # gloo would wait for one more message
-        elif timeout is None and self._waiter is None:
+        elif limit_s is None and self._waiter is None:
             try:
                 super().wait()
             finally:
                 self._done.set()
-        elif not self._watch().wait(timeout):
-            raise _still_under_way(timeout)  # type: ignore[arg-type]
+        elif not self._watch().wait(limit_s):
+            raise _still_under_way(limit_s or 0.0)
         if self._failure is not None:
             raise self._failure
         return True

@@ -153,7 +153,21 @@ class CclConfig(LibraryConfig):
         default=None,
         description="CCL_SHARED_MEMORY: ranks of one host share memory; off, they use oneCCL. Not oneCCL's own.",
     )
-    kernels: Annotated[Literal["avx512", "avx2", "portable"], BeforeValidator(lower_case)] | None = Field(
+    shared_memory_transfer: (
+        Annotated[Literal["cached", "streamed", "single_copy"], BeforeValidator(lower_case)] | None
+    ) = Field(
+        default=None,
+        description="CCL_SHARED_MEMORY_TRANSFER: the only way of moving data in shared memory. Not oneCCL's own.",
+    )
+    shared_memory_learning: bool | None = Field(
+        default=None,
+        description="CCL_SHARED_MEMORY_LEARNING: groups measure which way is the fastest. Not oneCCL's own.",
+    )
+    shared_memory_profile: Text | None = Field(
+        default=None,
+        description="CCL_SHARED_MEMORY_PROFILE: file of the host's measurements; 0 is none. Not oneCCL's own.",
+    )
+    kernels: Annotated[Literal["avx512", "avx2", "neon", "portable"], BeforeValidator(lower_case)] | None = Field(
         default=None,
         description="CCL_KERNELS: instructions for reductions in shared memory. Not oneCCL's own.",
     )

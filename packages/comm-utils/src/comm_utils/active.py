@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from typing import TYPE_CHECKING
 
 from comm_utils.errors import NotInitializedError
@@ -17,6 +18,8 @@ __all__ = ["activate", "active_backend", "deactivate", "how_to_initialize", "is_
 
 def how_to_initialize() -> str:
     """Return what to call to set up communication, of the packages that are installed here."""
+    if sys.meta_path is None:  # the interpreter ends, and imports nothing any more
+        return "the process is ending: communicate earlier, and initialise that"
     if importlib.util.find_spec("comm_orchestrator") is not None:
         return "call comm_orchestrator.init_distributed()"
     providers = sorted(entry.value.replace(":", ".") for entry in entry_points("comm_utils.backends"))

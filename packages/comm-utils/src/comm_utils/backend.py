@@ -70,6 +70,7 @@ class Capabilities:
     Attributes:
         reductions: pairs of operation and dtype that it reduces itself, correctly.
         dtypes: those it moves as they are; all others travel as bytes.
+        messages_of_any_dtype: ``send`` and ``recv`` move every dtype as it is.
         operations: names of rows in :mod:`comm_utils.operations` that it serves; the others are composed of these.
         any_source: ``recv(src=None)`` works.
         tags: point-to-point tags other than 0 work.
@@ -79,6 +80,7 @@ class Capabilities:
     reductions: frozenset[tuple[ReduceOp, torch.dtype]]
     dtypes: frozenset[torch.dtype]
     operations: frozenset[str]
+    messages_of_any_dtype: bool = False
     any_source: bool = False
     tags: bool = False
     preserving_reduce: bool = False

@@ -19,6 +19,11 @@ class _Rank:
     text = ""
 
 
+class _Own:
+    #: The level that :func:`show_on_stderr` has set.
+    level = logging.NOTSET
+
+
 def remember_rank(rank: int | None) -> None:
     """Put ``[rank N]`` in front of what this process logs from now on; None takes it off."""
     _Rank.text = "" if rank is None else f"[rank {rank}] "
@@ -60,8 +65,10 @@ def show_on_stderr(level: int = logging.INFO) -> None:
     for handler in logger.handlers:
         if isinstance(handler, _Stderr):
             handler.setLevel(level)
-    if logger.level == logging.NOTSET:
+    # A level that the program has set stays.
+    if logger.level == logging.NOTSET or (logger.level == _Own.level and level < logger.level):
         logger.setLevel(level)
+        _Own.level = level
 
 
 def is_shown_on_stderr() -> bool:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any
 
 from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
 
 __all__ = ["ReduceOp", "parse_reduce_op"]
 
@@ -55,7 +56,7 @@ def parse_reduce_op(op: object, call: str = "") -> ReduceOp:
     if found is None:
         near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, _BY_NAME, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ArgumentError(f"{where}: got {op!r}; expected one of {_NAMES}{hint}")
+        raise ArgumentError(f"{where}: got {shown(op)}; expected one of {_NAMES}{hint}")
     return found
 
 
@@ -72,6 +73,6 @@ def _name(op: object, where: str) -> str:
         return str(enumerator.name).lower()
     hint = "; give a group by name, group=..." if kind.__name__ == "ProcessGroup" else ""
     raise ArgumentTypeError(
-        f"{where}: got {op!r} of type {kind.__name__}; expected a ReduceOp, a torch.distributed.ReduceOp or one of "
-        f"{_NAMES}{hint}"
+        f"{where}: got {shown(op)} of type {kind.__name__}; expected a ReduceOp, a torch.distributed.ReduceOp or "
+        f"one of {_NAMES}{hint}"
     )

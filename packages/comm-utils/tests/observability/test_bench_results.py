@@ -120,6 +120,8 @@ def changed(**values: Any) -> str:
         (changed(time_us=float("inf")), "inf as 'time_us'"),
         (changed(rounds_us=[]), r"\[\] as 'rounds_us'"),
         (changed(count=True), "True as 'count'"),
+        (changed(time_us=10**400), "integer"),
+        (changed(count=10**400), "integer"),
         (changed(root=-2), "-2 as 'root'"),
         (changed(operation="allreduce"), "'allreduce' as 'operation'"),
         (changed(library=3), "3 as 'library'"),

@@ -131,6 +131,13 @@ def messages(provider: str, backend: str, device: str) -> None:
         assert up.recv(received, before) == before
         send.wait()
         assert torch.equal(received.cpu(), torch.full((n,), float(before)))
+    if world.capabilities.messages_of_any_dtype:
+        for dtype in (torch.int16, torch.complex64, torch.float8_e5m2):
+            send = up.isend(torch.full((2, 3), float(rank), device=device).to(dtype), after)
+            moved = torch.zeros(2, 3, device=device).to(dtype)
+            up.recv(moved, before)
+            send.wait()
+            assert torch.equal(moved.view(torch.uint8), torch.full((2, 3), float(before)).to(dtype).view(torch.uint8))
     received = torch.zeros(2, device=device)
     receive = up.irecv(received, before)
     assert not receive.is_completed()

@@ -22,7 +22,9 @@ _CLOSED_BY_TIMEOUT = re.compile(
     r"timed out (waiting|after)|timeout caused|wait timeout|operation timeout", re.IGNORECASE
 )
 _EXHAUSTED = re.compile(
-    r"too many open files|cannot allocate memory|bad_alloc|resource temporarily unavailable", re.IGNORECASE
+    r"too many open files|cannot allocate memory|bad_alloc|resource temporarily unavailable"
+    r"|start new thread",
+    re.IGNORECASE,
 )
 
 

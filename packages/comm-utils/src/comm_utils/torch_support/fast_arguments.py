@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from comm_utils.torch_support.plain_tensors import PlainTensors, plain_tensors
+from comm_utils.torch_support.plain_tensors import PlainTensors, is_intercepted, plain_tensors
 
 __all__ = ["Accept", "acceptance", "are_disjoint"]
 
@@ -50,7 +50,7 @@ def are_disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _nothing(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
-    return lambda: True
+    return lambda: not is_intercepted()
 
 
 def _one(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:

@@ -12,10 +12,19 @@ import torch.distributed as c10d
 from torch.distributed import distributed_c10d as internals
 
 from comm_utils.backend import Availability, Setup
-from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError
-from comm_utils.torch_support.failures import classify, summarize
+from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
+from comm_utils.process_limits import check_descriptors
+from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 
-__all__ = ["availability", "check_available", "device_libraries", "initialize", "timeout_of", "world_timeout"]
+__all__ = [
+    "availability",
+    "check_available",
+    "check_gloo_descriptors",
+    "device_libraries",
+    "initialize",
+    "timeout_of",
+    "world_timeout",
+]
 
 _NOT_BUILT = "this build of torch ({}) was made without {}"
 
@@ -45,9 +54,20 @@ def _built(library: str, available: bool, remedy: str) -> Availability:
 
 
 def device_libraries(backend: str) -> dict[str, str]:
-    """Parse ``"cpu:gloo,cuda:nccl"`` to ``{"cpu": "gloo", "cuda": "nccl"}``; a bare name stands for all its devices."""
-    if ":" in backend:
-        return dict(part.split(":", 1) for part in backend.lower().split(","))
+    """Parse ``"cpu:gloo,cuda:nccl"`` to ``{"cpu": "gloo", "cuda": "nccl"}``; a bare name stands for all its devices.
+
+    Raises:
+        BackendUnavailableError: it is neither of these forms, or names a device twice.
+    """
+    if ":" in backend or "," in backend:
+        pairs = [part.partition(":") for part in backend.lower().split(",")]
+        found = {device: library for device, _, library in pairs}
+        if len(found) < len(pairs) or not all(found) or not all(found.values()):
+            raise BackendUnavailableError(
+                f"backend {backend!r} does not name one library for each device; expected a form such as "
+                "'cpu:gloo,cuda:nccl'"
+            )
+        return found
     name = backend.lower()
     devices = c10d.Backend.backend_capability.get(name, ["cpu"])
     return dict.fromkeys(devices, name)
@@ -62,7 +82,7 @@ def check_available(backend: str) -> None:
     known = availability()
     for name in device_libraries(backend).values():
         found = known.get(name)
-        if found is None and name not in c10d.Backend.backend_list:
+        if found is None and name.upper() not in c10d.Backend._plugins:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise BackendUnavailableError(
@@ -78,8 +98,10 @@ def initialize(setup: Setup) -> None:
     Raises:
         BackendUnavailableError: a library that ``setup.backend`` names cannot be had.
         CommTimeoutError: not every rank arrived in time.
+        PeerLostError: another rank ended meanwhile.
     """
     check_available(setup.backend)
+    check_gloo_descriptors(f"init_distributed: rank {setup.rank}", setup.backend, setup.world_size)
     try:
         c10d.init_process_group(
             backend=setup.backend,
@@ -89,13 +111,41 @@ def initialize(setup: Setup) -> None:
             timeout=setup.timeout,
             device_id=setup.device,
         )
-    except RuntimeError as error:
-        if isinstance(error, CommError) or classify(error) is None:
+    except (RuntimeError, MemoryError, OSError) as error:
+        if isinstance(error, CommError):
             raise
-        raise CommTimeoutError(
-            f"rank {setup.rank} of {setup.world_size}: not every rank joined the {setup.backend} world group in time "
-            f"({summarize(error)}); check that all {setup.world_size} processes run and can reach each other"
+        if is_exhausted(error):
+            raise BackendUnavailableError(
+                f"rank {setup.rank} of {setup.world_size}: the system refused what the {setup.backend} world group "
+                "needs; raise the limits of descriptors (ulimit -n) and of memory (ulimit -v) before the start "
+                f"[{summarize(error)}]"
+            ) from error
+        kind = classify(error)
+        if kind is None:
+            raise
+        happened = (
+            f"another rank ended or gave up while the {setup.backend} world group was created"
+            if kind is PeerLostError
+            else f"not every rank joined the {setup.backend} world group in time"
+        )
+        raise kind(
+            f"rank {setup.rank} of {setup.world_size}: {happened} ({summarize(error)}); check that all "
+            f"{setup.world_size} processes run and can reach each other, and what they printed"
         ) from error
+
+
+# Of a group of gloo, beside one for each member, with some to spare for what the program opens meanwhile.
+_GLOO_DESCRIPTORS = 8
+
+
+def check_gloo_descriptors(who: str, backend: str, world_size: int) -> None:
+    """Check that this process may open what a group of gloo needs: it connects every rank to every other.
+
+    Raises:
+        BackendUnavailableError: it may not; names the limit.
+    """
+    if "gloo" in device_libraries(backend).values():
+        check_descriptors(who, _GLOO_DESCRIPTORS + world_size)
 
 
 def world_timeout() -> timedelta | None:

@@ -10,13 +10,34 @@ import torch
 from comm_utils import kernels
 from comm_utils.fast_path import FastPath
 
-__all__ = ["PlainTensors", "first_to_accept", "missing_storage", "plain_tensors", "present"]
+__all__ = [
+    "TRANSFORMS",
+    "PlainTensors",
+    "first_to_accept",
+    "is_intercepted",
+    "missing_storage",
+    "plain_tensors",
+    "present",
+]
 
 #: Return whether all of some objects are plain tensors of one dtype on one device.
 PlainTensors: TypeAlias = Callable[[Sequence[object]], bool]
 
+_count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_is_traced: Callable[[], bool] = torch._C._is_tracing
+_includes: Callable[[torch._C.DispatchKey], bool] = torch._C._dispatch_tls_is_dispatch_key_included
+#: The dispatch key that is included on a thread within a transform of ``torch.func``.
+TRANSFORMS = torch._C.DispatchKey.FuncTorchDynamicLayerFrontMode
 # What the accessors of tensors without memory of their own raise, under vmap and for mkldnn among others.
 _NO_ACCESS = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+def is_intercepted() -> bool:
+    """Return whether something takes over what torch does on this thread.
+
+    That is a dispatch mode such as FakeTensorMode, a transform of ``torch.func`` such as vmap, or ``torch.jit.trace``.
+    """
+    return bool(_count_modes() or _includes(TRANSFORMS) or _is_traced())
 
 
 def present(device_types: Iterable[str]) -> list[str]:
@@ -38,7 +59,8 @@ def plain_tensors(
 
     A plain tensor is exactly a ``torch.Tensor``, has elements, is contiguous, and its memory holds what the tensor
     means: it is not negated or conjugated lazily, nested, sparse, quantized, fake, wrapped by functorch or without
-    memory, and its storage has room for all of its elements.
+    memory, and its storage has room for all of its elements. None is plain while something takes over what
+    torch does (:func:`is_intercepted`).
 
     Args:
         dtypes: those that are accepted; neither complex nor quantized ones.
@@ -53,6 +75,8 @@ def plain_tensors(
 
     def are_plain(tensors: Sequence[object]) -> bool:
         dtype = device = None
+        if is_intercepted():
+            return False
         try:
             for tensor in tensors:
                 if type(tensor) is not kind:

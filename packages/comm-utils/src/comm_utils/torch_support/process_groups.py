@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from copy import copy
 from datetime import timedelta
@@ -21,8 +22,9 @@ from comm_utils.fast_path import FastPathCache
 from comm_utils.torch_support import group_state
 from comm_utils.torch_support.failures import classify, format_failure, is_exhausted, summarize
 from comm_utils.torch_support.gloo_workers import wait_until_idle
+from comm_utils.torch_support.group_agreement import agree
 from comm_utils.torch_support.group_state import GroupState
-from comm_utils.torch_support.initialization import check_available
+from comm_utils.torch_support.initialization import check_available, check_gloo_descriptors, device_libraries
 
 __all__ = ["SHORTEST_TIMEOUT", "ProcessGroups"]
 
@@ -71,6 +73,8 @@ class ProcessGroups:
         self._states: dict[ProcessGroup, GroupState] = {}
         self.fast_paths = FastPathCache()
         self._views: dict[str, Any] = {}
+        # Of making a group, by its name, which is free again after a refusal.
+        self._attempts: Counter[str] = Counter()
         _backends.add(self)
 
     def during(self: T, call: str, timeout: timedelta | None = None) -> T:
@@ -147,7 +151,7 @@ class ProcessGroups:
         self, shape: Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
     ) -> torch.Tensor:
         self._state(group)
-        return torch.empty(tuple(shape), dtype=dtype)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
     def check_group(self, group: ProcessGroup | None = None) -> None:
         state = self._state(group)
@@ -172,24 +176,44 @@ class ProcessGroups:
                 check_available(backend)
             except BackendUnavailableError as error:
                 raise BackendUnavailableError(f"new_group: {error}") from None
+        own_rank = internals._get_default_group().rank()
+        library = backend or internals._world.pg_map[internals._get_default_group()][0]
         limit = self._timeout if timeout is None else max(timeout, SHORTEST_TIMEOUT)
         try:
+            self._agree_on_descriptors(ranks, name, own_rank, library, limit)
             return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
+        except BackendUnavailableError:
+            raise
         except (RuntimeError, MemoryError) as error:
-            rank = internals._get_default_group().rank()
             if is_exhausted(error):
                 raise BackendUnavailableError(
-                    f"new_group on rank {rank}: the system refused what a group of {len(ranks)} ranks needs; destroy "
-                    "groups that are not used any more, or raise the limits of descriptors (ulimit -n) and of memory "
-                    f"(ulimit -v) [{summarize(error)}]"
+                    f"new_group on rank {own_rank}: the system refused what a group of {len(ranks)} ranks needs; "
+                    "destroy groups that are not used any more, or raise the limits of descriptors (ulimit -n) and of "
+                    f"memory (ulimit -v) [{summarize(error)}]"
                 ) from error
             kind = classify(error)
             if kind is None or isinstance(error, CommTimeoutError):
                 raise
             raise kind(
-                f"new_group on rank {rank}: not every rank of {list(ranks)} came to make the group; all of them "
+                f"new_group on rank {own_rank}: not every rank of {list(ranks)} came to make the group; all of them "
                 f"have to call new_group, and as often with these ranks [{summarize(error)}]"
             ) from error
+
+    def _agree_on_descriptors(
+        self, ranks: Sequence[int], name: str, own_rank: int, library: str, limit: timedelta | None
+    ) -> None:
+        """Refuse a group of gloo on all members if one of them cannot open what it needs."""
+        if "gloo" not in device_libraries(library).values():
+            return
+        refusal = None
+        try:
+            check_gloo_descriptors(f"new_group: rank {own_rank}", library, len(ranks))
+        except BackendUnavailableError as error:
+            refusal = error
+        self._attempts[name] += 1
+        key = f"comm-ready/{name}/{self._attempts[name]}"
+        default = internals._get_default_timeout(internals.Backend("gloo"))
+        agree(self.get_store(), key, ranks, own_rank, refusal, limit or default)
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
         self._states.pop(self._state(group).pg)

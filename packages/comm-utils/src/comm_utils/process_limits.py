@@ -1,0 +1,80 @@
+"""Limits of this process that leave no room to communicate, found before a library fails in the middle of its start.
+
+gloo ends the process where a connection comes in and no descriptor is left for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from comm_utils.errors import BackendUnavailableError
+
+__all__ = ["check_address_space", "check_descriptors", "free_descriptors"]
+
+
+def check_descriptors(who: str, needed: int) -> None:
+    """Check that this process may open ``needed`` more files.
+
+    Args:
+        who: the call and the rank, for the message.
+
+    Raises:
+        BackendUnavailableError: it may not; names the limit and how to raise it.
+    """
+    free = free_descriptors()
+    if free is None or free >= needed:
+        return
+    raise BackendUnavailableError(
+        f"{who} can open {free} more files, the limit is {_limit('RLIMIT_NOFILE')}; expected {needed} at least: close "
+        "files and destroy groups that are not used any more, or raise the limit before the start (ulimit -n 4096, or "
+        "LimitNOFILE= of a service)"
+    )
+
+
+def free_descriptors() -> int | None:
+    """Return how many more files this process may open; None where that is unlimited or not known."""
+    limit = _limit("RLIMIT_NOFILE")
+    if limit is None:
+        return None
+    try:
+        return max(0, limit - len(os.listdir("/proc/self/fd")) + 1)  # one was for listing them
+    except FileNotFoundError:  # no Linux
+        return None
+    except OSError:  # no descriptor for listing them
+        return 0
+
+
+def check_address_space(who: str, needed_mib: int) -> None:
+    """Check that this process may map ``needed_mib`` MiB more.
+
+    Args:
+        who: the call and the rank, for the message.
+
+    Raises:
+        BackendUnavailableError: it may not; names the limit and how to raise it.
+    """
+    limit = _limit("RLIMIT_AS")
+    if limit is None:
+        return
+    with contextlib.suppress(OSError):
+        mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        free_mib = max(0, limit - mapped) >> 20
+        if free_mib < needed_mib:
+            raise BackendUnavailableError(
+                f"{who} can map {free_mib} MiB more, the limit of its address space is {limit >> 20} MiB; expected "
+                f"{needed_mib} MiB at least: raise the limit before the start (ulimit -v unlimited, or LimitAS= of a "
+                "service)"
+            )
+
+
+def _limit(name: str) -> int | None:
+    """Return a limit of this process by its name in ``resource``; None where it has none."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    soft = resource.getrlimit(getattr(resource, name))[0]
+    return None if soft == resource.RLIM_INFINITY else int(soft)

@@ -1,0 +1,168 @@
+"""Encodings: reductions that carry those that a backend does not provide, or computes wrongly.
+
+An :class:`Encoding` says what travels in place of a tensor's elements and how the result is read back. It depends on
+the operation, the dtype and the backend's capabilities alone, so every rank chooses the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from comm_utils.backend import Capabilities
+from comm_utils.errors import ArgumentError
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["Encoding", "encoding_for", "refusal"]
+
+_BITWISE = frozenset((ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR))
+_HALF = frozenset((torch.float16, torch.bfloat16))
+_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
+_COMPLEX = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+_SIGN_BIT = -(2**63)
+# In bytes of 0 and 1, what torch's bool arithmetic means: a sum is true where any is, a product where all are.
+_BOOL_OPS = {
+    ReduceOp.SUM: ReduceOp.MAX,
+    ReduceOp.BOR: ReduceOp.MAX,
+    ReduceOp.MAX: ReduceOp.MAX,
+    ReduceOp.PRODUCT: ReduceOp.MIN,
+    ReduceOp.BAND: ReduceOp.MIN,
+    ReduceOp.MIN: ReduceOp.MIN,
+    ReduceOp.BXOR: ReduceOp.BXOR,
+}
+_WIDER = {torch.int16: torch.int32, torch.uint16: torch.int32, torch.uint32: torch.int64}
+_INTEGERS = frozenset((torch.int8, torch.uint8, torch.int32, torch.int64, torch.uint64, *_WIDER))
+
+View = Callable[[torch.Tensor], torch.Tensor]
+Decode = Callable[[torch.Tensor, torch.Tensor, int], None]
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The dtype, reduce op and conversions that carry a reduction.
+
+    Attributes:
+        op: the operation on what travels.
+        encode: from the elements, (n,), to what travels, (m,); reads only.
+        shares: ``encode`` gives another view of the same memory, so that the result is already in place.
+        decode: ``decode(wire, elements, W)`` writes the result of W ranks; None where there is nothing to do.
+        native: the backend reduces this; otherwise ranks exchange what travels and reduce it themselves.
+    """
+
+    op: ReduceOp
+    encode: View
+    shares: bool
+    decode: Decode | None
+    native: bool
+
+    @property
+    def is_identity(self) -> bool:
+        """Return whether the elements travel as they are."""
+        return self.encode is _same and self.decode is None
+
+
+def encoding_for(call: str, op: ReduceOp, dtype: torch.dtype, capabilities: Capabilities) -> Encoding:
+    """Choose the encoding.
+
+    Raises:
+        ArgumentError: the dtype cannot be reduced with ``op``; names what can.
+    """
+    reason = refusal(op, dtype)
+    if reason is not None:
+        raise ArgumentError(f"{call}: {reason}")
+    return _choose(op, dtype, capabilities)
+
+
+def refusal(op: ReduceOp, dtype: torch.dtype) -> str | None:
+    """Return why no backend can reduce ``dtype`` with ``op``, and what can be done; None where they can."""
+    name = op.name.lower()
+    if dtype in _COMPLEX:
+        if op in (ReduceOp.SUM, ReduceOp.AVG):
+            return None
+        return f"op {name!r} is not defined for {dtype}; complex tensors can be reduced with 'sum' and 'avg'"
+    if dtype not in _FLOATS and dtype not in _INTEGERS and dtype != torch.bool:
+        return f"{dtype} tensors can be moved but not reduced; convert to torch.bfloat16 or torch.float32 first"
+    if op in _BITWISE and dtype in _FLOATS:
+        return f"op {name!r} is not defined for {dtype}; it needs an integer or bool tensor"
+    if op is ReduceOp.AVG and dtype not in _FLOATS:
+        return f"op 'avg' is not defined for {dtype}: an average is no integer; use 'sum', or convert to a float dtype"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _choose(op: ReduceOp, dtype: torch.dtype, capabilities: Capabilities) -> Encoding:
+    native = capabilities.reductions
+    if (op, dtype) in native:
+        return Encoding(op, _same, True, None, True)
+    if dtype in _COMPLEX:
+        return _over(torch.view_as_real, _choose(op, _COMPLEX[dtype], capabilities))
+    if op is ReduceOp.AVG:
+        if dtype in _HALF:
+            return _averaged(
+                Encoding(ReduceOp.SUM, _to(torch.float32), False, _convert, True), capabilities, torch.float32
+            )
+        return _averaged(_choose(ReduceOp.SUM, dtype, capabilities), capabilities, dtype)
+    if dtype == torch.bool:
+        wire_op = _BOOL_OPS[op]
+        return Encoding(wire_op, _as(torch.uint8), True, None, (wire_op, torch.uint8) in native)
+    if dtype in _WIDER:
+        wider = _WIDER[dtype]
+        return Encoding(op, _to(wider), False, _convert, (op, wider) in native)
+    if dtype == torch.uint64:
+        carried = (op, torch.int64) in native
+        if op in (ReduceOp.MIN, ReduceOp.MAX):
+            return Encoding(op, _flip_sign, False, _unflip_sign, carried)
+        return Encoding(op, _as(torch.int64), True, None, carried)
+    if dtype in _HALF and (op, torch.float32) in native:
+        return Encoding(op, _to(torch.float32), False, _convert, True)
+    return Encoding(op, _same, True, None, False)
+
+
+def _averaged(sum_: Encoding, capabilities: Capabilities, wire: torch.dtype) -> Encoding:
+    def decode(travelled: torch.Tensor, elements: torch.Tensor, W: int) -> None:
+        travelled.div_(W)
+        if sum_.decode is not None:
+            sum_.decode(travelled, elements, W)
+
+    return Encoding(sum_.op, sum_.encode, sum_.shares, decode, (ReduceOp.SUM, wire) in capabilities.reductions)
+
+
+def _over(view: View, inner: Encoding) -> Encoding:
+    """``inner`` applied to another view of the same memory."""
+
+    def encode(elements: torch.Tensor) -> torch.Tensor:
+        return inner.encode(view(elements).view(-1))
+
+    def decode(wire: torch.Tensor, elements: torch.Tensor, W: int) -> None:
+        assert inner.decode is not None
+        inner.decode(wire, view(elements).view(-1), W)
+
+    return Encoding(inner.op, encode, inner.shares, decode if inner.decode else None, inner.native)
+
+
+def _same(elements: torch.Tensor) -> torch.Tensor:
+    return elements
+
+
+def _to(dtype: torch.dtype) -> View:
+    return lambda elements: elements.to(dtype)
+
+
+def _as(dtype: torch.dtype) -> View:
+    return lambda elements: elements.view(dtype)
+
+
+def _convert(wire: torch.Tensor, elements: torch.Tensor, W: int) -> None:
+    elements.copy_(wire)  # integers wrap around, floats round once
+
+
+def _flip_sign(elements: torch.Tensor) -> torch.Tensor:
+    # Order-preserving map from unsigned to signed.
+    return elements.view(torch.int64) ^ _SIGN_BIT
+
+
+def _unflip_sign(wire: torch.Tensor, elements: torch.Tensor, W: int) -> None:
+    torch.bitwise_xor(wire, _SIGN_BIT, out=elements.view(torch.int64))
