@@ -20,6 +20,9 @@ from hypothesis import strategies as st
 from comm_collectives.reduction import encoding_for, fold
 from comm_utils import ArgumentError, Capabilities, ReduceOp
 
+# torch says it once in a process, in whichever test that is.
+pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+
 OPS = [op for op in ReduceOp if op is not ReduceOp.UNUSED]
 BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 ARITHMETIC = (ReduceOp.SUM, ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX)
@@ -210,7 +213,6 @@ DEFINED = [(op, dtype) for op, dtype in product(OPS, REDUCIBLE) if is_defined(op
 REFUSED = [(op, dtype) for op, dtype in product(OPS, (*REDUCIBLE, *MOVED_ONLY)) if not is_defined(op, dtype)]
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize(
     "able",
     [LIKE_GLOO, LIKE_NCCL, NOTHING, WIDE_ONLY, SUMS_OF_FLOAT32],
@@ -223,7 +225,6 @@ def test_on_libraries_like_those_there_are(op: ReduceOp, dtype: torch.dtype, abl
     check(op, dtype, able, W=2, n=0, seed=0)
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(DEFINED), any_capabilities, st.integers(1, 5), st.integers(0, 9), st.integers(0, 1000))
 def test_on_any_library(pair: tuple[ReduceOp, torch.dtype], able: Capabilities, W: int, n: int, seed: int) -> None:

@@ -90,6 +90,59 @@ def test_ranks_on_different_kinds_of_devices_have_nothing_in_common_but_the_cpu(
     assert "not every rank computes on cuda" in choice.fall_back_reason
 
 
+BINDINGS = "oneccl_bindings_for_pytorch"
+
+
+@pytest.mark.parametrize(
+    ("named", "device_type", "ccl", "chosen"),
+    [
+        # By the name that they register: where comm-backend-ccl is not installed, or cannot be used.
+        ("ccl", "cpu", None, f"cpu:{BINDINGS}"),
+        ("ccl", "cpu", NO, f"cpu:{BINDINGS}"),
+        ("ccl", "cpu", YES, "ccl"),
+        ("ccl", "xpu", None, f"cpu:gloo,xpu:{BINDINGS}"),
+        # comm-backend-ccl serves no XPU.
+        ("cpu:gloo,xpu:ccl", "xpu", YES, f"cpu:gloo,xpu:{BINDINGS}"),
+        ("cpu:ccl", "cpu", YES, "cpu:ccl"),
+        ("cpu:ccl", "cpu", None, f"cpu:{BINDINGS}"),
+        # By their own.
+        (BINDINGS, "cpu", YES, f"cpu:{BINDINGS}"),
+        (f" {BINDINGS.upper()} ", "xpu", YES, f"cpu:gloo,xpu:{BINDINGS}"),
+        (f"xpu:{BINDINGS}", "xpu", None, f"xpu:{BINDINGS}"),
+        ("gloo", "cpu", None, "gloo"),
+    ],
+)
+def test_intels_bindings_by_name(
+    monkeypatch: pytest.MonkeyPatch, named: str, device_type: str, ccl: Availability | None, chosen: str
+) -> None:
+    found = {"gloo": YES, BINDINGS: YES} | ({} if ccl is None else {"ccl": ccl})
+    monkeypatch.setattr(selector, "available_backends", lambda: found)
+    assert selector.choose(named, device_type).backend == chosen
+
+
+def test_intels_bindings_are_chosen_on_xpus_without_xccl(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    both = {"gloo": YES, "ccl": YES, "xccl": YES, BINDINGS: YES}
+    assert agree(monkeypatch, [both] * 2, "xpu").backend == "cpu:gloo,xpu:xccl"
+    without = both | {"xccl": NO}
+    choice = agree(monkeypatch, [both, without], "xpu")
+    assert choice.backend == f"cpu:gloo,xpu:{BINDINGS}"
+    assert choice.reason == "the best on xpu without xccl"
+    with caplog.at_level(logging.WARNING, "comm"):
+        selector.warn_of_fall_back(choice, "xpu")
+    assert "is used instead of cpu:gloo,xpu:xccl: rank 1: backend 'xccl' cannot be used" in caplog.text
+    # Every rank needs them, and nothing chooses them for CPUs.
+    assert agree(monkeypatch, [without, {"gloo": YES, "xccl": NO}], "xpu").backend == "gloo"
+    assert agree(monkeypatch, [{"gloo": YES, BINDINGS: YES}] * 2).backend == "gloo"
+
+
+def test_intels_bindings_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selector, "available_backends", lambda: {"gloo": YES})
+    with pytest.raises(BackendUnavailableError, match=f"'{BINDINGS}' is not installed .*Intel has discontinued it"):
+        selector.choose(BINDINGS)
+
+
 def test_the_provider_of_torch_comes_last() -> None:
     assert list(selector._providers())[-1] == "torch"
 

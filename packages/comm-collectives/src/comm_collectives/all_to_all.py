@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from math import prod
+from typing import Literal, overload
 
 import torch
-from torch.distributed import ProcessGroup
 
 from comm_collectives import traced
+from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, splits
 from comm_collectives.collective import collective
-from comm_collectives.memory import StagingBuffer, as_bytes, contiguous_elements, copy_back, copy_if_overlapping
+from comm_collectives.memory import (
+    StagingBuffer,
+    as_bytes,
+    concatenate,
+    contiguous_elements,
+    copy_back,
+    copy_if_overlapping,
+    copyable,
+)
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
@@ -20,16 +28,49 @@ from comm_utils.errors import ArgumentError
 __all__ = ["all_to_all", "all_to_all_single"]
 
 
+@overload
+def all_to_all_single(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def all_to_all_single(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def all_to_all_single(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("output", "input", "output_split_sizes", "input_split_sizes"), compiled=traced.all_to_all_single)
 def all_to_all_single(
     output: torch.Tensor,
     input: torch.Tensor,
     output_split_sizes: Sequence[int] | None = None,
     input_split_sizes: Sequence[int] | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Send part r of ``input`` to rank r, and put what rank r sent into part r of ``output``.
 
@@ -68,14 +109,41 @@ def all_to_all_single(
     return deliver([work], copy_back([buffer]), output, async_op)
 
 
+@overload
+def all_to_all(
+    output_tensor_list: list[torch.Tensor],
+    input_tensor_list: list[torch.Tensor],
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def all_to_all(
+    output_tensor_list: list[torch.Tensor],
+    input_tensor_list: list[torch.Tensor],
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def all_to_all(
+    output_tensor_list: list[torch.Tensor],
+    input_tensor_list: list[torch.Tensor],
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("output_tensor_list", "input_tensor_list"))
 def all_to_all(
     output_tensor_list: list[torch.Tensor],
     input_tensor_list: list[torch.Tensor],
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Send entry r of ``input_tensor_list`` to rank r, and receive entry r of ``output_tensor_list`` from it.
 
@@ -96,12 +164,12 @@ def all_to_all(
     check_numel("all_to_all", name, output_tensor_list[rank], own, f"what this rank, {rank}, sends itself")
     sizes_out = [tensor.numel() for tensor in output_tensor_list]
     sizes_in = [tensor.numel() for tensor in input_tensor_list]
-    joined = torch.cat([contiguous_elements(tensor) for tensor in input_tensor_list])
+    joined = concatenate([copyable(contiguous_elements(tensor)) for tensor in input_tensor_list])
     received = joined.new_empty(sum(sizes_out))
 
     def finish() -> None:
         for output, part in zip(output_tensor_list, torch.split(received, sizes_out), strict=True):
-            output.detach().copy_(part.view(output.shape))
+            copyable(output.detach()).copy_(part.view(output.shape))
 
     work = _exchange(backend, received, joined, sizes_out, sizes_in, group, async_op)
     return deliver([work], finish, output_tensor_list, async_op)
@@ -113,7 +181,7 @@ def _exchange(
     sent: torch.Tensor,
     sizes_out: list[int],
     sizes_in: list[int],
-    group: ProcessGroup | None,
+    group: Group,
     async_op: bool,
 ) -> Work | None:
     native = backend.capabilities(group, sent.device.type).dtypes

@@ -11,9 +11,11 @@ from typing import Any, NoReturn
 
 from torch.compiler import is_dynamo_compiling
 
+from comm_collectives.arguments import as_flag
 from comm_collectives.keyword_errors import explain_call
 from comm_collectives.labels import labelled
 from comm_utils.errors import ArgumentTypeError
+from comm_utils.given import shown
 from comm_utils.operations.table import ROWS
 
 __all__ = ["ALIASES", "LABELS", "MISSING", "call_with", "refuse_incomplete"]
@@ -88,9 +90,9 @@ def call_with(
         if arguments.get(parameter) is not None:
             raise ArgumentTypeError(f"{name}: {key}: got it and another name of {parameter!r}; expected one of them")
         arguments[parameter] = value
-    log_name, prof = said.get("log_name"), bool(said.get("prof"))
+    log_name, prof = said.get("log_name"), as_flag(name, "prof", said.get("prof"))
     if log_name is not None and not isinstance(log_name, str):
-        raise ArgumentTypeError(f"{name}: log_name: got {log_name!r:.60}; expected a string")
+        raise ArgumentTypeError(f"{name}: log_name: got {shown(log_name)}; expected a string")
     # What torch.compile puts into a graph is not recorded, under whatever name.
     if (not prof and log_name is None) or is_dynamo_compiling():
         return function(**arguments)

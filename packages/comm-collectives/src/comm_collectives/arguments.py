@@ -6,23 +6,30 @@ Every message names the call, the argument, what was given, what was expected, a
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.distributed import GroupMember, ProcessGroup
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from comm_collectives.memory import is_dense, overlapping
 from comm_utils.active import active_backend, slot
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError, BrokenGroupError, NotInitializedError
+from comm_utils.given import LONGEST, shown
 from comm_utils.log import logger
-from comm_utils.torch_support.plain_tensors import missing_storage
+from comm_utils.torch_support.plain_tensors import TRANSFORMS, is_intercepted, missing_storage
 
 __all__ = [
+    "QUANTIZED",
     "active",
+    "as_flag",
     "as_timedelta",
     "check_dtype",
     "check_list",
@@ -37,8 +44,16 @@ __all__ = [
 ]
 
 _warned: set[str] = set()
-# A century. The libraries add a timeout in ns to the time of day, in 64 bits, which overflows in the year 2262.
-_LONGEST = timedelta(days=36_525)
+_MKLDNN: Any = torch._mkldnn  # type: ignore[attr-defined]
+QUANTIZED = frozenset((torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4))
+# NumPy's bool, by its names in both major releases.
+_BOOLS = ("bool", "bool_")
+_TRANSFORMED = (
+    "a tensor without memory of its own, as under torch.vmap or torch.func.grad; expected a tensor outside of these "
+    "functions"
+)
+# A copy of more than that cannot be made.
+_MEMORY_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def is_member(call: str, group: object, name: str = "group") -> bool:
@@ -85,6 +100,8 @@ def enter(call: str, group: ProcessGroup | None, timeout: float | timedelta | No
     """
     backend = slot.backend
     if is_member(call, group):
+        if is_intercepted():
+            _refuse_interception(call)
         try:
             backend.check_group(group)
         except (BrokenGroupError, NotInitializedError) as error:
@@ -94,6 +111,34 @@ def enter(call: str, group: ProcessGroup | None, timeout: float | timedelta | No
         _warned.add(call)
         logger.warning("%s: this rank is not a member of the group; the call does nothing", call)
     return None
+
+
+def _refuse_interception(call: str) -> None:
+    """Raise where torch only records what is done, or where new tensors have no memory; other modes only look on."""
+    if torch._C._is_tracing():
+        raise ArgumentError(
+            f"{call}: got called under torch.jit.trace, which cannot record it; trace what comes before and after, or "
+            "use torch.compile"
+        )
+    if torch._C._dispatch_tls_is_dispatch_key_included(TRANSFORMS):
+        raise ArgumentError(
+            f"{call}: got called under a transform such as torch.vmap or torch.func.grad, in which tensors have no "
+            "memory of their own; call it outside of these functions"
+        )
+    for mode in _get_current_dispatch_mode_stack():
+        if isinstance(mode, (FakeTensorMode, FunctionalTensorMode)):
+            raise ArgumentError(
+                f"{call}: got called under {type(mode).__name__}, in which new tensors have no memory of their own; "
+                "leave the mode before the call"
+            )
+
+
+def as_flag(call: str, name: str, value: Any) -> bool:
+    """``value`` as a bool, given as one, as an integer or as None."""
+    kind = type(value)
+    if value is None or isinstance(value, int) or (kind.__module__ == "numpy" and kind.__name__ in _BOOLS):
+        return bool(value)
+    raise ArgumentTypeError(f"{call}: {name}: got {describe(value)}; expected True or False")
 
 
 def check_tensor(
@@ -107,14 +152,21 @@ def check_tensor(
             raise ArgumentTypeError(
                 f"{call}: {name}: got a {type(value).__name__}; pass {name}.to_local(), this rank's part"
             )
+        if is_lazy(value):
+            raise ArgumentTypeError(
+                f"{call}: {name}: got an {type(value).__name__}, which has no shape yet; call the module once, or "
+                f"{name}.materialize(shape), before"
+            )
     if value.is_nested:
         raise ArgumentTypeError(f"{call}: {name}: got a nested tensor; pass the tensors in it one by one")
+    if value.layout is _MKLDNN:
+        raise ArgumentTypeError(f"{call}: {name}: got a tensor in the layout of MKL-DNN; pass {name}.to_dense()")
     if value.layout is not torch.strided:
         raise ArgumentTypeError(
             f"{call}: {name}: got a sparse tensor ({value.layout}); sparse tensors are not supported, pass "
             f"{name}.to_dense()"
         )
-    if value.is_quantized:
+    if value.is_quantized or value.dtype in QUANTIZED:
         raise ArgumentTypeError(
             f"{call}: {name}: got a quantized tensor ({value.dtype}); pass its int_repr(), scales apart"
         )
@@ -128,6 +180,8 @@ def check_tensor(
     _check_memory(call, name, value)
     if written:
         _check_writable(call, name, value)
+    elif not value.is_contiguous():
+        _check_copy(call, name, value)
 
 
 def _check_memory(call: str, name: str, tensor: torch.Tensor) -> None:
@@ -140,12 +194,9 @@ def _check_memory(call: str, name: str, tensor: torch.Tensor) -> None:
         missing = missing_storage(tensor)
         is_nowhere = missing is None and bool(tensor.numel()) and not tensor.data_ptr()
     except (NotImplementedError, RuntimeError, TypeError):  # tensors of functorch
-        raise ArgumentTypeError(
-            f"{call}: {name}: got a tensor without memory of its own, as under torch.vmap or torch.func.grad; expected "
-            "a tensor outside of these functions"
-        ) from None
+        raise ArgumentTypeError(f"{call}: {name}: got {_TRANSFORMED}") from None
     if is_nowhere and tensor.device.type != "meta":
-        raise ArgumentTypeError(f"{call}: {name}: got a tensor of zeros without memory; pass {name}.clone()")
+        raise ArgumentTypeError(f"{call}: {name}: got {_without_memory(name, tensor)}")
     if missing is not None:
         found, needed = missing
         place = f" at offset {tensor.storage_offset()}" if tensor.storage_offset() else ""
@@ -153,6 +204,27 @@ def _check_memory(call: str, name: str, tensor: torch.Tensor) -> None:
             f"{call}: {name}: got a storage of {found} bytes, but shape {tuple(tensor.shape)} of "
             f"{str(tensor.dtype).removeprefix('torch.')}{place} needs {needed}; resize the storage "
             f"({name}.untyped_storage().resize_({needed})) before the call, as FSDP does when it gathers parameters"
+        )
+
+
+def _without_memory(name: str, tensor: torch.Tensor) -> str:
+    """Describe a tensor that has elements at no address, and what to pass instead."""
+    kind = type(tensor).__name__
+    if kind == "AsyncCollectiveTensor":
+        return f"an {kind}, whose elements have not arrived; pass {name}.wait()"
+    if type(tensor) is not torch.Tensor:
+        return f"a {kind}, whose elements lie in tensors within it; pass these one by one"
+    if torch._is_functional_tensor(tensor):
+        return _TRANSFORMED
+    return f"a tensor of zeros without memory; pass {name}.clone()"
+
+
+def _check_copy(call: str, name: str, tensor: torch.Tensor) -> None:
+    """Check that there can be a copy of a tensor that is only read, where one has to be made."""
+    if tensor.device.type == "cpu" and tensor.nbytes > _MEMORY_BYTES:
+        raise ArgumentError(
+            f"{call}: {name}: got a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()}, whose "
+            f"contiguous copy needs {tensor.nbytes} bytes; expected at most {_MEMORY_BYTES}, which this host has"
         )
 
 
@@ -231,18 +303,18 @@ def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | No
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float, timedelta)):
-        raise ArgumentTypeError(f"{call}: timeout: got {timeout!r:.60}; expected seconds or a timedelta")
+        raise ArgumentTypeError(f"{call}: timeout: got {shown(timeout)}; expected seconds or a timedelta")
     try:
         limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     except (OverflowError, ValueError):  # no number, or more days than a timedelta counts
         limit = timedelta(0)
     if limit <= timedelta(0):
         raise ArgumentError(
-            f"{call}: timeout: got {timeout!r}; expected seconds or a timedelta of more than 0, and finite"
+            f"{call}: timeout: got {shown(timeout)}; expected seconds or a timedelta of more than 0, and finite"
         )
-    if limit > _LONGEST:
+    if limit > LONGEST:
         raise ArgumentError(
-            f"{call}: timeout: got {timeout!r}; expected at most {_LONGEST.days} days, which libraries can count"
+            f"{call}: timeout: got {shown(timeout)}; expected at most {LONGEST.days} days, which libraries can count"
         )
     return limit
 
@@ -269,13 +341,15 @@ def group_rank_of(
         )
     if global_rank is not None and group_rank is not None:
         raise ArgumentError(
-            f"{call}: got both {name}={global_rank} and group_{name}={group_rank}; expected one of them"
+            f"{call}: got both {name}={shown(global_rank)} and group_{name}={shown(group_rank)}; expected one of them"
         )
     if group_rank is not None:
         position = integer(call, f"group_{name}", group_rank)
         size = backend.get_world_size(group)
         if not 0 <= position < size:
-            raise ArgumentError(f"{call}: group_{name}: got {position}; expected 0 to {size - 1} in a group of {size}")
+            raise ArgumentError(
+                f"{call}: group_{name}: got {shown(position)}; expected 0 to {size - 1} in a group of {size}"
+            )
         return position
     if global_rank is None:
         if default is None:
@@ -284,7 +358,9 @@ def group_rank_of(
     rank = integer(call, name, global_rank)
     ranks = backend.get_process_group_ranks(group)
     if rank not in ranks:
-        raise ArgumentError(f"{call}: {name}: got rank {rank}, which is not in the group; its global ranks are {ranks}")
+        raise ArgumentError(
+            f"{call}: {name}: got rank {shown(rank)}, which is not in the group; its global ranks are {ranks}"
+        )
     return ranks.index(rank)
 
 
@@ -293,7 +369,8 @@ def splits(
 ) -> list[int]:
     """``sizes`` as W row counts that add up to the first dimension of ``tensor``; equal ones for None."""
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
-    if not (sizes is None or isinstance(sizes, (Sequence, torch.Tensor))):
+    is_list = isinstance(sizes, Sequence) and not isinstance(sizes, (str, bytes, bytearray))
+    if not (sizes is None or is_list or (isinstance(sizes, torch.Tensor) and sizes.dim())):
         raise ArgumentTypeError(f"{call}: {name}: got {describe(sizes)}; expected a list of {W} integers, or None")
     if sizes is None or not len(sizes):
         if rows % W:
@@ -316,10 +393,10 @@ def splits(
 def integer(call: str, name: str, value: Any) -> int:
     """``value`` as an int; True and False are none."""
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or getattr(value, "dtype", None) == torch.bool:
             raise TypeError
         return operator.index(value)
-    except TypeError:
+    except Exception:  # tensors of some kinds raise errors of their own
         raise ArgumentTypeError(f"{call}: {name}: got {describe(value)}; expected an integer") from None
 
 
@@ -328,4 +405,4 @@ def describe(value: Any) -> str:
     kind = type(value).__name__
     if isinstance(value, (list, tuple)):
         return f"a {kind} of {len(value)}"
-    return "None" if value is None else f"{value!r:.60} of type {kind}"
+    return "None" if value is None else f"{shown(value)} of type {kind}"

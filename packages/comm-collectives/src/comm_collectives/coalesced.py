@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
-from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction
+from comm_collectives.annotations import Group, Op, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.collective import collective
-from comm_collectives.memory import as_bytes, contiguous_elements, memory_view, overlapping
+from comm_collectives.memory import as_bytes, concatenate, contiguous_elements, copyable, memory_view, overlapping
 from comm_collectives.reduction import encoding_for
 from comm_collectives.work import Completed, deliver
 from comm_utils.backend import Backend, Work
@@ -23,14 +22,41 @@ from comm_utils.reduce_op import parse_reduce_op
 __all__ = ["all_gather_coalesced", "all_reduce_coalesced", "reduce_scatter_coalesced"]
 
 
+@overload
+def all_reduce_coalesced(
+    tensors: Sequence[torch.Tensor],
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def all_reduce_coalesced(
+    tensors: Sequence[torch.Tensor],
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def all_reduce_coalesced(
+    tensors: Sequence[torch.Tensor],
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("tensors",), "op")
 def all_reduce_coalesced(
     tensors: Sequence[torch.Tensor],
-    op: Any = "sum",
-    group: ProcessGroup | None = None,
+    op: Op = "sum",
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """``all_reduce`` of many tensors, one exchange for each dtype among them.
 
@@ -48,23 +74,54 @@ def all_reduce_coalesced(
     for tensor in tensors:
         encoding_for(call, reduce_op, tensor.dtype, backend.capabilities(group, tensor.device.type))
         kinds.setdefault((tensor.dtype, tensor.device), []).append(memory_view(tensor))
+    if len(kinds) > 1 and _share_memory(list(kinds.values())):
+        raise ArgumentError(
+            f"{call}: tensors: got tensors of different dtypes that share memory; expected separate memory for each"
+        )
     works, finishes = [], []
     for parts in kinds.values():
-        joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+        joined = concatenate(parts) if len(parts) > 1 else parts[0]
         works.append(reduction.all_reduce(backend, joined, reduce_op, group, async_op))
         if len(parts) > 1:
             finishes.append(_splitter(joined, parts))
     return deliver(works, _all_of(finishes), list(tensors), async_op)
 
 
+@overload
+def all_gather_coalesced(
+    output_tensors: Sequence[Any],
+    input_tensors: Sequence[torch.Tensor],
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def all_gather_coalesced(
+    output_tensors: Sequence[Any],
+    input_tensors: Sequence[torch.Tensor],
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def all_gather_coalesced(
+    output_tensors: Sequence[Any],
+    input_tensors: Sequence[torch.Tensor],
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective()
 def all_gather_coalesced(
     output_tensors: Sequence[Any],
     input_tensors: Sequence[torch.Tensor],
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """``all_gather`` of many tensors, of any mix of dtypes, in one exchange.
 
@@ -106,7 +163,7 @@ def all_gather_coalesced(
         )
     if not input_tensors:
         return Completed([]) if async_op else None
-    sent = torch.cat([as_bytes(contiguous_elements(tensor), frozenset()) for tensor in input_tensors])
+    sent = concatenate([as_bytes(contiguous_elements(tensor), frozenset()) for tensor in input_tensors])
     received = sent.new_empty(W, sent.numel())
     sizes = [tensor.numel() * tensor.element_size() for tensor in input_tensors]
 
@@ -114,15 +171,31 @@ def all_gather_coalesced(
         columns = torch.split(received, sizes, dim=1)
         for output, source, column in zip(output_tensors, input_tensors, columns, strict=True):
             # A row may start at an odd byte; cloning aligns it for the wider dtype.
-            parts = [row.clone().view(source.dtype) for row in column]
+            parts = [copyable(row.clone().view(source.dtype)) for row in column]
             if isinstance(output, torch.Tensor):
-                output.detach().copy_(torch.cat(parts).view(output.shape))
+                copyable(output.detach()).copy_(concatenate(parts).view(output.shape))
             else:
                 for target, part in zip(output, parts, strict=True):
-                    target.detach().copy_(part.view(target.shape))
+                    copyable(target.detach()).copy_(part.view(target.shape))
 
     work = backend.all_gather_into_tensor(received.view(-1), sent, group, async_op)
     return deliver([work], finish, list(given), async_op)
+
+
+def _share_memory(kinds: Sequence[Sequence[torch.Tensor]]) -> bool:
+    """Return whether any two dense tensors of different ``kinds`` share memory."""
+    spans = sorted(
+        (start := one.data_ptr(), start + one.nbytes, kind)
+        for kind, parts in enumerate(kinds)
+        for one in parts
+        if one.numel()
+    )
+    ends: dict[int, int] = {}
+    for start, end, kind in spans:
+        if any(start < other for of, other in ends.items() if of != kind):
+            return True
+        ends[kind] = max(end, ends.get(kind, 0))
+    return False
 
 
 def _by_input(call: str, lists: Sequence[Sequence[Any]], count: int, W: int) -> list[list[Any]]:
@@ -138,14 +211,41 @@ def _by_input(call: str, lists: Sequence[Sequence[Any]], count: int, W: int) -> 
     return [list(parts) for parts in zip(*lists, strict=True)]
 
 
+@overload
+def reduce_scatter_coalesced(
+    tensors: Sequence[torch.Tensor],
+    group: Group = None,
+    op: Op = "avg",
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> list[torch.Tensor]: ...
+@overload
+def reduce_scatter_coalesced(
+    tensors: Sequence[torch.Tensor],
+    group: Group = None,
+    op: Op = "avg",
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def reduce_scatter_coalesced(
+    tensors: Sequence[torch.Tensor],
+    group: Group = None,
+    op: Op = "avg",
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> list[torch.Tensor] | Work: ...
 @collective()
 def reduce_scatter_coalesced(
     tensors: Sequence[torch.Tensor],
-    group: ProcessGroup | None = None,
-    op: Any = "avg",
+    group: Group = None,
+    op: Op = "avg",
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Any:
     """Reduce many tensors and return this rank's part of each, in one exchange for each dtype among them.
 
@@ -195,7 +295,7 @@ def _interleave(tensors: list[torch.Tensor], parts: list[int], W: int) -> torch.
 
 
 def _check_tensors(
-    call: str, name: str, tensors: Any, backend: Backend, group: ProcessGroup | None, *, written: bool = False
+    call: str, name: str, tensors: Any, backend: Backend, group: Group, *, written: bool = False
 ) -> None:
     if not isinstance(tensors, (list, tuple)):
         raise ArgumentTypeError(f"{call}: {name}: got {type(tensors).__name__}; expected a list of tensors")

@@ -25,7 +25,9 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives import graph_breaks
 from comm_collectives.argument_names import LABELS, MISSING, call_with, refuse_incomplete
+from comm_collectives.arguments import as_flag
 from comm_collectives.derived_fast_path import fast_path_of
+from comm_collectives.help_texts import COLLECTIVE_ERRORS, WRONG_ARGUMENTS, with_full_help
 from comm_utils.active import slot
 from comm_utils.fast_path import FastPathKey
 from comm_utils.reduce_op import ReduceOp
@@ -48,12 +50,16 @@ _COMPILED = """\
     if {is_compiling}():
         return {compiled}({by_keyword})
 """
+_FLAG = """\
+    if async_op is not False and async_op is not True:
+        async_op = as_flag({name!r}, "async_op", async_op)
+"""
 _FAST = """\
     if {usual}:
         try:
             key = {key}
             fast = (slot.fast_paths.asynchronous if async_op else slot.fast_paths.synchronous).get(key)
-        except TypeError:  # not hashable, so neither an op nor a group: the checked path refuses it
+        except Exception:  # not hashable, so neither an op nor a group: the checked path refuses it
             fast = None
         if fast is not None:
             outcome = fast({tensors})
@@ -140,6 +146,7 @@ def _make_head(
         # No __name__: torch.compile would look for these in the module of that name.
         "__package__": "comm_collectives",
         "_OPS": _OPS,
+        "as_flag": as_flag,
         "body": body,
         "call_with": call_with,
         "default_key": (name, default_op if detail else None, None),
@@ -162,6 +169,8 @@ def _make_head(
         if callable(compiled):
             known["compiled"], calls = compiled, "compiled"
         source += _COMPILED.format(is_compiling=asks, compiled=calls, by_keyword=by_keyword)
+    if "async_op" in (one.name for one in parameters):
+        source += _FLAG.format(name=name)
     is_complete = " or ".join(f"{one} is MISSING" for one in required)
     checked = _CHECKED.format(missing=is_complete, by_name=by_name) if required else ""
     call = f"outcome = body({by_keyword})"
@@ -182,6 +191,8 @@ def _make_head(
     exec(compile(source, filename, "exec"), known)
     head: Callable[..., Any] = functools.wraps(body)(known[name])
     known["head"] = head
+    communicates = any(one.name == "timeout" for one in parameters)
+    with_full_help(head, COLLECTIVE_ERRORS if communicates else WRONG_ARGUMENTS)
     head.takes_labels = labels  # type: ignore[attr-defined]
     if compiled is not INLINE:
         graph_breaks.add(name, head, graph_breaks.WHOLE if callable(compiled) else compiled)

@@ -12,32 +12,52 @@ show to be wrong, before anything is sent; ``BrokenGroupError``, ``PeerLostError
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
-from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction, traced
+from comm_collectives.annotations import Group, Op, Timeout
 from comm_collectives.arguments import check_tensor, enter, group_rank_of, integer
 from comm_collectives.collective import collective
-from comm_collectives.memory import StagingBuffer, as_bytes, contiguous_elements, copy_back
+from comm_collectives.memory import StagingBuffer, as_bytes, contiguous, copy_back
 from comm_collectives.work import deliver
 from comm_utils.backend import Work
-from comm_utils.errors import ArgumentTypeError
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
 from comm_utils.reduce_op import parse_reduce_op
 
 __all__ = ["all_reduce", "barrier", "broadcast", "inference_all_reduce", "reduce"]
 
+# torch counts devices in 8 bits, with a sign.
+_LAST_DEVICE = 127
 
+
+@overload
+def all_reduce(
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def all_reduce(
+    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: Literal[True] = ..., *, timeout: Timeout = None
+) -> Work: ...
+@overload
+def all_reduce(
+    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: bool = False, *, timeout: Timeout = None
+) -> Work | None: ...
 @collective(("tensor",), "op", compiled=traced.all_reduce)
 def all_reduce(
     tensor: torch.Tensor,
-    op: Any = "sum",
-    group: ProcessGroup | None = None,
+    op: Op = "sum",
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Reduce ``tensor`` element by element over all ranks and leave the result on every one.
 
@@ -56,9 +76,9 @@ def _all_reduce(
     name: str,
     tensor: torch.Tensor,
     op: Any,
-    group: ProcessGroup | None,
+    group: Group,
     async_op: bool,
-    timeout: float | timedelta | None,
+    timeout: Timeout,
 ) -> Work | None:
     backend = enter(name, group, timeout)
     if backend is None:
@@ -71,29 +91,83 @@ def _all_reduce(
     return reduction.all_reduce(backend, tensor, reduce_op, group, async_op, name)
 
 
+@overload
+def inference_all_reduce(
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def inference_all_reduce(
+    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: Literal[True] = ..., *, timeout: Timeout = None
+) -> Work: ...
+@overload
+def inference_all_reduce(
+    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: bool = False, *, timeout: Timeout = None
+) -> Work | None: ...
 @collective(("tensor",), "op", "all_reduce", compiled=traced.inference_all_reduce)
 def inference_all_reduce(
     tensor: torch.Tensor,
-    op: Any = "sum",
-    group: ProcessGroup | None = None,
+    op: Op = "sum",
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
-    """:func:`all_reduce` by the path of lowest latency that the active backend has."""
+    """:func:`all_reduce` by the path of lowest latency that the active backend has.
+
+    Args:
+        tensor, op: as for :func:`all_reduce`.
+    """
     return _all_reduce("inference_all_reduce", tensor, op, group, async_op, timeout)
 
 
+@overload
+def reduce(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[False] = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def reduce(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def reduce(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("tensor",), ("dst", "op"))
 def reduce(
     tensor: torch.Tensor,
     dst: int | None = None,
-    op: Any = "sum",
-    group: ProcessGroup | None = None,
+    op: Op = "sum",
+    group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Reduce ``tensor`` over all ranks into the one of ``dst``; on every other rank it stays as it was, bit for bit.
 
@@ -112,15 +186,45 @@ def reduce(
     return reduction.reduce(backend, tensor, position, reduce_op, group, async_op)
 
 
+@overload
+def broadcast(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def broadcast(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def broadcast(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("tensor",), "src")
 def broadcast(
     tensor: torch.Tensor,
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Copy ``tensor`` of ``src`` into ``tensor`` of every other rank.
 
@@ -135,21 +239,33 @@ def broadcast(
     check_tensor("broadcast", "tensor", tensor, backend, group, written=not is_src)
     native = backend.capabilities(group, tensor.device.type).dtypes
     if is_src:
-        work = backend.broadcast(as_bytes(contiguous_elements(tensor), native), None, group, async_op, position)
+        work = backend.broadcast(as_bytes(contiguous(tensor), native), None, group, async_op, position)
         return deliver([work], None, tensor, async_op)
-    buffer = StagingBuffer(tensor)
+    buffer = StagingBuffer(tensor, shaped=True)
     work = backend.broadcast(as_bytes(buffer.memory, native), None, group, async_op, position)
     return deliver([work], copy_back([buffer]), tensor, async_op)
 
 
+@overload
+def barrier(
+    group: Group = None, async_op: Literal[False] = False, device_ids: list[int] | None = None, timeout: Timeout = None
+) -> None: ...
+@overload
+def barrier(
+    group: Group = None, async_op: Literal[True] = ..., device_ids: list[int] | None = None, timeout: Timeout = None
+) -> Work: ...
+@overload
+def barrier(
+    group: Group = None, async_op: bool = False, device_ids: list[int] | None = None, timeout: Timeout = None
+) -> Work | None: ...
 @collective(())
 def barrier(
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     device_ids: list[int] | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
-    """Return when every rank of the group has called it.
+    """Return None when every rank of the group has called it; with ``async_op``, return a handle at once.
 
     Args:
         device_ids: for device backends, a list with the index of the device on which to synchronise.
@@ -159,6 +275,10 @@ def barrier(
         return None
     if device_ids is not None:
         if not isinstance(device_ids, (list, tuple)):
-            raise ArgumentTypeError(f"barrier: device_ids: got {device_ids!r:.60}; expected a list of device indices")
+            raise ArgumentTypeError(f"barrier: device_ids: got {shown(device_ids)}; expected a list of device indices")
         device_ids = [integer("barrier", "device_ids", index) for index in device_ids]
+        if any(not 0 <= index <= _LAST_DEVICE for index in device_ids):
+            raise ArgumentError(
+                f"barrier: device_ids: got {shown(device_ids)}; expected device indices of 0 to {_LAST_DEVICE}"
+            )
     return backend.barrier(group, async_op, device_ids)

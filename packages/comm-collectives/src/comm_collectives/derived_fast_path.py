@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.memory import concatenate
 from comm_collectives.reduction import fold
 from comm_utils.backend import Backend
 from comm_utils.fast_path import FastPath
@@ -88,7 +89,7 @@ def _all_reduce_coalesced(
         if len(tensors) == 1:
             return bool(reduce(tensors[0]))
         parts = [flat_view(tensor) for tensor in tensors]
-        joined = torch.cat(parts)
+        joined = concatenate(parts)
         if not reduce(joined):
             return False
         for part, result in zip(parts, torch.split(joined, [part.numel() for part in parts]), strict=True):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import torch
-from torch.distributed import ProcessGroup
 
 from comm_collectives import traced
+from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import (
     check_dtype,
     check_list,
@@ -30,20 +29,56 @@ __all__ = ["all_gather", "all_gather_into_tensor", "gather", "scatter"]
 @overload
 def all_gather(
     tensor_list: torch.Tensor,
-    tensor: ProcessGroup | None = None,
-    group: None = None,
+    tensor: Group = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> list[torch.Tensor]: ...
+@overload
+def all_gather(
+    tensor_list: torch.Tensor,
+    tensor: Group = None,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def all_gather(
+    tensor_list: torch.Tensor,
+    tensor: Group = None,
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
-) -> Any: ...
+    timeout: Timeout = None,
+) -> list[torch.Tensor] | Work: ...
 @overload
 def all_gather(
     tensor_list: list[torch.Tensor],
     tensor: torch.Tensor,
-    group: ProcessGroup | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def all_gather(
+    tensor_list: list[torch.Tensor],
+    tensor: torch.Tensor,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def all_gather(
+    tensor_list: list[torch.Tensor],
+    tensor: torch.Tensor,
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None: ...
 @collective(("tensor_list", "tensor"))
 def all_gather(
@@ -52,7 +87,7 @@ def all_gather(
     group: Any = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Any:
     """Collect every rank's tensor on every rank.
 
@@ -98,9 +133,7 @@ def all_gather(
     return deliver(works, copy_back(buffers), tensor_list, async_op)
 
 
-def _all_gather_one(
-    tensor: torch.Tensor, group: ProcessGroup | None, async_op: bool, timeout: float | timedelta | None
-) -> Any:
+def _all_gather_one(tensor: torch.Tensor, group: Group, async_op: bool, timeout: Timeout) -> Any:
     backend = enter("all_gather", group, timeout)
     if backend is None:
         return None
@@ -114,7 +147,7 @@ def _all_gather_one(
 
 
 def _all_gather_uneven(
-    backend: Backend, received: list[torch.Tensor], sent: torch.Tensor, group: ProcessGroup | None, async_op: bool
+    backend: Backend, received: list[torch.Tensor], sent: torch.Tensor, group: Group, async_op: bool
 ) -> list[Work | None]:
     """One broadcast from every rank, all started before any is waited for."""
     received[backend.get_rank(group)].copy_(sent)
@@ -126,14 +159,41 @@ def _all_gather_uneven(
     return started
 
 
+@overload
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def all_gather_into_tensor(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("output_tensor", "input_tensor"), compiled=traced.all_gather_into_tensor)
 def all_gather_into_tensor(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Collect every rank's tensor, one after the other in rank order, in one tensor on every rank.
 
@@ -159,16 +219,49 @@ def all_gather_into_tensor(
     return deliver([work], copy_back([buffer]), output_tensor, async_op)
 
 
+@overload
+def gather(
+    tensor: torch.Tensor,
+    gather_list: list[torch.Tensor] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def gather(
+    tensor: torch.Tensor,
+    gather_list: list[torch.Tensor] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def gather(
+    tensor: torch.Tensor,
+    gather_list: list[torch.Tensor] | None = None,
+    dst: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_dst: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("tensor", "gather_list"), "dst")
 def gather(
     tensor: torch.Tensor,
     gather_list: list[torch.Tensor] | None = None,
     dst: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     group_dst: int | None = None,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Collect every rank's tensor on ``dst``.
 
@@ -199,16 +292,49 @@ def gather(
     return deliver([work], copy_back(buffers), gather_list, async_op)
 
 
+@overload
+def scatter(
+    tensor: torch.Tensor,
+    scatter_list: list[torch.Tensor] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def scatter(
+    tensor: torch.Tensor,
+    scatter_list: list[torch.Tensor] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def scatter(
+    tensor: torch.Tensor,
+    scatter_list: list[torch.Tensor] | None = None,
+    src: int | None = None,
+    group: Group = None,
+    async_op: bool = False,
+    group_src: int | None = None,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("tensor", "scatter_list"), "src")
 def scatter(
     tensor: torch.Tensor,
     scatter_list: list[torch.Tensor] | None = None,
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     group_src: int | None = None,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Hand entry r of ``scatter_list`` on ``src`` to rank r.
 
@@ -251,7 +377,7 @@ def _copy_if_overlapping_any(source: torch.Tensor, buffers: list[StagingBuffer],
     return source
 
 
-def _first_global(backend: Backend, group: ProcessGroup | None) -> int | None:
+def _first_global(backend: Backend, group: Group) -> int | None:
     """Return the group rank of global rank 0, torch's default, where it is a member; otherwise there is no default."""
     ranks = backend.get_process_group_ranks(group)
     return ranks.index(0) if 0 in ranks else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,23 +11,24 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import GroupMember, ProcessGroup, Store
+from torch.distributed import GroupMember, ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
 from comm_collectives import arguments
-from comm_collectives.arguments import as_timedelta, enter, integer, is_member
+from comm_collectives.annotations import Group, Timeout
+from comm_collectives.arguments import as_timedelta, describe, enter, integer, is_member
 from comm_collectives.collective import collective
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_utils.active import slot
-from comm_utils.backend import Backend
 from comm_utils.errors import (
     ArgumentError,
     ArgumentTypeError,
     BackendUnavailableError,
-    CommTimeoutError,
     NotInitializedError,
 )
-from comm_utils.log import logger
+from comm_utils.given import shown
+from comm_utils.torch_support.monitored_barrier import pass_monitored_barrier
+from comm_utils.torch_support.plain_tensors import present
 
 __all__ = [
     "destroy_process_group",
@@ -56,8 +56,16 @@ def forget_groups() -> None:
     _made.clear()
 
 
-def get_rank(group: ProcessGroup | None = None) -> int:
-    """Return this process's rank in ``group``; -1 where it is not a member."""
+def get_rank(group: Group = None) -> int:
+    """Return this process's rank in ``group``; -1 where it is not a member.
+
+    Args:
+        group: a process group; None is the world group.
+
+    Raises:
+        NotInitializedError: nothing is initialised, or the group was destroyed.
+        ArgumentTypeError: ``group`` is no process group.
+    """
     if not is_member("get_rank", group):
         return -1
     try:
@@ -66,8 +74,16 @@ def get_rank(group: ProcessGroup | None = None) -> int:
         raise _named("get_rank", error) from None
 
 
-def get_world_size(group: ProcessGroup | None = None) -> int:
-    """Return the number of ranks in ``group``; -1 where this process is not a member."""
+def get_world_size(group: Group = None) -> int:
+    """Return the number of ranks in ``group``; -1 where this process is not a member.
+
+    Args:
+        group: a process group; None is the world group.
+
+    Raises:
+        NotInitializedError: nothing is initialised, or the group was destroyed.
+        ArgumentTypeError: ``group`` is no process group.
+    """
     if not is_member("get_world_size", group):
         return -1
     try:
@@ -80,35 +96,71 @@ def _named(call: str, error: NotInitializedError) -> NotInitializedError:
     return NotInitializedError(f"{call}: {error}")
 
 
-def get_process_group_ranks(group: ProcessGroup | None = None) -> list[int]:
-    """Return the global ranks of the members in the order of their ranks within ``group``."""
+def get_process_group_ranks(group: Group = None) -> list[int]:
+    """Return the global ranks of the members in the order of their ranks within ``group``.
+
+    Args:
+        group: a process group; None is the world group.
+
+    Raises:
+        NotInitializedError: nothing is initialised, or the group was destroyed.
+        ArgumentError: this rank is not a member of ``group``.
+        ArgumentTypeError: ``group`` is no process group.
+    """
     return members("get_process_group_ranks", group)
 
 
-def get_all_ranks_from_group(group: ProcessGroup | None = None) -> list[int]:
-    """:func:`get_process_group_ranks`, by DeepSpeed's name."""
+def get_all_ranks_from_group(group: Group = None) -> list[int]:
+    """Return :func:`get_process_group_ranks`; DeepSpeed's name of it.
+
+    Args:
+        group: a process group; None is the world group.
+
+    Raises:
+        NotInitializedError: nothing is initialised, or the group was destroyed.
+        ArgumentError: this rank is not a member of ``group``.
+        ArgumentTypeError: ``group`` is no process group.
+    """
     return members("get_all_ranks_from_group", group)
 
 
 @with_keyword_errors
-def get_global_rank(group: ProcessGroup | None = None, group_rank: int = 0) -> int:
-    """Return the global rank of the member with ``group_rank``."""
+def get_global_rank(group: Group = None, group_rank: int = 0) -> int:
+    """Return the global rank of the member with ``group_rank``.
+
+    Args:
+        group_rank: 0 to the size of ``group`` minus 1.
+
+    Raises:
+        NotInitializedError: nothing is initialised, or the group was destroyed.
+        ArgumentError: ``group`` has no such rank, or this rank is not a member of it.
+    """
     ranks = members("get_global_rank", group)
-    if not 0 <= integer("get_global_rank", "group_rank", group_rank) < len(ranks):
-        raise ArgumentError(f"get_global_rank: group_rank: got {group_rank}; expected 0 to {len(ranks) - 1}")
-    return ranks[group_rank]
+    position = integer("get_global_rank", "group_rank", group_rank)
+    if not 0 <= position < len(ranks):
+        raise ArgumentError(f"get_global_rank: group_rank: got {shown(position)}; expected 0 to {len(ranks) - 1}")
+    return ranks[position]
 
 
 @with_keyword_errors
-def get_group_rank(group: ProcessGroup | None, global_rank: int) -> int:
-    """Return the rank within ``group`` of the member with ``global_rank``."""
+def get_group_rank(group: Group, global_rank: int) -> int:
+    """Return the rank within ``group`` of the member with ``global_rank``.
+
+    Args:
+        global_rank: of a member of ``group``.
+
+    Raises:
+        NotInitializedError: nothing is initialised, or the group was destroyed.
+        ArgumentError: ``global_rank`` or this rank is not a member of ``group``.
+    """
     ranks = members("get_group_rank", group)
-    if global_rank not in ranks:
-        raise ArgumentError(f"get_group_rank: global_rank: got {global_rank}; expected one of {ranks}")
-    return ranks.index(global_rank)
+    rank = integer("get_group_rank", "global_rank", global_rank)
+    if rank not in ranks:
+        raise ArgumentError(f"get_group_rank: global_rank: got {shown(rank)}; expected one of {ranks}")
+    return ranks.index(rank)
 
 
-def members(call: str, group: ProcessGroup | None, name: str = "group") -> list[int]:
+def members(call: str, group: Group, name: str = "group") -> list[int]:
     """Return the global ranks of the members of the argument called ``name``, for ``call``."""
     if not is_member(call, group, name):
         raise ArgumentError(f"{call}: {name}: got one that this rank is not a member of; its members know their ranks")
@@ -119,15 +171,28 @@ def members(call: str, group: ProcessGroup | None, name: str = "group") -> list[
 
 
 def get_world_group() -> ProcessGroup:
-    """Return the group of all ranks."""
+    """Return the group of all ranks.
+
+    Raises:
+        NotInitializedError: nothing is initialised, or the group was destroyed.
+    """
     try:
         return slot.backend.get_world_group()
     except NotInitializedError as error:
         raise _named("get_world_group", error) from None
 
 
-def get_backend(group: ProcessGroup | None = None) -> str:
-    """Return the library that serves ``group``, such as ``"gloo"``."""
+def get_backend(group: Group = None) -> str:
+    """Return the library that serves ``group``, such as ``"gloo"``.
+
+    Args:
+        group: a process group; None is the world group.
+
+    Raises:
+        NotInitializedError: nothing is initialised, or the group was destroyed.
+        ArgumentError: this rank is not a member of ``group``.
+        ArgumentTypeError: ``group`` is no process group.
+    """
     if not is_member("get_backend", group):
         raise ArgumentError("get_backend: group: got a group that this rank is not a member of")
     try:
@@ -139,14 +204,14 @@ def get_backend(group: ProcessGroup | None = None) -> str:
 @with_keyword_errors
 def new_group(
     ranks: Iterable[int] | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
     backend: str | None = None,
     pg_options: Any = None,
     use_local_synchronization: bool = False,
     group_desc: str | None = None,
     device_id: torch.device | None = None,
     sort_ranks: bool = True,
-) -> Any:
+) -> ProcessGroup | Any:
     """Create the group of ``ranks``.
 
     May be called by all ranks or by the members alone: members meet among themselves, and a rank outside the group
@@ -173,18 +238,22 @@ def new_group(
 def make_group(
     call: str,
     chosen: list[int],
-    timeout: float | timedelta | None,
+    timeout: Timeout,
     backend: str | None,
     pg_options: Any,
     group_desc: str | None,
     device_id: torch.device | None = None,
-) -> Any:
+) -> ProcessGroup | Any:
     """:func:`new_group` of global ranks that are checked, in this order, for ``call``."""
     active = arguments.active(call)
     world = active.get_process_group_ranks(None)
     limit = as_timedelta(call, timeout)
     if not (backend is None or isinstance(backend, str)):
-        raise ArgumentTypeError(f"{call}: backend: got {backend!r:.60}; expected a string such as 'gloo', or None")
+        raise ArgumentTypeError(f"{call}: backend: got {shown(backend)}; expected a string such as 'gloo', or None")
+    if not (group_desc is None or isinstance(group_desc, str)):
+        raise ArgumentTypeError(f"{call}: group_desc: got {shown(group_desc)}; expected a string, or None")
+    if device_id is not None:
+        _check_device_id(call, device_id)
     if world[active.get_rank(None)] not in chosen:
         return GroupMember.NON_GROUP_MEMBER
     key = tuple(chosen)
@@ -202,11 +271,23 @@ def make_group(
     return group
 
 
+def _check_device_id(call: str, device: Any) -> None:
+    wanted = "expected a torch.device of an accelerator with an index, such as torch.device('cuda:0'), or None"
+    if not isinstance(device, torch.device):
+        raise ArgumentTypeError(f"{call}: device_id: got {describe(device)}; {wanted}")
+    if device.type in ("cpu", "meta") or device.index is None:
+        raise ArgumentError(f"{call}: device_id: got {device}; {wanted}")
+    if not present([device.type]) or device.index >= torch.get_device_module(device.type).device_count():
+        raise ArgumentError(f"{call}: device_id: got {device}, which this process does not see; {wanted}")
+
+
 def _checked_ranks(ranks: Iterable[int] | None, world: Sequence[int]) -> list[int]:
     if ranks is None:
         return list(world)
-    if not isinstance(ranks, Iterable) or isinstance(ranks, (str, bytes)):
-        raise ArgumentTypeError(f"new_group: ranks: got {ranks!r}; expected a list of global ranks, or None for all")
+    if not isinstance(ranks, Iterable) or isinstance(ranks, (str, bytes)) or getattr(ranks, "ndim", 1) == 0:
+        raise ArgumentTypeError(
+            f"new_group: ranks: got {shown(ranks)}; expected a list of global ranks, or None for all"
+        )
     chosen = [integer("new_group", "ranks", rank) for rank in ranks]
     if not chosen:
         raise ArgumentError("new_group: ranks: got an empty list; expected at least one global rank")
@@ -218,7 +299,7 @@ def _checked_ranks(ranks: Iterable[int] | None, world: Sequence[int]) -> list[in
     return chosen
 
 
-def destroy_process_group(group: ProcessGroup | None = None) -> None:
+def destroy_process_group(group: Group = None) -> None:
     """Free ``group``, or everything; after the latter ``init_distributed`` works again."""
     backend = arguments.active("destroy_process_group")
     if not is_member("destroy_process_group", group):
@@ -248,13 +329,14 @@ def init_device_mesh(
 
     backend = arguments.active("init_device_mesh")
     size = backend.get_world_size(None)
-    if not isinstance(mesh_shape, (tuple, list)) or not all(isinstance(n, int) and n > 0 for n in mesh_shape):
+    if not isinstance(mesh_shape, (tuple, list)) or not all(_is_size(n) for n in mesh_shape):
         raise ArgumentTypeError(
-            f"init_device_mesh: mesh_shape: got {mesh_shape!r}; expected a tuple of positive integers"
+            f"init_device_mesh: mesh_shape: got {shown(mesh_shape)}; expected a tuple of positive integers"
         )
+    _check_dim_names(mesh_dim_names, len(mesh_shape))
     if device_type not in backend.device_types(None):
         raise ArgumentError(
-            f"init_device_mesh: device_type: got {device_type!r}; backend {backend.get_backend(None)!r} serves "
+            f"init_device_mesh: device_type: got {shown(device_type)}; backend {backend.get_backend(None)!r} serves "
             f"{' and '.join(backend.device_types(None))}"
         )
     if torch.Size(mesh_shape).numel() != size:
@@ -269,6 +351,24 @@ def init_device_mesh(
         for group in mesh.get_all_groups():
             internals._set_pg_timeout(timeout, group)
     return mesh
+
+
+def _is_size(n: object) -> bool:
+    return isinstance(n, int) and not isinstance(n, bool) and n > 0
+
+
+def _check_dim_names(names: Any, dimensions: int) -> None:
+    if names is None:
+        return
+    if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
+        raise ArgumentTypeError(
+            f"init_device_mesh: mesh_dim_names: got {shown(names)}; expected a tuple of {dimensions} strings"
+        )
+    if len(names) != dimensions or len(set(names)) != dimensions:
+        raise ArgumentError(
+            f"init_device_mesh: mesh_dim_names: got {shown(names)}; expected {dimensions} different strings, one for "
+            "each dimension of mesh_shape"
+        )
 
 
 _patching = threading.Lock()
@@ -288,7 +388,15 @@ def _default_timeout(timeout: timedelta | None) -> Iterator[None]:
 
 
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]) -> Any:
-    """:func:`init_device_mesh` by DeepSpeed's name, on the accelerator where the world group serves one."""
+    """Return :func:`init_device_mesh` on the accelerator where the world group serves one; DeepSpeed's name of it.
+
+    Args:
+        mesh_shape, mesh_dim_names: as for :func:`init_device_mesh`.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: as for :func:`init_device_mesh`.
+        NotInitializedError: nothing is initialised, or the group was destroyed.
+    """
     accelerators = [
         device for device in arguments.active("initialize_mesh_device").device_types(None) if device != "cpu"
     ]
@@ -297,9 +405,7 @@ def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[st
 
 
 @collective()
-def monitored_barrier(
-    group: ProcessGroup | None = None, timeout: float | timedelta | None = None, wait_all_ranks: bool = False
-) -> None:
+def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ranks: bool = False) -> None:
     """Run a barrier over the store that names missing ranks.
 
     Args:
@@ -315,61 +421,10 @@ def monitored_barrier(
     limit = as_timedelta("monitored_barrier", timeout)
     if limit is None:
         limit = backend.get_timeout() or timedelta(minutes=30)
-    _meet(backend, group, limit.total_seconds(), wait_all_ranks)
-
-
-_WAITING = "waiting"
-
-
-def _meet(backend: Backend, group: ProcessGroup | None, limit_s: float, all_missing: bool) -> None:
-    """Ranks count themselves in; the last one opens the barrier. One whose time is over counts itself out again.
-
-    So a barrier is passed by all or by none, and all agree which one is next. Adding is atomic: who takes back a count
-    that had been complete knows that the barrier was opened.
-    """
-    store, ranks, own = backend.get_store(group), backend.get_process_group_ranks(group), backend.get_rank(group)
-    passed = f"comm/monitored_barrier/passed/{own}"
-    number = store.add(passed, 0)
-    prefix, before = f"comm/monitored_barrier/{number}", f"comm/monitored_barrier/{number - 1}"
-    store.set(f"{prefix}/here/{own}", _WAITING)
-    if store.add(f"{prefix}/count", 1) == len(ranks):
-        store.set(f"{prefix}/open", "")
-    elif not _opened(store, f"{prefix}/open", limit_s):
-        missing = [rank for place, rank in enumerate(ranks) if not _came(store, f"{prefix}/here/{place}", limit_s)]
-        if store.add(f"{prefix}/count", -1) < len(ranks) - 1:
-            store.set(f"{prefix}/here/{own}", str(time.time()))
-            raise _not_all(missing, limit_s, all_missing, len(ranks))
-    store.add(passed, 1)
-    # Who is here has left the one before.
-    for key in (f"{before}/here/{own}", *((f"{before}/count", f"{before}/open") if own == 0 else ())):
-        store.delete_key(key)
-
-
-def _came(store: Store, key: str, limit_s: float) -> bool:
-    """Return whether a rank is at the barrier, or has only just given up."""
-    if not store.check([key]):
-        return False
-    found = store.get(key).decode()
-    return found == _WAITING or float(found) > time.time() - limit_s
-
-
-def _opened(store: Store, key: str, limit_s: float) -> bool:
-    try:
-        store.wait([key], timedelta(seconds=max(0.001, limit_s)))
-    except RuntimeError:
-        return bool(store.check([key]))
-    return True
-
-
-def _not_all(missing: list[int], limit_s: float, all_missing: bool, size: int) -> CommTimeoutError:
-    if not missing:
-        return CommTimeoutError(
-            f"monitored_barrier: every rank came, but not all within the same {limit_s:g} s: some had given up before"
-        )
-    hint = "" if all_missing or size == 2 else " (wait_all_ranks=True names all that are missing)"
-    named = missing if all_missing else missing[:1]
-    logger.error("monitored_barrier: ranks %s did not arrive within %g s", named, limit_s)
-    plural = "ranks" if len(named) > 1 else "rank"
-    return CommTimeoutError(
-        f"monitored_barrier: {plural} {', '.join(map(str, named))} did not arrive within {limit_s:g} s{hint}"
+    pass_monitored_barrier(
+        backend.get_store(group),
+        backend.get_rank(group),
+        backend.get_process_group_ranks(group),
+        limit.total_seconds(),
+        wait_all_ranks,
     )

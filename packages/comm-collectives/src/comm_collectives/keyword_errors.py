@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
+from comm_collectives.help_texts import WRONG_ARGUMENTS, with_full_help
 from comm_utils.errors import ArgumentTypeError
 
 __all__ = ["explain_call", "with_keyword_errors"]
@@ -41,6 +42,9 @@ def explain_call(
     else:
         return None
     name = call or getattr(function, "__name__", repr(function))
+    if name == "__init__":  # without self
+        name, args = function.__qualname__.partition(".")[0], args[1:]
+        signature = signature.replace(parameters=list(signature.parameters.values())[1:])
     named = [one.name for one in signature.parameters.values() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     takes_any = any(one.kind is one.VAR_KEYWORD for one in signature.parameters.values())
     unknown = [] if takes_any else [given for given in kwargs if given not in named]
@@ -77,4 +81,4 @@ def with_keyword_errors(function: Callable[Parameters, Result]) -> Callable[Para
                     raise explained from None
             raise
 
-    return checked
+    return with_full_help(checked, WRONG_ARGUMENTS)

@@ -11,13 +11,21 @@ __all__ = [
     "StagingBuffer",
     "are_disjoint",
     "as_bytes",
+    "concatenate",
+    "contiguous",
     "contiguous_elements",
     "copy_back",
     "copy_if_overlapping",
+    "copyable",
     "is_dense",
     "memory_view",
     "overlapping",
 ]
+
+# Elements of less than a byte, each of which torch keeps in a byte of its own.
+_NOT_COPIED = frozenset(
+    getattr(torch, name) for bits in range(1, 8) for name in (f"uint{bits}", f"int{bits}") if hasattr(torch, name)
+)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -42,43 +50,68 @@ def memory_view(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
+def copyable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor``, or a view of it as bytes where torch cannot copy its dtype."""
+    return tensor.view(torch.uint8) if tensor.dtype in _NOT_COPIED else tensor
+
+
+def concatenate(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the elements of one-dimensional tensors of one dtype and device in a new tensor."""
+    device = parts[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return torch.cat(list(parts))
+    with torch.autocast(device, enabled=False):  # which would choose the dtype, and refuses float16 on the CPU
+        return torch.cat(list(parts))
+
+
+def contiguous(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor with its elements in memory in their logical order; copied only where they are not."""
+    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        dtype, tensor = tensor.dtype, tensor.detach().resolve_conj().resolve_neg()
+        return copyable(tensor).contiguous().view(dtype)
+    return tensor.detach() if tensor.requires_grad else tensor
+
+
 def contiguous_elements(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements in their logical order as one dimension.
 
     Copied only where they do not lie in memory like that.
     """
-    if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.detach().resolve_conj().resolve_neg().contiguous()
-    return memory_view(tensor)
+    return memory_view(contiguous(tensor))
 
 
 def as_bytes(tensor: torch.Tensor, native: frozenset[torch.dtype]) -> torch.Tensor:
-    """Return a one-dimensional tensor, as it is if its dtype is one of ``native``, else its memory as uint8."""
-    return tensor if tensor.dtype in native else tensor.view(torch.uint8)
+    """Return a contiguous tensor, as it is if its dtype is one of ``native``, else its memory as uint8, (n,)."""
+    return tensor if tensor.dtype in native else memory_view(tensor).view(torch.uint8)
 
 
 class StagingBuffer:
     """A staging buffer into which a backend writes the elements of ``tensor`` in logical order.
 
+    Args:
+        shaped: give ``memory`` the shape of ``tensor``, which profilers show, instead of (n,).
+
     Attributes:
-        memory: (n,), to be given to the backend; the tensor's own memory where that can be, else private memory.
+        memory: to be given to the backend; the tensor's own memory where that can be, else private memory.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, shaped: bool = False) -> None:
         self._tensor = tensor
         # c10d, which copies for some calls, cannot write tensors of the inference mode outside of it; copy_back() can.
         writable = not tensor.is_inference() or torch.is_inference_mode_enabled()
         self._direct = tensor.is_contiguous() and writable
-        self.memory = (
-            memory_view(tensor)
-            if self._direct
-            else torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-        )
+        if not self._direct:
+            shape = tensor.shape if shaped else (tensor.numel(),)
+            self.memory = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+        elif shaped:
+            self.memory = tensor.detach() if tensor.requires_grad else tensor
+        else:
+            self.memory = memory_view(tensor)
 
     def copy_back(self) -> None:
         """Copy from private memory into the tensor, if it was needed."""
         if not self._direct:
-            self._tensor.detach().copy_(self.memory.view(self._tensor.shape))
+            copyable(self._tensor.detach()).copy_(copyable(self.memory.view(self._tensor.shape)))
 
 
 def copy_back(buffers: list[StagingBuffer]) -> Callable[[], None] | None:
@@ -111,7 +144,7 @@ def copy_if_overlapping(source: torch.Tensor, written: torch.Tensor, own_slot: i
         return source
     if own_slot is not None and source.data_ptr() == written.data_ptr() + own_slot * written.element_size():
         return source
-    return source.clone()
+    return copyable(source).clone().view(source.dtype)
 
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> bool:

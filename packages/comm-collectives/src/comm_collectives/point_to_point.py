@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as c10d
-from torch.distributed import ProcessGroup
 
+from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
 from comm_collectives.collective import collective
-from comm_collectives.memory import StagingBuffer, as_bytes, contiguous_elements, copy_back
+from comm_collectives.keyword_errors import with_keyword_errors
+from comm_collectives.memory import StagingBuffer, as_bytes, contiguous, copy_back
 from comm_collectives.work import After, Received, run
-from comm_utils.backend import Backend, Work
+from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 
@@ -23,23 +24,56 @@ __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
 _LAST_TAG = (1 << 31) - 1
 
 
-@collective(("tensor",), "dst")
+@overload
 def send(
     tensor: torch.Tensor,
     dst: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
+) -> Work | None: ...
+@collective(("tensor",), "dst")
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Send ``tensor`` to ``dst``; return when it may be overwritten.
 
     Args:
         tensor: any shape and dtype; only read.
         dst: a member other than this rank.
-        tag: matches a ``recv`` with the same one; other than 0 only where the backend knows tags (not NCCL, oneCCL).
+        tag: matches a ``recv`` with the same one; other than 0 only where the backend knows tags (not NCCL).
     """
     if async_op:
         return isend(tensor, dst, group, tag, group_dst, timeout=timeout)
@@ -50,22 +84,55 @@ def send(
     return None
 
 
-@collective(("tensor",), "src", result="src")
+@overload
 def recv(
     tensor: torch.Tensor,
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> int: ...
+@overload
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
+) -> int | Work: ...
+@collective(("tensor",), "src", result="src")
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: Group = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
 ) -> Any:
     """Receive into ``tensor``; return the sender's global rank, or the handle for ``async_op``.
 
     Args:
         tensor: the size and dtype of what is sent; dense; overwritten.
-        src: a member other than this rank; None for any source, if the backend supports it (not NCCL, oneCCL).
+        src: a member other than this rank; None for any source, if the backend supports it (not NCCL).
     """
     if async_op:
         return irecv(tensor, src, group, tag, group_src, timeout=timeout)
@@ -84,13 +151,18 @@ def recv(
 def isend(
     tensor: torch.Tensor,
     dst: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     tag: int = 0,
     group_dst: int | None = None,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
-    """:func:`send` that returns at once; ``tensor`` must stay as it is until ``wait()`` returns."""
+    """:func:`send` that returns a handle at once.
+
+    Args:
+        tensor: any shape and dtype; must stay as it is until ``wait()`` returns.
+        dst: a member other than this rank.
+    """
     backend = enter("isend", group, timeout)
     if backend is None:
         return None
@@ -102,13 +174,18 @@ def isend(
 def irecv(
     tensor: torch.Tensor,
     src: int | None = None,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     tag: int = 0,
     group_src: int | None = None,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
-    """:func:`recv` that returns at once; ``result()`` is ``tensor``."""
+    """:func:`recv` that returns a handle at once; its ``result()`` is ``tensor``.
+
+    Args:
+        tensor: the size and dtype of what is sent; dense; overwritten when ``wait()`` returns.
+        src: a member other than this rank; None for any source, if the backend supports it.
+    """
     backend = enter("irecv", group, timeout)
     if backend is None:
         return None
@@ -122,7 +199,7 @@ def _prepare_send(
     backend: Backend,
     tensor: torch.Tensor,
     dst: int | None,
-    group: ProcessGroup | None,
+    group: Group,
     tag: int,
     group_dst: int | None,
 ) -> tuple[int, torch.Tensor]:
@@ -131,7 +208,7 @@ def _prepare_send(
     _check_peer(call, "dst", backend, group, position)
     capabilities = backend.capabilities(group, tensor.device.type)
     _check_tag(call, backend, group, tag, capabilities.tags)
-    return position, as_bytes(contiguous_elements(tensor), capabilities.dtypes)
+    return position, _as_sent(contiguous(tensor), capabilities)
 
 
 def _prepare_recv(
@@ -139,7 +216,7 @@ def _prepare_recv(
     backend: Backend,
     tensor: torch.Tensor,
     src: int | None,
-    group: ProcessGroup | None,
+    group: Group,
     tag: int,
     group_src: int | None,
 ) -> tuple[int | None, torch.Tensor, StagingBuffer]:
@@ -150,28 +227,52 @@ def _prepare_recv(
     if src is None and group_src is None:
         if not capabilities.any_source:
             raise ArgumentError(
-                f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from any source; "
-                "name the sender"
+                f"{call}: src: missing; backend {backend.get_backend(group)!r} cannot receive from any source; name "
+                "the sender"
             )
     else:
         position = group_rank_of(call, "src", backend, group, src, group_src)
         _check_peer(call, "src", backend, group, position)
-    buffer = StagingBuffer(tensor)
-    return position, as_bytes(buffer.memory, capabilities.dtypes), buffer
+    buffer = StagingBuffer(tensor, shaped=True)
+    return position, _as_sent(buffer.memory, capabilities), buffer
 
 
-def _check_peer(call: str, name: str, backend: Backend, group: ProcessGroup | None, position: int) -> None:
+def _as_sent(tensor: torch.Tensor, capabilities: Capabilities) -> torch.Tensor:
+    """Return a contiguous tensor in the form in which the library moves it."""
+    return tensor if capabilities.messages_of_any_dtype else as_bytes(tensor, capabilities.dtypes)
+
+
+def _check_apart(call: str, messages: Sequence[Any]) -> None:
+    """Check that no message arrives where another one arrives or is sent from: they are under way together."""
+    spans = sorted(
+        (start := entry.tensor.data_ptr(), start + entry.tensor.nbytes, place, entry.op is not c10d.isend)
+        for place, entry in enumerate(messages)
+        if entry.tensor.numel() and (entry.op is not c10d.isend or entry.tensor.is_contiguous())  # others are copied
+    )
+    for index, (_, end, one, written) in enumerate(spans):
+        for start, _, other, also_written in spans[index + 1 :]:
+            if start >= end:
+                break
+            if written or also_written:
+                first, second = sorted((one, other))
+                raise ArgumentError(
+                    f"{call}: p2p_op_list[{second}].tensor: got memory that p2p_op_list[{first}] uses as well; "
+                    "expected separate memory for each message that is received"
+                )
+
+
+def _check_peer(call: str, name: str, backend: Backend, group: Group, position: int) -> None:
     if position == backend.get_rank(group):
         raise ArgumentError(f"{call}: {name}: got this rank itself ({position}); expected another member of the group")
 
 
-def _check_tag(call: str, backend: Backend, group: ProcessGroup | None, tag: int, served: bool) -> None:
+def _check_tag(call: str, backend: Backend, group: Group, tag: int, served: bool) -> None:
     if not isinstance(tag, int) or isinstance(tag, bool):
         raise ArgumentTypeError(f"{call}: tag: got {describe(tag)}; expected an integer of 0 or more")
     if tag < 0:
-        raise ArgumentError(f"{call}: tag: got {tag}; expected an integer of 0 or more")
+        raise ArgumentError(f"{call}: tag: got {shown(tag)}; expected an integer of 0 or more")
     if tag > _LAST_TAG:
-        raise ArgumentError(f"{call}: tag: got {tag}; expected an integer of 0 to {_LAST_TAG}")
+        raise ArgumentError(f"{call}: tag: got {shown(tag)}; expected an integer of 0 to {_LAST_TAG}")
     if tag and not served:
         raise ArgumentError(f"{call}: tag: got {tag}; backend {backend.get_backend(group)!r} has no tags, expected 0")
 
@@ -185,18 +286,19 @@ class P2POp:
         peer, group_peer: the other rank, global or within ``group``.
     """
 
+    @with_keyword_errors
     def __init__(
         self,
         op: Callable[..., Any],
         tensor: torch.Tensor,
         peer: int | None = None,
-        group: ProcessGroup | None = None,
+        group: Group = None,
         tag: int = 0,
         group_peer: int | None = None,
     ) -> None:
         kind = getattr(op, "__name__", None)
         if kind not in ("isend", "irecv"):
-            raise ArgumentTypeError(f"P2POp: op: got {op!r}; expected isend or irecv")
+            raise ArgumentTypeError(f"P2POp: op: got {shown(op)}; expected isend or irecv")
         self.op = c10d.isend if kind == "isend" else c10d.irecv
         self.tensor = tensor
         self.peer = peer
@@ -206,7 +308,7 @@ class P2POp:
 
 
 @collective(labels=False)
-def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: float | timedelta | None = None) -> list[Work]:
+def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: Timeout = None) -> list[Work]:
     """Start many messages together, so that no order among them can deadlock; return a handle for each or for all.
 
     Args:
@@ -214,10 +316,10 @@ def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: float | timedelta | No
     """
     call = "batch_isend_irecv"
     if not isinstance(p2p_op_list, (list, tuple)) or not p2p_op_list:
-        raise ArgumentTypeError(f"{call}: p2p_op_list: got {p2p_op_list!r:.60}; expected a list of at least one P2POp")
+        raise ArgumentTypeError(f"{call}: p2p_op_list: got {shown(p2p_op_list)}; expected a list of at least one P2POp")
     wrong = [entry for entry in p2p_op_list if not isinstance(entry, (P2POp, c10d.P2POp))]
     if wrong:
-        raise ArgumentTypeError(f"{call}: p2p_op_list: got {wrong[0]!r:.60}; expected a list of P2POp")
+        raise ArgumentTypeError(f"{call}: p2p_op_list: got {shown(wrong[0])}; expected a list of P2POp")
     group = p2p_op_list[0].group
     backend = enter(call, group, timeout)
     if backend is None:
@@ -235,12 +337,13 @@ def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: float | timedelta | No
         capabilities = backend.capabilities(group, entry.tensor.device.type)
         _check_tag(call, backend, group, entry.tag, capabilities.tags)
         if written:
-            buffers.append(buffer := StagingBuffer(entry.tensor))
+            buffers.append(buffer := StagingBuffer(entry.tensor, shaped=True))
             memory = buffer.memory
         else:
-            memory = contiguous_elements(entry.tensor)
+            memory = contiguous(entry.tensor)
         global_peer = backend.get_process_group_ranks(group)[position]
-        wire.append(c10d.P2POp(entry.op, as_bytes(memory, capabilities.dtypes), global_peer, group, entry.tag))
+        wire.append(c10d.P2POp(entry.op, _as_sent(memory, capabilities), global_peer, group, entry.tag))
+    _check_apart(call, p2p_op_list)
     works = backend.batch_isend_irecv(wire)
     results = [entry.tensor for entry in p2p_op_list]
     finish = copy_back(buffers)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
-from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction, traced
+from comm_collectives.annotations import Group, Op, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.collective import collective
 from comm_collectives.memory import StagingBuffer, contiguous_elements, copy_if_overlapping
@@ -20,15 +19,45 @@ from comm_utils.reduce_op import parse_reduce_op
 __all__ = ["reduce_scatter", "reduce_scatter_tensor"]
 
 
+@overload
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor] | torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor] | torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def reduce_scatter(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor] | torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("output", "input_list"), "op")
 def reduce_scatter(
     output: torch.Tensor,
     input_list: list[torch.Tensor] | torch.Tensor,
-    op: Any = "sum",
-    group: ProcessGroup | None = None,
+    op: Op = "sum",
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """Reduce over all ranks and leave part r of the result on rank r.
 
@@ -53,15 +82,45 @@ def reduce_scatter(
     return _deliver_staged(work, buffer, output, async_op)
 
 
+@overload
+def reduce_scatter_tensor(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def reduce_scatter_tensor(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def reduce_scatter_tensor(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(("output", "input"), "op", compiled=traced.reduce_scatter_tensor)
 def reduce_scatter_tensor(
     output: torch.Tensor,
     input: torch.Tensor,
-    op: Any = "sum",
-    group: ProcessGroup | None = None,
+    op: Op = "sum",
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
     """:func:`reduce_scatter` of one tensor.
 
@@ -78,9 +137,9 @@ def _reduce_scatter_tensor(
     output: torch.Tensor,
     input: torch.Tensor,
     op: Any,
-    group: ProcessGroup | None,
+    group: Group,
     async_op: bool,
-    timeout: float | timedelta | None,
+    timeout: Timeout,
 ) -> Work | None:
     backend = enter(call, group, timeout)
     if backend is None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import prod
+from typing import SupportsIndex
 
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.arguments import enter, integer
+from comm_collectives.arguments import QUANTIZED, describe, enter, integer
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_utils import kernels
 from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
 
 __all__ = ["empty_shared", "shared_memory_stats"]
 
@@ -32,6 +34,15 @@ _MOST_BYTES = 1 << 62
 def _exbibytes(size_bytes: int) -> str:
     whole = size_bytes >> 60  # too large for a float, perhaps
     return f"{size_bytes / 2**60:.3g}" if whole < 1000 else "more than 1000"
+
+
+def _sizes(shape: object) -> list[int]:
+    """``shape`` as a list of ints; a single number stands for one dimension."""
+    if isinstance(shape, int) or (isinstance(shape, SupportsIndex) and not getattr(shape, "shape", ())):
+        return [integer("empty_shared", "shape", shape)]
+    if isinstance(shape, (str, bytes, bytearray, Mapping, Set)) or not isinstance(shape, Iterable):
+        raise ArgumentTypeError(f"empty_shared: shape: got {describe(shape)}; expected an integer, or a list of them")
+    return [integer("empty_shared", "shape", one) for one in shape]
 
 
 @with_keyword_errors
@@ -60,13 +71,16 @@ def empty_shared(
     backend = enter("empty_shared", group)
     if backend is None:
         return None
-    sizes = [shape] if isinstance(shape, int) else list(shape)
-    sizes = [integer("empty_shared", "shape", one) for one in sizes]
+    sizes = _sizes(shape)
     if any(one < 0 for one in sizes):
         raise ArgumentError(f"empty_shared: shape: got {tuple(sizes)}; expected sizes of 0 and above")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     if not isinstance(dtype, torch.dtype):
-        raise ArgumentTypeError(f"empty_shared: dtype: got {dtype!r:.60}; expected a torch.dtype")
+        raise ArgumentTypeError(f"empty_shared: dtype: got {shown(dtype)}; expected a torch.dtype")
+    if dtype in QUANTIZED:
+        raise ArgumentError(
+            f"empty_shared: dtype: got {dtype}, which needs scales as well; expected the dtype of its integers"
+        )
     size_bytes = prod(sizes) * dtype.itemsize
     # Strides are computed as if no size were 0.
     if prod(max(one, 1) for one in sizes) * dtype.itemsize > _MOST_BYTES:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 from torch.distributed import GroupMember, ProcessGroup
 
 from comm_collectives import arguments
+from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import describe, integer
 from comm_collectives.groups import make_group, members
 from comm_collectives.keyword_errors import with_keyword_errors
@@ -23,12 +23,12 @@ _NOT_A_MEMBER = GroupMember.NON_GROUP_MEMBER
 @with_keyword_errors
 def new_subgroups(
     group_size: int | None = None,
-    group: ProcessGroup | None = None,
-    timeout: float | timedelta | None = None,
+    group: Group = None,
+    timeout: Timeout = None,
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-) -> tuple[Any, list[Any]]:
+) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
     """Cut ``group`` into groups of ``group_size`` neighbouring ranks; called by all of its members.
 
     Args:
@@ -58,14 +58,15 @@ def new_subgroups(
 @with_keyword_errors
 def new_subgroups_by_enumeration(
     ranks_per_subgroup_list: Sequence[Sequence[int]],
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
     backend: str | None = None,
     pg_options: Any = None,
     group_desc: str | None = None,
-) -> tuple[Any, list[Any]]:
+) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
     """Make a group of each list of global ranks, no rank in two of them; called by all of these ranks.
 
     Args:
+        ranks_per_subgroup_list: lists of global ranks.
         timeout, backend, pg_options, group_desc: as for :func:`new_group`.
 
     Returns:
@@ -80,16 +81,17 @@ def new_subgroups_by_enumeration(
 
 @with_keyword_errors
 def split_group(
-    parent_pg: ProcessGroup | None = None,
+    parent_pg: Group = None,
     split_ranks: Sequence[Sequence[int]] | None = None,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
     pg_options: Any = None,
     group_desc: str | None = None,
     backend: str | None = None,
-) -> Any:
+) -> ProcessGroup | Any:
     """Split ``parent_pg``; called by all of its members, with the same lists. Works with every library.
 
     Args:
+        parent_pg: the group to split; None is the world group.
         split_ranks: lists of ranks within ``parent_pg``, no rank in two of them; in each group they are in their order
             within ``parent_pg``.
         timeout, pg_options, group_desc: as for :func:`new_group`.
@@ -131,10 +133,10 @@ def _lists(call: str, name: str, value: Any, size: int) -> list[list[int]]:
 def _made(
     call: str,
     parts: Iterable[list[int]],
-    timeout: float | timedelta | None,
+    timeout: Timeout,
     backend: str | None,
     pg_options: Any,
     group_desc: str | None,
-) -> tuple[Any, list[Any]]:
+) -> tuple[ProcessGroup | Any, list[ProcessGroup | Any]]:
     made = [make_group(call, part, timeout, backend, pg_options, group_desc) for part in parts]
     return next((group for group in made if group is not _NOT_A_MEMBER), _NOT_A_MEMBER), made

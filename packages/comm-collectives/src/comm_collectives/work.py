@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from comm_utils.backend import Work
-from comm_utils.errors import ArgumentTypeError, CommTimeoutError
+from comm_utils.errors import CommTimeoutError
+from comm_utils.given import seconds_to_wait
 
 __all__ = ["After", "Completed", "Received", "deliver", "run"]
 
@@ -22,12 +23,6 @@ def run(finish: Callable[[], None]) -> None:
         finish()
 
 
-def _seconds(timeout: float | timedelta | None) -> float | None:
-    if not isinstance(timeout, (int, float, timedelta, type(None))):
-        raise ArgumentTypeError(f"wait: timeout: got {timeout!r:.60}; expected seconds or a timedelta, or None")
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-
-
 class Completed:
     """The handle of something that was finished when the call returned."""
 
@@ -35,7 +30,7 @@ class Completed:
         self._result = result
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        _seconds(timeout)
+        seconds_to_wait(timeout)
         return True
 
     def is_completed(self) -> bool:
@@ -62,7 +57,7 @@ class After:
         self._lock = threading.Lock()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
-        limit_s = _seconds(timeout)
+        limit_s = seconds_to_wait(timeout)
         if limit_s is None:
             for work in self._works:
                 work.wait()

@@ -19,8 +19,8 @@ from comm_orchestrator import interfaces, rank_discovery, selector
 from comm_orchestrator.environment import apply_variables, restore_variables
 from comm_orchestrator.rendezvous.authentication import remove_secrets
 from comm_orchestrator.rendezvous.join import join, report_to_peers
-from comm_orchestrator.report import describe
-from comm_utils import active
+from comm_orchestrator.report import describe, headline
+from comm_utils import active, process_limits
 from comm_utils.backend import Setup
 from comm_utils.errors import CommError, ConfigurationError, NotInitializedError
 from comm_utils.launch import LaunchInfo
@@ -37,6 +37,10 @@ __all__ = [
 ]
 
 _START_UP_TIMEOUT = timedelta(minutes=30)
+# The rendezvous and the smallest world take about 20 descriptors; a report to the peers takes less.
+_DESCRIPTORS, _DESCRIPTORS_FOR_REPORT = 24, 12
+# Threads reserve 8 MiB each for their stacks.
+_ADDRESS_SPACE_MIB = 48
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class InitOptions:
     dist_backend: str | None = None
     auto_mpi_discovery: bool = True
     distributed_port: int = 29500
-    verbose: bool = True
+    verbose: bool | int = True
     timeout: float | timedelta | None = None
     init_method: str | None = None
     dist_init_required: bool | None = None
@@ -67,6 +71,8 @@ class InitResult:
 
 class _Current:
     launch: LaunchInfo | None = None
+    # The name by which the program chose the library, which torch may know by another.
+    named: str | None = None
 
 
 def current_launch() -> LaunchInfo | None:
@@ -110,7 +116,7 @@ def _plain(config: Any) -> Any:
 def finalize() -> None:
     """Forget the world that has ended, and put back what was set for it."""
     active.deactivate()
-    _Current.launch = None
+    _Current.launch = _Current.named = None
     remember_rank(None)
     remove_secrets()
     restore_variables()
@@ -119,7 +125,7 @@ def finalize() -> None:
 def initialize(options: InitOptions) -> InitResult:
     """Do what ``comm_orchestrator.init_distributed`` promises, short of what concerns the collectives."""
     if options.verbose:
-        show_on_stderr()
+        show_on_stderr(logging.DEBUG if options.verbose > 1 else logging.INFO)
     elif is_shown_on_stderr():  # by an earlier call
         show_on_stderr(logging.WARNING)
     try:
@@ -193,7 +199,7 @@ def _adopt(options: InitOptions) -> None:
 
 
 def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
-    if dist_backend is not None and dist_backend.lower() != found:
+    if dist_backend is not None and dist_backend.strip().lower() not in (found, _Current.named):
         logger.warning(
             "torch.distributed was already initialised with backend %s; it is kept, dist_backend=%r is ignored",
             found,
@@ -208,6 +214,13 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> None:
     own_rendezvous = settings.process_group.init_method is not None or options.store is not None
     launch = rank_discovery.find(os.environ, options.rank, options.world_size, settings, own_rendezvous)
     remember_rank(launch.rank)
+    try:
+        _check_limits(launch.rank)
+    except CommError as error:
+        free = process_limits.free_descriptors()
+        if free is None or free >= _DESCRIPTORS_FOR_REPORT:
+            report_to_peers(launch, settings, start_up, options.store, error)
+        raise
     with apply_variables(settings.variables):
         joined = join(launch, settings, start_up, options.store)
         launch, choice = joined.launch, joined.choice
@@ -216,6 +229,13 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> None:
             device = joined.bind() if options.device is None else options.device
             setup = Setup(choice.backend, launch.rank, launch.world_size, joined.point.store, timeout, device)
             active.activate(selector.activate(setup))
-    _Current.launch = launch
+    _Current.launch, _Current.named = launch, (settings.process_group.backend or "").strip().lower()
     if launch.rank == 0:
-        logger.info("%s", describe(choice, launch, settings, joined.point.description))
+        logger.info("%s", headline(choice, launch))
+        logger.debug("%s", describe(choice, launch, settings, joined.point.description))
+
+
+def _check_limits(rank: int) -> None:
+    who = f"init_distributed: rank {rank}"
+    process_limits.check_descriptors(who, _DESCRIPTORS)
+    process_limits.check_address_space(who, _ADDRESS_SPACE_MIB)

@@ -1,4 +1,4 @@
-"""The line that says what was set up, and where each fact came from."""
+"""The lines that say what was set up, and where each fact came from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import comm_config
 from comm_orchestrator.selector import Choice
 from comm_utils.launch import LaunchInfo
 
-__all__ = ["FACTS", "describe", "facts"]
+__all__ = ["FACTS", "describe", "facts", "headline"]
+
+# What time, level, rank and logger leave of a terminal of 80 columns.
+_COLUMNS = 41
 
 #: fields of LaunchInfo as people read them
 FACTS = {
@@ -29,8 +32,17 @@ def facts(launch: LaunchInfo) -> list[tuple[str, object, str]]:
     ]
 
 
+def headline(choice: Choice, launch: LaunchInfo) -> str:
+    """Return what was set up, in one line of a terminal: libraries, ranks and, where it fits, the launcher."""
+    libraries = dict.fromkeys(part.rpartition(":")[2] for part in choice.backend.split(","))
+    ranks = f"{launch.world_size} rank{'s' if launch.world_size != 1 else ''}"
+    text = f"initialised: {', '.join(libraries)}, {ranks}"
+    launcher = f" ({'no launcher' if launch.launcher == 'none' else launch.launcher})"
+    return text + (launcher if len(text + launcher) <= _COLUMNS else "")
+
+
 def describe(choice: Choice, launch: LaunchInfo, settings: comm_config.Settings, place: str) -> str:
-    """Return one line for the log: backend, launch facts, store and timeout, each with its source in brackets."""
+    """Return all facts for the log: backend, launch facts, store and timeout, each with its source in brackets."""
     sources = settings.sources
     why = sources["process_group.backend"] if settings.process_group.backend is not None else choice.reason
     parts = [f"backend {choice.backend} ({why})", f"launcher {launch.launcher}"]
@@ -39,4 +51,4 @@ def describe(choice: Choice, launch: LaunchInfo, settings: comm_config.Settings,
         parts.append(f"met {place}")
     if settings.timeouts.collective_s is not None:
         parts.append(f"timeout {settings.timeouts.collective_s:g} s ({sources['timeouts.collective_s']})")
-    return "initialised: " + ", ".join(parts)
+    return "facts: " + ", ".join(parts)

@@ -28,10 +28,13 @@ __all__ = [
 # What a kind of device prefers, best first. "cpu:gloo,cuda:nccl" serves CPU tensors beside the accelerator's.
 _PREFERRED = {
     "cuda": ("cpu:gloo,cuda:nccl", "gloo"),
-    "xpu": ("cpu:gloo,xpu:xccl", "gloo"),
+    "xpu": ("cpu:gloo,xpu:xccl", "cpu:gloo,xpu:oneccl_bindings_for_pytorch", "gloo"),
     "cpu": ("ccl", "gloo"),
 }
+# Intel's discontinued bindings: nothing requires them, and on CPUs they are used by name only.
+_BINDINGS = "oneccl_bindings_for_pytorch"
 _REMEDIES = {
+    _BINDINGS: "Intel has discontinued it, and nothing requires it",
     "ccl": "install it with: pip install 'comm-orchestrator[ccl]'",
     "mpi": "it needs a torch built from source beside an MPI",
 }
@@ -95,17 +98,37 @@ def known_backends() -> set[str]:
     return {*available_backends(), *_REMEDIES, *preferred}
 
 
-def choose(backend: str) -> Choice:
+def choose(backend: str, device_type: str = "cpu") -> Choice:
     """Return the backend that somebody named.
+
+    ``"ccl"`` stands for Intel's bindings where they are installed and comm-backend-ccl cannot be used.
+
+    Args:
+        device_type: the device that this process computes on.
 
     Raises:
         BackendUnavailableError: it cannot be had; names the package or variable that is missing.
     """
     name = backend.strip().lower()
-    problem = _problem(name, available_backends())
+    available = available_backends()
+    if _BINDINGS in available:
+        name = _with_bindings(name, device_type, "ccl" in available and available["ccl"].usable)
+    problem = _problem(name, available)
     if problem is not None:
         raise BackendUnavailableError(problem)
     return Choice(name, "named")
+
+
+def _with_bindings(backend: str, device_type: str, has_ccl: bool) -> str:
+    """Return ``backend`` with the bindings by their own name, and with the devices that they are to serve."""
+    if backend == _BINDINGS or (backend == "ccl" and not has_ccl):
+        return f"cpu:gloo,xpu:{_BINDINGS}" if device_type == "xpu" else f"cpu:{_BINDINGS}"
+    parts = [part.rpartition(":") for part in backend.split(",")]
+    theirs = [name == "ccl" and (device == "xpu" or not has_ccl) for device, _, name in parts]
+    return ",".join(
+        f"{device}{colon}{_BINDINGS if is_theirs else name}"
+        for (device, colon, name), is_theirs in zip(parts, theirs, strict=True)
+    )
 
 
 def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:

@@ -29,13 +29,15 @@ class Refused(Exception):
         reason: continues "obj[3]: ".
         wrong_kind: the type is the reason, not the value.
         too_large: the size limit is the reason.
+        damaged: nobody could read it, so a pickle is no remedy.
     """
 
-    def __init__(self, reason: str, *, wrong_kind: bool = True, too_large: bool = False) -> None:
+    def __init__(self, reason: str, *, wrong_kind: bool = True, too_large: bool = False, damaged: bool = False) -> None:
         super().__init__(reason)
         self.reason = reason
         self.wrong_kind = wrong_kind
         self.too_large = too_large
+        self.damaged = damaged
         self._steps: list[str] = []
         self._containers: list[int] = []
 

@@ -74,7 +74,7 @@ def encode_object(
         writer.value(obj)
         return writer.message()
     except Refused as refused:
-        if pickled and not refused.too_large:
+        if pickled and not (refused.too_large or refused.damaged):
             return _pickle(obj, call, name, limit)
         kind = ArgumentTypeError if refused.wrong_kind else ArgumentError
         raise kind(f"{call}: {refused.message(name)}") from None

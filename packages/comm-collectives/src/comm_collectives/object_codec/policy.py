@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
 
 __all__ = ["ObjectPolicy", "object_policy", "resolve_allow_pickle", "set_object_policy"]
 
@@ -29,13 +30,17 @@ class _Slot:
 def set_object_policy(allow_pickle: bool = False, max_bytes: int = 1 << 30) -> None:
     """Set the policy of this process; see :class:`ObjectPolicy`.
 
+    Args:
+        allow_pickle: pickle objects without an encoding, and unpickle data of other ranks, which can then run code.
+        max_bytes: the largest encoded object that is sent or accepted.
+
     Raises:
         ArgumentError, ArgumentTypeError
     """
     if not isinstance(allow_pickle, bool):
-        raise ArgumentTypeError(f"set_object_policy: allow_pickle: got {allow_pickle!r:.60}; expected True or False")
+        raise ArgumentTypeError(f"set_object_policy: allow_pickle: got {shown(allow_pickle)}; expected True or False")
     if not isinstance(max_bytes, int) or isinstance(max_bytes, bool):
-        raise ArgumentTypeError(f"set_object_policy: max_bytes: got {max_bytes!r:.60}; expected a number of bytes")
+        raise ArgumentTypeError(f"set_object_policy: max_bytes: got {shown(max_bytes)}; expected a number of bytes")
     if not 0 < max_bytes < 1 << 63:
         raise ArgumentError(f"set_object_policy: max_bytes: got {max_bytes}; expected 1 or more")
     _Slot.policy = ObjectPolicy(allow_pickle, max_bytes)
@@ -51,5 +56,5 @@ def resolve_allow_pickle(call: str, allow_pickle: bool | None) -> bool:
     if allow_pickle is None:
         return _Slot.policy.allow_pickle
     if not isinstance(allow_pickle, bool):
-        raise ArgumentTypeError(f"{call}: allow_pickle: got {allow_pickle!r:.60}; expected True, False or None")
+        raise ArgumentTypeError(f"{call}: allow_pickle: got {shown(allow_pickle)}; expected True, False or None")
     return allow_pickle

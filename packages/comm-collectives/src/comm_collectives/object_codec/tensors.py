@@ -14,11 +14,13 @@ from struct import Struct
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from comm_collectives.memory import contiguous_elements
 from comm_collectives.object_codec.errors import ObjectDecodeError, Refused
 from comm_collectives.object_codec.scalars import DTYPES, dtype_name, read_dtype
 from comm_collectives.object_codec.wire import Read, Reader, Tag, Write, Writer
+from comm_utils.torch_support.plain_tensors import missing_storage
 
 __all__ = ["READERS", "WRITERS", "refuse_subclass"]
 
@@ -32,6 +34,10 @@ _OPAQUE = frozenset(dtype for name, dtype in DTYPES.items() if re.fullmatch(r"q.
 
 
 def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
+    if is_lazy(tensor):
+        raise Refused(f"got an {type(tensor).__name__}, which has no shape yet")
+    if tensor.is_nested:
+        raise Refused("got a nested tensor; send unbind() of it")
     if tensor.layout is not torch.strided:
         raise Refused(f"got a sparse tensor ({tensor.layout}); send to_dense() of it")
     if tensor.dtype in _OPAQUE:
@@ -42,6 +48,7 @@ def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
         raise Refused("got a tensor on the device 'meta', which has no elements")
     if tensor.dim() > _MAX_DIMENSIONS:
         raise Refused(f"got a tensor of {tensor.dim()} dimensions; at most {_MAX_DIMENSIONS} can be sent")
+    _check_memory(tensor)
     name = dtype_name(tensor.dtype).encode()
     kind = tensor.device.type
     device = _DEVICES.index(kind) if kind in _DEVICES else 0
@@ -59,6 +66,20 @@ def _write_tensor(writer: Writer, tensor: torch.Tensor) -> None:
         writer.part(contiguous_elements(tensor).view(torch.uint8), size_bytes)
 
 
+def _check_memory(tensor: torch.Tensor) -> None:
+    try:
+        missing = missing_storage(tensor)
+    except (NotImplementedError, RuntimeError, TypeError):
+        raise Refused("got a tensor without memory of its own, as under torch.vmap or torch.func.grad") from None
+    if missing is not None:
+        raise Refused(
+            f"got a tensor whose storage has {missing[0]} bytes, but its shape {tuple(tensor.shape)} needs "
+            f"{missing[1]}; resize the storage before",
+            wrong_kind=False,
+            damaged=True,
+        )
+
+
 def _read_tensor(reader: Reader) -> torch.Tensor:
     reader.skip_filler(Tag.TENSOR)
     flags, device, dimensions, name_bytes = reader.unpack(_HEAD)
@@ -73,7 +94,7 @@ def _read_tensor(reader: Reader) -> torch.Tensor:
             raise ObjectDecodeError("a bool tensor has bytes other than 0 and 1")
         tensor = raw.view(dtype).view(shape)
     else:
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = torch.empty(shape, dtype=dtype, device="cpu")
     tensor = _to_device(tensor, _DEVICES[device])
     requires_grad = bool(flags & _REQUIRES_GRAD)
     if flags & _PARAMETER:

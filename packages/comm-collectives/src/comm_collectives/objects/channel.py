@@ -13,6 +13,8 @@ from comm_collectives.memory import as_bytes
 from comm_collectives.object_codec import ObjectDecodeError
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
+from comm_utils.torch_support.plain_tensors import present
 
 __all__ = ["INLINE_BYTES", "RECORD_NUMBERS", "Channel", "Inbox", "outbox"]
 
@@ -184,11 +186,11 @@ def _transport_device(call: str, backend: Backend, group: ProcessGroup | None, d
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ArgumentTypeError(f"{call}: device: got {device!r:.60}; expected a torch.device or None") from error
-    if chosen.type not in served:
+        raise ArgumentTypeError(f"{call}: device: got {shown(device)}; expected a torch.device or None") from error
+    if chosen.type not in present(served):
         raise ArgumentError(
             f"{call}: device: got {chosen}; backend {backend.get_backend(group)!r} of this group serves "
-            f"{' and '.join(served)}; leave device out"
+            f"{' and '.join(present(served))} here; leave device out"
         )
     return _current(chosen)
 

@@ -29,6 +29,7 @@ from comm_collectives.objects.agreement import Misuse, Offer, agree, record_of
 from comm_collectives.objects.channel import Channel
 from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
 
 __all__ = [
     "all_gather_object",
@@ -78,7 +79,11 @@ def allgather_object(
     allow_pickle: bool | None = None,
     timeout: float | timedelta | None = None,
 ) -> Any:
-    """Collect every rank's object on every rank and return the list, in rank order."""
+    """Collect every rank's object on every rank and return the list, in rank order.
+
+    Args:
+        obj: any object that can be sent.
+    """
     call = "allgather_object"
     backend = enter(call, group, timeout)
     if backend is None:
@@ -372,7 +377,7 @@ def _decode_all(channel: Channel, messages: list[memoryview], unpickle: bool) ->
 def _check_list(call: str, name: str, value: Any, length: int | None = None) -> None:
     if not isinstance(value, list):
         wanted = "a list" if length is None else f"a list of {length} entries, one for each rank of the group"
-        raise ArgumentTypeError(f"{call}: {name}: got {value!r:.60} of type {type(value).__name__}; expected {wanted}")
+        raise ArgumentTypeError(f"{call}: {name}: got {shown(value)} of type {type(value).__name__}; expected {wanted}")
     if length is not None and len(value) != length:
         raise ArgumentError(
             f"{call}: {name}: got a list of {len(value)}; expected {length} entries, one for each rank of the group"

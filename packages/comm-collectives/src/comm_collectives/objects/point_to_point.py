@@ -45,7 +45,8 @@ class _Peer:
         self._channel = channel
         self._position = position
         self._use_batch = use_batch
-        self._tags = _TAGS if channel.capabilities.tags else (0, 0, 0)
+        # A backend that has tags and not this moves messages with tags at another speed.
+        self._tags = _TAGS if channel.capabilities.tags and channel.capabilities.any_source else (0, 0, 0)
 
     @property
     def rank(self) -> int:
@@ -147,7 +148,7 @@ def recv_object_list(
 
     Args:
         object_list: as long as the sender's; overwritten.
-        src: a member other than this rank; None for any source, if the backend supports it (not NCCL, oneCCL).
+        src: a member other than this rank; None for any source, if the backend supports it (not NCCL).
         device, use_batch: as for :func:`send_object_list`.
         allow_pickle: accept a pickle, by which the sender can run any code here; None is what
             ``set_object_policy`` says.

@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial, reduce
 from numbers import Number
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives import graph_breaks
+from comm_collectives.annotations import Op
 from comm_collectives.arguments import enter, group_rank_of
 from comm_collectives.collective import collective
-from comm_collectives.memory import contiguous_elements
+from comm_collectives.memory import concatenate, contiguous_elements
 from comm_collectives.object_codec import resolve_allow_pickle
 from comm_collectives.objects.channel import Channel
 from comm_collectives.objects.collective import exchange_to_root
@@ -36,7 +37,7 @@ _NOTHING_NATIVE = Capabilities(frozenset(), frozenset(), frozenset())
 def reduce_object(
     obj: Any,
     dst: int,
-    op: Any = "sum",
+    op: Op | Callable[[Any, Any], Any] = "sum",
     group: ProcessGroup | None = None,
     *,
     allow_pickle: bool | None = None,
@@ -68,12 +69,14 @@ def reduce_object(
     gathered = exchange_to_root(Channel(_CALL, backend, group), obj, root, detail, unpickle, check)
     if gathered is None:
         return None
-    return reduce(op, gathered) if named is None else _combine(named, gathered)
+    return reduce(cast("Callable[[Any, Any], Any]", op), gathered) if named is None else _combine(named, gathered)
 
 
 def _is_function(op: Any) -> bool:
-    # torch.distributed.ReduceOp's members can be called as well, in some releases.
-    return callable(op) and not isinstance(op, ReduceOp) and type(op).__module__.split(".")[0] != "torch"
+    # torch.distributed.ReduceOp's members can be called as well, in some releases; the classes make no result.
+    if not callable(op) or isinstance(op, ReduceOp) or op in (ReduceOp, torch.distributed.ReduceOp):
+        return False
+    return type(op).__module__.split(".")[0] != "torch"
 
 
 def _check(op: ReduceOp, obj: Any) -> None:
@@ -100,7 +103,15 @@ def _combine(op: ReduceOp, objects: list[Any]) -> Any:
     if any(isinstance(obj, torch.Tensor) for obj in objects):
         return _combine_tensors(op, objects)
     total = reduce(_STEPS[op], objects)
-    return total / len(objects) if op is ReduceOp.AVG else total
+    if op is not ReduceOp.AVG:
+        return total
+    try:
+        return total / len(objects)
+    except OverflowError as error:
+        raise ArgumentError(
+            f"{_CALL}: obj: got integers whose average is beyond any float; use op='sum' and divide it by "
+            f"{len(objects)}, in integers"
+        ) from error
 
 
 def _combine_tensors(op: ReduceOp, tensors: list[Any]) -> torch.Tensor:
@@ -113,7 +124,8 @@ def _combine_tensors(op: ReduceOp, tensors: list[Any]) -> torch.Tensor:
                 "dtype, shape and kind of device"
             )
     encoding = encoding_for(_CALL, op, first.dtype, _NOTHING_NATIVE)
-    parts = torch.stack([encoding.encode(contiguous_elements(tensor)) for tensor in tensors])
+    encoded = [encoding.encode(contiguous_elements(tensor)) for tensor in tensors]
+    parts = concatenate(encoded).view(len(encoded), encoded[0].numel())
     result = torch.empty_like(first, requires_grad=False)
     elements = result.view(-1)
     total = encoding.encode(elements) if encoding.shares else parts.new_empty(parts.shape[1])

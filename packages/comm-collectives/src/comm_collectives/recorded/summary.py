@@ -98,7 +98,7 @@ def _plain(trace: RankTrace) -> list[Any]:
         (numbers.setdefault(event.operation, len(numbers)), event.sequence, event.begin_ns, event.end_ns)
         for event in trace.events
     ]
-    events = torch.tensor(found, dtype=torch.int64).reshape(-1, 4)
+    events = torch.tensor(found, dtype=torch.int64, device="cpu").reshape(-1, 4)
     header = {name: value for name, value in asdict(replace(trace, events=[])).items() if name != "events"}
     return [header, [asdict(operation) for operation in numbers], events]
 

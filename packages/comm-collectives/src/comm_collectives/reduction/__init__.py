@@ -4,14 +4,14 @@ avg from sum, a reduce that leaves the other ranks' tensors alone, small integer
 ones, and reductions on each rank where the backend has none.
 """
 
-from comm_collectives.reduction.encoding import Encoding, encoding_for
-from comm_collectives.reduction.local import fold
 from comm_collectives.reduction.reducing import (
     all_reduce,
     reduce,
     reduce_scatter,
     reduce_scatter_tensor,
 )
+from comm_utils.torch_support.folding import fold
+from comm_utils.torch_support.reduction_encoding import Encoding, encoding_for
 
 __all__ = [
     "Encoding",

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.memory import as_bytes, contiguous_elements, memory_view
-from comm_collectives.reduction.encoding import Encoding, encoding_for
-from comm_collectives.reduction.local import fold
+from comm_collectives.memory import as_bytes, concatenate, contiguous, contiguous_elements, memory_view
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.folding import fold
+from comm_utils.torch_support.reduction_encoding import Encoding, encoding_for
 
 __all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
 
@@ -31,7 +31,8 @@ def all_reduce(
     """Reduce a dense ``tensor`` in place, in the order of its memory."""
     capabilities = backend.capabilities(group, tensor.device.type)
     encoding = encoding_for(call, op, tensor.dtype, capabilities)
-    elements = memory_view(tensor)
+    # Profilers show the shape of what travels.
+    elements = tensor.detach() if encoding.native and tensor.is_contiguous() else memory_view(tensor)
     wire = encoding.encode(elements)
     W = backend.get_world_size(group)
     if encoding.native:
@@ -49,7 +50,7 @@ def reduce(
     """Reduce into the dense ``tensor`` of ``group_dst``, in logical order; the others' stay as they are, bitwise."""
     capabilities = backend.capabilities(group, tensor.device.type)
     encoding = encoding_for("reduce", op, tensor.dtype, capabilities)
-    elements = contiguous_elements(tensor)
+    elements = contiguous(tensor) if encoding.native else contiguous_elements(tensor)
     is_own = elements.data_ptr() == tensor.data_ptr()  # else a copy
     wire = encoding.encode(elements)
     W = backend.get_world_size(group)
@@ -101,7 +102,7 @@ def reduce_scatter(
 ) -> Work | None:
     """Reduce entry r of every rank's ``inputs`` into ``output``, (n,), of rank r; entries may differ in size."""
     sizes = [tensor.numel() for tensor in inputs]
-    joined = torch.cat([contiguous_elements(tensor) for tensor in inputs])
+    joined = concatenate([contiguous_elements(tensor) for tensor in inputs])
     if len(set(sizes)) == 1:
         return reduce_scatter_tensor(backend, output, joined, op, group, async_op, "reduce_scatter")
     capabilities = backend.capabilities(group, joined.device.type)

@@ -19,6 +19,7 @@ from comm_collectives.recorded.backend import Recording
 from comm_orchestrator import orchestrator, telemetry
 from comm_utils import active
 from comm_utils.errors import ArgumentTypeError
+from comm_utils.given import shown
 from comm_utils.observability import exports
 from comm_utils.observability.comms_logger import CommsLogger, Row, Window
 
@@ -104,6 +105,7 @@ def configure(
     Before ``init_distributed`` it is for the world to come, unless that has a configuration with a ``comms_logger``.
 
     Args:
+        prof_ops: the names of the operations to record, where ``prof_all`` is off.
         config: a configuration whose ``comms_logger`` section is applied first; DeepSpeed's own configuration objects
             are understood.
         enabled: record from now on. Off, a call costs exactly what it costs without a logger.
@@ -116,7 +118,7 @@ def configure(
     switches = {"enabled": enabled, "prof_all": prof_all, "verbose": verbose, "debug": debug, "ranges": ranges}
     for name, value in switches.items():
         if value is not None and not (isinstance(value, int) and value in (0, 1)):
-            raise ArgumentTypeError(f"configure: {name}: got {value!r:.60}; expected True or False, or None")
+            raise ArgumentTypeError(f"configure: {name}: got {shown(value)}; expected True or False, or None")
     log = _Log.comms
     if config is not None and orchestrator.names_comms_logger(config):
         section = orchestrator.load_config(config).comms_logger
@@ -124,6 +126,8 @@ def configure(
         enabled = section.enabled if enabled is None else enabled
     if isinstance(prof_ops, str):
         raise ArgumentTypeError(f"configure: prof_ops: got {prof_ops!r}; expected a list of operations, [{prof_ops!r}]")
+    if not (prof_ops is None or isinstance(prof_ops, Iterable)):
+        raise ArgumentTypeError(f"configure: prof_ops: got {shown(prof_ops)}; expected a list of operations, or None")
     log.choose(verbose, prof_all, prof_ops, debug, ranges)
     if not active.is_active():
         _Log.to_come = _Log.to_come or False if enabled is None else enabled
@@ -152,18 +156,34 @@ def stop_profiling_comms() -> None:
 
 
 def start_profiling_op(op_name_list: Iterable[str]) -> None:
-    """Record these operations too, where not all are: the names of calls, or their ``log_name``."""
+    """Record these operations too, where not all are: the names of calls, or their ``log_name``.
+
+    Args:
+        op_name_list: names of operations, or of calls by their ``log_name``.
+
+    Raises:
+        ArgumentTypeError: it is no list of names.
+    """
     configure(prof_ops=_Log.comms.prof_ops | _names("start_profiling_op", op_name_list))
 
 
 def stop_profiling_op(op_name_list: Iterable[str]) -> None:
-    """Record these operations no more, where not all are."""
+    """Record these operations no more, where not all are.
+
+    Args:
+        op_name_list: names of operations, or of calls by their ``log_name``.
+
+    Raises:
+        ArgumentTypeError: it is no list of names.
+    """
     configure(prof_ops=_Log.comms.prof_ops - _names("stop_profiling_op", op_name_list))
 
 
 def _names(call: str, names: Iterable[str]) -> frozenset[str]:
     if isinstance(names, str):
         raise ArgumentTypeError(f"{call}: op_name_list: got {names!r}; expected a list of operations, [{names!r}]")
+    if not isinstance(names, Iterable):
+        raise ArgumentTypeError(f"{call}: op_name_list: got {shown(names)}; expected a list of operations")
     return frozenset(names)
 
 
@@ -200,6 +220,9 @@ def stop_trace() -> Path | None:
 
     Returns:
         The file of this rank; None where no trace was being written.
+
+    Raises:
+        PeerLostError, CommTimeoutError: not every rank called it; the file of this rank is whole all the same.
     """
     try:
         return trace_files.stop_trace(_Log.comms)
@@ -216,9 +239,12 @@ def log_rows() -> list[Row]:
 
 @with_keyword_errors
 def log_window(name: str = "") -> Window:
-    """Record a part of the program, such as a step or an epoch, separately.
+    """Return a record of a part of the program, such as a step or an epoch.
 
     ``with log_window("epoch 1") as window: ...`` and then ``window.rows()``, ``window.total_s``, ``window.elapsed_s``.
+
+    Args:
+        name: to tell windows apart.
     """
     return _Log.comms.window(name)
 
@@ -262,8 +288,11 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> dict
     Args:
         show_straggler: also how the time of all ranks divides into waiting for others and transfer, and who was waited
             for; of the last 16,384 operations of each rank. All ranks call it then.
-        return_dict: return this rank's numbers as well, in DeepSpeed's form: ``{"summary": {name: {size in bytes:
-            {...}}}, "straggler_analysis": ..., "metadata": {...}}``.
+        return_dict: return this rank's numbers as well.
+
+    Returns:
+        With ``return_dict``, the numbers in DeepSpeed's form: ``{"summary": {name: {size in bytes: {...}}},
+        "straggler_analysis": ..., "metadata": {...}}``; otherwise None.
     """
     return summary.log_summary(_Log.comms, show_straggler, return_dict)
 

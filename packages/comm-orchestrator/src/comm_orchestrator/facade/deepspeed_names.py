@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
+from typing import Literal, overload
 
 import torch
-from torch.distributed import ProcessGroup
 
 import comm_collectives
 from comm_collectives import arguments
+from comm_collectives.annotations import Group, Op, Timeout
 from comm_collectives.collective import INLINE, collective
 from comm_orchestrator import mpi, rank_discovery
 from comm_utils.backend import Work
@@ -39,30 +38,95 @@ __all__ = [
 ]
 
 
+@overload
+def reduce_scatter_fn(
+    output_tensor: torch.Tensor,
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def reduce_scatter_fn(
+    output_tensor: torch.Tensor,
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def reduce_scatter_fn(
+    output_tensor: torch.Tensor,
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(compiled=INLINE)
 def reduce_scatter_fn(
     output_tensor: torch.Tensor,
     tensor: torch.Tensor,
-    op: Any = "sum",
-    group: ProcessGroup | None = None,
+    op: Op = "sum",
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
-    """``reduce_scatter_tensor(output_tensor, tensor, op, group, async_op)``."""
+    """:func:`reduce_scatter_tensor` by DeepSpeed's name.
+
+    Args:
+        output_tensor, tensor, op: as for :func:`reduce_scatter_tensor`, whose ``input`` is ``tensor``.
+    """
     return comm_collectives.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op, timeout=timeout)
 
 
+@overload
+def allgather_fn(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Group = None,
+    async_op: Literal[False] = False,
+    *,
+    timeout: Timeout = None,
+) -> None: ...
+@overload
+def allgather_fn(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+) -> Work: ...
+@overload
+def allgather_fn(
+    output_tensor: torch.Tensor,
+    input_tensor: torch.Tensor,
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+) -> Work | None: ...
 @collective(compiled=INLINE)
 def allgather_fn(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,
-    group: ProcessGroup | None = None,
+    group: Group = None,
     async_op: bool = False,
     *,
-    timeout: float | timedelta | None = None,
+    timeout: Timeout = None,
 ) -> Work | None:
-    """``all_gather_into_tensor(output_tensor, input_tensor, group, async_op)``."""
+    """:func:`all_gather_into_tensor` by DeepSpeed's name.
+
+    Args:
+        output_tensor, input_tensor: as for :func:`all_gather_into_tensor`.
+    """
     return comm_collectives.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, timeout=timeout)
 
 
@@ -110,6 +174,9 @@ def _true(call: str) -> bool:
 def enable_symm_mem_for_group(group_name: str) -> None:
     """Enable torch's symmetric memory for the group called ``group_name``, where this build of torch has it.
 
+    Args:
+        group_name: ``group.group_name`` of a process group.
+
     Raises:
         BackendUnavailableError: it has not.
         NotInitializedError
@@ -125,17 +192,29 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
 
 def get_local_rank_from_launcher() -> int:
-    """Return the value of the launcher's variables; 0 where there are none. Needs no initialisation."""
+    """Return the value of the launcher's variables; 0 where there are none. Needs no initialisation.
+
+    Raises:
+        LaunchError: the launcher's variables contradict each other.
+    """
     return discover(os.environ, with_plugins()).local_rank or 0
 
 
 def get_world_rank_from_launcher() -> int:
-    """Return the value of the launcher's variables; 0 where there are none. Needs no initialisation."""
+    """Return the value of the launcher's variables; 0 where there are none. Needs no initialisation.
+
+    Raises:
+        LaunchError: the launcher's variables contradict each other.
+    """
     return discover(os.environ, with_plugins()).rank
 
 
 def get_world_size_from_launcher() -> int:
-    """Return the value of the launcher's variables; 1 where there are none. Needs no initialisation."""
+    """Return the value of the launcher's variables; 1 where there are none. Needs no initialisation.
+
+    Raises:
+        LaunchError: the launcher's variables contradict each other.
+    """
     return discover(os.environ, with_plugins()).world_size
 
 
@@ -182,6 +261,7 @@ def patch_aml_env_for_torch_nccl_backend(master_port: int = 6105, verbose: bool 
     Unlike DeepSpeed's, it leaves ``NCCL_SOCKET_IFNAME`` alone: ``init_distributed`` chooses the interface.
 
     Args:
+        verbose: log what was found.
         master_port: for several nodes, where neither ``MASTER_PORT`` nor the job says one.
 
     Raises:
@@ -200,6 +280,9 @@ def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
     """Set ``RANK`` and the others from the variables of a SageMaker job; see :func:`mpi_discovery`.
 
     Unlike DeepSpeed's, it sets ``MASTER_ADDR`` too.
+
+    Args:
+        verbose: log what was found.
 
     Raises:
         LaunchError: the variables are not there.

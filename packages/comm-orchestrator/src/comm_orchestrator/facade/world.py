@@ -36,7 +36,7 @@ def init_distributed(
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
     distributed_port: int = 29500,
-    verbose: bool = True,
+    verbose: bool | int = True,
     timeout: float | timedelta | None = None,
     init_method: str | None = None,
     dist_init_required: bool | None = None,
@@ -57,7 +57,8 @@ def init_distributed(
         auto_mpi_discovery: ask MPI, through mpi4py, where an MPI launcher started this process and its variables do not
             tell everything.
         distributed_port: the port of rank 0, where the launcher names none.
-        verbose: show this package's log, at level INFO, on stderr unless the program has set up logging.
+        verbose: show this package's log, at level INFO, on stderr unless the program has set up logging; 2 for level
+            DEBUG, which has every fact of the start with its source.
         timeout: seconds or a timedelta that an operation may take, in every group made later too; by default 30
             minutes, 10 for NCCL.
         init_method: where the ranks meet, ``"tcp://host:port"``, ``"file:///path"`` or ``"env://"``.
@@ -164,7 +165,14 @@ def _initialize(options: orchestrator.InitOptions) -> None:
 
 @with_keyword_errors
 def initialize_module(config: Any = None) -> None:
-    """``init_distributed`` with everything taken from a configuration: a dict, a path or a ``CommConfig``."""
+    """``init_distributed`` with everything taken from a configuration: a dict, a path or a ``CommConfig``.
+
+    Args:
+        config: as for :func:`init_distributed`.
+
+    Raises:
+        CommError: as for :func:`init_distributed`.
+    """
     init_distributed(config=config)
 
 
@@ -179,7 +187,11 @@ def is_available() -> bool:
 
 
 def get_local_rank() -> int:
-    """Return this process's rank among those of its host; -1 where the launcher does not say."""
+    """Return this process's rank among those of its host; -1 where the launcher does not say.
+
+    Raises:
+        NotInitializedError: nothing is initialised.
+    """
     if not is_initialized():
         arguments.active("get_local_rank")
         raise NotInitializedError(
@@ -192,13 +204,16 @@ def get_local_rank() -> int:
 
 
 def available_backends() -> dict[str, Availability]:
-    """Every library that an installed package can activate, and whether and why it can be used here."""
+    """Return every library that an installed package can activate, and whether and why it can be used here."""
     return selector.available_backends()
 
 
 @with_keyword_errors
 def set_backend(name: str | None = None) -> None:
     """Check that the active backend is ``name``; a running world cannot change its library.
+
+    Args:
+        name: of a library, such as ``"gloo"``; None accepts any.
 
     Raises:
         ArgumentError: another one is active; says how to change.

@@ -73,7 +73,7 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
     mine = _own_record(launch, settings, kind)
     named = settings.process_group.backend
     try:
-        choice = selector.choose(named) if named is not None else None
+        choice = selector.choose(named, kind) if named is not None else None
         interfaces.variables(os.environ, None, interfaces.addresses(), ccl=False)
     except CommError as error:
         report_to_peers(launch, settings, limit, store, error)

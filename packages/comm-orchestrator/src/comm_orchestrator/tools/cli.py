@@ -8,6 +8,10 @@ import sys
 __all__ = ["main"]
 
 
+# To the start of the line, which a progress bar may have filled; clear it; show the cursor.
+_CLEAR = "\r\x1b[K\x1b[?25h"
+
+
 class _InterruptedError(BaseException):
     pass
 
@@ -27,7 +31,7 @@ def main() -> None:
         print("commctl needs typer and rich; install them with: pip install 'comm-orchestrator[cli]'", file=sys.stderr)
         raise SystemExit(2) from None
     except _InterruptedError:  # also while torch is imported, which takes a second
-        print("interrupted", file=sys.stderr)
+        print(f"{_CLEAR if sys.stderr.isatty() else ''}interrupted", file=sys.stderr)
         raise SystemExit(130) from None
 
 

@@ -95,3 +95,28 @@ def doctor(
     from comm_orchestrator.tools.doctor.command import run
 
     raise typer.Exit(run(timeout, as_json))
+
+
+def _rank_counts(values: list[int] | None) -> list[int] | None:
+    for value in values or ():
+        if not 2 <= value <= 64:
+            raise typer.BadParameter(f"got {value}; expected 2 to 64 ranks")
+    return values
+
+
+@app.command()
+def tune(
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(help="Ranks to measure with; may be given again. A pair, and one a core.", callback=_rank_counts),
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Show what is known, and measure nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Measure which way of moving data in shared memory is the fastest on this host, and keep the result.
+
+    Groups that are made later start from it. Run it while nothing else runs; it takes about half a minute.
+    """
+    from comm_orchestrator.tools.tune.command import default_ranks, run
+
+    raise typer.Exit(run(ranks or default_ranks(), show, as_json))

@@ -82,9 +82,9 @@ def run(module: str, arguments: Sequence[str], ranks: int) -> int:
 
 
 def _show_cursor() -> None:
-    """Restore the terminal after a rank that was ended while it drew a progress bar."""
+    """Clear the line and show the cursor after a rank that was ended while it drew a progress bar."""
     if sys.stderr.isatty():
-        print("\x1b[?25h", end="", file=sys.stderr, flush=True)
+        print("\r\x1b[K\x1b[?25h", end="", file=sys.stderr, flush=True)
 
 
 @contextmanager

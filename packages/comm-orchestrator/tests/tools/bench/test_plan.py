@@ -86,3 +86,9 @@ def test_what_cannot_be_in_a_world(options: Options, told: str) -> None:
         check_world(options, 4)
     assert check_world(Options(group_size=2), 4) == 2
     assert check_world(Options(), 4) == 4
+
+
+def test_a_largest_size_that_the_steps_go_over_is_noted() -> None:
+    (note,) = plan(Options(minbytes=8, maxbytes=1000, stepfactor=4), 2).notes
+    assert note == "the steps go over --maxbytes 1000; 512 is the largest of the sizes"
+    assert plan(Options(minbytes=8, maxbytes=512, stepfactor=4), 2).notes == []

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -200,3 +200,33 @@ def test_a_terminal_that_knows_ascii_only_gets_a_table(bench: Path) -> None:
     shown = in_a_process("fit", bench, PYTHONIOENCODING="ascii")
     assert shown.returncode == 0, shown.stderr
     assert "ring" in shown.stdout
+
+
+@pytest.mark.parametrize("sizes", [(64, 2**18), (2**11, 5 * 2**12), (2**20, 2**21), (8, 2**33)])
+@pytest.mark.parametrize("slowness", [1.5, 8, 60, 10**5])
+def test_labels_of_the_picture_of_a_fit_do_not_overlap(
+    commctl: Commctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sizes: tuple[int, int], slowness: float
+) -> None:
+    agg, figure = (pytest.importorskip(f"matplotlib.{name}") for name in ("backends.backend_agg", "figure"))
+    made: list[Any] = []
+    save = figure.Figure.savefig
+
+    def keep(self: Any, *args: Any, **kwargs: Any) -> None:
+        made.append(self)
+        save(self, *args, **kwargs)
+
+    monkeypatch.setattr(figure.Figure, "savefig", keep)
+    least, greatest = sizes
+    results = tuple(
+        result(2, int(least * (greatest / least) ** (place / 7)), 100 * slowness ** (place / 7)) for place in range(8)
+    )
+    BenchFile("2026-01-01T00:00:00", "made by a test", {}, {}, results).save(tmp_path / "bench.json")
+    assert commctl("fit", tmp_path / "bench.json", "--plot", tmp_path / "it.png").returncode == 0
+    canvas = agg.FigureCanvasAgg(made[0])
+    canvas.draw()
+    for axes in made[0].axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            labels = [label for label in axis.get_ticklabels(which="both") if label.get_text()]
+            boxes = {label.get_text(): label.get_window_extent(canvas.get_renderer()) for label in labels}
+            assert len(boxes) == len(labels) >= 2
+            assert [(a, b) for a, box in boxes.items() for b in boxes if a < b and box.overlaps(boxes[b])] == []

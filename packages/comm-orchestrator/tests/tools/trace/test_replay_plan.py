@@ -127,7 +127,7 @@ def test_messages_go_without_tags_where_their_order_is_enough() -> None:
     first, second = traces[1].events
     traces[1].events = [replace(first, operation=second.operation), replace(second, operation=first.operation)]
     with pytest.raises(ArgumentError, match="rank 1 receives the messages of rank 0 in another order"):
-        without_tags(plan(traces), "ccl")
+        without_tags(plan(traces), "nccl")
 
 
 @pytest.mark.parametrize(

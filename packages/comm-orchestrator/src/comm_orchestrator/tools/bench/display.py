@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -209,8 +210,10 @@ class Printer:
         self._results: list[BenchResult] = []
         self._told = 0
         self._operation = ""
-        narrow = sys.stdout.isatty() and shutil.get_terminal_size().columns < _WIDE
-        self._table = Table([(one.name, one.backend) for one in libraries], options.per_iteration, narrow)
+        columns = shutil.get_terminal_size().columns
+        self._width = columns if sys.stdout.isatty() and columns < _WIDE else None
+        named = [(one.name, one.backend) for one in libraries]
+        self._table = Table(named, options.per_iteration, narrow=self._width is not None)
         self._several = len({row.operation for row in made.rows}) > 1
         self._progress = Progress(len(made.rows))
         self._print([*self._header(), *(f"# note: {one}" for one in made.notes)])
@@ -281,5 +284,12 @@ class Printer:
     def _print(self, lines: Sequence[str]) -> None:
         with self._progress.hidden():
             for line in lines:
-                print(line)
+                print(line if self._width is None else _wrapped(line, self._width))
             sys.stdout.flush()
+
+
+def _wrapped(line: str, width: int) -> str:
+    """Return a comment in lines of ``width`` columns; words, such as paths, stay whole, and so do rows of the table."""
+    if not line.startswith("#") or len(line) <= width:
+        return line
+    return textwrap.fill(line, width, subsequent_indent="#   ", break_long_words=False, break_on_hyphens=False)

@@ -97,7 +97,7 @@ def check_backends(available: Mapping[str, Availability], settings: comm_config.
     if named is not None:
         source = settings.sources["process_group.backend"]
         try:
-            selector.choose(named)
+            selector.choose(named, devices.device_type())
             chosen = f"{named} is asked for ({source}) and can be used"
         except BackendUnavailableError as error:
             reported = from_error("backends", error)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comm_utils.errors import ArgumentError, BackendUnavailableError
+from comm_utils.sizes import format_size
 
 if TYPE_CHECKING:
     from comm_utils.observability.cost_model import Fit, Model
@@ -16,7 +17,8 @@ _SUFFIXES = (".svg", ".png", ".pdf")
 # Okabe and Ito's colours, which people with any colour vision can tell apart.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#F0E442")
 _MARKERS = "os^vDP*X"
-_TICKS = {1: "1 B", 2**10: "1 KiB", 2**20: "1 MiB", 2**30: "1 GiB"}
+# Sizes that are named below the picture of the residuals.
+_MOST_TICKS = 6
 
 
 def check_plot(path: Path, option: str = "--plot") -> None:
@@ -40,6 +42,7 @@ def plot_residuals(model: Model, path: Path) -> None:
     """Draw ``model`` into ``path``; the same model gives the same file."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     with mpl.rc_context({"svg.hashsalt": "commctl fit", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(10, 4.6), layout="constrained")
@@ -55,12 +58,19 @@ def plot_residuals(model: Model, path: Path) -> None:
         left.plot(span, span, color="0.4", linewidth=1, zorder=1)
         left.set(xscale="log", yscale="log", xlabel="fitted by the model, µs", ylabel="measured, µs")
         left.set_title("Measured against fitted")
+        # With labels between them, those of a range of a decade or two overlap.
+        for axis in (left.xaxis, left.yaxis):
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if span[1] < 30 * span[0] else (1,)))
+            axis.set_major_formatter(
+                FuncFormatter(lambda value, _: f"{value:,.10g}" if value < 10**6 else f"{value:.3g}")
+            )
+            axis.set_minor_formatter(NullFormatter())
         right.axhline(0, color="0.4", linewidth=1, zorder=1)
         right.set_xscale("symlog", base=2, linthresh=1)
         greatest = max(fit.sizes_bytes[1] for fit in model.fits)
-        right.set_xticks([at for at in _TICKS if at <= 2 * greatest], minor=False)
-        right.set_xticklabels([text for at, text in _TICKS.items() if at <= 2 * greatest])
         least = min((one.size_bytes for fit in model.fits for one in fit.points if one.size_bytes), default=1)
+        ticks = _size_ticks(least, greatest)
+        right.set_xticks(ticks, [format_size(at) for at in ticks], minor=False)
         if least < greatest:
             right.set_xlim(-0.5 if any(not fit.sizes_bytes[0] for fit in model.fits) else least / 2, 2 * greatest)
         right.set(xlabel="size", ylabel="(fitted - measured) / measured, %")
@@ -71,6 +81,13 @@ def plot_residuals(model: Model, path: Path) -> None:
         figure.suptitle("A model: latency and bandwidth fitted to measurements", fontsize=10)
         figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=8)
         figure.savefig(path, metadata=_metadata(path))
+
+
+def _size_ticks(least: int, greatest: int) -> list[int]:
+    """Return powers of two between two sizes, evenly spaced and few enough to be named beside one another."""
+    first, last = least.bit_length() - 1, max(greatest, 1).bit_length() - 1
+    step = -(-(last - first + 1) // _MOST_TICKS)
+    return [2**exponent for exponent in range(first, last + 1, step)]
 
 
 def _points(left: Any, right: Any, fit: Fit, colour: str, marker: str) -> None:

@@ -7,11 +7,10 @@ import shutil
 from collections.abc import Iterable, Mapping
 from typing import TextIO
 
-from rich import box
 from rich.console import Console, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from comm_orchestrator.tools.fitted_table import FittedTable
 from comm_orchestrator.tools.predict.job import Interval, Job, Row
 from comm_utils.observability.cost_model import MARKS, NOT_MEASURED, Fit, FittedPoint, Key, Link, Model, Shape
 from comm_utils.observability.cost_model.accuracy import Errors, errors_of
@@ -20,11 +19,9 @@ from comm_utils.sizes import format_size
 __all__ = ["fits_table", "held_out_table", "job_tables", "show"]
 
 _MOST_ROWS = 20
-# Columns in which a search for a word should find it, whatever the width.
-_WHOLE = frozenset(("operation", "ranks"))
 # Where nobody looks at it, lines are as long as they have to be.
 _UNLIMITED = 10_000
-_LEAST_WIDTH = 118
+_LEAST_WIDTH = 80
 
 
 def show(stream: TextIO, parts: Iterable[RenderableType]) -> None:
@@ -37,26 +34,12 @@ def show(stream: TextIO, parts: Iterable[RenderableType]) -> None:
     console = Console(file=stream, highlight=False, width=max(width, _LEAST_WIDTH))
     with console.capture() as captured:
         for part in parts:
-            console.print(part, soft_wrap=isinstance(part, Text))
+            console.print(part, soft_wrap=isinstance(part, Text) and width == _UNLIMITED)
     text = "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
     # A terminal that cannot show a µ shows something else.
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
     stream.flush()
-
-
-def _table(words: Iterable[str], numbers: Iterable[str], more: Iterable[str] = ()) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for names, justify in ((words, "left"), (numbers, "right"), (more, "left")):
-        for name in names:
-            table.add_column(
-                Text(name),
-                justify=justify,  # type: ignore[arg-type]
-                overflow="fold",
-                no_wrap=justify == "right" or name in _WHOLE,
-                min_width=max(map(len, name.split())),
-            )
-    return table
 
 
 def _of(key: Key) -> tuple[str, str]:
@@ -87,10 +70,8 @@ def _number(value: float) -> str:
 def fits_table(model: Model) -> list[RenderableType]:
     """Return a row for each piece of each fit."""
     title = "a model: latency (alpha) and bandwidth (1/beta) fitted to measurements"
-    table = _table(
-        ("operation", "how", "ranks", "sizes", "algorithm"),
-        ("alpha µs", "GB/s", "residual %", "left out %"),
-    )
+    columns = ("operation", "how", "ranks", "sizes", "algorithm", "alpha µs", "GB/s", "residual %", "left out %")
+    table = FittedTable(columns, left=range(5), above=(0, 1, 4))
     assumed = alike = False
     for fit in model.fits:
         least, greatest = fit.sizes_bytes
@@ -129,10 +110,7 @@ def held_out_table(held_out: Mapping[Key, list[FittedPoint]], what: str) -> list
     """Return a row for each fit, and one for all."""
     rule = "every other size left out" if what == "sizes" else "each number of ranks left out in turn"
     title = f"{rule}, {NOT_MEASURED}: error against what was measured"
-    table = _table(
-        ("operation", "how"),
-        ("points", "error %, median / 90 %"),
-    )
+    table = FittedTable(("operation", "how", "points", "error %, median / 90 %"), left=(0, 1), above=(0, 1))
     every: list[tuple[float, float]] = []
     for key, points in held_out.items():
         pairs = [(point.measured_us, point.fitted_us) for point in points]
@@ -153,11 +131,8 @@ def job_tables(
     placement = job.placement
     where = f"{placement.nodes} x {placement.per_node} ranks"
     title = f"{where}{f' over {network}' if network is not None else ''}: {NOT_MEASURED} ({source})"
-    table = _table(
-        ("operation", "size", "ranks", "algorithm"),
-        ("calls", "recorded ms", "model ms", "interval ms"),
-        ("unsure",),
-    )
+    columns = ("operation", "size", "ranks", "algorithm", "calls", "recorded ms", "model ms", "interval ms", "unsure")
+    table = FittedTable(columns, left=(0, 1, 2, 3, 8), above=(0, 3))
     for row in job.rows[:_MOST_ROWS]:
         table.add_row(*_row(row))
     if len(job.rows) > _MOST_ROWS:

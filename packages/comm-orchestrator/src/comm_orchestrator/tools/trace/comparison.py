@@ -193,7 +193,7 @@ def format_comparison(found: Comparison, stream: TextIO) -> str:
     return render(
         [
             f"recorded on {told}, replayed on {found.replayed_backend} {how}; times in ms, of all ranks together",
-            table("", _COLUMNS, [*clipped(rows, len(_COLUMNS)), cells], left=(0, 2)),
+            table(_COLUMNS, [*clipped(rows, len(_COLUMNS)), cells], left=(0, 2)),
             "",
             f"from the first call to the last completion: {walls}",
             *found.notes,

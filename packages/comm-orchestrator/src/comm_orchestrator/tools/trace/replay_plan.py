@@ -22,7 +22,7 @@ __all__ = ["WORLD", "Plan", "plan", "type_of", "without_tags"]
 #: The name that the group of all ranks gets.
 WORLD = ""
 # Libraries whose messages have no tags.
-_NO_TAGS = frozenset(("ccl", "nccl", "xccl"))
+_NO_TAGS = frozenset(("nccl", "xccl"))
 
 
 @dataclass(frozen=True)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TextIO
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from comm_orchestrator.rendezvous.records import format_ranks
+from comm_orchestrator.tools.fitted_table import FittedTable
 from comm_orchestrator.tools.trace.summary import OperationRow, Summary
 from comm_utils.sizes import format_size
 
@@ -33,30 +32,11 @@ MOST_ROWS = 40
 _UNLIMITED = 10_000
 
 
-def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], left: Iterable[int] = (0,)) -> Table:
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> FittedTable:
     """Make a table with the columns ``left`` left-aligned; the others hold numbers, which are never broken."""
-    aligned_left = set(left)
-    rows = list(rows)
-    found = Table(
-        box=box.SIMPLE_HEAD,
-        padding=0,
-        pad_edge=False,
-        show_edge=False,
-        collapse_padding=True,
-        title=title or None,
-        title_justify="left",
-    )
-    for place, name in enumerate(columns):
-        words = max(map(len, name.split()))
-        cells = max((len(row[place]) for row in rows), default=0)
-        found.add_column(
-            Text(name),
-            justify="left" if place in aligned_left else "right",
-            overflow="fold",
-            min_width=words if place in aligned_left else max(words, cells),
-        )
+    found = FittedTable(columns, left)
     for row in rows:
-        found.add_row(*map(Text, row))
+        found.add_row(*row)
     return found
 
 
@@ -84,7 +64,7 @@ def share(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
 
 
-def render(parts: Iterable[Table | str], stream: TextIO) -> str:
+def render(parts: Iterable[FittedTable | str], stream: TextIO) -> str:
     """Tables and lines one below the other, as wide as the terminal ``stream`` or ``COLUMNS``, else as needed."""
     columns = os.environ.get("COLUMNS", "")
     width = None if stream.isatty() else int(columns) if columns.isdecimal() and int(columns) else _UNLIMITED
@@ -134,12 +114,12 @@ def format_summary(found: Summary, stream: TextIO) -> str:
         ]
         for row in found.stragglers
     ]
-    parts: list[Table | str] = [
+    parts: list[FittedTable | str] = [
         head,
-        table("", _OPERATIONS, clipped(list(operations), len(_OPERATIONS)), left=(0, 2)),
-        table("", _TIMES, clipped(list(times), len(_TIMES)), left=(0, 2)),
-        table("", _RANKS, clipped(ranks, len(_RANKS)), left=(0, 1)),
-        *([table("", _STRAGGLERS, clipped(stragglers, len(_STRAGGLERS)), left=(0, 1))] if stragglers else []),
+        table(_OPERATIONS, clipped(list(operations), len(_OPERATIONS)), left=(0, 2)),
+        table(_TIMES, clipped(list(times), len(_TIMES)), left=(0, 2)),
+        table(_RANKS, clipped(ranks, len(_RANKS)), left=(0, 1)),
+        *([table(_STRAGGLERS, clipped(stragglers, len(_STRAGGLERS)), left=(0, 1))] if stragglers else []),
     ]
     notes = missing(found)
     return render([*parts, *([""] if notes else []), *notes], stream)
