@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 import pytest
+import torch
 from hypothesis import HealthCheck, settings
 
 import comm_orchestrator as dist
@@ -25,12 +26,16 @@ settings.load_profile("usual")
 
 Pools: TypeAlias = Callable[[int], RankPool]
 
+#: Where tensors of ``pools`` live that name no device: "cpu", or "cuda" in ``nox -s gpu``.
+DEVICE = os.environ.get("TESTS_DEVICE", "cpu")
 #: What ``pools`` run on.
-BACKEND = os.environ.get("TESTS_BACKEND", "gloo")
+BACKEND = os.environ.get("TESTS_BACKEND", "gloo" if DEVICE == "cpu" else f"cpu:gloo,{DEVICE}:nccl")
 
-# Neither a GPU nor the settings of the person who runs the tests decide what happens.
+# Neither a GPU, unless it is asked for, nor the settings of the person who runs the tests decide what happens.
 ENVIRONMENT: dict[str, Any] = {
-    "CUDA_VISIBLE_DEVICES": "",
+    **({"CUDA_VISIBLE_DEVICES": ""} if DEVICE == "cpu" else {}),
+    # Groups neither measure the host nor start from what another test found.
+    "CCL_SHARED_MEMORY_PROFILE": "0",
     **{name: None for name in os.environ if name.startswith("COMM_") or name == "DEEPSPEED_TIMEOUT"},
 }
 
@@ -39,10 +44,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     marker = item.get_closest_marker("gloo")
     if marker is not None and BACKEND != "gloo":
         pytest.skip(f"of gloo alone: {marker.args[0]}")
+    if DEVICE != "cpu" and item.get_closest_marker("cpu") is not None:
+        pytest.skip("of CPU tensors alone")
 
 
 def set_up() -> None:
     dist.init_distributed(dist_backend=BACKEND, verbose=False)
+    if DEVICE != "cpu":
+        torch.set_default_device(torch.device(DEVICE, torch.cuda.current_device()))
     atexit.register(dist.destroy_process_group)  # without it, torch 2.6 may abort at the end
 
 
@@ -51,6 +60,8 @@ def _pools(setup: Callable[[], None] | None) -> Iterator[Pools]:
         started: dict[int, RankPool] = {}
 
         def pool(world_size: int) -> RankPool:
+            if DEVICE != "cpu" and world_size > torch.cuda.device_count():
+                pytest.skip(f"needs {world_size} devices, one for each rank; there are {torch.cuda.device_count()}")
             if world_size not in started:
                 started[world_size] = stack.enter_context(RankPool(world_size, env=ENVIRONMENT, setup=setup))
             return started[world_size]

@@ -45,11 +45,11 @@ class Log(logging.Handler):
 
 @contextlib.contextmanager
 def logged() -> Iterator[Log]:
-    """What the packages log, from level INFO."""
+    """What the packages log, from level DEBUG."""
     log, logger = Log(), logging.getLogger("comm")
     level = logger.level
     logger.addHandler(log)
-    logger.setLevel(logging.INFO)
+    logger.setLevel(logging.DEBUG)
     try:
         yield log
     finally:
@@ -153,7 +153,7 @@ def run_after_foreign_end() -> list[str]:
 def test_1_destroyed_by_torch_meanwhile(bare_pools: Pools) -> None:
     first, second = bare_pools(2).run(run_after_foreign_end)
     assert len(first) == 1
-    assert first[0].startswith("initialised: backend gloo")
+    assert first[0].startswith("initialised: gloo, 2 ranks")
     assert second == []
 
 
@@ -264,7 +264,7 @@ def test_3_nothing_to_adopt(bare_pools: Pools) -> None:
 def run_arguments(rank: int, **kwargs: Any) -> tuple[int, int, int, list[str]]:
     with logged() as log, world("gloo", rank=rank, world_size=2, **kwargs):
         check_world(2)
-        return dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), log.at("INFO")
+        return dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), log.at("DEBUG")
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
@@ -277,9 +277,7 @@ def test_4_arguments_come_before_the_launcher(bare_pools: Pools, scheme: str, tm
         assert [entry[0] for entry in found] == [1, 0]  # not what the variables say
     assert [entry[2] for entry in found] == [0, 1]  # as the launcher said
     (line,) = [line for entry in found for line in entry[3]]
-    assert line.startswith(
-        "initialised: backend gloo (argument), launcher arguments, rank 0 (argument rank), world size 2 "
-    )
+    assert line.startswith("facts: backend gloo (argument), launcher arguments, rank 0 (argument rank), world size 2 ")
     place = f"127.0.0.1:{free_port} (init_method, argument)" if scheme == "tcp" else f"{method} (argument)"
     assert line.endswith(f"met at {place}" if scheme != "env" else "(environment variable MASTER_ADDR)")
 
@@ -292,7 +290,7 @@ def run_store(path: str) -> list[int]:
             check_world(2)
             check_world(2, dist.new_group([0, 1]))
             sizes.append(dist.get_world_size())
-        assert all("met in a store (argument store)" in line for line in log.at("INFO"))
+        assert all("met in a store (argument store)" in line for line in log.at("DEBUG"))
     return sizes
 
 
@@ -303,7 +301,7 @@ def test_4_a_store_of_the_caller(bare_pools: Pools, tmp_path: Path) -> None:
 def run_variables() -> tuple[int, int, int, list[str]]:
     with logged() as log, world():
         check_world(2)
-        found = dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), log.at("INFO")
+        found = dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), log.at("DEBUG")
     return found
 
 
@@ -311,7 +309,7 @@ def test_4_variables_of_the_launcher(bare_pools: Pools) -> None:
     first, second = bare_pools(2).run(run_variables)
     assert [entry[:3] for entry in (first, second)] == [(0, 2, 0), (1, 2, 1)]
     (line,) = first[3]
-    assert line.startswith(f"initialised: backend {PREFERRED} (")
+    assert line.startswith(f"facts: backend {PREFERRED} (")
     assert "world size 2 (environment variable WORLD_SIZE)" in line
     assert re.search(r"met at 127\.0\.0\.1:\d+ \(environment variable MASTER_ADDR\)$", line)
     assert second[3] == []  # one line, from rank 0
@@ -336,7 +334,7 @@ def run_configured_address(port: int) -> list[str]:
     config = {"launch": {"master_addr": "127.0.0.1", "master_port": port}}
     with environment(MASTER_ADDR=None, MASTER_PORT=None), logged() as log, world("gloo", config=config):
         check_world(2)
-    return log.at("INFO")
+    return log.at("DEBUG")
 
 
 def test_4_address_from_the_configuration(bare_pools: Pools, free_port: int) -> None:
@@ -356,7 +354,7 @@ def run_alone(port: int | None) -> tuple[int, int, int, list[str]]:
         assert not set(_LAUNCHER) & set(os.environ)
         ports = _own_listeners() - {blocked.getsockname()}
         assert all(address.startswith("127.") for address, _ in ports), ports
-        return dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), log.at("INFO")
+        return dist.get_rank(), dist.get_world_size(), dist.get_local_rank(), log.at("DEBUG")
 
 
 def _own_listeners() -> set[tuple[str, int]]:
@@ -382,7 +380,7 @@ def test_4_a_single_process_without_any_variable(bare_pools: Pools) -> None:
     ((rank, size, local_rank, infos),) = bare_pools(1).run(run_alone, None)
     assert (rank, size, local_rank) == (0, 1, 0)
     (line,) = infos
-    assert line.startswith(f"initialised: backend {PREFERRED} (")
+    assert line.startswith(f"facts: backend {PREFERRED} (")
     assert "world size 1 (default: no launcher was found)" in line
     assert "met " not in line
 
@@ -662,14 +660,15 @@ def test_6_precedence(bare_pools: Pools, tmp_path: Path) -> None:
 def run_sources(**kwargs: Any) -> list[str]:
     with environment(COMM_TIMEOUTS__COLLECTIVE_S="50"), logged() as log, world(**kwargs):
         pass
-    return log.at("INFO")
+    return log.at("INFO") + log.at("DEBUG")
 
 
-def test_6_line_that_says_what_was_set_up(bare_pools: Pools) -> None:
+def test_6_lines_that_say_what_was_set_up(bare_pools: Pools) -> None:
     first, second = bare_pools(2).run(run_sources, config={"process_group": {"backend": "gloo"}})
-    (line,) = first
+    short, line = first
+    assert short == "initialised: gloo, 2 ranks (environment)"
     assert line.startswith(
-        "initialised: backend gloo (configuration dict), launcher environment, rank 0 (environment variable RANK), "
+        "facts: backend gloo (configuration dict), launcher environment, rank 0 (environment variable RANK), "
     )
     assert line.endswith("timeout 50 s (environment variable COMM_TIMEOUTS__COLLECTIVE_S)")
     assert second == []
@@ -758,7 +757,17 @@ def test_6_verbose_shows_one_line_from_rank_0(bare_pools: Pools) -> None:
     lines = [line for line in first.stderr.splitlines() if "initialised: " in line]
     assert len(lines) == 2
     for line in lines:
-        assert "INFO [rank 0] comm: initialised: backend gloo (argument), launcher environment, rank 0 (" in line
+        assert line.endswith("INFO [rank 0] comm: initialised: gloo, 2 ranks (environment)")
+        assert len(line) <= 80
+    assert "comm:" not in second.stderr
+
+
+def test_6_more_verbose_shows_every_fact(bare_pools: Pools) -> None:
+    first, second = bare_pools(2).run_outcomes(run_verbose, 2, False)
+    lines = [line for line in first.stderr.splitlines() if "facts: " in line]
+    assert len(lines) == 2
+    for line in lines:
+        assert "DEBUG [rank 0] comm: facts: backend gloo (argument), launcher environment, rank 0 (" in line
     assert "comm:" not in second.stderr
 
 
@@ -771,7 +780,7 @@ def test_6_not_verbose_attaches_no_handler(bare_pools: Pools) -> None:
 def test_6_logging_that_the_program_set_up_is_used(bare_pools: Pools) -> None:
     first, second = bare_pools(2).run_outcomes(run_verbose, True, True)
     assert (first.value, second.value) == (0, 0)
-    assert first.stdout.count("initialised: backend gloo") == 2
+    assert first.stdout.count("initialised: gloo, 2 ranks") == 2
     assert second.stdout == ""
 
 
@@ -903,7 +912,7 @@ def test_under_torchrun(tmp_path: Path, rank_environment: dict[str, Any]) -> Non
     lines = [line for line in done.stderr.splitlines() if " comm: " in line]
     assert len(lines) == 3
     for line in lines:
-        assert "[rank 0] comm: initialised: backend gloo (argument), launcher torchrun, rank 0 (environment " in line
+        assert line.endswith("[rank 0] comm: initialised: gloo, 2 ranks (torchrun)")
 
 
 # --- what is not imported

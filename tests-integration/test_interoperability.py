@@ -14,7 +14,7 @@ import torch.distributed as c10d
 
 import comm_orchestrator as dist
 from comm_utils import active_backend
-from comm_utils.testing import RankPool, run_ranks
+from comm_utils.testing import RankPool, run_ranks, run_ranks_outcomes
 
 Pools: TypeAlias = Callable[[int], RankPool]
 
@@ -69,9 +69,7 @@ def run_sources() -> None:
         if rank:
             dist.send(torch.ones(2), 0, group)
         else:
-            # Only gloo receives from whoever sends first.
-            source = 1 if os.environ.get("TESTS_BACKEND", "gloo") == "ccl" else None
-            work: Any = dist.irecv(torch.empty(2), source, group)
+            work: Any = dist.irecv(torch.empty(2), None, group)
             work.wait()
             assert work.source_rank() == work._source_rank() == (1 if group is None else dist.get_group_rank(group, 1))
     dist.destroy_process_group(swapped)
@@ -98,3 +96,62 @@ def run_late() -> None:
 
 def test_a_timeout_is_what_code_around_torch_catches(rank_environment: dict[str, Any]) -> None:
     run_ranks(run_late, 2, timeout_s=60, env=rank_environment)
+
+
+def run_training_with_a_lost_peer(hook: str | None) -> None:
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_distributed("ccl", verbose=False, timeout=30)
+    model = DistributedDataParallel(torch.nn.Linear(4, 2))
+    if hook is not None:
+        model._register_builtin_comm_hook(getattr(c10d.BuiltinCommHookType, hook))
+    model(torch.ones(3, 4)).sum().backward()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    with pytest.raises(RuntimeError, match=r"all_reduce on the group of ranks \[0, 1\] lost a peer.*rank 1 \(pid"):
+        model(torch.ones(3, 4)).sum().backward()
+
+
+@pytest.mark.skipif(not dist.available_backends()["ccl"].usable, reason=dist.available_backends()["ccl"].reason)
+@pytest.mark.parametrize("hook", [None, "FP16_COMPRESS"])
+@pytest.mark.parametrize("env", ENGINES)
+def test_ddp_names_a_lost_peer(env: dict[str, Any], rank_environment: dict[str, Any], hook: str | None) -> None:
+    """C++ reads the failed future, and must not take the exception for a result."""
+    outcomes = run_ranks_outcomes(run_training_with_a_lost_peer, 2, hook, timeout_s=60, env={**rank_environment, **env})
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome
+
+
+def run_monitored_by_the_group() -> list[str]:
+    """The group's own method on one rank and our function on the other are one barrier."""
+    dist.init_distributed("ccl", verbose=False)
+    group: Any = dist.new_group([1, 2], timeout=60)
+    found = []
+    if dist.get_rank() == 1:
+        group.monitored_barrier()
+        dist.monitored_barrier(group, timeout=20)
+    elif dist.get_rank() == 2:
+        dist.monitored_barrier(group, timeout=20)
+        group.monitored_barrier(timedelta(seconds=20))
+        try:
+            group.monitored_barrier(timeout=timedelta(seconds=0.2), wait_all_ranks=True)
+        except dist.CommTimeoutError as error:
+            found.append(str(error))
+        # Before 2.15, torch asks for gloo before it asks the group.
+        refused = "monitored_barrier is only implemented for GLOO backend|rank 1 did not arrive within 0.2 s"
+        with pytest.raises((ValueError, dist.CommTimeoutError), match=refused):
+            c10d.monitored_barrier(group, timedelta(seconds=0.2))
+        with pytest.raises(TypeError, match="monitored_barrier: timeout: got '1'; expected seconds"):
+            group.monitored_barrier("1")
+    dist.barrier()
+    if dist.get_rank():
+        dist.all_reduce(torch.ones(1), group=group)  # it stays usable
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.skipif(not dist.available_backends()["ccl"].usable, reason=dist.available_backends()["ccl"].reason)
+@pytest.mark.parametrize("env", ENGINES)
+def test_monitored_barrier_of_a_group(env: dict[str, Any], rank_environment: dict[str, Any]) -> None:
+    found = run_ranks(run_monitored_by_the_group, 3, timeout_s=90, env={**rank_environment, **env})
+    assert found == [[], [], ["monitored_barrier: rank 1 did not arrive within 0.2 s"]]

@@ -77,6 +77,17 @@ SCRIPTS = {
     "has work under way": "dist.all_reduce(t, async_op=True)",
     "has work under way that it holds": "work = dist.all_reduce(t, async_op=True)",
     "has work under way that never ends": "if dist.get_rank() == 0: dist.all_reduce(t, async_op=True)",
+    "communicates at its exit": "import atexit; atexit.register(dist.all_reduce, t)",
+    "communicates after its exit": (
+        "import builtins\n"
+        "class Last:\n"
+        "    call, error, tensor = staticmethod(dist.all_reduce), dist.NotInitializedError, t\n"
+        "    def __del__(self):\n"
+        "        try: self.call(self.tensor)\n"
+        "        except self.error: pass\n"
+        "builtins.last = Last()\n"
+        "dist.destroy_process_group()"
+    ),
     "has a group of its own": "group = dist.new_group([0, 1]); dist.all_reduce(t, group=group)",
 }
 

@@ -208,7 +208,6 @@ def in_a_group() -> Any:
     return collected, shared, by_group_rank, reduced, received
 
 
-@pytest.mark.gloo("it receives from anyone")
 def test_groups_and_their_ranks(pools: Pools) -> None:
     outside = [(["untouched"] * 2, [rank], [rank], None, [None]) for rank in (0, 2)]
     assert pools(4).run(in_a_group) == [
@@ -251,7 +250,6 @@ def beside_a_tensor() -> Any:
     return received, tensor.tolist()
 
 
-@pytest.mark.gloo("it takes tags")
 def test_an_object_does_not_meet_a_tensor_that_is_waited_for(pools: Pools) -> None:
     assert pools(2).run(beside_a_tensor)[1] == (["object"], [1, 1, 1])
 
@@ -265,7 +263,6 @@ def whoever_sends_first() -> Any:
     return sorted(sources)
 
 
-@pytest.mark.gloo("it receives from anyone")
 def test_receiving_from_whoever_sends_first(pools: Pools) -> None:
     assert pools(3).run(whoever_sends_first)[0] == [1, 2]
 

@@ -1,7 +1,7 @@
 """Every collective over dtypes, shapes, memory layouts, operations, groups and 1 to 4 ranks, against a reference.
 
 Hypothesis draws plans here; the ranks of a pool carry them out and compare, see property_ranks.py. Each test has a
-variant with many more examples, which ``pytest -m slow`` runs.
+variant with many more examples, other ones in each run, which ``pytest -m slow`` runs; PROPERTY_EXAMPLES says how many.
 """
 
 from __future__ import annotations
@@ -189,7 +189,8 @@ _COMMON = settings(
 # A failure replaces all ranks, which takes seconds: what failed is shown as it is, not something smaller.
 _PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
 FEW = settings(_COMMON, max_examples=12, derandomize=True, database=None, phases=_PHASES)
-MANY = settings(_COMMON, max_examples=400)
+EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "100"))
+MANY = settings(_COMMON, max_examples=EXAMPLES)
 
 
 def check(pool: RankPool, calls: list[str], how_many: settings, fewest: int = 1) -> None:
@@ -224,4 +225,4 @@ def test_call_at_length(only_with_m_slow: None, property_pool: RankPool, call: s
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_calls_in_any_mixture_at_length(only_with_m_slow: None, property_pool: RankPool) -> None:
-    check(property_pool, list(_PLANS), settings(MANY, max_examples=1000))
+    check(property_pool, list(_PLANS), settings(MANY, max_examples=3 * EXAMPLES))

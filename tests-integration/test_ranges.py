@@ -122,3 +122,29 @@ def test_nvtx(tmp_path: Path, rank_environment: dict[str, Any]) -> None:
     }
     sent, received = run_ranks(run_nvtx, 2, per_rank(files), env=env)
     assert sent["comm.send 256 B [0 1]"] == received["comm.recv 256 B [0 1]"] == CALLS
+
+
+def run_shapes() -> list[tuple[str, list[Any]]]:
+    peer = 1 - dist.get_rank()
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as prof:
+        for dtype in (torch.float32, torch.int16, torch.complex64):
+            tensor = torch.ones(2, 3, dtype=dtype, requires_grad=dtype is torch.float32)
+            for transposed in (False, True):  # of which a copy is sent and received
+                mine = torch.ones(3, 2, dtype=dtype).t() if transposed else tensor
+                for _ in range(2):  # in the checked path and in the fast path
+                    if peer:
+                        dist.send(mine, peer)
+                    else:
+                        dist.recv(mine.detach(), peer)
+            (dist.irecv(tensor.detach(), peer) if peer else dist.isend(tensor, peer)).wait()
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend if peer else dist.irecv, torch.ones(2, 3), peer)]):
+            work.wait()
+    return [(one.name, one.input_shapes[0]) for one in prof.events() if one.name in ("gloo:send", "gloo:recv")]
+
+
+@pytest.mark.gloo("ccl has no ranges of its own")
+def test_shapes_of_messages_are_those_of_the_caller(pools: Pools) -> None:
+    first, second = pools(2).run(run_shapes)
+    assert len(first) == len(second) == 16
+    for found in (first, second):
+        assert {(name, *shape) for name, shape in found} == {("gloo:send", 2, 3), ("gloo:recv", 2, 3)}

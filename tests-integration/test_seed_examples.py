@@ -305,6 +305,7 @@ def life_of_the_environment() -> list[Any]:
     return found
 
 
+@pytest.mark.cpu
 def test_management(bare_pools: Pools) -> None:
     outcomes = bare_pools(2).run_outcomes(life_of_the_environment)
     assert lines(outcomes) == [["Distributed environment ready", f"Rank: {rank}", "World size: 2"] for rank in range(2)]
@@ -324,6 +325,7 @@ def initialised_by_torch(method: str) -> list[float]:
         destroy_process_group()
 
 
+@pytest.mark.cpu
 def test_environment_that_torch_initialised(bare_pools: Pools, tmp_path: Path) -> None:
     assert bare_pools(2).run(initialised_by_torch, f"file://{tmp_path}/meet") == [[2.0] * 5] * 2
 
@@ -565,6 +567,7 @@ def refusal(*args: Any, **kwargs: Any) -> tuple[str, bool, bool, str]:
     return "nothing", False, False, ""
 
 
+@pytest.mark.cpu
 def test_nccl_without_a_gpu(bare_pools: Pools) -> None:
     """``init_distributed(dist_backend="nccl")``, with which most of the article's examples begin."""
     for error, ours, torchs, text in bare_pools(2).run(refusal, dist_backend="nccl"):
@@ -579,6 +582,7 @@ def test_nccl_without_a_gpu(bare_pools: Pools) -> None:
 COMPRESSION = {"communication_data_type": "fp16", "compress_communication": True}
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(
     ("config", "key", "got"),
     [
@@ -597,6 +601,7 @@ def test_compression_is_refused_by_name(bare_pools: Pools, config: dict[str, Any
     assert "compressed communication is not served yet" in text
 
 
+@pytest.mark.cpu
 def test_compression_in_a_file_is_refused_by_name(bare_pools: Pools, tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
     path.write_text(json.dumps(COMPRESSION))
@@ -605,6 +610,7 @@ def test_compression_in_a_file_is_refused_by_name(bare_pools: Pools, tmp_path: P
     assert text.startswith(f"file {path}: communication_data_type: got 'fp16'")
 
 
+@pytest.mark.cpu
 def test_no_compression_is_accepted(bare_pools: Pools) -> None:
     config = {"communication_data_type": "fp32", "compress_communication": False}
     assert bare_pools(1).run(refusal, config=config) == [("nothing", False, False, "")]

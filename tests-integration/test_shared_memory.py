@@ -385,9 +385,12 @@ def test_ranks_may_take_different_ways_to_the_same_call(shared: Pools, default: 
 
 def test_settings_that_mean_nothing_are_named(rank_environment: dict[str, Any]) -> None:
     odd = {"CCL_KERNELS": "portabel", "CCL_SHARED_MEMORY": "maybe"}
+    odd |= {"CCL_SHARED_MEMORY_TRANSFER": "fast", "CCL_SHARED_MEMORY_LEARNING": "no"}
     for outcome in run_ranks_outcomes(start, 2, env=rank_environment | odd):
-        assert "CCL_KERNELS: got 'portabel', expected one of avx512, avx2, portable" in outcome.stderr
+        assert "CCL_KERNELS: got 'portabel', expected one of avx512, avx2, neon, portable" in outcome.stderr
         assert "CCL_SHARED_MEMORY: got 'maybe', expected 0 or 1; shared memory is used" in outcome.stderr
+        assert "CCL_SHARED_MEMORY_TRANSFER: got 'fast', expected one of cached, streamed, single_copy" in outcome.stderr
+        assert "CCL_SHARED_MEMORY_LEARNING: got 'no', expected 0 or 1; the fastest is measured" in outcome.stderr
 
 
 # --- memory

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from comm_backend_torch import TorchBackend
 from comm_collectives import object_codec, objects
 from comm_orchestrator import facade
 from comm_utils.backend import Backend
+from comm_utils.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
 
@@ -164,3 +166,50 @@ def test_functions_of_the_facade_are_what_an_editor_shows(name: str) -> None:
     assert getattr(importlib.import_module(function.__module__), name) is function
     assert "return" in function.__annotations__
     assert pickle.loads(pickle.dumps(function)) is function
+
+
+#: Functions without arguments that have nothing to raise.
+NEVER_RAISE = {
+    "available_backends",
+    "get_comm_operation_count",
+    "get_logged_comm_ops",
+    "has_comm_data",
+    "in_aml",
+    "in_aws_sm",
+    "in_dlts",
+    "is_available",
+    "is_initialized",
+    "log_rows",
+    "reset_log",
+    "shared_memory_stats",
+    "start_profiling_comms",
+    "stop_profiling_comms",
+}
+
+
+def sections(function: Callable[..., Any]) -> dict[str, str]:
+    """The parts of what ``help()`` shows, by their titles; "" is the one before them."""
+    text, *rest = re.split(r"^(Args|Returns|Raises):$", inspect.getdoc(function) or "", flags=re.M)
+    return {"": text, **dict(zip(rest[::2], rest[1::2], strict=True))}
+
+
+@pytest.mark.parametrize("name", FACADE)
+def test_help_describes_every_argument_result_and_error(name: str) -> None:
+    parts = sections(FACADE[name])
+    described = re.findall(r"^    ([\w*][\w, *]*): \S", parts.get("Args", ""), re.M)
+    names = [one for entry in described for one in entry.replace("*", "").split(", ")]
+    assert sorted(names) == sorted(inspect.signature(FACADE[name]).parameters), "each argument, and each once"
+    if inspect.signature(FACADE[name]).return_annotation not in ("None", None):
+        assert "Returns" in parts or re.search(r"\breturn", parts[""], re.I)
+    assert ("Raises" in parts or "raises" in parts[""]) != (name in NEVER_RAISE - {"is_available", "is_initialized"})
+    for classes in re.findall(r"^    ([A-Z]\w+(?:, [A-Z]\w+)*)(?::|$)", parts.get("Raises", ""), re.M):
+        assert all(hasattr(dist, one) for one in classes.split(", ")), classes
+
+
+def call_without_a_world() -> None:
+    for name in sorted(NEVER_RAISE):
+        FACADE[name]()
+
+
+def test_what_never_raises_does_not_raise_without_a_world(rank_environment: dict[str, Any]) -> None:
+    run_ranks(call_without_a_world, 1, env=rank_environment)

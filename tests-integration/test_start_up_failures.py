@@ -305,7 +305,7 @@ def run_with_one_device() -> Ended:
     try:
         devices.device_type = lambda: "cuda"
         devices.visible_devices = lambda kind: (1, None)
-        join.selector.choose = lambda name: join.selector.Choice(name, "named")
+        join.selector.choose = lambda name, device_type: join.selector.Choice(name, "named")
         return attempt({}, config={"process_group": {"backend": "nccl"}})
     finally:
         devices.device_type, devices.visible_devices, join.selector.choose = real
@@ -323,13 +323,15 @@ def test_the_store_of_a_rank_0_that_died(bare_pools: Pools, free_port: int) -> N
     """It answered, and went away while the others were waiting for the rest."""
     code = (
         "import os, threading, comm_orchestrator as dist\n"
-        "threading.Timer(2.0, os._exit, (7,)).start()\n"
+        f"threading.Timer({2 * patience()}, os._exit, (7,)).start()\n"
         "dist.init_distributed('gloo', verbose=False, rank=0, world_size=3, config={'timeouts': {'init_s': 20}})\n"
     )
     environ = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    pool = bare_pools(1)
+    pool.run(os.getpid)  # rank 1 is up and waits for rank 0, however long that takes to start
     with subprocess.Popen([sys.executable, "-c", code], env=environ) as dying:
         changes = {"MASTER_PORT": str(free_port), "RANK": "1", "WORLD_SIZE": "3"}
-        (found,) = bare_pools(1).run(attempt, changes, limit_s=20.0)
+        (found,) = pool.run(attempt, changes, limit_s=20.0)
         assert dying.wait() == 7
     assert found.text.startswith("PeerLostError: init_distributed: rank 1 of 3: the store at 127.0.0.1:")
     assert "rank 0" in found.text

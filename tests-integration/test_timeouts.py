@@ -448,3 +448,20 @@ def run_longer_call() -> None:
 
 def test_timeout_of_a_call_may_be_longer(pools: Pools) -> None:
     pools(2).run(run_longer_call, timeout_s=25)
+
+
+def run_endless_waits() -> None:
+    for timeout in (timedelta.max, 1e300, float("inf"), 10**400):
+        tensor = torch.ones(3)
+        for work in (
+            dist.all_reduce(tensor, async_op=True),
+            dist.all_reduce_coalesced([tensor, tensor.double()], async_op=True),
+            dist.all_gather(tensor, async_op=True),
+            dist.isend(tensor, 1) if dist.get_rank() == 0 else dist.irecv(tensor, 0),
+        ):
+            assert work is not None
+            assert work.wait(timeout)
+
+
+def test_waits_may_be_endless(pools: Pools) -> None:
+    pools(2).run(run_endless_waits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -92,6 +93,35 @@ def test_ddp(pools: Pools) -> None:
 
 def test_ddp_in_a_group_of_ours(pools: Pools) -> None:
     pools(3).run(run_ddp, True)
+
+
+def run_ddp_with_builtin_hooks() -> None:
+    """DDP's hooks in C++ read the future of our handle: one in half precision, and one with all bits."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    def gradients(kind: str | None) -> list[torch.Tensor]:
+        model = small_model()
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=1)
+        if kind is not None:
+            wrapped._register_builtin_comm_hook(getattr(c10d.BuiltinCommHookType, kind))
+        for step in range(2):  # the buckets of the first step are made anew for the second
+            model.zero_grad()
+            inputs, wanted = batch(step)
+            torch.nn.functional.mse_loss(wrapped(inputs[own_part()]), wanted[own_part()]).backward()
+        return [found for one in model.parameters() if (found := one.grad) is not None]
+
+    plain, compressed = gradients(None), gradients("FP16_COMPRESS")
+    for found, expected in zip(gradients("ALLREDUCE"), plain, strict=True):
+        assert torch.equal(found, expected)
+    for found, expected in zip(compressed, plain, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+    assert any(not torch.equal(found, expected) for found, expected in zip(compressed, plain, strict=True))
+    for one in compressed:
+        assert torch.equal(*dist.all_gather(one))
+
+
+def test_ddp_with_builtin_hooks(pools: Pools) -> None:
+    pools(2).run(run_ddp_with_builtin_hooks)
 
 
 def run_ddp_with_sparse_gradients() -> None:
@@ -652,3 +682,25 @@ def test_compiled_with_gradients(pools: Pools) -> None:
     for eager, compiled in pools(2).run(run_with_gradients):
         assert eager == compiled
         assert eager[1] == [6.0] * 4
+
+
+def run_reductions_of_torch(dtype: torch.dtype) -> None:
+    me, size = dist.get_rank(), dist.get_world_size()
+    every = [torch.arange(2 * size).add(3 * rank).to(dtype) for rank in range(size)]
+    # torch adds no unsigned integers of 16 bits and more.
+    total = torch.arange(2 * size).mul(size).add(3 * sum(range(size))).to(dtype)
+    c10d.all_reduce(reduced := every[me].clone())
+    assert torch.equal(reduced, total)
+    c10d.reduce(rooted := every[me].clone(), 0)
+    assert torch.equal(rooted, total if me == 0 else every[me])
+    c10d.reduce_scatter_tensor(part := torch.empty(2, dtype=dtype), every[me])
+    assert torch.equal(part, total[2 * me : 2 * me + 2])
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.uint16, torch.uint32, torch.uint64, torch.complex64, torch.complex128], ids=str
+)
+def test_torch_reduces_what_the_engine_does_not(pools: Pools, dtype: torch.dtype) -> None:
+    if os.environ.get("TESTS_BACKEND", "gloo") == "gloo":
+        pytest.skip("torch's own gloo refuses these")
+    pools(3).run(run_reductions_of_torch, dtype)

@@ -11,10 +11,12 @@ import inspect
 import sys
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 import torch
 
@@ -28,7 +30,7 @@ if _HERE not in sys.path:
     sys.path.insert(0, _HERE)
 
 from wrong_calls.errors import caught, error_of, expect  # noqa: E402
-from wrong_calls.kinds import TYPE, VALUE, Row, generated  # noqa: E402
+from wrong_calls.kinds import TYPE, VALUE, Row, generated, replaced  # noqa: E402
 from wrong_calls.right import (  # noqa: E402
     OBJECTS,
     TENSORS,
@@ -47,11 +49,15 @@ EVERY_CALL = [*TENSORS, *OBJECTS]
 ROWS: dict[str, Row] = {**SPECIAL, **generated()}
 
 
+#: Kinds of rows that every call has; they are tried together.
+OF_ANY_CALL = ("group", "timeout", "mode", "async")
+
+
 def _by_call() -> dict[str, list[str]]:
     found = defaultdict(list)
     for label, row in ROWS.items():
         kind = "special" if label in SPECIAL else label.removeprefix(f"{row.call}-").partition("-")[0]
-        found[f"{row.call}-{kind}"].append(label)
+        found[f"{row.call}-{'any' if kind in OF_ANY_CALL else kind}"].append(label)
     return dict(found)
 
 
@@ -125,7 +131,15 @@ def problem_of(row: Row, group: Any, by_position: bool) -> str:
     if group is not None:
         arguments["group"] = group
     if rank in row.ranks:
-        return error_of(row.call, {**arguments, **row.changes(rank, 2)}, row.error, row.texts, by_position)
+        arguments.update(row.changes(rank, 2))
+        found: list[str] = []
+
+        def run(tensor: Any) -> None:
+            given = {**arguments, **replaced(arguments, row.where, tensor)} if row.where else arguments
+            found.append(error_of(row.call, given, row.error, row.texts, by_position))
+
+        row.around(run) if row.around else run(None)
+        return found[0]
     if "object" in row.call:  # all ranks get an error before any raises
         told = (f"rank {row.ranks[0]} called with a wrong argument", "see the error there")
         return error_of(row.call, arguments, dist.ObjectExchangeError, told, by_position)
@@ -234,7 +248,45 @@ BATCHES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
     "tag": (lambda: [message(tag=-1)], VALUE, ("tag: got -1", "0 or more")),
     "group": (lambda: [message(group="world")], TYPE, ("group: got 'world' of type str",)),
     "groups": (lambda: [message(), message(group="world")], VALUE, ("p2p_op_list[1].group: got another",)),
+    "generator": (lambda: (one for one in [message()]), TYPE, ("p2p_op_list: got <generator", "expected a list")),
+    "dict": (lambda: {0: message()}, TYPE, ("p2p_op_list: got {0: ", "expected a list")),
+    "works": (lambda: [object()], TYPE, ("p2p_op_list: got <object object", "expected a list of P2POp")),
+    "peer-text": (lambda: [message(peer="0")], TYPE, ("peer: got '0' of type str", "an integer")),
+    "peer-bool": (lambda: [message(peer=True)], TYPE, ("peer: got True of type bool", "an integer")),
+    "peer-tensor": (lambda: [message(peer=torch.tensor(0.0))], TYPE, ("peer: got tensor(0.)", "an integer")),
+    "tag-text": (lambda: [message(tag="0")], TYPE, ("tag: got '0' of type str", "an integer")),
+    "tag-huge": (lambda: [message(tag=2**31)], VALUE, ("tag: got 2147483648", "0 to 2147483647")),
+    "short-storage": (
+        lambda: [message(), message(tensor=shrunk())],
+        VALUE,
+        ("p2p_op_list[1].tensor: got a storage of 4 bytes", "needs 16"),
+    ),
+    "one-memory": (
+        lambda: exchange_of(one := ones(), one),
+        VALUE,
+        ("p2p_op_list[1].tensor: got memory that p2p_op_list[0] uses as well", "separate memory"),
+    ),
+    "memory-that-overlaps": (
+        lambda: exchange_of((one := ones(6))[:4], one[2:]),
+        VALUE,
+        ("p2p_op_list[1].tensor: got memory that p2p_op_list[0] uses as well",),
+    ),
+    "arriving-twice": (
+        lambda: [message(op=dist.irecv, tensor=(one := ones())), message(op=dist.irecv, tensor=one)],
+        VALUE,
+        ("p2p_op_list[1].tensor: got memory that p2p_op_list[0] uses as well",),
+    ),
 }
+
+
+def shrunk() -> torch.Tensor:
+    tensor = ones()
+    tensor.untyped_storage().resize_(4)
+    return tensor
+
+
+def exchange_of(sent: torch.Tensor, received: torch.Tensor) -> list[dist.P2POp]:
+    return [message(op=dist.isend, tensor=sent), message(op=dist.irecv, tensor=received)]
 
 
 def run_batch(label: str) -> None:
@@ -267,7 +319,20 @@ def test_wrong_operation_in_a_batch(pools: Pools) -> None:
     pools(2).run(run_wrong_p2p_op)
 
 
-# --- queries
+# --- queries, groups and handles
+
+
+#: The argument of each with the lists of ranks.
+SUBGROUPS = {"new_subgroups_by_enumeration": "ranks_per_subgroup_list", "split_group": "split_ranks"}
+
+
+def waited(call: str, timeout: Any) -> None:
+    """Wait wrongly for an operation, which ends nevertheless."""
+    work = getattr(dist, call)(**right(call, dist.get_rank(), 2), async_op=True)
+    try:
+        work.wait(timeout)
+    finally:
+        work.wait()
 
 
 QUERIES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
@@ -340,21 +405,267 @@ QUERIES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] =
         TYPE,
         ("configure: prof_ops: got 'all_reduce'", "['all_reduce']"),
     ),
+    # shapes and dtypes of shared tensors
+    **{
+        f"empty_shared-{label}": (lambda shape=shape: dist.empty_shared(shape), TYPE, ("shape: got", text))
+        for label, shape, text in (
+            ("none", None, "expected an integer, or a list of them"),
+            ("float", 1.5, "expected an integer, or a list of them"),
+            ("nan", float("nan"), "expected an integer, or a list of them"),
+            ("string", "ab", "expected an integer, or a list of them"),
+            ("bytes", b"ab", "expected an integer, or a list of them"),
+            ("dict", {2: 3}, "expected an integer, or a list of them"),
+            ("set", {2}, "expected an integer, or a list of them"),
+            ("bool", True, "expected an integer"),
+            ("lists", [[1], [2]], "expected an integer"),
+            ("tensor-of-floats", torch.ones(2), "expected an integer"),
+            ("tensor-on-meta", torch.ones(2, dtype=torch.int64, device="meta"), "expected an integer"),
+        )
+    },
+    "empty_shared-negative": (lambda: dist.empty_shared([2, -1]), VALUE, ("shape: got (2, -1)", "0 and above")),
+    "empty_shared-huge": (lambda: dist.empty_shared(2**70), VALUE, ("shape: got", "EiB")),
+    "empty_shared-dtype-text": (lambda: dist.empty_shared(1, "float32"), TYPE, ("dtype: got 'float32'",)),
+    "empty_shared-dtype-class": (lambda: dist.empty_shared(1, int), TYPE, ("dtype: got <class 'int'>",)),
+    "empty_shared-dtype-quantized": (lambda: dist.empty_shared(1, torch.quint8), VALUE, ("dtype: got torch.quint8",)),
+    "empty_shared-group": (lambda: dist.empty_shared(1, group="world"), TYPE, ("group: got 'world'",)),
+    # groups
+    "new_group-in-no-dimension": (lambda: dist.new_group(torch.tensor(0)), TYPE, ("ranks: got tensor(0)", "a list")),
+    "new_group-array-in-no-dimension": (lambda: dist.new_group(np.array(0)), TYPE, ("ranks: got array(0)", "a list")),
+    "new_group-nested": (lambda: dist.new_group([[0, 1]]), TYPE, ("ranks: got a list of 2", "an integer")),
+    "new_group-bools": (lambda: dist.new_group([False, True]), TYPE, ("ranks: got False of type bool", "an integer")),
+    "new_group-none-in-list": (lambda: dist.new_group([None]), TYPE, ("ranks: got None", "an integer")),
+    "new_group-huge": (lambda: dist.new_group([2**70]), VALUE, (f"ranks: got [{2**70}]", "0 to 1")),
+    "new_group-group": (
+        lambda: dist.new_group(dist.get_world_group()),
+        TYPE,
+        ("ranks: got <", "a list of global ranks"),
+    ),
+    "new_group-nan-timeout": (lambda: dist.new_group(timeout=float("nan")), VALUE, ("timeout: got nan", "finite")),
+    "new_group-bool-timeout": (lambda: dist.new_group(timeout=True), TYPE, ("timeout: got True", "seconds")),
+    "new_group-description": (lambda: dist.new_group(group_desc=5), TYPE, ("group_desc: got 5", "a string")),
+    "new_group-device-text": (lambda: dist.new_group(device_id="cpu"), TYPE, ("device_id: got 'cpu'", "torch.device")),
+    "new_group-device-index": (lambda: dist.new_group(device_id=0), TYPE, ("device_id: got 0", "torch.device")),
+    "new_group-device-cpu": (
+        lambda: dist.new_group(device_id=torch.device("cpu")),
+        VALUE,
+        ("device_id: got cpu", "an accelerator with an index"),
+    ),
+    "new_group-device-meta": (
+        lambda: dist.new_group(device_id=torch.device("meta")),
+        VALUE,
+        ("device_id: got meta", "an accelerator with an index"),
+    ),
+    "new_group-device-that-is-not-here": (
+        lambda: dist.new_group(device_id=torch.device("cuda:0")),
+        VALUE,
+        ("device_id: got cuda:0", "does not see"),
+    ),
+    **{
+        f"new_group-backend-{label}": (
+            lambda backend=backend: dist.new_group(backend=backend),
+            dist.BackendUnavailableError,
+            ("new_group: backend", text),
+        )
+        for label, backend, text in (
+            ("empty", "", "''"),
+            ("undefined", "undefined", "'undefined' is not known"),
+            ("twice", "cpu:gloo,cpu:gloo", "one library for each device"),
+            ("without-library", "cpu:", "one library for each device"),
+            ("without-device", "cpu:gloo,nccl", "one library for each device"),
+            ("line-end", "gloo\n", "did you mean 'gloo'?"),
+        )
+    },
+    **{
+        f"new_subgroups-{label}": (lambda size=size: dist.new_subgroups(size), error, ("group_size: got", text))
+        for label, size, error, text in (
+            ("zero", 0, VALUE, "a divisor of 2"),
+            ("negative", -1, VALUE, "a divisor of 2"),
+            ("three", 3, VALUE, "a divisor of 2"),
+            ("string", "2", TYPE, "an integer"),
+            ("float", 1.0, TYPE, "an integer"),
+            ("bool", True, TYPE, "an integer"),
+            ("meta", torch.tensor(1, device="meta"), TYPE, "an integer"),
+        )
+    },
+    **{
+        f"{call}-{label}": (
+            lambda call=call, value=value: getattr(dist, call)(**{SUBGROUPS[call]: value}),
+            error,
+            (f"{call}: {SUBGROUPS[call]}: got", text),
+        )
+        for call in ("new_subgroups_by_enumeration", "split_group")
+        for label, value, error, text in (
+            ("number", 5, TYPE, "a list of lists"),
+            ("flat", [0, 1], TYPE, "a list of lists"),
+            ("string", "01", TYPE, "a list of lists"),
+            ("strings", ["0", "1"], TYPE, "a list of lists"),
+            ("dict", {0: [1]}, TYPE, "a list of lists"),
+            ("tensor", torch.tensor([[0], [1]]), TYPE, "a list of lists"),
+            ("empty", [], VALUE, "an empty list"),
+            ("empty-group", [[0], []], VALUE, "no empty list"),
+            ("twice", [[0, 1], [0]], VALUE, "names a rank twice"),
+            ("outside", [[0, 7]], VALUE, "ranks from 0 to 1"),
+            ("floats", [[0.5]], TYPE, "an integer"),
+            ("bools", [[True]], TYPE, "an integer"),
+        )
+    },
+    "split_group-missing": (lambda: dist.split_group(None, None), VALUE, ("split_ranks: missing",)),
+    "split_group-parent": (lambda: dist.split_group("world", [[0]]), TYPE, ("parent_pg: got 'world'",)),
+    "split_group-timeout": (lambda: dist.split_group(None, [[0]], timeout="1"), TYPE, ("timeout: got '1'",)),
+    # ranks
+    "get_global_rank-float": (lambda: dist.get_global_rank(None, 1.5), TYPE, ("group_rank: got 1.5", "an integer")),
+    "get_global_rank-bool": (lambda: dist.get_global_rank(None, True), TYPE, ("group_rank: got True", "an integer")),
+    "get_global_rank-none": (lambda: dist.get_global_rank(None, None), TYPE, ("group_rank: got None", "an integer")),
+    "get_global_rank-endless": (lambda: dist.get_global_rank(None, 10**5000), VALUE, ("group_rank: got <int>",)),
+    "get_group_rank-string": (lambda: dist.get_group_rank(None, "0"), TYPE, ("global_rank: got '0'", "an integer")),
+    "get_group_rank-float": (lambda: dist.get_group_rank(None, 0.0), TYPE, ("global_rank: got 0.0", "an integer")),
+    "get_group_rank-bool": (lambda: dist.get_group_rank(None, False), TYPE, ("global_rank: got False", "an integer")),
+    "get_group_rank-negative": (lambda: dist.get_group_rank(None, -1), VALUE, ("global_rank: got -1",)),
+    "get_group_rank-endless": (lambda: dist.get_group_rank(None, 10**5000), VALUE, ("global_rank: got <int>",)),
+    # meshes
+    **{
+        f"init_device_mesh-{label}": (
+            lambda shape=shape: dist.init_device_mesh("cpu", shape),
+            TYPE,
+            ("mesh_shape: got", "a tuple of positive integers"),
+        )
+        for label, shape in (
+            ("number", 2),
+            ("floats", (2.0,)),
+            ("bool", (True, 2)),
+            ("negative", (-2,)),
+            ("tensor", torch.tensor([2])),
+            ("string", "2"),
+        )
+    },
+    "init_device_mesh-empty": (
+        lambda: dist.init_device_mesh("cpu", ()),
+        VALUE,
+        ("mesh_shape: got ()", "a product of 2"),
+    ),
+    "init_device_mesh-huge": (lambda: dist.init_device_mesh("cpu", (2**40, 2**40)), VALUE, ("mesh_shape: got",)),
+    "init_device_mesh-device": (lambda: dist.init_device_mesh("meta", (2,)), VALUE, ("device_type: got 'meta'",)),
+    "init_device_mesh-device-number": (lambda: dist.init_device_mesh(5, (2,)), VALUE, ("device_type: got 5",)),
+    **{
+        f"init_device_mesh-names-{label}": (
+            lambda names=names: dist.init_device_mesh("cpu", (2, 1), mesh_dim_names=names),
+            error,
+            ("mesh_dim_names: got", text),
+        )
+        for label, names, error, text in (
+            ("text", "ab", TYPE, "a tuple of 2 strings"),
+            ("numbers", (1, 2), TYPE, "a tuple of 2 strings"),
+            ("few", ("a",), VALUE, "2 different strings"),
+            ("many", ("a", "b", "c"), VALUE, "2 different strings"),
+            ("twice", ("a", "a"), VALUE, "2 different strings"),
+        )
+    },
+    # names and labels
+    "all_reduce-typing-error": (
+        lambda: dist.all_reduce(tenser=ones()),
+        TYPE,
+        ("tenser: got", "did you mean 'tensor'?"),
+    ),
+    "all_reduce-nothing": (lambda: dist.all_reduce(), TYPE, ("missing", "'tensor'")),
+    "all_reduce-label": (lambda: dist.all_reduce(ones(), log_name=5), TYPE, ("log_name: got 5", "a string")),
+    "all_reduce-prof": (lambda: dist.all_reduce(ones(), prof=np.ones(2)), TYPE, ("prof: got array", "True or False")),
+    "all_reduce-group-as-op": (lambda: dist.all_reduce(ones(), dist.get_world_group()), TYPE, ("op: got <",)),
+    "all_reduce-many": (
+        lambda: dist.all_reduce(ones(), "sum", None, False, 1, "name", "debug", 4),
+        TYPE,
+        ("takes 4 positional arguments but 8 were given",),
+    ),
+    "all_gather_into_tensor-twice": (
+        lambda: dist.all_gather_into_tensor(ones(8), ones(), output=ones(8)),
+        TYPE,
+        ("output: got it and another name of 'output_tensor'",),
+    ),
+    "all_gather-nothing": (lambda: dist.all_gather(), TYPE, ("tensor: got None", "expected a tensor")),
+    "all_gather-two-tensors": (lambda: dist.all_gather(ones(), ones()), TYPE, ("tensor_list: got", "a list of 2")),
+    "all_gather-list-alone": (lambda: dist.all_gather([ones(), ones()]), TYPE, ("tensor: got None",)),
+    "all_gather-group-text": (lambda: dist.all_gather(ones(), "world"), TYPE, ("group: got 'world'",)),
+    "all_gather-group-list": (lambda: dist.all_gather(ones(), [0, 1]), TYPE, ("group: got a list of 2",)),
+    "P2POp-nothing": (lambda: dist.P2POp(), TYPE, ("P2POp: missing a required argument: 'op'", "P2POp(op, tensor")),
+    "P2POp-typing-error": (
+        lambda: dist.P2POp(dist.isend, ones(), per=0),
+        TYPE,
+        ("P2POp: per: got an argument of this name", "did you mean 'peer'?"),
+    ),
+    "configure-number": (lambda: dist.configure(prof_ops=5), TYPE, ("prof_ops: got 5", "a list of operations")),
+    "configure-switch": (lambda: dist.configure(enabled="perhaps"), TYPE, ("enabled: got 'perhaps'",)),
+    "start_profiling_op-number": (lambda: dist.start_profiling_op(5), TYPE, ("op_name_list: got 5", "a list")),
+    "set_object_policy-text": (lambda: dist.set_object_policy("no"), TYPE, ("allow_pickle: got 'no'", "True or False")),
+    # handles
+    **{
+        f"wait-{call}-{label}": (
+            lambda call=call, timeout=timeout: waited(call, timeout),
+            error,
+            ("wait: timeout: got",),
+        )
+        for call in ("all_reduce", "all_gather", "all_to_all", "reduce_scatter_coalesced", "barrier")
+        for label, timeout, error in (
+            ("string", "1", TYPE),
+            ("bool", True, TYPE),
+            ("list", [1], TYPE),
+            ("complex", 1j, TYPE),
+            ("tensor", torch.tensor(1.0), TYPE),
+            ("nan", float("nan"), VALUE),
+        )
+    },
 }
 
 
-def run_query(label: str) -> None:
-    make, error, texts = QUERIES[label]
-    raised = caught(make)
-    assert type(raised) is error, f"{type(raised).__qualname__}: {raised}"
-    for text in texts:
-        assert text in str(raised)
+def run_queries(labels: list[str]) -> list[str]:
+    problems = []
+    for label in labels:
+        make, error, texts = QUERIES[label]
+        try:
+            raised = caught(make)
+        except AssertionError as problem:
+            problems.append(f"{label}: {problem}")
+            continue
+        missing = [text for text in texts if text not in str(raised)]
+        if type(raised) is not error or missing:
+            problems.append(f"{label}: {type(raised).__qualname__}: {raised}; expected {error.__qualname__}, {missing}")
     check_group_works()
     group = dist.new_group([0, 1])  # the counters that name groups have not drifted apart
     check_group_works(group)
     dist.destroy_process_group(group)
+    return problems
 
 
-@pytest.mark.parametrize("label", QUERIES)
-def test_wrong_query(pools: Pools, label: str) -> None:
-    pools(2).run(run_query, label)
+def _by_function() -> dict[str, list[str]]:
+    found = defaultdict(list)
+    for label in QUERIES:
+        found[label.partition("-")[0]].append(label)
+    return dict(found)
+
+
+QUERIES_OF = _by_function()
+
+
+@pytest.mark.parametrize("function", QUERIES_OF)
+def test_wrong_query(pools: Pools, function: str) -> None:
+    for rank, problems in enumerate(pools(2).run(run_queries, QUERIES_OF[function])):
+        assert not problems, f"on rank {rank}:\n" + "\n".join(problems)
+
+
+def run_long_waits() -> None:
+    """However long a wait may be, it ends with the operation; one that may take no time may be repeated."""
+    for timeout in (float("inf"), 1e300, 10**400, timedelta.max):
+        tensor = ones()
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        assert work.wait(timeout) is True
+        assert tensor.tolist() == [2.0] * 4
+    for timeout in (0, -1, -(10**400), timedelta(-1)):
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        with suppress(TimeoutError):
+            work.wait(timeout)
+        assert work.wait() is True
+    check_group_works()
+
+
+def test_timeouts_of_wait_without_bounds(pools: Pools) -> None:
+    pools(2).run(run_long_waits)

@@ -108,6 +108,33 @@ def run_accelerate_first(folder: str) -> dict[str, Any]:
     return found
 
 
+def run_on_ccl(folder: str) -> dict[str, Any]:
+    """As docs/migrating.md says it."""
+    import comm_orchestrator as dist
+
+    dist.init_distributed("ccl", verbose=False)
+    found = trained(folder, check_ours)
+    assert dist.get_backend() == c10d.get_backend() == "ccl"
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+def ask_accelerate_for_ccl() -> tuple[str, str]:
+    """What Accelerate does by itself where it is asked for ccl on the CPU."""
+    from accelerate import Accelerator, InitProcessGroupKwargs
+
+    import comm_backend_ccl  # noqa: F401  # torch.distributed has "ccl" from here on
+
+    try:
+        accelerator = Accelerator(cpu=True, kwargs_handlers=[InitProcessGroupKwargs(backend="ccl")])
+    except Exception as error:
+        return "error", f"{type(error).__name__}: {error}"
+    found = str(accelerator.distributed_type), c10d.get_backend()
+    c10d.destroy_process_group()
+    return found
+
+
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_ranks(run_plain, 2, str(tmp_path_factory.mktemp("plain")), timeout_s=120, env=ENVIRONMENT)
@@ -130,3 +157,25 @@ def test_without_us(plain: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("target", [run_ours_first, run_accelerate_first])
 def test_with_us(plain: list[dict[str, Any]], target: Callable[[str], Any], tmp_path: Path) -> None:
     assert run_ranks(target, 2, str(tmp_path), timeout_s=120, env=ENVIRONMENT) == plain
+
+
+def is_near(found: Any, expected: Any) -> bool:
+    """Whether two results are equal but for rounding: ranks are added in another order."""
+    if isinstance(expected, float):
+        return found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    if isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(is_near(found[key], expected[key]) for key in expected)
+    if isinstance(expected, list):
+        return len(found) == len(expected) and all(map(is_near, found, expected))
+    return bool(found == expected)
+
+
+def test_on_ccl_that_was_initialised_before(plain: list[dict[str, Any]], tmp_path: Path) -> None:
+    found = run_ranks(run_on_ccl, 2, str(tmp_path), timeout_s=120, env=ENVIRONMENT)
+    assert is_near(found, plain), (found, plain)
+
+
+def test_accelerate_alone_does_not_start_ccl() -> None:
+    """The reason for the order on the page; if this fails, Accelerate has learned it, and the page can say so."""
+    for kind, backend in run_ranks(ask_accelerate_for_ccl, 2, timeout_s=120, env=ENVIRONMENT):
+        assert kind == "error", (kind, backend)

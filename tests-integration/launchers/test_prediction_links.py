@@ -9,7 +9,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ OPERATIONS = ("all_reduce", "broadcast", "send")
 # Well above what passes a shaped link at once.
 SIZES = ("-b", "128K", "-e", "1M")
 MEASURED, PREDICTED = 400, 150  # Mbit/s
+ATTEMPTS = 3
 
 pytestmark = pytest.mark.slow
 
@@ -63,17 +64,20 @@ def bench(
     return bench_results.load(file)
 
 
-@pytest.fixture(scope="module")
-def measured(two_hosts: tuple[Host, Host], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def measure(hosts: tuple[Host, Host], folder: Path) -> dict[int, Path]:
     """Bench files, by rate."""
-    folder = tmp_path_factory.mktemp("links")
     found = {}
     for rate in (MEASURED, PREDICTED):
         found[rate] = folder / f"{rate}.json"
-        results = bench(two_hosts, rate, found[rate]).results
+        results = bench(hosts, rate, found[rate]).results
         assert {(one.world_size, one.nodes) for one in results} == {(2, 2)}
         assert {one.operation for one in results} == set(OPERATIONS)
     return found
+
+
+@pytest.fixture(scope="module")
+def measured(two_hosts: tuple[Host, Host], tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    return measure(two_hosts, tmp_path_factory.mktemp("links"))
 
 
 def commctl(*arguments: str | Path) -> str:
@@ -96,23 +100,46 @@ def errors(model: Path, measured: Path, network: str | None) -> list[float]:
     return found
 
 
-def test_another_rate_is_predicted(measured: dict[int, Path], tmp_path: Path) -> None:
-    model = tmp_path / "model.json"
-    shown = commctl("fit", measured[MEASURED], "-o", model, "--link", f"0us,{MEASURED}Mbit")
-    assert "inter" in shown
-    found = errors(model, measured[PREDICTED], f"0us,{PREDICTED}Mbit")
-    assert statistics.median(found) < 0.2
-    # The prediction, not the measured link, is what comes near.
-    assert statistics.median(errors(model, measured[PREDICTED], None)) > 0.4
+def of_one_attempt(check: Callable[[], None]) -> None:
+    """Run ``check`` until it passes, at most ``ATTEMPTS`` times: what else the machine does may spoil a measurement."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            check()
+        except AssertionError:
+            if attempt == ATTEMPTS:
+                raise
+        else:
+            return
 
 
-def test_the_bandwidth_that_was_fitted_is_the_link(measured: dict[int, Path], tmp_path: Path) -> None:
+def test_another_rate_is_predicted(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
     model = tmp_path / "model.json"
-    commctl("fit", measured[PREDICTED], "-o", model)
-    fits = {fit.key.operation: fit for fit in load(model).fits if fit.key.way == "in_place"}
-    for operation in ("all_reduce", "broadcast"):
-        gbit_per_s = 8e-3 / fits[operation].pieces[-1].chosen.beta_us_per_byte
-        assert 0.7 * PREDICTED < 1e3 * gbit_per_s < 1.3 * PREDICTED
+
+    def check() -> None:
+        measured = measure(two_hosts, tmp_path)
+        shown = commctl("fit", measured[MEASURED], "-o", model, "--link", f"0us,{MEASURED}Mbit")
+        assert "inter" in shown
+        found = errors(model, measured[PREDICTED], f"0us,{PREDICTED}Mbit")
+        assert statistics.median(found) < 0.2
+        # The prediction, not the measured link, is what comes near.
+        assert statistics.median(errors(model, measured[PREDICTED], None)) > 0.4
+
+    of_one_attempt(check)
+
+
+def test_the_bandwidth_that_was_fitted_is_the_link(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    model = tmp_path / "model.json"
+
+    def check() -> None:
+        file = tmp_path / "bench.json"
+        bench(two_hosts, PREDICTED, file)
+        commctl("fit", file, "-o", model)
+        fits = {fit.key.operation: fit for fit in load(model).fits if fit.key.way == "in_place"}
+        for operation in ("all_reduce", "broadcast"):
+            gbit_per_s = 8e-3 / fits[operation].pieces[-1].chosen.beta_us_per_byte
+            assert 0.7 * PREDICTED < 1e3 * gbit_per_s < 1.3 * PREDICTED
+
+    of_one_attempt(check)
 
 
 def test_a_model_that_does_not_say_its_link_is_not_moved_to_another(measured: dict[int, Path], tmp_path: Path) -> None:
@@ -126,16 +153,20 @@ def test_a_model_that_does_not_say_its_link_is_not_moved_to_another(measured: di
 def test_ranks_that_share_a_link_are_predicted(two_hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """Fitted to one and two ranks on each of two hosts, predicted for three, whose bytes share the hosts' link."""
     files = [tmp_path / f"{ranks}.json" for ranks in (2, 4, 6)]
-    for ranks, file in zip((2, 4, 6), files, strict=True):
-        bench(two_hosts, PREDICTED, file, ranks, ("all_reduce",))
     model = tmp_path / "model.json"
-    commctl("fit", *files[:2], "-o", model)
-    estimator = Estimator(load(model))
-    errors = []
-    for one in bench_results.load(files[2]).results:
-        time_us = statistics.median(one.rounds_us)
-        estimate = estimator.estimate(one.operation, one.size_bytes, Shape(6, 2), one.dtype, one.op)
-        assert estimate.algorithm == "ring"
-        assert "ranks" in estimate.marks
-        errors.append(abs(estimate.time_us - time_us) / time_us)
-    assert statistics.median(errors) < 0.2
+
+    def check() -> None:
+        for ranks, file in zip((2, 4, 6), files, strict=True):
+            bench(two_hosts, PREDICTED, file, ranks, ("all_reduce",))
+        commctl("fit", *files[:2], "-o", model)
+        estimator = Estimator(load(model))
+        errors = []
+        for one in bench_results.load(files[2]).results:
+            time_us = statistics.median(one.rounds_us)
+            estimate = estimator.estimate(one.operation, one.size_bytes, Shape(6, 2), one.dtype, one.op)
+            assert estimate.algorithm == "ring"
+            assert "ranks" in estimate.marks
+            errors.append(abs(estimate.time_us - time_us) / time_us)
+        assert statistics.median(errors) < 0.2
+
+    of_one_attempt(check)

@@ -1,11 +1,14 @@
-"""What mypy says of programs that use the API: nothing of right ones, and each mistake by its line."""
+"""What mypy and pyright say of programs that use the API: nothing of right ones, and each mistake by its line."""
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 HERE = Path(__file__).parent
 
@@ -26,15 +29,26 @@ def errors(program: Path, cache: Path) -> dict[int, str]:
     return found
 
 
+def mistakes() -> dict[int, str]:
+    """What the lines of the wrong program say about themselves."""
+    lines = (HERE / "wrong.py").read_text(encoding="utf-8").splitlines()
+    return {number: comment for number, line in enumerate(lines, 1) if (comment := line.partition("  # ")[2])}
+
+
 def test_ported_programs_pass_and_mistakes_are_found(tmp_path: Path) -> None:
     assert errors(HERE / "ported.py", tmp_path) == {}
-    wrong = HERE / "wrong.py"
-    expected = {
-        number: comment
-        for number, line in enumerate(wrong.read_text(encoding="utf-8").splitlines(), 1)
-        if (comment := line.partition("  # ")[2])
-    }
-    found = errors(wrong, tmp_path)
-    assert found.keys() == expected.keys(), found
-    for number, text in expected.items():
+    found = errors(HERE / "wrong.py", tmp_path)
+    assert found.keys() == mistakes().keys(), found
+    for number, text in mistakes().items():
         assert text in found[number]
+
+
+def test_pyright_finds_the_same_lines() -> None:
+    pytest.importorskip("basedpyright")
+    # The build of pyright that brings its own Node.js.
+    command = [sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable, "--level", "error", "--outputjson"]
+    programs = [str(HERE / name) for name in ("ported.py", "wrong.py")]
+    done = subprocess.run([*command, *programs], capture_output=True, text=True, timeout=500, check=False)
+    found = json.loads(done.stdout)["generalDiagnostics"]
+    assert {Path(one["file"]).name for one in found} == {"wrong.py"}, found
+    assert {one["range"]["start"]["line"] + 1 for one in found} == mistakes().keys(), found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, TypeAlias
 
@@ -113,8 +114,9 @@ def _object(argument: Argument, rank: int, W: int) -> Any:
 def positional(name: str, arguments: Arguments) -> tuple[list[Any], Arguments]:
     """Return the same arguments with the first ones by position, as most programs call."""
     rest, first = dict(arguments), []
+    parameters = inspect.signature(getattr(dist, name)).parameters
     for argument in operation(name).arguments:
-        if argument.name not in rest:
+        if argument.name not in rest or parameters[argument.name].kind is inspect.Parameter.KEYWORD_ONLY:
             break
         first.append(rest.pop(argument.name))
     return first, rest

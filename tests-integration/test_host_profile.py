@@ -1,0 +1,172 @@
+"""The first group on a host measures it; later ones start from what it found."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_backend_ccl import shared_communicator
+from comm_utils.testing import run_ranks, run_ranks_outcomes
+
+_FOUND = dist.available_backends()["ccl"]
+pytestmark = pytest.mark.skipif(
+    "profile of transfers" not in _FOUND.details, reason=_FOUND.details.get("shared memory", _FOUND.reason)
+)
+# Of float32: the least size that is measured; a busy machine may come no further.
+ELEMENTS = 1 << 14
+
+
+@pytest.fixture
+def environment(rank_environment: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    return {**rank_environment, "CCL_SHARED_MEMORY_PROFILE": None, "XDG_CACHE_HOME": str(tmp_path)}
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("comm-backend-ccl/*"))
+
+
+def run_reductions(calls: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what the world knows of methods at first, and of all_reduce after so many calls."""
+    dist.init_distributed("ccl", verbose=False)
+    (world,) = shared_communicator.open_groups()
+    at_first = world.methods()
+    for step in range(calls):
+        dist.all_reduce(tensor := torch.full((ELEMENTS,), float(step)))
+        assert tensor.min() == tensor.max() == step * dist.get_world_size()
+    known = [row for row in world.methods() if row["operation"] == "all_reduce"]
+    dist.destroy_process_group()
+    return at_first, known
+
+
+def test_the_first_group_measures_and_later_ones_start_from_it(environment: dict[str, Any], tmp_path: Path) -> None:
+    (measured, _), (same, _) = run_ranks(run_reductions, 2, 0, env=environment)
+    assert measured == same
+    assert {row["operation"] for row in measured} >= {"all_reduce", "broadcast", "all_gather"}
+    (file,) = files(tmp_path)
+    content = json.loads(file.read_text())
+    assert list(content["ranks"]) == ["2"]
+    before = file.read_bytes()
+
+    for at_first, known in run_ranks(run_reductions, 2, 40, env=environment):
+        assert at_first == []
+        (row,) = known
+        assert row["settled"]
+        stored = {one[4]: one[5] for one in content["ranks"]["2"]["rows"] if one[:2] == ["all_reduce", 4 * ELEMENTS]}
+        untried = [method for method in stored if method != row["method"]]
+        assert untried
+        assert all(row["typical_ns"][method] == stored[method] for method in untried)
+    assert file.read_bytes() == before
+
+
+def write_profile(environment: dict[str, Any], folder: Path, fastest: str) -> None:
+    """A profile of this machine that has one method as a thousand times as fast as the others."""
+    run_ranks(run_reductions, 2, 0, env=environment)
+    (file,) = files(folder)
+    content = json.loads(file.read_text())
+    for one in content["ranks"]["2"]["rows"]:
+        one[5] = 10 if one[4] == fastest else 10_000
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("fastest", ["streamed", "cached"])
+def test_without_learning_the_profile_decides(environment: dict[str, Any], tmp_path: Path, fastest: str) -> None:
+    write_profile(environment, tmp_path, fastest)
+    for _, known in run_ranks(run_reductions, 2, 40, env=environment | {"CCL_SHARED_MEMORY_LEARNING": "0"}):
+        assert [row["method"] for row in known] == [fastest]
+
+
+def test_a_wrong_profile_is_corrected(environment: dict[str, Any], tmp_path: Path) -> None:
+    write_profile(environment, tmp_path, "streamed")
+    for _, (row,) in run_ranks(run_reductions, 2, 6000, env=environment, timeout_s=120):
+        assert min(row["typical_ns"].values()) > 1000, "the lie is gone"
+
+
+@pytest.mark.parametrize("variable", ["CCL_SHARED_MEMORY_LEARNING", "CCL_SHARED_MEMORY_TRANSFER"])
+def test_nothing_is_measured_where_nothing_is_chosen(
+    environment: dict[str, Any], tmp_path: Path, variable: str
+) -> None:
+    value = {"CCL_SHARED_MEMORY_LEARNING": "0", "CCL_SHARED_MEMORY_TRANSFER": "cached"}[variable]
+    for at_first, _ in run_ranks(run_reductions, 2, 1, env=environment | {variable: value}):
+        assert at_first == []
+    assert files(tmp_path) == []
+
+
+def test_nothing_is_measured_by_one_rank(environment: dict[str, Any], tmp_path: Path) -> None:
+    run_ranks(run_reductions, 1, 1, env=environment)
+    assert files(tmp_path) == []
+
+
+def run_and_end() -> None:
+    if os.environ["RANK"] == "1":
+        from comm_backend_ccl import tuning
+
+        def end(*_: object) -> None:
+            os._exit(7)
+
+        tuning.measure = end  # type: ignore[assignment]
+    dist.init_distributed("ccl", verbose=False)
+
+
+def test_a_rank_that_ends_while_the_host_is_measured_is_named(environment: dict[str, Any], tmp_path: Path) -> None:
+    first, _ = run_ranks_outcomes(run_and_end, 2, env=environment)
+    assert "PeerLostError" in str(first)
+    assert "rank 1" in str(first)
+    assert files(tmp_path) == []
+
+
+def tune(environment: dict[str, Any], *options: str) -> subprocess.CompletedProcess[str]:
+    variables = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
+    command = [sys.executable, "-m", "comm_orchestrator", "tune", *options]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**variables, "COLUMNS": "80"}, timeout=280, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"CCL_SHARED_MEMORY_PROFILE": "0"}, "got CCL_SHARED_MEMORY_PROFILE=0"),
+        ({"CCL_SHARED_MEMORY": "0"}, "shared memory is turned off by CCL_SHARED_MEMORY=0"),
+    ],
+)
+def test_tuning_says_why_it_cannot(environment: dict[str, Any], variables: dict[str, str], said: str) -> None:
+    done = tune(environment | variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_is_known_is_shown_without_measuring(environment: dict[str, Any], tmp_path: Path) -> None:
+    assert "nothing was measured yet" in tune(environment, "--show").stdout
+    assert files(tmp_path) == []
+    run_ranks(run_reductions, 2, 0, env=environment)
+    shown = tune(environment, "--show")
+    assert shown.returncode == 0, shown.stderr
+    lines = shown.stdout.splitlines()
+    table = next(number for number, line in enumerate(lines) if line.startswith("2 ranks, measured"))
+    assert "by its first group" in lines[table]
+    assert all(len(line) <= 80 for line in lines[table:])
+    assert any(line.startswith("all_reduce") and "64 KiB" in line for line in lines)
+    as_json = json.loads(tune(environment, "--show", "--json").stdout)
+    assert {row["operation"] for row in as_json["ranks"]["2"]["rows"]} >= {"all_reduce", "broadcast"}
+
+
+@pytest.mark.slow
+def test_tuning_measures_more_and_keeps_it(environment: dict[str, Any], tmp_path: Path) -> None:
+    done = tune(environment, "--ranks", "2")
+    assert done.returncode == 0, done.stderr
+    (file,) = files(tmp_path)
+    found = json.loads(file.read_text())["ranks"]["2"]
+    assert found["by"] == "commctl tune"
+    kinds = {(one[0], one[1], one[2]) for one in found["rows"]}
+    assert ("all_reduce", 64 << 20, False) in kinds
+    assert ("all_reduce", 64 << 20, True) in kinds
+    assert "2 ranks, 16-bit floats, measured" in done.stdout

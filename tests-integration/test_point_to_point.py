@@ -1,0 +1,344 @@
+"""Which receive gets which message: tags, any source, and what becomes of messages that no receive asks for."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+import torch.distributed as c10d
+
+import comm_orchestrator as dist
+from comm_utils.testing import RankPool, run_ranks, run_ranks_outcomes
+
+Pools: TypeAlias = Callable[[int], RankPool]
+
+CCL = dist.available_backends()["ccl"]
+needs_ccl = pytest.mark.skipif(not CCL.usable, reason=CCL.reason)
+
+SHARED, ONECCL = {"CCL_SHARED_MEMORY": "1"}, {"CCL_SHARED_MEMORY": "0"}
+ENGINES = [pytest.param(SHARED, id="shared-memory"), pytest.param(ONECCL, id="oneccl")]
+
+# Within a slot of shared memory, and in many; in one value of a store, and in several.
+SIZES = [3, 600_000]
+
+
+def run_tags(api: str, count: int) -> None:
+    """Messages that are received in another order than they are sent in, by tag; those of one tag stay in order."""
+    module: Any = dist if api == "ours" else c10d
+    rank = dist.get_rank()
+    if rank == 0:
+        works = [
+            module.isend(torch.full((count + tag,), 10.0 * tag + turn), 1, tag=tag)
+            for turn in range(3)
+            for tag in range(4)
+        ]
+        for work in works:
+            work.wait()
+    else:
+        for tag in (3, 0, 2, 1):
+            for turn in range(3):
+                received = torch.zeros(count + tag)
+                if turn == 1:
+                    module.irecv(received, 0, tag=tag).wait()
+                else:
+                    assert module.recv(received, 0, tag=tag) == 0
+                assert received.unique().tolist() == [10.0 * tag + turn], (tag, turn)
+
+
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("api", ["ours", "torch"])
+def test_messages_with_tags(pools: Pools, api: str, count: int) -> None:
+    pools(2).run(run_tags, api, count)
+
+
+def run_any_source(api: str, count: int) -> None:
+    """Each message once; the receive, or its handle, says whose it was."""
+    module: Any = dist if api == "ours" else c10d
+    swapped = dist.new_group([2, 0, 1], sort_ranks=False)
+    for group, tag in ((None, 0), (None, 7), (swapped, 3)):
+        if dist.get_rank():
+            for turn in range(4):
+                module.send(torch.full((count,), 10.0 * dist.get_rank() + turn), 0, group, tag)
+            continue
+        found: Counter[int] = Counter()
+        for turn in range(8):
+            received = torch.zeros(count)
+            if turn % 2:
+                source = module.recv(received, None, group, tag)
+            else:
+                work = module.irecv(received, None, group, tag)
+                work.wait()
+                source = dist.get_global_rank(group, work._source_rank()) if group else work._source_rank()
+            assert received.unique().tolist() == [10.0 * source + found[source]], (turn, source)
+            found[source] += 1
+        assert found == {1: 4, 2: 4}
+    dist.destroy_process_group(swapped)
+
+
+@pytest.mark.parametrize("count", SIZES)
+@pytest.mark.parametrize("api", ["ours", "torch"])
+def test_messages_from_any_source(pools: Pools, api: str, count: int) -> None:
+    pools(3).run(run_any_source, api, count)
+
+
+def run_posted_first(tag: int) -> None:
+    """Receives that wait before anything is sent take messages in the order in which they were made."""
+    dist.init_distributed("ccl", verbose=False)
+    rank = dist.get_rank()
+    if rank == 0:
+        memory = torch.zeros(4, 2)
+        works: list[Any] = [
+            dist.irecv(memory[0], None, tag=tag),
+            dist.irecv(memory[1], 1, tag=tag),
+            dist.irecv(memory[2], 1),
+            dist.irecv(memory[3], None, tag=tag),
+        ]
+        dist.barrier()
+        for work in works:
+            work.wait()
+        assert memory[:, 0].tolist() == [1.0, 2.0, 4.0, 3.0]
+        assert [work.source_rank() for work in works] == [1, 1, 1, 2]
+    else:
+        dist.barrier()
+        if rank == 1:
+            for value in (1.0, 2.0):
+                dist.send(torch.full((2,), value), 0, tag=tag)
+            dist.send(torch.zeros(1), 2)
+            dist.send(torch.full((2,), 4.0), 0)
+        else:
+            dist.recv(torch.zeros(1), 1)
+            dist.send(torch.full((2,), 3.0), 0, tag=tag)
+
+
+@needs_ccl  # gloo has an order of its own where some receives name their source and some do not
+@pytest.mark.parametrize("tag", [0, 5])
+@pytest.mark.parametrize("env", ENGINES)
+def test_receives_take_messages_in_their_order(env: dict[str, Any], tag: int, rank_environment: dict[str, Any]) -> None:
+    run_ranks(run_posted_first, 3, tag, timeout_s=60, env={**rank_environment, **env})
+
+
+def run_named_and_any() -> None:
+    """Two hundred messages, of which the receiver names the source of some; those of a rank stay in order."""
+    dist.init_distributed("ccl", verbose=False)
+    rank, each = dist.get_rank(), 100
+    if rank:
+        for turn in range(each):
+            dist.send(torch.full((3 + 40_000 * (turn % 7 == 0),), 1000.0 * rank + turn), 0)
+        return
+    choose, found = random.Random(7), Counter[int]()
+    while found.total() < 2 * each:
+        named = choose.choice([None, *(one for one in (1, 2) if found[one] < each)])
+        # Without the sender, its next size is known where both have one.
+        sizes = {found[one] % 7 == 0 for one in (1, 2) if found[one] < each}
+        if named is None and len(sizes) > 1:
+            continue
+        is_large = found[named] % 7 == 0 if named else sizes.pop()
+        received = torch.zeros(3 + 40_000 * is_large)
+        source = dist.recv(received, named)
+        assert source == named or named is None
+        assert received.unique().tolist() == [1000.0 * source + found[source]]
+        found[source] += 1
+
+
+@needs_ccl
+@pytest.mark.parametrize("env", ENGINES)
+def test_named_and_any_source_in_turn(env: dict[str, Any], rank_environment: dict[str, Any]) -> None:
+    run_ranks(run_named_and_any, 3, timeout_s=60, env={**rank_environment, **env})
+
+
+def run_progress_elsewhere() -> None:
+    """The receiver waits in another group's call; its receives find their messages meanwhile."""
+    dist.init_distributed("ccl", verbose=False)
+    group = dist.new_group()
+    received = torch.zeros(2, 1_000_000)
+    if dist.get_rank() == 0:
+        works: list[Any] = [dist.irecv(one) for one in received]
+        dist.barrier(group)
+        assert sorted(work.source_rank() for work in works) == [1, 2]  # which asks nobody
+        for work in works:
+            work.wait()
+        assert received.sum() == 3 * 1_000_000
+    else:
+        dist.send(torch.full((1_000_000,), float(dist.get_rank())), 0)
+        time.sleep(0.3)
+        dist.barrier(group)
+
+
+@needs_ccl
+def test_a_receive_goes_on_while_its_rank_waits_elsewhere(rank_environment: dict[str, Any]) -> None:
+    run_ranks(run_progress_elsewhere, 3, timeout_s=60, env=rank_environment | ONECCL)
+
+
+def run_without_the_store(rendezvous: str) -> str:
+    """A receive from any source is refused where nobody can count messages; named sources go on."""
+    rank = int(os.environ["RANK"])
+    if rendezvous == "gone":
+        dist.init_distributed("ccl", verbose=False, timeout=30)
+    else:
+        importlib.import_module("comm_backend_ccl")
+        c10d.init_process_group("ccl", init_method=rendezvous, rank=rank, world_size=3)
+    group = dist.new_group([1, 2]) if rendezvous == "gone" else None
+    received = torch.zeros(3)
+    if rank == 0:
+        if rendezvous == "gone":
+            dist.recv(received, 1)
+            os._exit(0)
+        return ""
+    if rank == 1:
+        if rendezvous == "gone":
+            dist.send(received, 0)
+        for turn in range(200):  # until the connection is known to be gone
+            c10d.send(torch.full((3,), float(turn)), 2, group)
+            time.sleep(0.005)
+        return ""
+    for turn in range(200):
+        c10d.recv(received, 1, group)
+        assert received.tolist() == [turn] * 3
+    if rendezvous == "gone":
+        c10d.send(received, 1, group)
+    with pytest.raises((ValueError, dist.CommError)) as raised:
+        c10d.recv(received, None, group)
+    return str(raised.value)
+
+
+def run_until_the_store_goes() -> str:
+    dist.init_distributed("ccl", verbose=False, timeout=30)
+    if dist.get_rank() == 0:
+        time.sleep(0.5)
+        os._exit(0)
+    with pytest.raises(dist.PeerLostError) as raised:
+        dist.recv(torch.zeros(3))
+    return str(raised.value)
+
+
+@needs_ccl
+def test_the_end_of_the_store_is_said(rank_environment: dict[str, Any]) -> None:
+    for outcome in run_ranks_outcomes(run_until_the_store_goes, 3, timeout_s=60, env=rank_environment | ONECCL)[1:]:
+        assert outcome.exit_code == 0, f"{outcome}\n{outcome.traceback}"
+        assert "recv on the group of ranks [0, 1, 2]: the group's store has gone" in outcome.value
+
+
+@needs_ccl
+@pytest.mark.parametrize("rendezvous", ["file", "gone"])
+def test_sends_do_not_need_the_store(rendezvous: str, rank_environment: dict[str, Any], tmp_path: Path) -> None:
+    where = f"file://{tmp_path}/store" if rendezvous == "file" else rendezvous
+    outcomes = run_ranks_outcomes(run_without_the_store, 3, where, timeout_s=60, env=rank_environment | ONECCL)
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, f"{outcome}\n{outcome.traceback}"
+    assert "a group whose store is a file or has gone cannot receive from any source without a tag" in outcomes[2].value
+
+
+def run_ended_sender() -> None:
+    """One that has sent its part may end; the receiver goes on with those that live."""
+    dist.init_distributed("ccl", verbose=False, timeout=30)
+    rank, received = dist.get_rank(), torch.zeros(1)
+    if rank == 1:
+        dist.send(torch.ones(1), 0, tag=3)
+        os._exit(0)
+    if rank == 2:
+        dist.recv(received, 0)
+        dist.send(torch.ones(1), 0, tag=3)
+        os._exit(0)
+    first = dist.irecv(received, tag=3)
+    first.wait()
+    with pytest.raises(dist.CommTimeoutError):
+        dist.irecv(torch.zeros(1), tag=3).wait(1.0)  # rank 1 has ended, and rank 2 may still send
+    second: Any = dist.irecv(received, tag=3)
+    dist.send(torch.ones(1), 2)
+    with pytest.raises(dist.PeerLostError, match=r"recv on .* lost a peer.*rank 1 \(pid .*rank 2 \(pid"):
+        second.wait()  # the first of the two receives took the message
+
+
+@needs_ccl
+@pytest.mark.parametrize("env", ENGINES)
+def test_a_receive_from_any_source_outlives_some_senders(env: dict[str, Any], rank_environment: dict[str, Any]) -> None:
+    for outcome in run_ranks_outcomes(run_ended_sender, 3, timeout_s=60, env={**rank_environment, **env}):
+        assert outcome.exit_code == 0, outcome
+
+
+def run_nobody_sends(tag: int) -> str:
+    dist.init_distributed("ccl", verbose=False)
+    group = dist.new_group([0, 1, 2])
+    text = ""
+    if dist.get_rank() == 0:
+        with pytest.raises(dist.CommTimeoutError) as raised:
+            dist.recv(torch.zeros(1), group=group, tag=tag, timeout=0.3)
+        text = str(raised.value)
+    dist.barrier()
+    dist.destroy_process_group()
+    return text
+
+
+@needs_ccl
+def test_a_timeout_names_those_that_could_have_sent(rank_environment: dict[str, Any]) -> None:
+    text = run_ranks(run_nobody_sends, 3, 4, timeout_s=60, env=rank_environment | SHARED)[0]
+    assert "recv on the group of ranks [0, 1, 2] timed out after 0.3 s" in text
+    assert "ranks [1, 2] of the group did not take part" in text
+
+
+@needs_ccl
+@pytest.mark.parametrize("tag", [0, 4])
+def test_a_receive_from_any_source_ends_in_time_on_oneccl(tag: int, rank_environment: dict[str, Any]) -> None:
+    text = run_ranks(run_nobody_sends, 3, tag, timeout_s=60, env=rank_environment | ONECCL)[0]
+    assert "recv on the group of ranks [0, 1, 2] timed out after 0.3 s" in text
+
+
+def run_different_sizes() -> str:
+    dist.init_distributed("ccl", verbose=False)
+    if dist.get_rank():
+        for tag in (1, 2):
+            dist.isend(torch.ones(3), 0, tag=tag)
+        with pytest.raises(dist.CollectiveMismatchError):
+            dist.barrier()
+        return ""
+    dist.recv(torch.zeros(3), 1, tag=2)  # the other one is kept meanwhile
+    with pytest.raises(dist.CollectiveMismatchError) as raised:
+        dist.recv(torch.zeros(4), tag=1)
+    return str(raised.value)
+
+
+@needs_ccl
+def test_sizes_of_messages_are_compared(rank_environment: dict[str, Any]) -> None:
+    text = run_ranks(run_different_sizes, 2, timeout_s=60, env=rank_environment | SHARED)[0]
+    assert "rank 1 sends 3 x float32, and rank 0 expects 4 x float32" in text
+
+
+def run_through_the_store() -> list[str]:
+    """On oneCCL: what nobody receives is bounded, and refused before it is sent; sizes and dtypes are compared."""
+    from comm_backend_ccl import store_messages
+
+    dist.init_distributed("ccl", verbose=False)
+    store_messages.MOST_BYTES = 4000
+    dist.barrier()
+    found = []
+    if dist.get_rank():
+        for _ in range(2):
+            dist.send(torch.ones(500), 0, tag=1)
+        with pytest.raises(ValueError, match="send: a message of") as raised:
+            dist.send(torch.ones(500), 0, tag=1)
+        found.append(str(raised.value))
+        dist.send(torch.ones(5, dtype=torch.int16), 0)  # oneCCL's own, which goes on
+    else:
+        dist.recv(torch.zeros(5, dtype=torch.int16), 1)
+        assert dist.recv(torch.zeros(500), tag=1) == 1
+        with pytest.raises(dist.CommError) as failed:
+            dist.recv(torch.zeros(500, dtype=torch.int32), 1, tag=1)
+        found.append(str(failed.value))
+    return found
+
+
+@needs_ccl
+def test_messages_with_tags_on_oneccl_are_bounded_and_compared(rank_environment: dict[str, Any]) -> None:
+    (different,), (refused,) = run_ranks(run_through_the_store, 2, timeout_s=60, env=rank_environment | ONECCL)
+    assert "send: a message of 2000 bytes with tag 1" in refused
+    assert "receive earlier ones first, or send without a tag" in refused
+    assert "rank 1 sends 2000 bytes of torch.float32 with tag 1" in different
+    assert "rank 0 expects 2000 bytes of torch.int32" in different

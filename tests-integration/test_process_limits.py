@@ -1,0 +1,159 @@
+"""Processes without descriptors or address space: one error that names the limit, on every rank, and no abort."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_utils.testing import patience, per_rank, run_ranks
+
+
+def limit_descriptors(left: int) -> None:
+    """Leave this process ``left`` descriptors."""
+    limit = len(os.listdir("/proc/self/fd")) - 1 + left
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+
+
+def limit_address_space(left_mib: int) -> None:
+    """Leave this process ``left_mib`` MiB that it can map."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = mapped + (left_mib << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def start(backend: str, descriptors: int | None, address_space_mib: int | None) -> str:
+    if descriptors is not None:
+        limit_descriptors(descriptors)
+    if address_space_mib is not None:
+        limit_address_space(address_space_mib)
+    with pytest.raises(dist.BackendUnavailableError) as caught:
+        dist.init_distributed(backend, verbose=False, timeout=30)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+@pytest.mark.parametrize(
+    ("descriptors", "address_space_mib", "texts"),
+    [
+        (0, None, ("can open 0 more files, the limit is ", "raise the limit before the start (ulimit -n 4096")),
+        (13, None, ("can open 13 more files, the limit is ", "raise the limit before the start (ulimit -n 4096")),
+        (None, 1, ("MiB more, the limit of its address space is ", "before the start (ulimit -v unlimited")),
+        (None, 40, ("MiB more, the limit of its address space is ", "before the start (ulimit -v unlimited")),
+    ],
+)
+def test_the_start_names_the_limit(
+    rank_environment: dict[str, Any],
+    backend: str,
+    descriptors: int | None,
+    address_space_mib: int | None,
+    texts: tuple[str, ...],
+) -> None:
+    found = run_ranks(start, 2, backend, descriptors, address_space_mib, env=rank_environment)
+    for rank, message in enumerate(found):
+        assert f"init_distributed: rank {rank} can " in message
+        assert all(text in message for text in texts), message
+
+
+def test_all_ranks_learn_whose_limit_it_is(rank_environment: dict[str, Any]) -> None:
+    found = run_ranks(start, 2, "gloo", per_rank([None, 18]), None, env=rank_environment)
+    for message in found:
+        assert "rank 1 can open 18 more files" in message
+
+
+def make_groups() -> tuple[str, int]:
+    dist.init_distributed("gloo", verbose=False, timeout=30)
+    dist.all_reduce(torch.ones(3))
+    limit_descriptors(30)
+    groups: list[Any] = []
+
+    def make_many() -> None:
+        groups.extend(dist.new_group([0, 1]) for _ in range(64))
+
+    with pytest.raises(dist.BackendUnavailableError) as caught:
+        make_many()
+    made = len(groups)
+    for place in range(-1, made):
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=groups[place] if place >= 0 else None)
+        assert tensor.tolist() == [2.0] * 3
+    dist.destroy_process_group(groups.pop())
+    groups.append(dist.new_group([0, 1]))  # there is room again
+    dist.all_reduce(torch.ones(3), group=groups[-1])
+    return str(caught.value), made
+
+
+def test_groups_of_gloo_end_at_the_limit_with_an_error(rank_environment: dict[str, Any]) -> None:
+    for rank, (message, made) in enumerate(run_ranks(make_groups, 2, env=rank_environment)):
+        assert f"new_group: rank {rank} can open " in message
+        assert "destroy groups that are not used any more, or raise the limit before the start (ulimit -n" in message
+        assert made > 1
+
+
+def start_beside_one_that_cannot_report(left: int | None) -> tuple[str, float]:
+    if left is not None:
+        limit_descriptors(left)
+    begin = time.monotonic()
+    with pytest.raises(dist.CommError) as caught:
+        dist.init_distributed("gloo", verbose=False, timeout=3)
+    return str(caught.value), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("left", [0, 11])
+def test_a_rank_that_cannot_report_is_named_in_time(rank_environment: dict[str, Any], left: int) -> None:
+    """It has no descriptor for a connection, and what it prints says why."""
+    args = per_rank([None, left, None])
+    found = run_ranks(start_beside_one_that_cannot_report, 3, args, env=rank_environment)
+    assert f"rank 1 can open {left} more files" in found[1][0]
+    for message, took_s in (found[0], found[2]):
+        assert "rank 1 of 3 did not come within 3 s" in message
+        assert took_s < 3 + 5 * patience()
+
+
+def make_a_group_that_one_cannot_make(left: int) -> tuple[str, float]:
+    dist.init_distributed("gloo", verbose=False, timeout=60)
+    free = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if dist.get_rank() == 1:
+        limit_descriptors(left)
+    begin = time.monotonic()
+    with pytest.raises(dist.BackendUnavailableError) as caught:
+        dist.new_group([0, 1])
+    took_s = time.monotonic() - begin
+    if dist.get_rank() == 1:
+        resource.setrlimit(resource.RLIMIT_NOFILE, free)
+    # All members have refused it alike, so the same group can be made once there is room.
+    group = dist.new_group([0, 1])
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [2.0] * 3
+    return str(caught.value), took_s
+
+
+@pytest.mark.parametrize("left", [0, 6])
+def test_members_learn_at_once_who_cannot_make_a_group(rank_environment: dict[str, Any], left: int) -> None:
+    found = run_ranks(make_a_group_that_one_cannot_make, 2, left, env=rank_environment)
+    for rank, (message, took_s) in enumerate(found):
+        assert message.startswith(f"new_group: rank 1 can open {left} more files, the limit is ")
+        assert message.endswith("[reported by rank 1; rank 0 could go on]") == (rank == 0)
+        assert took_s < 10 * patience()
+
+
+def make_a_group_alone() -> str:
+    dist.init_distributed("gloo", verbose=False, timeout=60)
+    if dist.get_rank() == 1:
+        return ""
+    with pytest.raises(dist.CommTimeoutError) as caught:
+        dist.new_group([0, 1], timeout=1)
+    return str(caught.value)
+
+
+def test_members_that_do_not_come_are_named(rank_environment: dict[str, Any]) -> None:
+    message = run_ranks(make_a_group_alone, 2, env=rank_environment)[0]
+    assert "not every rank of [0, 1] came to make the group: [1] did not within 1 s" in message

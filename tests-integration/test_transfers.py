@@ -1,0 +1,112 @@
+"""How groups in shared memory move data: the transfers, and the choice among them by measurement."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_backend_ccl import shared_communicator
+from comm_utils.testing import run_ranks
+
+_FOUND = dist.available_backends()["ccl"]
+_HERE = "between" in _FOUND.details.get("shared memory", "")
+pytestmark = pytest.mark.skipif(not _HERE, reason=_FOUND.details.get("shared memory", _FOUND.reason))
+
+
+def start() -> None:
+    dist.init_distributed("ccl", verbose=False)
+
+
+def forbid_reading_of_peers() -> None:
+    """Let the kernel refuse ``process_vm_readv`` from here on, as a container's seccomp profile does."""
+    number = {"x86_64": 310, "aarch64": 270}[platform.machine()]
+    load, equal, end = 0x20, 0x15, 0x06  # BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, BPF_RET | BPF_K
+    refused, allowed = 0x00050000 | errno.EPERM, 0x7FFF0000  # SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW
+    lines = [(load, 0, 0, 0), (equal, 0, 1, number), (end, 0, 0, refused), (end, 0, 0, allowed)]
+    program = b"".join(struct.pack("=HBBI", *line) for line in lines)
+    held = ctypes.create_string_buffer(program)
+    filter_ = struct.pack("@HP", len(lines), ctypes.addressof(held))
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, mode_filter = 38, 22, 2
+    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0
+    assert libc.prctl(set_seccomp, mode_filter, ctypes.create_string_buffer(filter_), 0, 0) == 0
+
+
+def run_learning(may_read: bool) -> tuple[set[str], list[str]]:
+    """Return the candidates of gathers and the methods in use, of results that were all right."""
+    if not may_read and int(os.environ["RANK"]) == 1:
+        forbid_reading_of_peers()
+    start()
+    me, size = dist.get_rank(), dist.get_world_size()
+    output, own = torch.empty(size * 2**14), torch.empty(2**14)
+    for step in range(200):
+        own.fill_(100 * step + me)
+        dist.all_gather_into_tensor(output, own)
+        assert output.view(size, -1).unique(dim=1).flatten().tolist() == [100 * step + one for one in range(size)]
+    learned = [row for group in shared_communicator.open_groups() for row in group.methods()]
+    dist.destroy_process_group()
+    assert learned
+    assert all(row["settled"] for row in learned)
+    return {name for row in learned for name in row["typical_ns"]}, [row["method"] for row in learned]
+
+
+def test_ranks_learn_alike_how_to_move_data(rank_environment: dict[str, Any]) -> None:
+    (candidates, chosen), *others = run_ranks(run_learning, 2, True, env=rank_environment)
+    assert {"cached", "streamed"} <= candidates
+    assert all(found == (candidates, chosen) for found in others)
+
+
+def test_no_single_copy_without_the_kernels_permission(rank_environment: dict[str, Any]) -> None:
+    for candidates, _ in run_ranks(run_learning, 2, False, env=rank_environment):
+        assert candidates == {"cached", "streamed"}
+
+
+@pytest.mark.parametrize("transfer", ["cached", "streamed", "single_copy"])
+def test_transfers_give_the_same_results(rank_environment: dict[str, Any], transfer: str) -> None:
+    run_ranks(run_many_kinds, 3, env=rank_environment | {"CCL_SHARED_MEMORY_TRANSFER": transfer})
+
+
+def run_many_kinds() -> None:
+    start()
+    me, size = dist.get_rank(), dist.get_world_size()
+    for length in (3000, 40_000, 400_000):
+        for turn in range(20):
+            one = torch.arange(length, dtype=torch.float64) + me + turn
+            everyone = [torch.arange(length, dtype=torch.float64) + rank + turn for rank in range(size)]
+            total = one.clone()
+            dist.all_reduce(total)
+            assert torch.equal(total, sum(everyone))
+            gathered = torch.empty(size * length, dtype=torch.float64)
+            dist.all_gather_into_tensor(gathered, one)
+            assert torch.equal(gathered, torch.cat(everyone))
+            exchanged = torch.empty(size * length, dtype=torch.float64)
+            dist.all_to_all_single(exchanged, gathered + 1000 * me)
+            assert torch.equal(exchanged, torch.cat([everyone[me] + 1000 * rank for rank in range(size)]))
+            part = torch.empty(length, dtype=torch.float64)
+            dist.reduce_scatter_tensor(part, gathered)
+            assert torch.equal(part, size * everyone[me])
+            sent = one.clone()
+            dist.broadcast(sent, turn % size)
+            assert torch.equal(sent, everyone[turn % size])
+    dist.destroy_process_group()
+
+
+def run_with_own_transfer() -> str:
+    os.environ["CCL_SHARED_MEMORY_TRANSFER"] = ["cached", "streamed"][int(os.environ["RANK"])]
+    start()
+    with pytest.raises(RuntimeError) as caught:
+        dist.all_reduce(torch.ones(3))
+    return str(caught.value)
+
+
+def test_different_transfers_are_named(rank_environment: dict[str, Any]) -> None:
+    for text in run_ranks(run_with_own_transfer, 2, env=rank_environment):
+        assert "have different values of CCL_SHARED_MEMORY_TRANSFER" in text
