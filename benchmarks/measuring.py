@@ -79,5 +79,14 @@ def named(size_bytes: int) -> str:
 
 def machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo").read_text().splitlines()
-    models = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
-    return {"cpu": models[0] if models else platform.processor(), "cores": os.cpu_count(), "kernel": platform.release()}
+    # Of the first processor; others follow.
+    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(info))}
+    cpu = facts.get("model name") or platform.processor() or platform.machine()
+    family, model = facts.get("cpu family"), facts.get("model")
+    return {
+        "cpu": cpu,
+        # Virtual machines hide the product behind a name of their own.
+        "processor": f"{cpu}, family {family}, model {model}" if family and model else cpu,
+        "cores": os.cpu_count(),
+        "kernel": platform.release(),
+    }

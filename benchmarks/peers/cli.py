@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import signal
 import sys
 import time
@@ -21,7 +22,7 @@ from peers.catalogue import PEERS
 from peers.processes import Ranks, started
 from peers.rank import CORES
 from peers.results import TARGETS, Results, describe
-from peers.tasks import OTHERS, TRAINING, Block, Task, ways, work
+from peers.tasks import MEMORIES, OTHERS, TRAINING, Block, Task, ways, work
 
 __all__ = ["main"]
 
@@ -38,10 +39,11 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer rounds, shorter warm-up, and no 256 MiB")
     parser.add_argument("--sizes", type=int, nargs="+", metavar="BYTES", help="these only, and no training")
     parser.add_argument("--operations", nargs="+", choices=("all_reduce", *OTHERS, *TRAINING), metavar="NAME")
+    parser.add_argument("--memory", nargs="+", choices=MEMORIES, default=MEMORIES, help="default: hot and fresh")
     parser.add_argument("--ranks", type=int, nargs="+", choices=(2, 4), default=[2, 4], help="default: 2 and 4")
     parser.add_argument("--only", nargs="+", choices=PEERS, metavar="PEER", help=f"of: {', '.join(PEERS)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to this file")
-    parser.add_argument("--write", action="store_true", help="also rewrite docs/performance-peers.md and its plot")
+    parser.add_argument("--write", action="store_true", help="also write the section of this machine in docs")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 where a target is missed")
     options = parser.parse_args(arguments)
     if any(size < 64 or size % 64 for size in options.sizes or ()):
@@ -56,7 +58,7 @@ def chosen(options: argparse.Namespace, ranks: int, note: Callable[[str], None])
     """What is measured with this world size, as far as there is memory for it."""
     tasks = [
         task
-        for task in work(ranks, options.sizes)
+        for task in work(ranks, options.sizes, options.memory)
         if (not options.operations or task.operation in options.operations)
         and not (options.quick and not options.sizes and task.size_bytes > 64 * MIB)
     ]
@@ -94,7 +96,7 @@ def measure(
                     note(f"{name}, all_reduce of {task.dtype}: {unsupported}")
                 continue
             if wrong:
-                what = f"{task.operation}, {task.dtype}, {named(task.size_bytes)} {task.way}"
+                what = f"{task.operation}, {task.dtype}, {named(task.size_bytes)}, {task.memory} {task.way}"
                 raise SystemExit(f"{name}, {what}: {wrong} parts of the results are wrong")
             results.add(task, name, times_us)
 
@@ -130,15 +132,20 @@ def generated(options: argparse.Namespace, results: Results, verdicts: Any, note
     """The part of the page that is written by this program."""
     found = machine()
     parts = [
-        f"Measured on {CORES} cores of a machine with {found['cpu']} ({found['cores']} cores), Python "
-        f"{platform.python_version()}, torch {version('torch')}, {options.rounds} rounds. Medians (minima), µs.",
-        "![Time of a call against the size of the tensor, for every peer](performance-peers.svg)",
+        f"Measured on {CORES} of {found['cores']} cores, Linux {found['kernel']}, Python {platform.python_version()}, "
+        f"torch {version('torch')}, {options.rounds} rounds.\nMedians (minima), µs; ratios of medians, in brackets the "
+        "lower end of their 95 % interval.",
+        f"![Time of a call against the size of the tensor, for every peer]({plot_of(found)})",
         *(table.markdown() for table in report.tables(results)),
         report.targets_table(verdicts).markdown(),
     ]
     if notes:
         parts.append("Notes of this run:\n\n" + "\n".join(f"- {note}" for note in notes))
     return "\n\n".join(parts)
+
+
+def plot_of(found: dict[str, Any]) -> str:
+    return f"performance-peers-{re.sub(r'[^a-z0-9]+', '-', found['processor'].lower()).strip('-')}.svg"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -166,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for table in report.tables(results):
         print(table.text())
     verdicts = [target.judge(results) for target in TARGETS]
-    print("targets: our median over what it may be, 1 and less being met")
+    print("targets: what our median may be over what it is, the lower end of the 95 % interval; 1 and more is met")
     for verdict in verdicts:
         print(f"  {describe(verdict)}")
     print(f"every result is right; measured in {wall_s:.0f} s")
@@ -188,6 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     if options.write:
-        report.draw(results, DOCS / "performance-peers.svg")
-        report.rewrite(DOCS / "performance-peers.md", generated(options, results, verdicts, notes))
+        found = machine()
+        report.draw(results, DOCS / plot_of(found))
+        report.rewrite(DOCS / "performance-peers.md", found["processor"], generated(options, results, verdicts, notes))
     return int(options.strict and any(verdict.met is False for verdict in verdicts if verdict.target.must))

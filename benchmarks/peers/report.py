@@ -12,11 +12,13 @@ from typing import Any
 from measuring import MIB, named
 
 from peers.results import Results, Verdict
-from peers.tasks import TRAINING, Task
+from peers.tasks import MEMORIES, TRAINING, Task
 
 __all__ = ["Table", "draw", "rewrite", "tables", "targets_table"]
 
 BEGIN, END = "<!-- begin: nox -s bench-peers -- --write -->", "<!-- end -->"
+#: What is drawn below the others.
+UNDER = "ours, inference"
 # A colour and a mark for each, so that a row looks alike in every plot.
 STYLES = {
     "ours": ("#c0392b", "o"),
@@ -71,7 +73,10 @@ def collective(results: Results, title: str, tasks: Sequence[Task], label: str) 
     lines = []
     for task in tasks:
         ours_us, fastest = results.median_us(task, "ours"), results.fastest(task, peers)
-        ratio = f"{fastest[0] / ours_us:.2f} {fastest[1]}" if ours_us and fastest else "-"
+        ratio = "-"
+        if ours_us and fastest:
+            lower = results.lower_ratio(task, "ours", fastest[1])
+            ratio = f"{fastest[0] / ours_us:.2f} ({lower:.2f}) {fastest[1]}"
         first = task.operation if label == "operation" else task.dtype if label == "type" else ""
         first = " ".join(filter(None, (first, named(task.size_bytes))))
         lines.append([first, *(cell(results, task, name) for name in names), ratio])
@@ -92,17 +97,18 @@ def training(results: Results) -> Table | None:
 
 def tables(results: Results) -> list[Table]:
     found: list[Table] = []
-    sums = [task for task in results.times_us if task.operation == "all_reduce"]
-    for title, label, tasks in (
-        ("all_reduce, float32, 2 ranks", "size", [one for one in sums if one.ranks == 2 and one.dtype == "float32"]),
-        ("all_reduce, 16-bit types, 2 ranks", "type", [one for one in sums if one.dtype != "float32"]),
-        ("all_reduce, float32, 4 ranks on 2 cores", "size", [one for one in sums if one.ranks == 4]),
-    ):
-        if tasks:
-            found.append(collective(results, title, tasks, label))
-    others = [one for one in results.times_us if one.operation not in ("all_reduce", *TRAINING)]
-    if others:
-        found.insert(1, collective(results, "Other collectives, float32, 2 ranks", others, "operation"))
+    for memory in MEMORIES:
+        some = [task for task in results.times_us if task.memory == memory and task.operation not in TRAINING]
+        sums = [task for task in some if task.operation == "all_reduce"]
+        plain = [one for one in sums if one.ranks == 2 and one.dtype == "float32"]
+        for title, label, tasks in (
+            ("all_reduce, float32, 2 ranks", "size", plain),
+            ("Other collectives, float32, 2 ranks", "operation", [one for one in some if one not in sums]),
+            ("all_reduce, 16-bit types, 2 ranks", "type", [one for one in sums if one.dtype != "float32"]),
+            ("all_reduce, float32, 4 ranks on 2 cores", "size", [one for one in sums if one.ranks == 4]),
+        ):
+            if tasks:
+                found.append(collective(results, f"{title}, {memory}", tasks, label))
     if (last := training(results)) is not None:
         found.append(last)
     return found
@@ -115,25 +121,32 @@ def targets_table(verdicts: Sequence[Verdict]) -> Table:
         if one.task is None or one.got_us is None or one.bound_us is None:
             lines.append([text, "not measured", "", "", ""])
             continue
-        where = named(one.task.size_bytes) + (f", {one.beside}" if one.beside else "")
+        where = f"{named(one.task.size_bytes)} {one.task.memory}" + (f", {one.beside}" if one.beside else "")
         met = "met" if one.met else "**missed**"
         if one.measured < len(one.target.tasks):
             met += " where measured"
-        lines.append([text, where, figure(one.got_us), figure(one.bound_us), met])
-    return Table("Targets, each where it is hardest", ["target", "at, beside", "µs", "at most µs", ""], lines)
+        lines.append([text, where, figure(one.got_us), figure(one.bound_us), f"{one.lower:.2f}", met])
+    head = ["target, beside the fastest peer", "at, beside", "µs", "at most µs", "ratio, lower end", ""]
+    return Table("Targets, each where it is hardest", head, lines)
 
 
-def rewrite(page: Path, generated: str) -> None:
-    """Replace what is between the marks of a page.
+def rewrite(page: Path, machine: str, generated: str) -> None:
+    """Replace the section of ``machine`` between the marks of a page, or add it after the others.
 
     Raises:
         SystemExit: the page has no such marks.
     """
-    text = page.read_text()
-    pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
-    if not pattern.search(text):
+    before, begin, rest = page.read_text().partition(f"{BEGIN}\n")
+    between, end, after = rest.partition(END)
+    if not begin or not end:
         raise SystemExit(f"got no lines {BEGIN!r} and {END!r} in {page}, expected both")
-    page.write_text(pattern.sub(lambda found: f"{found[1]}\n{generated.strip()}\n\n{found[2]}", text))
+    sections = {}
+    for section in re.split(r"^### ", between, flags=re.MULTILINE)[1:]:
+        heading, _, text = section.partition("\n")
+        sections[heading.strip()] = text.strip()
+    sections[machine] = generated.strip()
+    parts = [f"\n### {heading}\n\n{text}\n" for heading, text in sections.items()]
+    page.write_text("".join((before, begin, *parts, "\n", end, after)))
 
 
 def draw(results: Results, path: Path) -> None:
@@ -145,24 +158,29 @@ def draw(results: Results, path: Path) -> None:
     plot: Any = importlib.import_module("matplotlib.pyplot")
     canvas, (left, right) = plot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
 
-    tasks = [task for task in results.times_us if task == Task(2, "all_reduce", task.size_bytes)]
+    tasks = [task for task in results.times_us if task == Task(2, "all_reduce", task.size_bytes, memory=task.memory)]
+    memory = MEMORIES[0] if any(task.memory == MEMORIES[0] for task in tasks) else MEMORIES[-1]
+    tasks = [task for task in tasks if task.memory == memory]
     tasks.sort(key=lambda task: task.size_bytes)
     for name, (colour, mark) in STYLES.items():
         points = [(task.size_bytes, us) for task in tasks if (us := results.median_us(task, name)) is not None]
         if points:
-            width = 2 if name.startswith("ours") else 1
-            left.loglog(
-                *zip(*points, strict=True), color=colour, marker=mark, markersize=4, linewidth=width, label=name
-            )
+            style: dict[str, Any] = {"linewidth": 2 if name.startswith("ours") else 1, "markersize": 4}
+            if name == UNDER:
+                # Often equal to "ours": a wider line and larger marks, which show around those.
+                style = {"linewidth": 5, "markersize": 9, "alpha": 0.6, "zorder": 1.5}
+            left.loglog(*zip(*points, strict=True), color=colour, marker=mark, label=name, **style)
     left.set_xscale("log", base=2)
     left.set_xticks([task.size_bytes for task in tasks], [named(task.size_bytes) for task in tasks], rotation=45)
     left.minorticks_off()
-    left.set(title="all_reduce, float32, 2 ranks", xlabel="size of the tensor", ylabel="median time of a call, µs")
+    left.set(
+        title=f"all_reduce, float32, 2 ranks, {memory}", xlabel="size of the tensor", ylabel="median time of a call, µs"
+    )
     left.grid(alpha=0.3)
     left.legend()
 
     largest = [one for one in results.times_us if one.operation not in ("all_reduce", *TRAINING)]
-    largest = [one for one in largest if one.size_bytes == 64 * MIB]
+    largest = [one for one in largest if one.size_bytes == 64 * MIB and one.memory == memory]
     names = [name for name in STYLES if name in results.rows(largest)]
     for number, name in enumerate(names):
         heights = [(results.median_us(task, name) or 0.0) / 1000 for task in largest]

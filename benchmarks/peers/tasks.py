@@ -10,7 +10,9 @@ from typing import Any
 from measuring import KIB, MIB
 
 __all__ = [
+    "MEMORIES",
     "OTHERS",
+    "OTHER_SIZES_BYTES",
     "SHORT_TYPES",
     "SIZES_BYTES",
     "TIGHT_BYTES",
@@ -21,12 +23,15 @@ __all__ = [
     "work",
 ]
 
-SIZES_BYTES = (64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+SIZES_BYTES = (64, KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, 512 * KIB, MIB, 16 * MIB, 64 * MIB, 256 * MIB)
+OTHER_SIZES_BYTES = (64, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+# Hot: calls follow one another on the same tensors. Fresh: its owner rewrites the input before each, and all meet.
+MEMORIES = ("hot", "fresh")
 OTHERS = ("broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all_single")
 SHORT_TYPES = ("bfloat16", "float16")
 # Each beside the same without communication.
 TRAINING = ("ddp_step", "ddp_step_alone", "tensor_parallel_forward", "tensor_parallel_forward_alone")
-# Up to here calls follow one another on what is in the core's cache; above, each has new data.
+# Up to here tensors stay in the core's cache, and many calls are timed together.
 TIGHT_BYTES = MIB
 # In place, a sum over ranks grows by their number at each call: so many can be made before float32 is out of range.
 MOST_CALLS = {2: 200, 4: 50}
@@ -45,6 +50,7 @@ class Task:
     size_bytes: int
     dtype: str = "float32"
     way: str = ""
+    memory: str = "hot"
 
     def by(self, way: str) -> Task:
         return dataclasses.replace(self, way=way)
@@ -67,7 +73,10 @@ class Block:
             return cls(task, 20 if first and not quick else 3, 5, 1)
         if size > TIGHT_BYTES:
             warm_up = (5 if quick else 20) if first else 0
-            return cls(task, warm_up, min(4, max(1, 128 * MIB // size)), 1)
+            number = min(4, max(1, 128 * MIB // size))
+            return cls(task, warm_up, number, 1) if task.memory == "fresh" else cls(task, warm_up, 1, number)
+        if task.memory == "fresh":
+            return cls(task, 20, 20, 1)
         if slow:
             # In a loop that lasts, whatever else the machine does would count every time.
             return cls(task, 20, 20, 10)
@@ -82,19 +91,23 @@ class Block:
         return cls(**{**found, "task": Task(**found["task"])})
 
 
-def work(ranks: int, sizes_bytes: Sequence[int] | None) -> Iterator[Task]:
+def work(ranks: int, sizes_bytes: Sequence[int] | None, memories: Sequence[str] = MEMORIES) -> Iterator[Task]:
     """All tasks of a world size; of ``sizes_bytes`` only, where they are given."""
 
     def wanted(*sizes: int) -> list[int]:
         return [size for size in sizes if sizes_bytes is None or size in sizes_bytes]
 
+    def of(operation: str, sizes: Sequence[int], dtype: str = "float32") -> Iterator[Task]:
+        return (Task(ranks, operation, size, dtype, memory=memory) for memory in memories for size in sizes)
+
     if ranks == 4:
-        yield from (Task(4, "all_reduce", size) for size in wanted(64, MIB, 64 * MIB))
+        yield from of("all_reduce", wanted(64, 64 * KIB, MIB, 64 * MIB))
         return
-    yield from (Task(2, "all_reduce", size) for size in sizes_bytes or SIZES_BYTES)
-    yield from (Task(2, operation, size) for operation in OTHERS for size in wanted(MIB, 64 * MIB))
+    yield from of("all_reduce", sizes_bytes or SIZES_BYTES)
+    for operation in OTHERS:
+        yield from of(operation, wanted(*OTHER_SIZES_BYTES))
     for dtype in SHORT_TYPES:
-        yield from (Task(2, "all_reduce", size, dtype) for size in wanted(16 * KIB, MIB, 64 * MIB))
+        yield from of("all_reduce", wanted(16 * KIB, MIB, 64 * MIB), dtype)
     if sizes_bytes is None:
         yield from (Task(2, operation, 0) for operation in TRAINING)
 

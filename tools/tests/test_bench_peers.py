@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,22 +63,81 @@ def test_every_target_is_for_something_that_is_measured() -> None:
         assert measured.issuperset(target.tasks), target.text
 
 
+def noisy(ours_us: list[float], peer_us: list[float]) -> Results:
+    found = Results()
+    for own, its in zip(ours_us, peer_us, strict=True):
+        found.add(SMALL, "ours", [own])
+        found.add(SMALL, "MPICH", [its])
+    return found
+
+
+def test_the_lower_end_of_the_interval_counts() -> None:
+    steady = noisy([1.0] * 7, [1.1] * 7)
+    assert steady.lower_ratio(SMALL, "ours", "MPICH") == pytest.approx(1.1)
+    unsteady = noisy([0.7, 0.9, 1.0, 1.0, 1.1, 1.5, 1.6], [1.1] * 7)
+    lower = unsteady.lower_ratio(SMALL, "ours", "MPICH")
+    assert lower is not None
+    assert 0.65 < lower < 1.0 < 1.1 / 1.0
+    target = Target("", "ours", results.PEERS, 1, (SMALL,))
+    assert target.judge(steady).met
+    assert target.judge(unsteady).met is False
+    assert target.judge(unsteady).to_json()["lower"] == lower
+
+
+def test_a_mean_weighs_all_sizes_alike(measured: Results) -> None:
+    verdict = results.MeanTarget("", "ours", results.PEERS, 1, (SMALL, LARGE)).judge(measured)
+    assert verdict.lower == pytest.approx((2.0 * 10 / 9) ** 0.5)
+    assert verdict.met
+    assert verdict.measured == 2
+
+
+def test_hot_and_fresh_are_tasks_of_their_own() -> None:
+    assert {task.memory for task in tasks.work(2, None)} == set(tasks.MEMORIES)
+    assert {task.memory for task in tasks.work(4, None, ("fresh",))} == {"fresh"}
+    for size in (64, 64 << 20):
+        fresh = tasks.Block.of(Task(2, "all_reduce", size, memory="fresh"), first=True, quick=False, slow=False)
+        assert fresh.calls == 1, "its owner rewrites the input before each call"
+        hot = tasks.Block.of(Task(2, "all_reduce", size), first=True, quick=False, slow=False)
+        assert hot.calls > 1
+        assert tasks.Block.from_json(fresh.to_json()) == fresh
+
+
 def test_rows_of_one_peer_are_side_by_side_and_a_gap_is_a_dash(measured: Results) -> None:
     (table,) = report.tables(measured)
     assert table.head == ["size", "ours", "MPICH", "Intel MPI", "Intel MPI, persistent", "gloo", "fastest peer / ours"]
-    assert table.lines[0] == ["64 B", "1.00 (0.50)", "2.00 (2.00)", "-", "-", "100.0 (100.0)", "2.00 MPICH"]
-    assert table.lines[1][-1] == "1.11 Intel MPI"
+    assert table.lines[0] == ["64 B", "1.00 (0.50)", "2.00 (2.00)", "-", "-", "100.0 (100.0)", "2.00 (2.00) MPICH"]
+    assert table.lines[1][-1] == "1.11 (1.11) Intel MPI"
 
 
 def test_only_the_marked_part_of_the_page_is_rewritten(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text((ROOT / "docs" / "performance-peers.md").read_text())
     before = page.read_text()
-    for text in ("one \\1", "two"):
-        report.rewrite(page, text)
-        assert f"\n{text}\n" in page.read_text()
+    for text in ("first \\1", "second"):
+        report.rewrite(page, "A machine", text)
+        assert f"\n### A machine\n\n{text}\n" in page.read_text()
+        report.rewrite(page, "Another", "its own")
     assert page.read_text().partition(report.BEGIN)[0] == before.partition(report.BEGIN)[0]
-    assert "one" not in page.read_text().partition(report.BEGIN)[2]
+    assert "first" not in page.read_text().partition(report.BEGIN)[2]
+    assert page.read_text().count("### A machine") == page.read_text().count("### Another") == 1
+    for line in before.partition(report.BEGIN)[2].splitlines():
+        assert line in page.read_text(), "other machines keep theirs"
     page.write_text("no marks")
     with pytest.raises(SystemExit, match="no lines"):
-        report.rewrite(page, "")
+        report.rewrite(page, "A machine", "")
+
+
+def test_equal_times_of_ours_are_both_seen_in_the_plot(
+    measured: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn: list[Any] = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    measured.add(SMALL, "ours, inference", [1.0, 0.5, 7.0])
+    measured.add(LARGE, "ours, inference", [9.0])
+    report.draw(measured, tmp_path / "it.svg")
+    lines = {line.get_label(): line for line in drawn[0].axes[0].get_lines()}
+    ours, below = lines["ours"], lines["ours, inference"]
+    assert below.get_zorder() < ours.get_zorder()
+    assert below.get_linewidth() > ours.get_linewidth() + 1
+    assert below.get_markersize() > ours.get_markersize() + 1

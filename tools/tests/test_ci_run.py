@@ -30,3 +30,10 @@ def test_the_parts_of_the_full_run_are_all_there() -> None:
         if "full" in one["tags"] and one["session"] not in named and not tags & set(one["tags"])
     ]
     assert left_out == []
+
+
+def test_every_file_that_a_session_names_is_there() -> None:
+    text = (ROOT / "noxfile.py").read_text()
+    named = re.findall(r'"((?:packages|tests-integration|docs|tools)/[\w./-]+)"', text)
+    assert len(named) > 10
+    assert [path for path in named if not (ROOT / path).exists()] == []
