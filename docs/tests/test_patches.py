@@ -25,7 +25,7 @@ PATCHES = {
     },
     "adding-a-collective.md: a reduction": {
         "packages/comm-utils/src/comm_utils/reduce_op.py",
-        f"{COLLECTIVES}/reduction/local.py",
+        "packages/comm-utils/src/comm_utils/torch_support/folding.py",
     },
     "adding-a-wrapper.md: a wrapper": {f"{COLLECTIVES}/slow_link.py"},
 }
