@@ -152,12 +152,15 @@ def test_named_beside_comm_backend_ccl(rank_environment: dict[str, Any]) -> None
     run_ranks(name_them_beside_ccl, 2, timeout_s=100, env=rank_environment)
 
 
-def import_them_first() -> None:
+def import_them_first(folder: str) -> None:
     bring_along()
     importlib.import_module(BINDINGS)
     importlib.import_module("comm_backend_ccl")
-    for _ in range(2):
-        torch.distributed.init_process_group("ccl")
+    rank = int(os.environ["RANK"])
+    for turn in range(2):
+        # Not through MASTER_PORT, where torch's rank 1 may find the store of the world before.
+        store = f"file://{folder}/store{turn}"
+        torch.distributed.init_process_group("ccl", init_method=store, rank=rank, world_size=2)
         dist.init_distributed(verbose=False)  # adopts it
         tensor = torch.ones(3)
         dist.all_reduce(tensor, "max")
@@ -169,8 +172,8 @@ def import_them_first() -> None:
     assert groups_of_the_bindings()[2] == 2
 
 
-def test_imported_before_comm_backend_ccl(rank_environment: dict[str, Any]) -> None:
-    run_ranks(import_them_first, 2, timeout_s=100, env=rank_environment)
+def test_imported_before_comm_backend_ccl(rank_environment: dict[str, Any], tmp_path: Path) -> None:
+    run_ranks(import_them_first, 2, str(tmp_path), timeout_s=100, env=rank_environment)
 
 
 def refuse_them(folder: str, version: str, source: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -299,7 +300,8 @@ def test_a_replay_that_cannot_go_on_ends_with_a_reason(trace: Run, tmp_path: Pat
     done = trace("replay", stuck(tmp_path), "--backend", backend, "--timeout", "2")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "timed out after 2 s" in done.stderr
+    # Either rank may be the first whose time is up; the command shows rank 0's error.
+    assert re.search(r"timed out (after 2 s|waiting for rank 0)", done.stderr)
     assert "Traceback" not in done.stderr
     assert ranks_left(tmp_path) == []
 
