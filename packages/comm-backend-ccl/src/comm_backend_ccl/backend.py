@@ -96,7 +96,10 @@ class CclBackend(ProcessGroups):
                 self._states.pop(group, None)
                 backend.destroy_process_group(group)
                 return
+        ending = [pg for pg in (self._states if group is None else [group]) if isinstance(pg, CclProcessGroup)]
         super().destroy_process_group(group)
+        for pg in ending:
+            pg.shutdown()  # torch 2.6 leaves groups of other libraries than NCCL to the garbage collector
 
     # --- collectives
 
