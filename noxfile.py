@@ -90,16 +90,15 @@ APART = [f"--ignore={path}" for path in (LAUNCHER_TESTS, ECOSYSTEM_TESTS)]
 # Of the sessions that run the tests of all packages together.
 NOT_WITH_THE_REST = [*APART, *(f"--ignore={path}" for path in COMMAND_TESTS)]
 
-# The ends of what the packages' metadata promises, and a pair between them. CI runs the newest; its main pair is in
-# constraints.txt. On the oldest, tests of the fast path of groups that torch has destroyed do not pass yet.
+# The ends of what the packages' metadata promises, and a pair between them. CI runs the ends; its main pair is in
+# constraints.txt.
 COMPATIBILITY = {
     "oldest": ("3.10", "2.6.0"),
     "middle": ("3.12", "2.11.0"),
     "newest": ("3.13", "2.15.0"),
 }
 
-# What meets torch itself; the rest is our own logic, the same on all of them. Other paths can be given after --. On the
-# newest pair everything runs, as its Python measures coverage at little cost.
+# What meets torch itself; the rest is our own logic, the same on all of them. Other paths can be given after --.
 COMPATIBILITY_TESTS = [
     "packages/comm-backend-torch/tests",
     "packages/comm-backend-ccl/tests",
@@ -110,6 +109,17 @@ COMPATIBILITY_TESTS = [
     "tests-integration/test_fast_path.py",
     "tests-integration/test_signatures.py",
     "tests-integration/test_subgroups.py",
+]
+
+# On the newest pair, whose Python measures coverage at little cost, the tests of all packages run, and of those of all
+# together what meets torch, starts ranks from the command line, or executes what the tests of packages do not.
+NEWEST_TESTS = [
+    *(path for path in COMPATIBILITY_TESTS if path.startswith("tests-integration")),
+    *COMMAND_TESTS,
+    *(
+        f"tests-integration/test_{name}.py"
+        for name in ("doctor", "init_distributed", "interoperability", "management", "shared_memory", "with_torch")
+    ),
 ]
 
 # pip's settings and the variables by which uv, which does not read them, takes the same.
@@ -351,14 +361,18 @@ def integration_slow(session: nox.Session) -> None:
     run_pytest(session, "tests-integration", "-m", "slow", *NOT_WITH_THE_REST, *session.posargs)
 
 
-@nox.session(default=False, tags=FULL)
+@nox.session(default=False)
 def commands(session: nox.Session) -> None:
-    """Tests of commctl's bench, trace, fit and predict with ranks that they start, and over shaped links."""
+    """Tests of commctl's bench, trace, fit and predict with ranks that they start; compat(newest) runs them as well."""
+    install_sources(session, *all_sources(*group("integration")))
+    run_pytest(session, "-rs", *(session.posargs or COMMAND_TESTS))
+
+
+@nox.session(default=False, tags=FULL)
+def links(session: nox.Session) -> None:
+    """Predictions of commctl for two hosts, measured over shaped links; skipped without root."""
     install_sources(session, *all_sources(*group("integration"), *group("launchers")))
-    if LINK_TESTS not in session.posargs:
-        run_pytest(session, "-rs", *COMMAND_TESTS, *session.posargs)
-    if not session.posargs or LINK_TESTS in session.posargs:
-        run_pytest(session, "-rs", LINK_TESTS, parallel=False)
+    run_pytest(session, "-rs", LINK_TESTS, *session.posargs, parallel=False)
 
 
 # What holds on every library is tested on gloo, in `integration`, and again here.
@@ -638,7 +652,7 @@ def find_python(version: str) -> str:
 @nox.parametrize(
     "python,torch",
     [
-        nox.param(find_python(python), torch, id=name, tags=FULL if name == "newest" else [])
+        nox.param(find_python(python), torch, id=name, tags=FULL if name != "middle" else [])
         for name, (python, torch) in COMPATIBILITY.items()
     ],
 )
@@ -656,16 +670,15 @@ def compat(session: nox.Session, torch: str) -> None:
     env = {"COVERAGE_CORE": "sysmon"}
     for package in PACKAGES.values():
         run_pytest(session, *options, f"packages/{package.folder.name}/tests", env=env, measuring=True)
-    left_out = [*NOT_WITH_THE_REST, *(f"--ignore={path}" for path in LONG_TESTS)]
-    run_pytest(session, *options, "-m", "not slow", "tests-integration", *left_out, env=env, measuring=True)
+    run_pytest(session, *options, *NEWEST_TESTS, env=env, measuring=True)
+    with_ccl = {**env, "TESTS_BACKEND": "ccl"}
+    run_pytest(session, *options, "tests-integration/test_with_torch.py", env=with_ccl, measuring=True)
 
 
-@nox.session(default=False, requires=["compat(newest)"])
+@nox.session(default=False, requires=["compat(newest)"], tags=FULL)
 def coverage(session: nox.Session) -> None:
-    """Asks that the tests on the newest Python, ranks counted, and those of commands execute 90 % of every package."""
-    install_sources(session, *all_sources(*group("integration"), *group("coverage")))
-    run_pytest(session, *COMMAND_TESTS, "tests-integration/test_doctor.py", measuring=True)
-    run_pytest(session, "tests-integration/test_with_torch.py", env={"TESTS_BACKEND": "ccl"}, measuring=True)
+    """Asks that the tests on the newest Python, ranks counted, execute 90 % of the statements of every package."""
+    install(session, *group("coverage"))
     session.run("coverage", "combine", "--quiet")
     low = []
     for package in PACKAGES.values():
