@@ -52,6 +52,7 @@ FULL = ["full"]
 NATIVE_SUFFIXES = (".c", ".cpp", ".hpp")
 # Benchmarks that run as sessions, and what each measures.
 BENCHMARKS = {
+    "asynchronous": "comm-orchestrator[ccl]",
     "callback": "comm-orchestrator",
     "dispatch": "comm-orchestrator[ccl]",
     "entry": "comm-orchestrator[ccl]",

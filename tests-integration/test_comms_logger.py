@@ -205,10 +205,17 @@ def test_groups_are_kept_apart(pools: Pools) -> None:
 def run_against_a_clock(asynchronous: bool) -> None:
     tensor = torch.ones(2**24)  # 64 MiB: long enough that the calls themselves are nothing
     dist.all_reduce(tensor, async_op=asynchronous)
+    # Of three blocks: between the readings of two clocks, other processes may have had their turn.
+    found = [compare_clocks(tensor, asynchronous) for _ in range(3)]
+    assert any(logged == pytest.approx(clock, rel=0.05) for logged, clock in found), found
+
+
+def compare_clocks(tensor: torch.Tensor, asynchronous: bool) -> tuple[float, float]:
+    """Return the least time of a few calls, in ms, as it was logged and as another clock shows it."""
     dist.barrier()
     took_ms = []
     with recording():
-        for _ in range(10):
+        for _ in range(5):
             ends: list[float] = []
             start = time.perf_counter()
             work = dist.all_reduce(tensor, async_op=asynchronous)
@@ -227,9 +234,8 @@ def run_against_a_clock(asynchronous: bool) -> None:
                     time.sleep(1e-4)
             took_ms.append((ends[0] - start) * 1e3)
         row = recorded()["all_reduce"][2**26]
-    assert row["count"] == 10
-    # Of the fastest: between the readings of two clocks, other processes may have had their turn.
-    assert row["min_latency_ms"] == pytest.approx(min(took_ms), rel=0.05)
+    assert row["count"] == 5
+    return row["min_latency_ms"], min(took_ms)
 
 
 def run_late_waits() -> None:

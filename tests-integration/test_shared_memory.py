@@ -514,3 +514,28 @@ def run_out_of_descriptors() -> str:
 def test_the_limit_of_descriptors_is_named_on_every_rank(rank_environment: dict[str, Any]) -> None:
     for message in run_ranks(run_out_of_descriptors, 2, env=rank_environment):
         assert "has reached its limit of 64 open files; raise it before the start (ulimit -n 4096" in message
+
+
+# --- operations under way
+
+
+def wait_for_a_late_rank() -> float:
+    """Return the processor time, in seconds, of all threads in the second in which the other rank is late."""
+    tensor = torch.ones(LARGE)
+    dist.all_reduce(tensor, async_op=True).wait()  # type: ignore[union-attr]
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(1.5)
+    begun = time.process_time()
+    work = dist.all_reduce(tensor, async_op=True)
+    assert work is not None
+    if dist.get_rank() == 0:
+        time.sleep(1.0)
+        assert not work.is_completed()
+    used = time.process_time() - begun
+    work.wait()
+    return used
+
+
+def test_an_operation_under_way_does_not_take_a_core(shared: Pools) -> None:
+    assert shared(2).run(wait_for_a_late_rank)[0] < 0.1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -93,6 +94,35 @@ def test_a_signal_in_the_fast_path_does_not_free_the_tensor() -> None:
     alive = kept()
     assert alive is not None
     assert (alive == 2).all()
+
+
+def test_a_started_operation_keeps_its_tensors() -> None:
+    first, second = both_sides()
+    begin = shared_memory.starter(first, tables.Operation.ALL_REDUCE, ReduceOp.SUM, -1)
+    if begin is None:
+        pytest.skip("this torch offers no fast path")
+    for refused in (torch.ones(4, 4).t(), torch.ones(4).to(torch.complex64), [1.0], None):
+        assert begin(refused) is False
+    assert begin() is False
+    tensor, other = torch.ones(1000), torch.ones(1000)
+    kept = weakref.ref(tensor)
+    operation = begin(tensor)
+    assert operation not in (True, False)
+    del tensor
+    gc.collect()
+    assert kept() is not None
+    start(second, other)
+    deadline = time.monotonic() + 10
+    while shared_memory.wait(operation, 0.01) == 0 and time.monotonic() < deadline:
+        shared_memory.drain(second, 0.01)
+    assert shared_memory.wait(operation, 0.0) == 1
+    assert shared_memory.ended_ns(operation)  # it was watched
+    alive = kept()
+    assert alive is not None
+    assert (alive == 2).all()
+    del alive, operation
+    gc.collect()
+    assert kept() is None
 
 
 def test_a_group_ends_with_its_last_reference() -> None:

@@ -71,7 +71,8 @@ def fast_path(
     accepts = acceptance(operation, "cpu", dtypes, ours.size, ours.rank, root, inference=inference)
     assert accepts is not None
     if async_op:
-        return _asynchronous(ours, kind, accepts)
+        started = _started_natively(ours, kind, accepts) if isinstance(ours, SharedCommunicator) else None
+        return started or _asynchronous(ours, kind, accepts)
     if isinstance(ours, SharedCommunicator) and operation not in _MESSAGES:
         found = _in_shared_memory(ours, kind, accepts, forget)
         if found is not None:
@@ -116,6 +117,29 @@ def _waiting(
 
 
 # --- in shared memory
+
+
+def _started_natively(ours: SharedCommunicator, kind: _Kind, accepts: Accept) -> FastPath | None:
+    operation, name = kind.operation, kind.name
+    if operation not in _VALIDATED and operation != "all_to_all_single":
+        return None  # there is something to do before or after
+    native = _NATIVE[operation]
+    begin = shared_memory.starter(ours.number, native, kind.op, kind.root if native in _ROOTED_NATIVE else -1)
+    if begin is None:
+        return None
+
+    def start(*tensors: Any) -> CclWork | None:
+        handle = begin(*tensors)
+        if handle is False:
+            return None
+        return CclWork(ours, None if handle is True else handle, (), name, tensors[0] if tensors else None)
+
+    def exchange(output: Any, input: Any, rows_out: Any = None, rows_in: Any = None) -> CclWork | None:
+        if not accepts(output, input, rows_out, rows_in):
+            return None
+        return start(output, input) if rows_out is None else start(output, input, rows_out, rows_in)
+
+    return start if operation in _VALIDATED else exchange
 
 
 def _in_shared_memory(

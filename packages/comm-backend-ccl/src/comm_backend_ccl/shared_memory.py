@@ -261,6 +261,16 @@ def shortcut(
     return found
 
 
+def starter(group: Group, operation: Operation, op: ReduceOp, root: int) -> Callable[..., Pending | bool] | None:
+    """Return a function of the same tensors that starts the operation, watched as by :func:`start`.
+
+    It returns a handle, which keeps the tensors until the end; True when the operation is complete already; False,
+    having done nothing, for other tensors. None where torch is too old to be asked.
+    """
+    found: Callable[..., Pending | bool] | None = group.fast_path(operation, OPS[op], root, None)
+    return found
+
+
 def failure(handle: Pending) -> str:
     """Describe what went wrong in the group of an operation."""
     return str(handle.failure())

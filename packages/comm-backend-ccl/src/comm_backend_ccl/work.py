@@ -71,36 +71,29 @@ class CclWork:
         peer: the only other rank that it needs; None needs all, ``ANY_SOURCE`` one of them.
     """
 
-    __slots__ = (
-        "_begin",
-        "_communicator",
-        "_done",
-        "_failure",
-        "_handle",
-        "_missed_at",
-        "end",
-        "finish",
-        "kept",
-        "limit_s",
-        "name",
-        "outcome",
-        "peer",
-    )
+    # What most operations never set costs nothing at their start.
+    finish: Callable[[], None] | None = None
+    end: float | None = None
+    limit_s = 0.0
+    peer: int | None = None
+    _failure: BaseException | None = None
+    _missed_at: float | None = None
 
-    def __init__(self, communicator: Operations, handle: EngineHandle | None, kept: tuple[Any, ...], name: str) -> None:
+    def __init__(
+        self,
+        communicator: Operations,
+        handle: EngineHandle | None,
+        kept: tuple[Any, ...],
+        name: str,
+        outcome: Any = None,
+    ) -> None:
         self._communicator = communicator
         self._handle = handle
         self._begin = time.monotonic()
         self._done = handle is None
-        self._failure: BaseException | None = None
-        self._missed_at: float | None = None
         self.kept = kept
         self.name = name
-        self.finish: Callable[[], None] | None = None
-        self.outcome: Any = None
-        self.end: float | None = None
-        self.limit_s = 0.0
-        self.peer: int | None = None
+        self.outcome = outcome
 
     def limit(self, seconds: float) -> None:
         """Give the operation so much time from now on, instead of the group's."""

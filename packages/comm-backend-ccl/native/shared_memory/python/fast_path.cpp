@@ -156,28 +156,43 @@ bool overlap(const FastPath &path, const PlainTensor &output, const PlainTensor 
     return output.data < input.data + input.count * item && input.data < output.data + output.count * item;
 }
 
-// Returns True if all is done; False, with nothing begun, where the checked path has to be taken; where others are
-// late, what `later` returns.
-PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t count) {
+// Sets what is asked of the group; false, with nothing begun, where the checked path has to be taken.
+bool prepare(const FastPath &path, PyObject *const *arguments, Py_ssize_t count, Request &request) {
     const Py_ssize_t tensors = tensors_of(path);
     PlainTensor output, input;
-    Request request;
     const bool uneven = path.operation == all_to_all_v && count == 4;
     if ((count != tensors && !uneven) || forked || is_intercepted() ||
         (tensors > 0 && !is_plain(arguments[0], output)) || (tensors > 1 && !is_plain(arguments[1], input)) ||
         !(uneven ? is_uneven(path, output, input, arguments[2], arguments[3], request)
                  : is_request(path, output, tensors > 1 ? input : output, request))) {
-        Py_RETURN_FALSE;
+        return false;
     }
     if (tensors > 1 && (overlap(path, output, input) || requires_grad(arguments[0]) || requires_grad(arguments[1]))) {
-        Py_RETURN_FALSE;
+        return false;
     }
     Group &group = path.on();
     const bool small = path.operation != all_to_all_v && pieces_for(group, request) == 0;
     // The checked path says why it fails.
-    if (group.closed() || group.broken() || (!small && !group.ring_is_reserved())) {
+    return !group.closed() && !group.broken() && (small || group.ring_is_reserved());
+}
+
+// A new reference to the operation, which keeps its tensors.
+PyObject *operation_on(const FastPath &path, const Shared &group, Handle task, PyObject *const *arguments) {
+    const Py_ssize_t tensors = tensors_of(path);
+    PyObject *kept = PyTuple_Pack(tensors, tensors > 0 ? arguments[0] : nullptr, tensors > 1 ? arguments[1] : nullptr);
+    PyObject *operation = make_operation(group, std::move(task), kept);
+    Py_XDECREF(kept);
+    return operation;
+}
+
+// Returns True if all is done; False, with nothing begun, where the checked path has to be taken; where others are
+// late, what `later` returns.
+PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t count) {
+    Request request;
+    if (!prepare(path, arguments, count, request)) {
         Py_RETURN_FALSE;
     }
+    Group &group = path.on();
     const Shared shared = *path.group;  // which another thread may end while this one waits
     Handle task;
     if (!group.run_at_once(request, looks_with_gil(group), task)) {
@@ -196,13 +211,32 @@ PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t c
         Py_RETURN_TRUE;
     }
     // The operation keeps its tensors: a signal may end `later` before it has taken hold of them.
-    PyObject *first = tensors > 0 ? arguments[0] : nullptr, *second = tensors > 1 ? arguments[1] : nullptr;
-    PyObject *kept = PyTuple_Pack(tensors, first, second);
-    PyObject *operation = make_operation(shared, std::move(task), kept);
-    Py_XDECREF(kept);
-    PyObject *found = PyObject_CallFunctionObjArgs(path.later, operation, first, second, nullptr);
+    const Py_ssize_t tensors = tensors_of(path);
+    PyObject *operation = operation_on(path, shared, std::move(task), arguments);
+    PyObject *found = PyObject_CallFunctionObjArgs(path.later, operation, tensors > 0 ? arguments[0] : nullptr,
+                                                   tensors > 1 ? arguments[1] : nullptr, nullptr);
     Py_DECREF(operation);
     return found;
+}
+
+// Returns an operation under way; True if it is complete already; False as above.
+PyObject *begin(const FastPath &path, PyObject *const *arguments, Py_ssize_t count) {
+    Request request;
+    if (!prepare(path, arguments, count, request)) {
+        Py_RETURN_FALSE;
+    }
+    const Shared shared = *path.group;
+    Handle task;
+    try {
+        const GilRelease released;
+        task = shared->start(std::move(request), true);
+    } catch (const std::exception &) {
+        Py_RETURN_FALSE;
+    }
+    if (task->now() == complete) {
+        Py_RETURN_TRUE;
+    }
+    return operation_on(path, shared, std::move(task), arguments);
 }
 
 PyObject *call_fast_path(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
@@ -212,9 +246,17 @@ PyObject *call_fast_path(PyObject *self, PyObject *const *arguments, Py_ssize_t 
 PyMethodDef fast_path_method{"fast_path", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_fast_path)),
                              METH_FASTCALL, nullptr};
 
+PyObject *call_begin(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+    return guarded([&] { return begin(*reinterpret_cast<FastPath *>(self), arguments, count); });
+}
+
+PyMethodDef begin_method{"begin", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_begin)),
+                         METH_FASTCALL, nullptr};
+
 }  // namespace
 
-// fast_path(operation, op, root, later) -> a function of tensors, or None where torch does not offer what it takes
+// fast_path(operation, op, root, later) -> a function of tensors, or None where torch does not offer what it takes;
+// `later` is None for one that starts the operation
 PyObject *make_fast_path(PyObject *group, PyObject *arguments) {
     int operation, op, root;
     PyObject *later;
@@ -234,7 +276,7 @@ PyObject *make_fast_path(PyObject *group, PyObject *arguments) {
         Py_DECREF(self);
         throw;
     }
-    PyObject *function = PyCFunction_NewEx(&fast_path_method, self, nullptr);
+    PyObject *function = PyCFunction_NewEx(later == Py_None ? &begin_method : &fast_path_method, self, nullptr);
     Py_DECREF(self);
     return function;
 }
