@@ -36,6 +36,7 @@ Learner::Learner(int candidates, int first, bool are_long, const Nanoseconds &kn
     best_ = static_cast<uint8_t>(std::min_element(known_ns.begin(), end) - known_ns.begin());
     reference_ns_ = known_ns[best_];
     settled_ = true;
+    unverified_ = calls_to_verification;
 }
 
 // One trial of each, one after the other.
@@ -44,7 +45,7 @@ void Learner::compare_all() {
     to_compare_ = settled_ ? 0 : count_;
     rounds_left_ = rounds_ - 1;
     first_ = best_;
-    calls_since_comparison_ = 0;
+    calls_since_comparison_ = unverified_ = 0;
     for (Candidate &one : candidates_) {
         one = {};
     }
@@ -113,6 +114,13 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
     calls_since_comparison_ += calls;
     if (!settled_ || choice.candidate != best_ || duration_ns == 0) {
         return;
+    }
+    if (unverified_ > 0) {
+        unverified_ -= std::min(calls, unverified_);
+        if (unverified_ == 0) {
+            compare_all();
+            return;
+        }
     }
     if (choice.counts) {
         of.durations.add(duration_ns);

@@ -43,7 +43,7 @@ public:
 
     // Of `candidates` of them, `first` is used until there are durations of all. `are_long`: the calls take so long
     // that few of them have to do for a trial. `known_ns`: how long calls took elsewhere with each; where all are
-    // known, these stand until calls here differ from them.
+    // known, these stand until calls here differ from them, or are so many that a comparison costs little.
     explicit Learner(int candidates, int first = 0, bool are_long = false, const Nanoseconds &known_ns = {});
 
     // Whether the next call matters no more than others: one in some of these is enough to learn from.
@@ -71,6 +71,8 @@ private:
     // Whoever takes so many halves of the least time in one round of a comparison is left out of the others.
     static constexpr uint64_t hopeless_halves = 3;
     static constexpr uint32_t least_calls_between_changes = 1000;
+    // What was known is wrong where the machine was busy when it was measured.
+    static constexpr uint32_t calls_to_verification = 500;
     static constexpr uint32_t least_calls_between_comparisons = 1000, most_calls_between_comparisons = 16000;
 
     struct Candidate {
@@ -105,6 +107,7 @@ private:
     uint32_t rest_ = least_calls_between_comparisons / 2;  // calls until all may be compared again
     uint32_t calls_since_change_ = 0, calls_since_comparison_ = 0, changes_ = 0;
     bool may_correct_ = true;  // a comparison of few calls may have been wrong
+    uint32_t unverified_ = 0;  // calls until what was known from elsewhere is compared here
 };
 
 }  // namespace shm
