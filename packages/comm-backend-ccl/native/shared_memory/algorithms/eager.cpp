@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 
 namespace shm {
 
@@ -51,6 +52,9 @@ size_t input_bytes(const Group &group, const Request &request) {
         return request.bytes() * static_cast<size_t>(group.size());
     case barrier:
         return 0;
+    case all_to_all_v:
+        return std::accumulate(request.input_counts.begin(), request.input_counts.end(), size_t{0}) *
+               item_bytes(request.dtype);
     default:
         return request.bytes();
     }
@@ -133,6 +137,74 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
     }
 }
 
+bool parts_are_small(const Group &group, const Request &request) {
+    return input_bytes(group, request) <= small_bytes(group);
+}
+
+uint32_t pieces_for_parts(const Group &group, const Request &request) {
+    const size_t bytes = input_bytes(group, request);
+    return bytes <= slot_bytes || bytes > small_bytes(group) ? 0 : pieces_of_parts;
+}
+
+uint64_t show_sizes(Group &group, const Request &request, uint64_t number) {
+    uint64_t *row = group.sizes_of(group.rank(), number), largest = 0;
+    for (size_t other = 0; other < request.input_counts.size(); ++other) {
+        row[other] = request.input_counts[other] * item_bytes(request.dtype);
+        largest = std::max(largest, row[other]);
+    }
+    return largest;
+}
+
+namespace {
+
+uint64_t bytes_shown(Group &group, int rank, uint64_t number, int until) {
+    const uint64_t *row = group.sizes_of(rank, number);
+    return std::accumulate(row, row + until, uint64_t{0});
+}
+
+}  // namespace
+
+bool all_parts_are_small(Group &group, uint64_t number) {
+    const size_t most = small_bytes(group);
+    for (int one = 0; one < group.size(); ++one) {
+        if (bytes_shown(group, one, number, group.size()) > most) {
+            return false;
+        }
+    }
+    return true;
+}
+
+int first_that_differs(Group &group, const Request &request, uint64_t number) {
+    for (int other = 0; other < group.size(); ++other) {
+        const uint64_t expected = request.output_counts[static_cast<size_t>(other)] * item_bytes(request.dtype);
+        if (group.sizes_of(other, number)[group.rank()] != expected) {
+            return other;
+        }
+    }
+    return -1;
+}
+
+void publish_parts(Group &group, const Request &request, uint32_t step, uint32_t first) {
+    const size_t bytes = input_bytes(group, request);
+    if (bytes > 0) {
+        group.write(bytes <= slot_bytes ? group.slot(group.rank(), step) : group.piece(group.rank(), first),
+                    request.input, bytes);
+    }
+}
+
+void consume_parts(Group &group, const Request &request, uint64_t number, uint32_t step, uint32_t first) {
+    auto *output = static_cast<char *>(request.output);
+    for (int one = 0; one < group.size(); ++one) {
+        const size_t bytes = request.output_counts[static_cast<size_t>(one)] * item_bytes(request.dtype);
+        if (bytes > 0) {
+            const bool in_slot = bytes_shown(group, one, number, group.size()) <= slot_bytes;
+            const char *shown = in_slot ? group.slot(one, step) : group.piece(one, first);
+            kernels().copy(output, shown + bytes_shown(group, one, number, group.rank()), bytes);
+        }
+        output += bytes;
+    }
+}
+
 uint32_t exchange_steps(const Group &group, const Request &request) {
     const bool root_takes = request.operation == scatter && group.rank() == request.root;
     return waits(group, request) || root_takes ? 2 : 1;
@@ -191,13 +263,16 @@ void Group::queue_at_once(const Make &make, Handle &left) {
 }
 
 bool Group::run_at_once(Request &request, int looks, Handle &left) {
-    if (request.operation == send || request.operation == receive || request.operation == all_to_all_v ||
+    if (request.operation == send || request.operation == receive ||
         input_bytes(*this, request) > std::min(at_once_bytes, small_bytes(*this)) || !lock_.try_lock()) {
         return false;
     }
     const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
     if (!collectives_.empty() || under_way_ > 0 || closed() || !free_at(done_) || broken()) {
         return false;
+    }
+    if (request.operation == all_to_all_v) {
+        return exchange_at_once(request, looks, left);
     }
     const uint32_t taken = pieces_for(*this, request), base = done_;
     uint32_t first = 0, needed;
@@ -233,6 +308,35 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
         relax();
     }
     queue_at_once([&] { return std::make_shared<Exchange>(*this, std::move(request), call, base, first); }, left);
+    return true;
+}
+
+bool Group::exchange_at_once(Request &request, int looks, Handle &left) {
+    const uint32_t base = done_, first = next_pieces(pieces_of_parts), written = pieces_for_parts(*this, request);
+    uint32_t needed;
+    if (!ring_is_reserved() || (written > 0 && !pieces_are_free(first, written, needed))) {
+        return false;
+    }
+    take_pieces(pieces_of_parts);
+    mark_pieces(first, written);
+    choose_usual_method();
+    Call call;
+    Record &record = begin(request, call, 0);
+    record.input = {};
+    record.largest = show_sizes(*this, request, call.number);
+    publish_parts(*this, request, base, first);
+    post(call.fingerprint);
+    for (int look = 0; look < looks; ++look) {
+        if (all_have_come(base + 1, call, base)) {
+            if (!all_parts_are_small(*this, call.number) || first_that_differs(*this, request, call.number) >= 0) {
+                break;
+            }
+            consume_parts(*this, request, call.number, base, first);
+            return true;
+        }
+        relax();
+    }
+    queue_at_once([&] { return std::make_shared<Large>(*this, std::move(request), call, base, first); }, left);
     return true;
 }
 

@@ -18,6 +18,20 @@ void publish(Group &group, const Request &request, uint32_t step, uint32_t first
 // Computes the result, when those that it needs have published theirs.
 void consume(Group &group, const Request &request, uint32_t step, uint32_t first);
 
+// Of all_to_all_v, whose parts have sizes that only their rank knows before it shows them: whether a rank publishes at
+// once depends on its own part, so they are consumed so only where all ranks did. The pieces are taken in any case.
+constexpr uint32_t pieces_of_parts = pieces_of_chunk;
+bool parts_are_small(const Group &group, const Request &request);
+// The pieces of `pieces_of_parts` that are written.
+uint32_t pieces_for_parts(const Group &group, const Request &request);
+// Says in the records of operation `number` how much each rank gets. Returns the largest of these, in bytes.
+uint64_t show_sizes(Group &group, const Request &request, uint64_t number);
+bool all_parts_are_small(Group &group, uint64_t number);
+// The rank that sends something else than this one expects; -1 for none.
+int first_that_differs(Group &group, const Request &request, uint64_t number);
+void publish_parts(Group &group, const Request &request, uint32_t step, uint32_t first);
+void consume_parts(Group &group, const Request &request, uint64_t number, uint32_t step, uint32_t first);
+
 // How many steps an exchange takes on this rank.
 uint32_t exchange_steps(const Group &group, const Request &request);
 

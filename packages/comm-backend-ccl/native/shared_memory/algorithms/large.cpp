@@ -13,9 +13,20 @@ Large::Large(Group &group, Request request, bool is_chosen)
     steps_ = posts_ = 2;
 }
 
+Large::Large(Group &group, Request request, const Call &call, uint32_t base, uint32_t first)
+    : Large(group, std::move(request)) {
+    begun_ = true;
+    call_ = call;
+    base_ = base;
+    first_ = first;
+    next_ = 1;
+}
+
 uint8_t Large::choose(Group &group) {
     if (request.operation == all_to_all_v) {
         group.choose_usual_method();
+        pieces_ = pieces_for_parts(group, request);
+        first_ = group.take_pieces(pieces_of_parts);
         return 0;  // nobody knows yet how much the others send
     }
     if (!is_chosen_) {
@@ -38,11 +49,7 @@ void Large::prepare(Group &group, Record &record) {
         exposed = way_ != eager;
         return;
     }
-    size_t exposed_bytes = input_bytes(group, request);
-    for (const size_t part : request.input_counts) {
-        exposed_bytes += part * operands_.item;
-    }
-    record.input = Arena::instance().find(request.input, exposed_bytes);
+    record.input = Arena::instance().find(request.input, input_bytes(group, request));
     // Of all_reduce, ranks write into each other's input; of all_to_all, they read what others may have overwritten.
     const bool is_one_tensor = request.output == request.input;
     const bool exchanges = request.operation == all_to_all || request.operation == all_to_all_v;
@@ -51,11 +58,7 @@ void Large::prepare(Group &group, Record &record) {
     }
     exposed = record.input.inode != 0 || group.method().transfer == shm::single_copy;
     if (request.operation == all_to_all_v) {
-        uint64_t *row = group.sizes_of(operands_.me, call_.number);
-        for (int other = 0; other < operands_.size; ++other) {
-            row[other] = request.input_counts[other] * operands_.item;
-            record.largest = std::max(record.largest, row[other]);
-        }
+        record.largest = show_sizes(group, request, call_.number);
     }
 }
 
@@ -109,6 +112,12 @@ bool Large::plan(Group &group) {
         if (!sizes_agree(group)) {
             return false;
         }
+        if (all_parts_are_small(group, call_.number)) {
+            way_ = eager;
+            steps_ = 2;
+            posts_ = 1;
+            return true;
+        }
         size_t largest = 0;
         for (int other = 0; other < operands_.size; ++other) {
             largest = std::max<size_t>(largest, group.record_of(other, call_.number).largest);
@@ -143,21 +152,26 @@ bool Large::plan(Group &group) {
 }
 
 bool Large::sizes_agree(Group &group) {
-    for (int other = 0; other < operands_.size; ++other) {
+    const int other = first_that_differs(group, request, call_.number);
+    if (other >= 0) {
         const uint64_t sent = group.sizes_of(other, call_.number)[operands_.me];
-        const uint64_t expected = request.output_counts[other] * operands_.item;
-        if (sent != expected) {
-            group.fail_over({sent, expected, request.dtype, request.dtype}, other, call_.number);
-            return false;
-        }
+        const uint64_t expected = request.output_counts[static_cast<size_t>(other)] * operands_.item;
+        group.fail_over({sent, expected, request.dtype, request.dtype}, other, call_.number);
     }
-    return true;
+    return other < 0;
 }
 
 void Large::act(Group &group, uint32_t step) {
-    if (way_ == eager && step == 0) {
+    const bool of_parts = request.operation == all_to_all_v;
+    if (step == 0 && (way_ == eager || of_parts)) {
         group.mark_pieces(first_, pieces_);
-        publish(group, request, base_, first_);
+        if (!of_parts) {
+            publish(group, request, base_, first_);
+        } else if (parts_are_small(group, request)) {
+            publish_parts(group, request, base_, first_);
+        }
+    } else if (way_ == eager && of_parts) {
+        consume_parts(group, request, call_.number, base_, first_);
     } else if (way_ == eager) {
         consume(group, request, base_, first_);
     } else if (way_ == in_chunks && step > 0) {

@@ -14,6 +14,9 @@ class Large final : public Stepwise {
 public:
     // `is_chosen`: the group's method is that of this operation already.
     Large(Group &group, Request request, bool is_chosen = false);
+    // An all_to_all_v whose sizes were shown at step `base`, and its part published, in a slot or in pieces from
+    // `first`.
+    Large(Group &group, Request request, const Call &call, uint32_t base, uint32_t first);
 
 private:
     uint8_t choose(Group &group) override;

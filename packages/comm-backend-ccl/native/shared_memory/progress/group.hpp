@@ -228,6 +228,7 @@ private:
     template <class Make>
     void queue_at_once(const Make &make, Handle &left);
     bool advance(const Handle &task);
+    bool exchange_at_once(Request &request, int looks, Handle &left);
     void end_all(State state);
     void sleep(Task &task, double seconds);
     void wake(int other);
