@@ -71,7 +71,7 @@ def fast_path(
     accepts = acceptance(operation, "cpu", dtypes, ours.size, ours.rank, root, inference=inference)
     assert accepts is not None
     if async_op:
-        started = _started_natively(ours, kind, accepts) if isinstance(ours, SharedCommunicator) else None
+        started = _started_natively(ours, kind) if isinstance(ours, SharedCommunicator) else None
         return started or _asynchronous(ours, kind, accepts)
     if isinstance(ours, SharedCommunicator) and operation not in _MESSAGES:
         found = _in_shared_memory(ours, kind, accepts, forget)
@@ -119,9 +119,9 @@ def _waiting(
 # --- in shared memory
 
 
-def _started_natively(ours: SharedCommunicator, kind: _Kind, accepts: Accept) -> FastPath | None:
+def _started_natively(ours: SharedCommunicator, kind: _Kind) -> FastPath | None:
     operation, name = kind.operation, kind.name
-    if operation not in _VALIDATED and operation != "all_to_all_single":
+    if operation not in _VALIDATED:
         return None  # there is something to do before or after
     native = _NATIVE[operation]
     begin = shared_memory.starter(ours.number, native, kind.op, kind.root if native in _ROOTED_NATIVE else -1)
@@ -134,12 +134,7 @@ def _started_natively(ours: SharedCommunicator, kind: _Kind, accepts: Accept) ->
             return None
         return CclWork(ours, None if handle is True else handle, (), name, tensors[0] if tensors else None)
 
-    def exchange(output: Any, input: Any, rows_out: Any = None, rows_in: Any = None) -> CclWork | None:
-        if not accepts(output, input, rows_out, rows_in):
-            return None
-        return start(output, input) if rows_out is None else start(output, input, rows_out, rows_in)
-
-    return start if operation in _VALIDATED else exchange
+    return start
 
 
 def _in_shared_memory(
@@ -165,11 +160,6 @@ def _in_shared_memory(
 
     def of_tensors(*tensors: Any) -> bool:
         return accepts(*tensors) and shortcut(*tensors)
-
-    def exchange(output: Any, input: Any, rows_out: Any = None, rows_in: Any = None) -> bool:
-        if not accepts(output, input, rows_out, rows_in):
-            return False
-        return shortcut(output, input) if rows_out is None else shortcut(output, input, rows_out, rows_in)
 
     def into_list(outputs: Any, input: Any) -> bool:
         memory, finish = staging_memory(outputs, input)
@@ -198,7 +188,6 @@ def _in_shared_memory(
     special: dict[str, FastPath] = {
         "all_gather": lambda outputs, input: accepts(outputs, input) and into_list(outputs, input),
         "all_to_all": exchange_lists,
-        "all_to_all_single": exchange,
         "gather": of_root,
         "reduce_scatter": lambda output, parts: accepts(output, parts) and shortcut(output, flattened(parts, output)),
         "scatter": of_root,
@@ -311,7 +300,15 @@ _MESSAGES = frozenset(("recv", "send"))
 _TO_LISTS = frozenset(("all_gather", "all_to_all", "gather"))
 #: Native code validates the tensors of these by itself.
 _VALIDATED = frozenset(
-    ("all_gather_into_tensor", "all_reduce", "barrier", "broadcast", "reduce", "reduce_scatter_tensor")
+    (
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_to_all_single",
+        "barrier",
+        "broadcast",
+        "reduce",
+        "reduce_scatter_tensor",
+    )
 )
 #: oneCCL has no fast path for the others.
 _PLANNED = frozenset(

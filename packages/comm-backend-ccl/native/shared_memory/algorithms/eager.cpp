@@ -184,22 +184,45 @@ int first_that_differs(Group &group, const Request &request, uint64_t number) {
     return -1;
 }
 
+namespace {
+
+// Where in a tensor the part of one rank begins.
+size_t part_begins(const Request &request, const std::vector<size_t> &counts, int rank) {
+    return std::accumulate(counts.begin(), counts.begin() + rank, size_t{0}) * item_bytes(request.dtype);
+}
+
+}  // namespace
+
+// Without this rank's own part.
 void publish_parts(Group &group, const Request &request, uint32_t step, uint32_t first) {
-    const size_t bytes = input_bytes(group, request);
-    if (bytes > 0) {
-        group.write(bytes <= slot_bytes ? group.slot(group.rank(), step) : group.piece(group.rank(), first),
-                    request.input, bytes);
+    const size_t bytes = input_bytes(group, request), me = static_cast<size_t>(group.rank());
+    const size_t begin = part_begins(request, request.input_counts, group.rank());
+    const size_t end = begin + request.input_counts[me] * item_bytes(request.dtype);
+    char *to = bytes <= slot_bytes ? group.slot(group.rank(), step) : group.piece(group.rank(), first);
+    const auto *from = static_cast<const char *>(request.input);
+    if (begin > 0) {
+        group.write(to, from, begin);
+    }
+    if (end < bytes) {
+        group.write(to + end, from + end, bytes - end);
     }
 }
 
 void consume_parts(Group &group, const Request &request, uint64_t number, uint32_t step, uint32_t first) {
+    const int me = group.rank();
+    const size_t item = item_bytes(request.dtype), own = request.output_counts[static_cast<size_t>(me)] * item;
     auto *output = static_cast<char *>(request.output);
+    // Its own first: others' parts may go where it lies.
+    if (own > 0) {
+        std::memmove(output + part_begins(request, request.output_counts, me),
+                     static_cast<const char *>(request.input) + part_begins(request, request.input_counts, me), own);
+    }
     for (int one = 0; one < group.size(); ++one) {
-        const size_t bytes = request.output_counts[static_cast<size_t>(one)] * item_bytes(request.dtype);
-        if (bytes > 0) {
+        const size_t bytes = request.output_counts[static_cast<size_t>(one)] * item;
+        if (one != me && bytes > 0) {
             const bool in_slot = bytes_shown(group, one, number, group.size()) <= slot_bytes;
             const char *shown = in_slot ? group.slot(one, step) : group.piece(one, first);
-            kernels().copy(output, shown + bytes_shown(group, one, number, group.rank()), bytes);
+            std::memcpy(output, shown + bytes_shown(group, one, number, me), bytes);
         }
         output += bytes;
     }

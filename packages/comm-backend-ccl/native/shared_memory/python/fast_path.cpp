@@ -71,6 +71,13 @@ Py_ssize_t tensors_of(const FastPath &path) {
     }
 }
 
+// Of which parts of an exchange are made.
+size_t rows_of(const PlainTensor &tensor) { return tensor.dimensions == 0 ? 1 : static_cast<size_t>(tensor.shape[0]); }
+
+bool rows_are_alike(const PlainTensor &output, const PlainTensor &input) {
+    return output.dimensions <= 1 || std::equal(output.shape + 1, output.shape + output.dimensions, input.shape + 1);
+}
+
 // Whether `output` and `input`, which are one where there is one, are what the operation is done with.
 bool is_request(const FastPath &path, const PlainTensor &output, const PlainTensor &input, Request &request) {
     const size_t size = static_cast<size_t>(path.on().size());
@@ -105,7 +112,8 @@ bool is_request(const FastPath &path, const PlainTensor &output, const PlainTens
         request.count = 0;
         request.input_counts.assign(size, input.count / size);
         request.output_counts = request.input_counts;
-        return input.count == output.count && input.count % size == 0;
+        return output.dimensions == input.dimensions && rows_of(output) == rows_of(input) &&
+               rows_of(input) % size == 0 && rows_are_alike(output, input);
     default:
         return false;
     }
@@ -117,34 +125,33 @@ bool split(const PlainTensor &tensor, PyObject *rows, size_t size, std::vector<s
         return false;
     }
     counts.resize(size);
+    const size_t have = rows_of(tensor), row = tensor.count / have;
     size_t all = 0;
     for (size_t one = 0; one < size; ++one) {
-        counts[one] = PyLong_AsSize_t(PyList_GetItem(rows, static_cast<Py_ssize_t>(one)));
-        if (counts[one] > tensor.count) {  // or no number
+        PyObject *count = PyList_GetItem(rows, static_cast<Py_ssize_t>(one));
+        const size_t found = PyLong_CheckExact(count) ? PyLong_AsSize_t(count) : have + 1;
+        if (found > have) {  // or is negative, or too large
             PyErr_Clear();
             return false;
         }
-        all += counts[one];
+        counts[one] = found * row;
+        all += found;
     }
-    if (all == 0 || tensor.count % all != 0) {
-        return false;
-    }
-    for (size_t &count : counts) {
-        count *= tensor.count / all;
-    }
-    return true;
+    return all == have;
 }
 
 // The same for an exchange in parts of any size, which `rows_out` and `rows_in` are.
 bool is_uneven(const FastPath &path, const PlainTensor &output, const PlainTensor &input, PyObject *rows_out,
                PyObject *rows_in, Request &request) {
-    const size_t size = static_cast<size_t>(path.on().size());
+    const size_t size = static_cast<size_t>(path.on().size()), me = static_cast<size_t>(path.on().rank());
     request.operation = all_to_all_v;
     request.dtype = static_cast<uint8_t>(input.dtype);
     request.input = input.data;
     request.output = output.data;
-    return output.dtype == input.dtype && split(input, rows_in, size, request.input_counts) &&
-           split(output, rows_out, size, request.output_counts);
+    return output.dtype == input.dtype && input.dimensions > 0 && output.dimensions == input.dimensions &&
+           rows_are_alike(output, input) && split(input, rows_in, size, request.input_counts) &&
+           split(output, rows_out, size, request.output_counts) &&
+           request.input_counts[me] == request.output_counts[me];
 }
 
 // Whether writing `output` changes `input` while it is read. The own part of a gathered output may be the input.
@@ -160,8 +167,9 @@ bool overlap(const FastPath &path, const PlainTensor &output, const PlainTensor 
 bool prepare(const FastPath &path, PyObject *const *arguments, Py_ssize_t count, Request &request) {
     const Py_ssize_t tensors = tensors_of(path);
     PlainTensor output, input;
-    const bool uneven = path.operation == all_to_all_v && count == 4;
-    if ((count != tensors && !uneven) || forked || is_intercepted() ||
+    const bool has_rows = path.operation == all_to_all_v && count == 4;
+    const bool uneven = has_rows && (arguments[2] != Py_None || arguments[3] != Py_None);
+    if ((count != tensors && !has_rows) || forked || is_intercepted() ||
         (tensors > 0 && !is_plain(arguments[0], output)) || (tensors > 1 && !is_plain(arguments[1], input)) ||
         !(uneven ? is_uneven(path, output, input, arguments[2], arguments[3], request)
                  : is_request(path, output, tensors > 1 ? input : output, request))) {

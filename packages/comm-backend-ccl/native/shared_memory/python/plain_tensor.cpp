@@ -286,6 +286,8 @@ bool is_plain(PyObject *object, PlainTensor &found) {
     }
     found.data = static_cast<char *>(tensor.data) + tensor.byte_offset;
     found.count = static_cast<size_t>(elements);
+    found.shape = tensor.shape;
+    found.dimensions = tensor.dimensions;
     // DLPack does not say whether a flag negates what the memory holds.
     return denies(is_neg, object);
 }

@@ -12,6 +12,9 @@ struct PlainTensor {
     char *data = nullptr;
     size_t count = 0;  // elements
     int dtype = 0;
+    // As long as the tensor lives.
+    const int64_t *shape = nullptr;
+    int dimensions = 0;
 };
 
 // Whether torch offers what is_plain() asks.
