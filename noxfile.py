@@ -395,7 +395,9 @@ ON_EVERY_LIBRARY = [
     )
 ]
 # And what differs between its engines once more, as it is between hosts.
-ON_ONECCL_ITSELF = [f"tests-integration/test_{name}.py" for name in ("comms_logger", "fast_path", "point_to_point")]
+ON_ONECCL_ITSELF = [
+    f"tests-integration/test_{name}.py" for name in ("comms_logger", "fast_path", "point_to_point", "wrong_calls")
+]
 
 
 @nox.session(name="integration-ccl", default=False, tags=FULL)
