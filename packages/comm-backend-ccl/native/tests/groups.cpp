@@ -1,6 +1,7 @@
 // Every operation in groups of 1 to 64 ranks, with sizes on both sides of every limit.
 
 #include "algorithms/eager.hpp"
+#include "algorithms/single_copy.hpp"
 #include "ranks.hpp"
 #include "segment/peer_memory.hpp"
 
@@ -68,9 +69,24 @@ void learn_to_read(World &world, Random &random) {
     world.run([&](Group &group) { do_all(jobs, group); });
 }
 
-void every_operation(int size, Transfer transfer) {
+// Another order on every rank.
+std::vector<std::vector<int>> shuffled_orders(int size) {
+    Random random{options.seed + 1};
+    std::vector<std::vector<int>> orders(static_cast<size_t>(size));
+    for (int rank = 0; rank < size; ++rank) {
+        std::vector<int> &order = orders[static_cast<size_t>(rank)];
+        for (int other = 0; other < size; ++other) {
+            if (other != rank) {
+                order.insert(order.begin() + static_cast<std::ptrdiff_t>(random.below(order.size() + 1)), other);
+            }
+        }
+    }
+    return orders;
+}
+
+void every_operation(int size, Transfer transfer, const std::vector<std::vector<int>> &reading_orders = {}) {
     Random random{options.seed + static_cast<uint64_t>(size)};
-    World world(size);
+    World world(size, reading_orders);
     for (int rank = 0; rank < size; ++rank) {
         world[rank].tuner().fix(transfer);
     }
@@ -141,13 +157,15 @@ TEST(operations_of_1) { every_operation(1, cached); }
 TEST(operations_of_4) { every_operation(4, single_copy); }
 TEST(operations_of_8) { every_operation(8, single_copy); }
 TEST(operations_of_64) { every_operation(64, streamed); }
+TEST(cached_operations_in_any_order) { every_operation(5, cached, shuffled_orders(5)); }
+TEST(single_copies_in_any_order) { every_operation(4, single_copy, shuffled_orders(4)); }
 TEST(kinds_of_3) { every_kind(3); }
 TEST(kinds_of_5) { every_kind(5); }
 
 // Cancellation and rounding differ with every other order of summation.
 TEST(sums_do_not_depend_on_splits) {
     for (const int size : {2, 3, 4, 7}) {
-        World world(size);
+        World world(size, size >= 4 ? shuffled_orders(size) : std::vector<std::vector<int>>{});
         for (const size_t count : {size_t{50}, size_t{9000}, size_t{150000}}) {
             for (const int dtype : {float32, bfloat16, float16}) {
                 std::vector<Bytes> inputs;
@@ -215,4 +233,41 @@ TEST(operations_on_nothing) {
         }
         world.run([&](Group &group) { do_all(jobs, group); });
     }
+}
+
+// The first rank whose memory cannot be read is the one that the error names.
+TEST(peers_are_read_in_order) {
+    if (!can_read_memory()) {
+        return;
+    }
+    const std::vector<int> order{2, 3, 1};
+    const Bytes theirs(8, 1);
+    Bytes input(8), output(32);
+    for (size_t readable = 0; readable < order.size(); ++readable) {
+        Segment segment(4);
+        const auto group = segment.join(0, order);
+        CHECK(group->reading_order() == order, "another order");
+        for (size_t one = 0; one < readable; ++one) {
+            group->record_of(order[one], 1).input_address = reinterpret_cast<uint64_t>(theirs.data());
+        }
+        Request request;
+        request.operation = all_gather, request.count = 8;
+        request.input = input.data(), request.output = output.data();
+        SingleCopy::act(*group, Operands(*group, request), 1, 1);
+        const std::string expected = "rank " + std::to_string(order[readable]);
+        CHECK(group->failure().find(expected) != std::string::npos, group->failure() << " without " << expected);
+    }
+}
+
+TEST(orders_that_leave_ranks_out_are_refused) {
+    const Segment segment(3);
+    for (const std::vector<int> &order : {std::vector<int>{1}, {1, 1}, {0, 1}, {1, 3}, {-1, 2}, {1, 2, 1}}) {
+        try {
+            segment.join(0, order);
+        } catch (const std::invalid_argument &) {
+            continue;
+        }
+        CHECK(false, "an order of " << order.size() << " ranks was accepted");
+    }
+    CHECK(segment.join(2)->reading_order() == (std::vector<int>{0, 1}), "not those after rank 2");
 }

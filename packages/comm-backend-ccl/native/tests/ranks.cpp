@@ -48,15 +48,17 @@ Segment::Segment(int size) : size_(size), bytes_(Layout(size).end) {
 
 Segment::~Segment() { munmap(begin_, bytes_); }
 
-std::unique_ptr<Group> Segment::join(int rank) const {
+std::unique_ptr<Group> Segment::join(int rank, std::vector<int> reading_order) const {
     const std::vector<int> pids(static_cast<size_t>(size_), getpid());
     const bool crowded = static_cast<unsigned>(size_) > std::thread::hardware_concurrency();
-    return std::make_unique<Group>(begin_, -1, size_, rank, pids, crowded, false);
+    return std::make_unique<Group>(begin_, -1, size_, rank, pids, crowded, false, std::move(reading_order));
 }
 
-World::World(int size) : segment_(size) {
+World::World(int size, const std::vector<std::vector<int>> &reading_orders) : segment_(size) {
     for (int rank = 0; rank < size; ++rank) {
-        groups_.push_back(segment_.join(rank));
+        const bool is_given = !reading_orders.empty();
+        groups_.push_back(
+            segment_.join(rank, is_given ? reading_orders[static_cast<size_t>(rank)] : std::vector<int>{}));
     }
 }
 

@@ -22,8 +22,8 @@ public:
     ~Segment();
     Segment(const Segment &) = delete;
     void *begin() const { return begin_; }
-    // This rank's side of the group.
-    std::unique_ptr<shm::Group> join(int rank) const;
+    // This rank's side of the group, which reads from the others in this order.
+    std::unique_ptr<shm::Group> join(int rank, std::vector<int> reading_order = {}) const;
 
 private:
     int size_;
@@ -33,7 +33,8 @@ private:
 
 class World {
 public:
-    explicit World(int size);
+    // `reading_orders`: one for each rank; as the group chooses where it is empty.
+    explicit World(int size, const std::vector<std::vector<int>> &reading_orders = {});
     int size() const { return static_cast<int>(groups_.size()); }
     shm::Group &operator[](int rank) { return *groups_[static_cast<size_t>(rank)]; }
     void close(int rank) { groups_[static_cast<size_t>(rank)].reset(); }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch.distributed import Store
 
-from comm_backend_ccl import host_profile, oneccl_library, shared_memory, tuning
+from comm_backend_ccl import host_profile, oneccl_library, placement, shared_memory, tuning
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.peers import Peers, Process, this_process
@@ -45,12 +44,6 @@ def make_communicator(
     return _Factory(store, rank, size, timeout, ranks).communicator()
 
 
-def _is_crowded(size: int, cores: int) -> bool:
-    """Return whether ranks share cores: those of this group, each perhaps bound to some, or those of the host."""
-    local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return size > cores or (local.isdigit() and int(local) > (os.cpu_count() or 1))
-
-
 class _Start(NamedTuple):
     """The beginning of a group in shared memory, as its first rank finds it.
 
@@ -80,7 +73,7 @@ class _Factory:
             "unavailable": reason and reason[0],
             "failure": oneccl_library.earlier_failure(),
             "settings": shared_memory.settings(),
-            "cores": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [],
+            "place": placement.mine().encoded(),
         }
         members = [json.loads(text) for text in self._exchange("process", json.dumps(mine))]
         peers = Peers([Process.decoded(one["process"].encode()) for one in members], self._rank)
@@ -90,9 +83,9 @@ class _Factory:
                 if why is None and self._size > shared_memory.MOST_RANKS:
                     why = f"shared memory serves up to {shared_memory.MOST_RANKS} ranks, the group has {self._size}"
                 if why is None:
-                    cores = {core for one in members for core in one["cores"]}
                     alike = all(one["settings"] == mine["settings"] for one in members)
-                    made = self._in_shared_memory(peers, _is_crowded(self._size, len(cores)), alike)
+                    places = [placement.decoded(one["place"]) for one in members]
+                    made = self._in_shared_memory(peers, places, alike)
                     if isinstance(made, Communicator):
                         return made
                     why = made
@@ -116,7 +109,9 @@ class _Factory:
         if reason is not None:
             raise BackendUnavailableError(f"{why}, and {reason[0]}; {reason[1]}")
 
-    def _in_shared_memory(self, peers: Peers, crowded: bool, alike: bool) -> SharedCommunicator | str:
+    def _in_shared_memory(
+        self, peers: Peers, places: Sequence[placement.Place], alike: bool
+    ) -> SharedCommunicator | str:
         """Return the communicator, or why no rank can use shared memory.
 
         Args:
@@ -140,7 +135,7 @@ class _Factory:
             start = _Start(*rest)
             if descriptor >= 0:
                 memory = descriptor, inode
-                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, memory, crowded)
+                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, memory, places)
                 made.start_from(start.profile)
         except CommError:
             raise

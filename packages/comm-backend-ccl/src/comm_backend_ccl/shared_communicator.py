@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from comm_backend_ccl import host_profile, shared_memory
+from comm_backend_ccl import host_profile, placement, shared_memory
 from comm_backend_ccl.communicator import Begun, Call, Communicator
 from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, Operation
+from comm_utils import topology
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
 
 __all__ = ["SharedCommunicator"]
@@ -39,11 +40,15 @@ class SharedCommunicator(Communicator):
         timeout: timedelta,
         ranks: Sequence[int] | None,
         memory: tuple[int, int],
-        crowded: bool,
+        places: Sequence[placement.Place],
     ) -> None:
         super().__init__(peers, rank, timeout, ranks)
         pids = [process.pid for process in peers.processes]
-        self.number = shared_memory.join(pids[0], memory, rank, pids, crowded)
+        #: Ranks share hardware threads, so that who waits gives its own away.
+        self.crowded = placement.are_crowded(places, topology.cpus_of_launcher())
+        #: The other ranks, in the order in which this one reads from them.
+        self.reading_order = placement.reading_order(places, rank)
+        self.number = shared_memory.join(pids[0], memory, rank, pids, self.crowded, self.reading_order)
         _open.add(self)
 
     def start_from(self, profile: Sequence[Sequence[Any]]) -> None:

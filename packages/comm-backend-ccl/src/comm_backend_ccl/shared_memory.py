@@ -185,21 +185,29 @@ def create(size: int) -> tuple[int, int]:
     return int(descriptor), int(inode)
 
 
-def join(holder: int, memory: tuple[int, int], rank: int, pids: Sequence[int], crowded: bool) -> Group:
+def join(
+    holder: int,
+    memory: tuple[int, int],
+    rank: int,
+    pids: Sequence[int],
+    crowded: bool,
+    reading_order: Sequence[int] = (),
+) -> Group:
     """Return this rank's side of a group.
 
     Args:
         holder: the pid of the process that created the memory.
         memory: what :func:`create` returned there.
         pids: of all ranks, in their order.
-        crowded: there are more ranks than cores, so that who waits must not keep its core.
+        crowded: ranks share hardware threads, so that who waits must not keep its own.
+        reading_order: the other ranks, in the order in which this one reads from them; that after ``rank`` where empty.
 
     Raises:
         MemoryError: there is not enough memory.
         PermissionError: the memory cannot be opened from here.
         RuntimeError: a limit of this process, such as that of open files, is used up.
     """
-    return _native.join(holder, *memory, rank, list(pids), crowded)
+    return _native.join(holder, *memory, rank, list(pids), crowded, list(reading_order))
 
 
 def start(

@@ -121,15 +121,15 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
     case gather:
         // Its own first: it may lie where another's goes.
         std::memmove(output + static_cast<size_t>(me) * bytes, request.input, bytes);
-        for (int one = 0; one < size; ++one) {
-            if (one != me) {
-                std::memcpy(output + static_cast<size_t>(one) * bytes, shown(one), bytes);
-            }
+        for (const int from : group.reading_order()) {
+            std::memcpy(output + static_cast<size_t>(from) * bytes, shown(from), bytes);
         }
         break;
     case all_to_all:
-        for (int one = 0; one < size; ++one) {
-            std::memcpy(output + static_cast<size_t>(one) * bytes, shown(one) + static_cast<size_t>(me) * bytes, bytes);
+        std::memcpy(output + static_cast<size_t>(me) * bytes, shown(me) + static_cast<size_t>(me) * bytes, bytes);
+        for (const int from : group.reading_order()) {
+            std::memcpy(output + static_cast<size_t>(from) * bytes, shown(from) + static_cast<size_t>(me) * bytes,
+                        bytes);
         }
         break;
     default:

@@ -177,7 +177,7 @@ void Large::act(Group &group, uint32_t step) {
     } else if (way_ == in_chunks && step > 0) {
         pipelined_.act(group, operands_, step - 1);
     } else if (way_ == in_place && step == 1) {
-        zero_copy_.act(operands_);
+        zero_copy_.act(group, operands_);
     } else if (way_ == read && step > 0 && step < posts_) {
         SingleCopy::act(group, operands_, call_.number, step);
     }

@@ -142,7 +142,7 @@ void Pipelined::reduce_chunk(Group &group, const Operands &operands, uint32_t ch
 }
 
 void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t chunk) {
-    const int size = operands.size, me = operands.me;
+    const int me = operands.me;
     const size_t item = operands.item;
     const size_t begin = chunk_begin(chunk), bytes = chunk_bytes(chunk, whole_);
     switch (operands.request.operation) {
@@ -158,12 +158,10 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
                 operands.output() + begin, bytes / item);
             break;
         }
-        for (int other = 0; other < size; ++other) {
-            if (other != me) {
-                const Slice theirs = operands.slice_of(bytes / item, other);
-                operands.copy(operands.output() + begin + theirs.begin * item,
-                              slot(group, other, chunk) + theirs.begin * item, theirs.count * item);
-            }
+        for (const int other : group.reading_order()) {
+            const Slice theirs = operands.slice_of(bytes / item, other);
+            operands.copy(operands.output() + begin + theirs.begin * item,
+                          slot(group, other, chunk) + theirs.begin * item, theirs.count * item);
         }
         break;
     case gather:
@@ -172,11 +170,9 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
         }
         [[fallthrough]];
     case all_gather:
-        for (int other = 0; other < size; ++other) {
-            if (other != me) {
-                operands.copy(operands.output() + static_cast<size_t>(other) * whole_ + begin,
-                              slot(group, other, chunk), bytes);
-            }
+        for (const int other : group.reading_order()) {
+            operands.copy(operands.output() + static_cast<size_t>(other) * whole_ + begin, slot(group, other, chunk),
+                          bytes);
         }
         break;
     case broadcast:
@@ -199,21 +195,23 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
             operands.output() + begin, bytes / item);
         break;
     case all_to_all:
-        for (int other = 0; other < size; ++other) {
+        operands.copy(operands.output() + static_cast<size_t>(me) * whole_ + begin,
+                      operands.input() + static_cast<size_t>(me) * whole_ + begin, bytes);
+        for (const int other : group.reading_order()) {
             operands.copy(operands.output() + static_cast<size_t>(other) * whole_ + begin,
-                          other == me ? operands.input() + static_cast<size_t>(me) * whole_ + begin
-                                      : slot(group, other, chunk) + static_cast<size_t>(me) * chunk_,
-                          bytes);
+                          slot(group, other, chunk) + static_cast<size_t>(me) * chunk_, bytes);
         }
         break;
     case all_to_all_v:
-        for (int other = 0; other < size; ++other) {
+        if (const size_t own = chunk_bytes(chunk, operands.request.output_counts[me] * item); own > 0) {
+            operands.copy(operands.output() + operands.output_offsets[me] + begin,
+                          operands.input() + operands.input_offsets[me] + begin, own);
+        }
+        for (const int other : group.reading_order()) {
             const size_t part = chunk_bytes(chunk, operands.request.output_counts[other] * item);
             if (part > 0) {
                 operands.copy(operands.output() + operands.output_offsets[other] + begin,
-                              other == me ? operands.input() + operands.input_offsets[me] + begin
-                                          : slot(group, other, chunk) + static_cast<size_t>(me) * chunk_,
-                              part);
+                              slot(group, other, chunk) + static_cast<size_t>(me) * chunk_, part);
             }
         }
         break;

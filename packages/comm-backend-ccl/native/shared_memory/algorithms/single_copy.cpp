@@ -30,10 +30,8 @@ public:
         constexpr size_t most = Tuner::scratch_bytes;
         for (size_t at = 0; at < bytes && !group_.broken(); at += most) {
             const size_t part = std::min(most, bytes - at);
-            for (int one = 0; one < operands_.size; ++one) {
-                if (one != operands_.me) {
-                    read_input(one, group_.scratch(one), offset + at, part);
-                }
+            for (const int from : group_.reading_order()) {
+                read_input(from, group_.scratch(from), offset + at, part);
             }
             operands_.reduce_from(
                 [&](int one) -> const void * {
@@ -68,7 +66,7 @@ bool SingleCopy::serves(Group &group, const Operands &operands, uint64_t number)
 void SingleCopy::act(Group &group, const Operands &operands, uint64_t number, uint32_t step) {
     const Request &request = operands.request;
     const Reader reader(group, operands, number);
-    const int size = operands.size, me = operands.me;
+    const int me = operands.me;
     const size_t bytes = operands.total(), item = operands.item, mine = static_cast<size_t>(me) * bytes;
     char *output = operands.output();
     const Slice slice = operands.slice_of(request.count, me);
@@ -78,8 +76,7 @@ void SingleCopy::act(Group &group, const Operands &operands, uint64_t number, ui
             reader.reduce(output + slice.begin * item, slice.begin * item, slice.count * item);
             break;
         }
-        for (int one = 1; one < size; ++one) {
-            const int from = (me + one) % size;
+        for (const int from : group.reading_order()) {
             const Slice theirs = operands.slice_of(request.count, from);
             reader.read_output(from, output + theirs.begin * item, theirs.begin * item, theirs.count * item);
         }
@@ -113,15 +110,13 @@ void SingleCopy::act(Group &group, const Operands &operands, uint64_t number, ui
         if (output + mine != operands.input()) {
             std::memmove(output + mine, operands.input(), bytes);
         }
-        for (int one = 1; one < size; ++one) {
-            const int from = (me + one) % size;
+        for (const int from : group.reading_order()) {
             reader.read_input(from, output + static_cast<size_t>(from) * bytes, 0, bytes);
         }
         break;
     case all_to_all:
         std::memcpy(output + mine, operands.input() + mine, bytes);
-        for (int one = 1; one < size; ++one) {
-            const int from = (me + one) % size;
+        for (const int from : group.reading_order()) {
             reader.read_input(from, output + static_cast<size_t>(from) * bytes, mine, bytes);
         }
         break;
@@ -129,8 +124,7 @@ void SingleCopy::act(Group &group, const Operands &operands, uint64_t number, ui
         if (const size_t own = request.output_counts[me] * item; own > 0) {
             std::memcpy(output + operands.output_offsets[me], operands.input() + operands.input_offsets[me], own);
         }
-        for (int one = 1; one < size; ++one) {
-            const int from = (me + one) % size;
+        for (const int from : group.reading_order()) {
             size_t offset = 0;
             for (int before = 0; before < me; ++before) {
                 offset += group.sizes_of(from, number)[before];

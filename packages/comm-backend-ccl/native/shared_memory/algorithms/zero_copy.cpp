@@ -46,9 +46,9 @@ void ZeroCopy::reach(Group &group, int rank, uint64_t number) {
     }
 }
 
-void ZeroCopy::act(const Operands &operands) {
+void ZeroCopy::act(const Group &group, const Operands &operands) {
     const Request &request = operands.request;
-    const int size = operands.size, me = operands.me;
+    const int me = operands.me;
     const size_t bytes = operands.total(), item = operands.item;
     char *output = operands.output();
     tensors_[me] = const_cast<char *>(operands.input());
@@ -62,21 +62,21 @@ void ZeroCopy::act(const Operands &operands) {
         if (output + static_cast<size_t>(me) * bytes != operands.input()) {
             std::memmove(output + static_cast<size_t>(me) * bytes, operands.input(), bytes);
         }
-        for (int one = 1; one < size; ++one) {
-            const int from = (me + one) % size;
+        for (const int from : group.reading_order()) {
             operands.copy(output + static_cast<size_t>(from) * bytes, tensors_[from], bytes);
         }
         break;
     case all_to_all:
-        for (int one = 0; one < size; ++one) {
-            const int from = (me + one) % size;
+        operands.copy(output + static_cast<size_t>(me) * bytes, tensors_[me] + static_cast<size_t>(me) * bytes, bytes);
+        for (const int from : group.reading_order()) {
             operands.copy(output + static_cast<size_t>(from) * bytes, tensors_[from] + static_cast<size_t>(me) * bytes,
                           bytes);
         }
         break;
     case all_to_all_v:
-        for (int one = 0; one < size; ++one) {
-            const int from = (me + one) % size;
+        operands.copy(output + operands.output_offsets[me], tensors_[me] + offsets_[me],
+                      request.output_counts[me] * item);
+        for (const int from : group.reading_order()) {
             operands.copy(output + operands.output_offsets[from], tensors_[from] + offsets_[from],
                           request.output_counts[from] * item);
         }
@@ -87,11 +87,12 @@ void ZeroCopy::act(const Operands &operands) {
         break;
     case all_reduce: {
         const Slice mine = operands.slice_of(request.count, me);
-        void *outputs[max_ranks];
-        for (int one = 0; one < size; ++one) {
-            outputs[one] = tensors_[(me + one) % size] + mine.begin * item;
+        void *outputs[max_ranks] = {tensors_[me] + mine.begin * item};
+        int count = 1;
+        for (const int to : group.reading_order()) {
+            outputs[count++] = tensors_[to] + mine.begin * item;
         }
-        operands.reduce_from([&](int one) { return tensors_[one] + mine.begin * item; }, outputs, size, mine.count);
+        operands.reduce_from([&](int one) { return tensors_[one] + mine.begin * item; }, outputs, count, mine.count);
         break;
     }
     default:

@@ -11,7 +11,7 @@ public:
     // Whether it serves the operation, as every rank finds alike; then everybody's tensor is mapped, or the group
     // fails.
     bool plan(Group &group, const Operands &operands, uint64_t number);
-    void act(const Operands &operands);
+    void act(const Group &group, const Operands &operands);
 
     static constexpr uint32_t steps = 3, posts = 2;
 

@@ -15,12 +15,32 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Every rank but `rank` once: one left out would leave a hole in a result.
+std::vector<int> checked_order(std::vector<int> order, int size, int rank) {
+    if (order.empty()) {
+        for (int turn = 1; turn < size; ++turn) {
+            order.push_back((rank + turn) % size);
+        }
+    }
+    std::vector<int> sorted = order;
+    sorted.push_back(rank);
+    std::sort(sorted.begin(), sorted.end());
+    for (size_t one = 0; one < sorted.size(); ++one) {
+        if (sorted.size() != static_cast<size_t>(size) || sorted[one] != static_cast<int>(one)) {
+            throw std::invalid_argument("shared memory: an order that is not of all other ranks");
+        }
+    }
+    return order;
+}
+
 }  // namespace
 
-Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned)
+Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned,
+             std::vector<int> reading_order)
     : segment_(static_cast<char *>(segment)), layout_(size), header_(at<Header>(0)), posts_(at<Post>(layout_.posts)),
-      bells_(at<Bell>(layout_.bells)), descriptor_(descriptor), rank_(rank), pids_(std::move(pids)), crowded_(crowded),
-      owned_(owned), sends_(static_cast<size_t>(size)), inbox_(size),
+      bells_(at<Bell>(layout_.bells)), descriptor_(descriptor), rank_(rank), pids_(std::move(pids)),
+      reading_order_(checked_order(std::move(reading_order), size, rank)), crowded_(crowded), owned_(owned),
+      sends_(static_cast<size_t>(size)), inbox_(size),
       tuner_(size, rank, pids_, at<Identity>(layout_.identities), at<CallTimes>(layout_.call_times)) {
     fingerprint_ = Settings::of_process().code();
     if (descriptor >= 0) {

@@ -91,8 +91,11 @@ using Handle = std::shared_ptr<Task>;
 class Group {
 public:
     // The segment, of Layout(size).end bytes and zeroed at first, stays the caller's where `owned` is false.
-    // `crowded`: more ranks than cores, so that who looks in vain gives its core to another process.
-    Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned);
+    // `crowded`: ranks share hardware threads, so that who looks in vain gives its own to another process.
+    // `reading_order`: the other ranks, near ones first; those after this one where it is empty. Throws
+    // std::invalid_argument for anything else.
+    Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned,
+          std::vector<int> reading_order = {});
     ~Group();
     Group(const Group &) = delete;
 
@@ -131,6 +134,9 @@ public:
     std::vector<Tuner::Known> known_methods();
     // What others have learned, instead of its own; on all ranks alike, between two operations.
     void start_from(std::vector<Tuner::Prior> priors);
+
+    // The other ranks, in the order in which this one reads from them.
+    const std::vector<int> &reading_order() const { return reading_order_; }
 
     // For a moment between two looks; where ranks share cores, it is another's.
     void relax() const;
@@ -246,7 +252,7 @@ private:
     Post *posts_;
     Bell *bells_;
     const int descriptor_, rank_;
-    const std::vector<int> pids_;
+    const std::vector<int> pids_, reading_order_;
     const bool crowded_, owned_;
     std::atomic<bool> closed_{false};
 

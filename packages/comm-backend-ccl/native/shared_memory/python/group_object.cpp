@@ -183,20 +183,25 @@ PyType_Spec spec{"comm_backend_ccl._shared_memory.Group", sizeof(GroupObject), 0
                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
 PyObject *type = nullptr;
 
+std::vector<int> integers(PyObject *list) {
+    std::vector<int> found;
+    for (Py_ssize_t index = 0; index < PySequence_Size(list); ++index) {
+        PyObject *item = PySequence_GetItem(list, index);
+        found.push_back(item == nullptr ? 0 : static_cast<int>(PyLong_AsLong(item)));
+        Py_XDECREF(item);
+    }
+    return found;
+}
+
 }  // namespace
 
-// join(holder, descriptor, inode, rank, pids, crowded) -> a group
+// join(holder, descriptor, inode, rank, pids, crowded, reading_order) -> a group
 PyObject *join(PyObject *, PyObject *arguments) {
     int holder, descriptor, rank, crowded;
     unsigned long long inode;
-    PyObject *list;
-    parse(arguments, "iiKiOp", &holder, &descriptor, &inode, &rank, &list, &crowded);
-    std::vector<int> pids;
-    for (Py_ssize_t index = 0; index < PySequence_Size(list); ++index) {
-        PyObject *item = PySequence_GetItem(list, index);
-        pids.push_back(item == nullptr ? 0 : static_cast<int>(PyLong_AsLong(item)));
-        Py_XDECREF(item);
-    }
+    PyObject *list, *order;
+    parse(arguments, "iiKiOpO", &holder, &descriptor, &inode, &rank, &list, &crowded, &order);
+    std::vector<int> pids = integers(list), reading_order = integers(order);
     if (PyErr_Occurred()) {
         return nullptr;
     }
@@ -211,7 +216,8 @@ PyObject *join(PyObject *, PyObject *arguments) {
     try {
         own = open_memory(holder, descriptor, inode, bytes);
         segment = map_memory(own, bytes);
-        auto group = std::make_unique<Group>(segment, own, size, rank, std::move(pids), crowded != 0, true);
+        auto group = std::make_unique<Group>(segment, own, size, rank, std::move(pids), crowded != 0, true,
+                                             std::move(reading_order));
         segment = nullptr, own = -1;  // they are the group's
         made->group = new Shared(std::move(group));
         return reinterpret_cast<PyObject *>(made);
