@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import socket
 import subprocess
 import sys
@@ -124,6 +125,26 @@ def test_torchrun_gets_one_report(run: Run) -> None:
     assert [one["ranks"] for one in document["findings"] if one["check"] == "shared_memory"] == [[]]
     (port,) = [one for one in document["findings"] if one["check"] == "port"]
     assert "torchrun's agent" in port["found"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
+def test_ranks_on_one_hardware_thread_are_warned_of_and_the_command_separates_them(run: Run) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python")
+    doctor = shlex.join([*DOCTOR, "--json"])
+    done = run(by=(*torchrun, "bash", "-c", f"exec taskset -c {cpu} {doctor}"))
+    (bad,) = worse(json.loads(done.stdout), "placement")
+    assert (bad["level"], bad["ranks"]) == ("warning", [])
+    assert bad["found"] == f"2 ranks run on cpu {cpu} alone: they take turns"
+    separated = shlex.split(bad["remedy"])
+    assert separated[:4] == ["torchrun", *torchrun[-3:]]
+    done = run(by=(*torchrun, "bash", "-c", separated[-1].replace("python PROGRAM.py", doctor)))
+    document = json.loads(done.stdout)
+    assert worse(document, "placement") == []
+    placements = [one["placement"]["cpus"] for one in document["ranks"]]
+    assert len(set(placements)) == 2
+    assert all(f"cpu {one}" in " ".join(found["found"] for found in document["findings"]) for one in placements)
 
 
 def by_hand(rank: int, port: int, host: str = "127.0.0.1") -> dict[str, str]:

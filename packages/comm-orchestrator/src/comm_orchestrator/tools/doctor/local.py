@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 
 import comm_config
 from comm_orchestrator import facade, interfaces, orchestrator
-from comm_orchestrator.tools.doctor import launch, limits, network, software, variables
+from comm_orchestrator.tools.doctor import launch, limits, network, placement, software, variables
 from comm_orchestrator.tools.doctor.finding import Finding, from_error, guarded, warnings_logged, worst
 from comm_orchestrator.tools.doctor.report import RankReport
 from comm_orchestrator.tools.doctor.time_limit import within
+from comm_utils import topology
 from comm_utils.errors import ConfigurationError
 from comm_utils.launch import LaunchInfo
 
@@ -63,6 +64,7 @@ def examine(timeout_s: float) -> Local:
         backends={name: dict(vars(one)) for name, one in sorted(available.items())},
         interfaces=network.interface_rows(info.master_addr if info is not None else None, addresses),
         variables=variables.relevant(environ),
+        placement=placement.as_table(topology.this_placement(), topology.cpus_of_launcher()),
         findings=findings,
     )
     return Local(report, info, settings)

@@ -11,7 +11,7 @@ from typing import Any
 
 from comm_orchestrator import facade
 from comm_orchestrator.rendezvous.records import format_ranks
-from comm_orchestrator.tools.doctor import clocks
+from comm_orchestrator.tools.doctor import clocks, placement
 from comm_orchestrator.tools.doctor.finding import LEVELS, Finding, Level, worst
 from comm_orchestrator.tools.doctor.trial import Trial
 
@@ -34,6 +34,7 @@ class RankReport:
     backends: Mapping[str, Any] = field(default_factory=dict)
     interfaces: list[dict[str, Any]] = field(default_factory=list)
     variables: Mapping[str, str] = field(default_factory=dict)
+    placement: Mapping[str, Any] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
 
     def to_plain(self) -> dict[str, Any]:
@@ -79,7 +80,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         first = self.ranks[0]
-        own = ("rank", "host", "pid", "launcher", "launch", "variables")
+        own = ("rank", "host", "pid", "launcher", "launch", "variables", "placement")
         keys = ("level", "check", "found", "remedy")
         return {
             "level": self.level,
@@ -114,7 +115,7 @@ def merge_reports(
     """
     size = reports[0].world_size
     complete = len(reports) == size and reports[0].rank is not None
-    found = [*_of_ranks(reports), *differences(reports), *of_trials(trials), *more]
+    found = [*_of_ranks(reports), *placement.judge(reports), *differences(reports), *of_trials(trials), *more]
     if measured:
         found += clocks.judge(measured)
     return Report(complete, size, _joined(found, size), list(reports), list(measured), list(trials))
