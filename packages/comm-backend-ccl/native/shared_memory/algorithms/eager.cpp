@@ -217,14 +217,14 @@ void consume_parts(Group &group, const Request &request, uint64_t number, uint32
         std::memmove(output + part_begins(request, request.output_counts, me),
                      static_cast<const char *>(request.input) + part_begins(request, request.input_counts, me), own);
     }
-    for (int one = 0; one < group.size(); ++one) {
-        const size_t bytes = request.output_counts[static_cast<size_t>(one)] * item;
-        if (one != me && bytes > 0) {
-            const bool in_slot = bytes_shown(group, one, number, group.size()) <= slot_bytes;
-            const char *shown = in_slot ? group.slot(one, step) : group.piece(one, first);
-            std::memcpy(output, shown + bytes_shown(group, one, number, me), bytes);
+    for (const int from : group.reading_order()) {
+        const size_t bytes = request.output_counts[static_cast<size_t>(from)] * item;
+        if (bytes > 0) {
+            const bool in_slot = bytes_shown(group, from, number, group.size()) <= slot_bytes;
+            const char *shown = in_slot ? group.slot(from, step) : group.piece(from, first);
+            std::memcpy(output + part_begins(request, request.output_counts, from),
+                        shown + bytes_shown(group, from, number, me), bytes);
         }
-        output += bytes;
     }
 }
 
