@@ -6,15 +6,30 @@ import mmap
 import os
 import platform
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
-__all__ = ["KIB", "MIB", "PERIOD", "Meeting", "cores", "fill", "free_memory_bytes", "free_port", "machine", "named"]
+__all__ = [
+    "KIB",
+    "MIB",
+    "PERIOD",
+    "Meeting",
+    "cores",
+    "fill",
+    "free_memory_bytes",
+    "free_port",
+    "interval",
+    "machine",
+    "named",
+]
 
 KIB, MIB = 2**10, 2**20
 # Elements after which the data repeats: a prime, so that no two parts of a power of two are alike.
 PERIOD = 1048573
+# Of the bootstrap.
+_DRAWS = 400
 
 
 class Meeting:
@@ -45,6 +60,19 @@ def fill(parts: Sequence[Any], values: Any) -> None:
     """Write ``values`` to the beginning of each tensor of ``parts``."""
     for part in parts:
         part.copy_(values[: part.numel()])
+
+
+def interval(of_rounds: Callable[[Sequence[int]], float], rounds: int) -> tuple[float, float]:
+    """The 95 % interval of a statistic of some rounds, by bootstrap over rounds.
+
+    ``of_rounds``: the statistic of the rounds of these numbers. Of fewer than four rounds, it is its own interval.
+    """
+    if rounds < 4:
+        whole = of_rounds(range(rounds))
+        return whole, whole
+    random = Random(0)
+    found = sorted(of_rounds(random.choices(range(rounds), k=rounds)) for _ in range(_DRAWS))
+    return found[_DRAWS // 40], found[-1 - _DRAWS // 40]
 
 
 def cores(number: int) -> list[int]:

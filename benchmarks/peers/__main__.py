@@ -13,9 +13,9 @@ sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        from peers.rank import serve
+        from peers.rank import Rank, serve
 
-        serve(sys.argv[2])
+        serve(sys.argv[2], Rank)
     else:
         from peers.cli import main
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from measuring import free_port
 
-__all__ = ["PEERS", "Peer"]
+__all__ = ["DEEPSPEED", "PEERS", "Peer"]
 
 # Where tools/install_launchers.py puts them.
 LAUNCHERS = Path(sys.prefix) / "launchers"
@@ -35,6 +35,7 @@ class Peer:
     mpi: str = ""
     library: str = ""
     options: tuple[str, ...] = ()
+    session: str = "bench-peers"
 
     @property
     def folder(self) -> Path:
@@ -43,10 +44,10 @@ class Peer:
     def missing(self) -> str:
         """Why it cannot be measured here, or nothing."""
         if absent := [name for name in self.needs if importlib.util.find_spec(name) is None]:
-            return f"{', '.join(absent)} is not installed (nox -s bench-peers installs it)"
+            return f"{', '.join(absent)} is not installed (nox -s {self.session} installs it)"
         if self.mpi and not (self.folder / "bin" / "mpirun").exists():
             return f"there is no {self.folder}/bin/mpirun (python tools/install_launchers.py {self.mpi})"
-        if self.module == "ours":
+        if "comm_backend_ccl" in self.needs:
             from comm_backend_ccl import oneccl_library, provider
 
             if self.variables and (reason := oneccl_library.unavailable_reason()):

@@ -114,7 +114,8 @@ def run(options: argparse.Namespace, results: Results, note: Callable[[str], Non
             in_place = ("all_reduce", "broadcast")
             source_bytes = max(task.size_bytes for task in tasks)
             target_bytes = max((task.size_bytes for task in tasks if task.operation not in in_place), default=0)
-            with started(peers, ranks, (source_bytes, target_bytes), note) as sets:
+            memory = {"source_bytes": source_bytes, "target_bytes": target_bytes}
+            with started(peers, ranks, memory, note) as sets:
                 measure(sets, tasks, results, options, note)
                 for one in sets:
                     name = one.peer.name

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,11 +25,15 @@ from peers.catalogue import Peer
 from peers.rank import LIMIT_S
 from peers.tasks import Block
 
-__all__ = ["Ranks", "started"]
+__all__ = ["Late", "Ranks", "started"]
 
 PROGRAM = Path(__file__).with_name("__main__.py")
 # By which everything that was started is found again, whichever launcher is between.
 MARK = "BENCH_PEERS_RUN"
+
+
+class Late(Exception):
+    """The ranks of a peer were not ready in time."""
 
 
 @dataclass
@@ -38,6 +42,7 @@ class Ranks:
 
     peer: Peer
     number: int
+    program: Path = PROGRAM
     launchers: list[subprocess.Popen[bytes]] = field(default_factory=list)
     output: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
     sockets: list[socket.socket] = field(default_factory=list)
@@ -49,12 +54,17 @@ class Ranks:
     idle_s: float = 0.0
     idle_cpu_s: float = 0.0
 
-    def start(self, folder: Path, mark: str, memory_bytes: tuple[int, int]) -> None:
+    def start(self, folder: Path, mark: str, options: Mapping[str, Any], limit_s: float | None = None) -> None:
+        """Start the ranks and wait until they are ready.
+
+        Raises:
+            Late: they were not ready within ``limit_s`` after their start.
+            SystemExit: a rank has ended.
+        """
         meeting, path = folder / "meeting", str(folder / "socket")
         meeting.write_bytes(bytes(mmap.PAGESIZE))
-        options = {"module": self.peer.module, "ranks": self.number, "meeting": str(meeting), "socket": path}
-        options |= dict(zip(("source_bytes", "target_bytes"), memory_bytes, strict=True))
-        program = [sys.executable, str(PROGRAM), "--serve", json.dumps(options)]
+        own = {"module": self.peer.module, "ranks": self.number, "meeting": str(meeting), "socket": path}
+        program = [sys.executable, str(self.program), "--serve", json.dumps({**options, **own})]
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen(self.number)
@@ -71,7 +81,7 @@ class Ranks:
                 )
                 self.launchers.append(process)
             self.accept(listener)
-        for answer in self.answers():
+        for answer in self.answers(limit_s):
             self.facts = answer
 
     def accept(self, listener: socket.socket) -> None:
@@ -91,16 +101,22 @@ class Ranks:
         self.sockets = [found[rank][0] for rank in range(self.number)]
         self.answers_from = [found[rank][1] for rank in range(self.number)]
 
-    def answers(self) -> list[dict[str, Any]]:
+    def answers(self, limit_s: float | None = None) -> list[dict[str, Any]]:
         """A line of each rank.
 
         Raises:
+            Late: not all ranks have answered within ``limit_s``.
             SystemExit: a rank has ended; with what the peer wrote.
         """
+        late_s = None if limit_s is None else time.monotonic() + limit_s
         lines = [""] * self.number
         awaited = {sock: rank for rank, sock in enumerate(self.sockets)}
         while awaited:
-            for sock in select.select(list(awaited), [], [])[0]:
+            left_s = None if late_s is None else max(0.0, late_s - time.monotonic())
+            ready = select.select(list(awaited), [], [], left_s)[0]
+            if not ready:
+                raise Late(f"{self.peer.name} was not ready after {limit_s:.0f} s")
+            for sock in ready:
                 rank = awaited.pop(sock)
                 lines[rank] = self.answers_from[rank].readline()
                 if not lines[rank]:
@@ -112,14 +128,14 @@ class Ranks:
         self.output.seek(0)
         return f"{self.peer.name} {what}\n{self.output.read().decode(errors='replace')[-4000:]}"
 
-    def run(self, block: Block) -> tuple[list[float], int, str]:
-        """Let all ranks run a block: µs a call of the slowest rank for each loop, wrong parts, and why not at all."""
+    def ask(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Let all ranks do something, and return their answers."""
         if self.idle_from_ns:
             self.idle_s += time.monotonic() - self.idle_since_s
-        question = (json.dumps(block.to_json()) + "\n").encode()
+        line = (json.dumps(question) + "\n").encode()
         for sock in self.sockets:
             try:
-                sock.sendall(question)
+                sock.sendall(line)
             except OSError:
                 raise SystemExit(self.obituary("has lost a rank")) from None
         found = self.answers()
@@ -128,6 +144,11 @@ class Ranks:
             pairs = zip(found, self.idle_from_ns, strict=True)
             self.idle_cpu_s += sum(one["cpu_ns"][0] - before_ns for one, before_ns in pairs) / 1e9
         self.idle_from_ns = [one["cpu_ns"][1] for one in found]
+        return found
+
+    def run(self, block: Block) -> tuple[list[float], int, str]:
+        """Let all ranks run a block: µs a call of the slowest rank for each loop, wrong parts, and why not at all."""
+        found = self.ask(block.to_json())
         if reasons := [one["unsupported"] for one in found if "unsupported" in one]:
             return [], 0, reasons[0]
         times_us = [max(of_all) / 1e3 for of_all in zip(*(one["times_ns"] for one in found), strict=True)]
@@ -158,31 +179,54 @@ class Ranks:
 
 @contextmanager
 def started(
-    peers: Sequence[Peer], ranks: int, memory_bytes: tuple[int, int], note: Callable[[str], None]
+    peers: Sequence[Peer],
+    ranks: int,
+    options: Mapping[str, Any],
+    note: Callable[[str], None],
+    program: Path = PROGRAM,
+    attempts: int = 1,
+    limit_s: float | None = None,
 ) -> Iterator[list[Ranks]]:
-    """Those of ``peers`` that there can be, ready; nothing of them is left afterwards, however the block ends."""
-    mark = secrets.token_hex(8)
+    """Those of ``peers`` that there can be, ready; nothing of them is left afterwards, however the block ends.
+
+    ``options``: for each rank of ``program``. A peer that is not ready after ``limit_s`` is ended and started again.
+    """
     # A short path: sockets of launchers are in there too. Memory, so that nothing is written to a disk meanwhile.
     folder = Path(tempfile.mkdtemp(prefix="peers-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     sets: list[Ranks] = []
+    marks: dict[str, Ranks] = {}
+
+    def start(peer: Peer, attempt: int) -> Ranks | None:
+        own = folder / str(len(marks))
+        own.mkdir()
+        mark, one = secrets.token_hex(8), Ranks(peer, ranks, program)
+        marks[mark] = one
+        try:
+            one.start(own, mark, options, limit_s)
+        except Late as error:
+            if attempt == attempts:
+                raise SystemExit(one.obituary(f"did not start: {error}")) from None
+            note(f"{error}, and was started again")
+            kill(mark, one.launchers)
+            return None
+        return one
+
     try:
-        for number, peer in enumerate(peers):
+        for peer in peers:
             if missing := peer.missing():
                 note(f"{peer.name} is left out: {missing}")
                 continue
-            own = folder / str(number)
-            own.mkdir()
-            sets.append(Ranks(peer, ranks))
-            sets[-1].start(own, mark, memory_bytes)
+            tries = (start(peer, attempt) for attempt in range(1, attempts + 1))
+            sets.append(next(filter(None, tries)))
         yield sets
-        shared = set().union(*(shared_by(pid) for pid in marked(mark)))
+        shared = set().union(*(shared_by(pid) for mark in marks for pid in marked(mark)))
         for one in sets:
             one.end()
         remove(shared)
     finally:
         with undisturbed():
-            kill(mark, [process for one in sets for process in one.launchers])
-            for one in sets:
+            for mark, one in marks.items():
+                kill(mark, one.launchers)
                 one.close()
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from measuring import Meeting, cores
 
-__all__ = ["LIMIT_S", "Library", "serve"]
+__all__ = ["CORES", "LIMIT_S", "Library", "Rank", "Served", "serve"]
 
 # How long a rank may take to start, or to answer, before it ends itself.
 LIMIT_S = 180
@@ -41,6 +41,16 @@ class Library(Protocol):
         Raises:
             Unsupported: the library does not do this.
         """
+
+    def close(self) -> None: ...
+
+
+class Served(Protocol):
+    """What a rank makes of the lines that it is sent; ``facts`` are for the report."""
+
+    facts: dict[str, str]
+
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]: ...
 
     def close(self) -> None: ...
 
@@ -119,6 +129,14 @@ class Rank:
             partial(self.data.wrong, task, source, target),
         )
 
+    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        from peers.tasks import Block
+
+        return self.run(Block.from_json(question))
+
+    def close(self) -> None:
+        self.library.close()
+
     def run(self, block: Any) -> dict[str, Any]:
         """Make the calls of a block: ns for each loop, and the wrong parts of the last result."""
         from peers.data import Unsupported
@@ -146,8 +164,11 @@ class Rank:
         return {"times_ns": times_ns, "wrong": found.wrong(last, calls)}
 
 
-def serve(text: str) -> None:
-    """What a rank does; nothing here outlives its caller by more than ``LIMIT_S``, as an alarm ends the process."""
+def serve(text: str, make: Callable[[dict[str, Any], int], Served]) -> None:
+    """What a rank does; nothing here outlives its caller by more than ``LIMIT_S``, as an alarm ends the process.
+
+    ``make``: from the options and the rank.
+    """
     signal.alarm(LIMIT_S)
     # Ctrl-C is for the process that measures, whatever a launcher passes on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -159,12 +180,10 @@ def serve(text: str) -> None:
         sock.connect(options["socket"])
         answers, questions = sock.makefile("w"), sock.makefile("r")
         print(json.dumps({"rank": rank, "pid": os.getpid()}), file=answers, flush=True)
-        own = Rank(options, rank)
+        own = make(options, rank)
         gc.freeze()
         gc.disable()
         print(json.dumps(own.facts), file=answers, flush=True)
-        from peers.tasks import Block
-
         while True:
             signal.alarm(0)
             line = questions.readline()
@@ -172,11 +191,11 @@ def serve(text: str) -> None:
             signal.alarm(LIMIT_S)
             if not line.strip():
                 break
-            found = own.run(Block.from_json(json.loads(line)))
+            found = own.answer(json.loads(line))
             gc.collect()
             found["cpu_ns"] = [cpu_before_ns, time.process_time_ns()]
             print(json.dumps(found), file=answers, flush=True)
         if line:  # an empty one asks for an orderly end; none at all means that the caller is gone
-            own.library.close()
+            own.close()
         else:
             os._exit(1)

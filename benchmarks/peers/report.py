@@ -130,23 +130,23 @@ def targets_table(verdicts: Sequence[Verdict]) -> Table:
     return Table("Targets, each where it is hardest", head, lines)
 
 
-def rewrite(page: Path, machine: str, generated: str) -> None:
+def rewrite(page: Path, machine: str, generated: str, begin: str = BEGIN) -> None:
     """Replace the section of ``machine`` between the marks of a page, or add it after the others.
 
     Raises:
         SystemExit: the page has no such marks.
     """
-    before, begin, rest = page.read_text().partition(f"{BEGIN}\n")
+    before, found, rest = page.read_text().partition(f"{begin}\n")
     between, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"got no lines {BEGIN!r} and {END!r} in {page}, expected both")
+    if not found or not end:
+        raise SystemExit(f"got no lines {begin!r} and {END!r} in {page}, expected both")
     sections = {}
     for section in re.split(r"^### ", between, flags=re.MULTILINE)[1:]:
         heading, _, text = section.partition("\n")
         sections[heading.strip()] = text.strip()
     sections[machine] = generated.strip()
     parts = [f"\n### {heading}\n\n{text}\n" for heading, text in sections.items()]
-    page.write_text("".join((before, begin, *parts, "\n", end, after)))
+    page.write_text("".join((before, found, *parts, "\n", end, after)))
 
 
 def draw(results: Results, path: Path) -> None:

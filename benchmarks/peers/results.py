@@ -6,10 +6,9 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
-from measuring import KIB, MIB, named
+from measuring import KIB, MIB, interval, named
 
 from peers.tasks import MEMORIES, OTHER_SIZES_BYTES, OTHERS, SHORT_TYPES, SIZES_BYTES, Task
 
@@ -21,10 +20,6 @@ GLOO = ("gloo",)
 # All that counts; rows of persistent requests are shown only.
 PEERS = ("oneCCL", *MPIS, *DEEPSPEED, *GLOO)
 ORDER = ("ours", *PEERS)
-
-
-# Of the bootstrap.
-_DRAWS = 400
 
 
 def row(peer: str, way: str) -> str:
@@ -70,11 +65,7 @@ class Results:
             peer_us = statistics.median(its[one] for one in rounds)
             return (factor * peer_us + more_us) / statistics.median(own[one] for one in rounds)
 
-        if count < 4:
-            return ratio(range(count))
-        random = Random(0)
-        ratios = sorted(ratio(random.choices(range(count), k=count)) for _ in range(_DRAWS))
-        return ratios[_DRAWS // 40]
+        return interval(ratio, count)[0]
 
     def rows(self, tasks: Sequence[Task]) -> list[str]:
         """The rows of some tasks, in one order everywhere; those of one peer side by side."""
