@@ -541,6 +541,14 @@ def bench_peers(session: nox.Session) -> None:
     session.run("python", "benchmarks/peers", *session.posargs, interrupt_timeout=30)
 
 
+@nox.session(name="bench-inference", default=False)
+def bench_inference(session: nox.Session) -> None:
+    """Compares tensor-parallel decoding on DeepSpeed's communication, gloo and ours (compiles DeepSpeed's operator)."""
+    install_sources(session, "comm-orchestrator[ccl]", *group("bench-inference"))
+    # After Ctrl-C, time to end the ranks and to remove their shared memory.
+    session.run("python", "benchmarks/inference", *session.posargs, interrupt_timeout=30)
+
+
 # How the tests of the native engine are built, and how long the one that does many operations goes on.
 NATIVE_BUILDS = {"plain": ("", 1_000_000), "address": ("address,undefined", 20_000), "thread": ("thread", 5_000)}
 

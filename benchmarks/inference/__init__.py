@@ -1,0 +1,1 @@
+"""A language model of random weights, decoded on two ranks, on each library's communication."""
