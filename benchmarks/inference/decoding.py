@@ -40,12 +40,13 @@ class Decoder:
         """Decode ``question["tokens"]`` tokens after ``question["prompt"]`` tokens.
 
         ``question["save"]``: the file to write the logits of each token to; ``question["reference"]``: to compare them
-        with. Returned are ``token_ns`` and, for each token, the ``calls_ns`` of its reductions.
+        with. Returned are ``token_ns`` and, for each token, of its reductions ``inside_ns`` and ``ends_ns``.
         """
         tokens, found, times_ns, logits = question["tokens"], [], [], []
         cache, current = None, prompt(question["prompt"])
-        durations_ns, model, now_ns = self.engine.calls.durations_ns, self.engine.model, time.perf_counter_ns
-        durations_ns.clear()
+        calls, model, now_ns = self.engine.calls, self.engine.model, time.perf_counter_ns
+        calls.inside_ns.clear()
+        calls.ends_ns.clear()
         with torch.inference_mode():
             self.meet()
             start = now_ns()
@@ -58,11 +59,11 @@ class Decoder:
                 start = end
                 found.append(current)
                 logits.append(last)
-        if len(durations_ns) != tokens * self.reductions:
-            raise SystemExit(f"got {len(durations_ns)} reductions, expected {self.reductions} for each token")
-        each = self.reductions
-        calls_ns = [durations_ns[one * each : (one + 1) * each] for one in range(tokens)]
-        answer = {"token_ns": times_ns, "calls_ns": calls_ns, "tokens": [int(one) for one in found]}
+        if len(calls.ends_ns) != tokens * self.reductions:
+            raise SystemExit(f"got {len(calls.ends_ns)} reductions, expected {self.reductions} for each token")
+        parts = [slice(one * self.reductions, (one + 1) * self.reductions) for one in range(tokens)]
+        answer: dict[str, Any] = {"token_ns": times_ns}
+        answer |= {name: [getattr(calls, name)[part] for part in parts] for name in ("inside_ns", "ends_ns")}
         if "save" in question:
             torch.save((torch.cat(found), torch.cat(logits)), question["save"])
         if "reference" in question:

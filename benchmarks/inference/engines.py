@@ -20,30 +20,35 @@ __all__ = ["ENGINES", "Calls", "Engine"]
 
 @dataclass
 class Calls:
-    """The duration of each reduction that the model has made, in ns."""
+    """Of each reduction that the model has made, the time inside of it and its end by the host's clock, in ns."""
 
-    durations_ns: list[int] = field(default_factory=list)
+    inside_ns: list[int] = field(default_factory=list)
+    ends_ns: list[int] = field(default_factory=list)
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, every call of which is one more reduction."""
-        durations_ns, now_ns = self.durations_ns, time.perf_counter_ns
+        inside_ns, ends_ns, now_ns = self.inside_ns, self.ends_ns, time.perf_counter_ns
 
         def call(*args: Any, **kwargs: Any) -> Any:
             start = now_ns()
             found = function(*args, **kwargs)
-            durations_ns.append(now_ns() - start)
+            end = now_ns()
+            inside_ns.append(end - start)
+            ends_ns.append(end)
             return found
 
         return call
 
     def timed_further(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function``, every call of which belongs to the last reduction: it waits for it."""
-        durations_ns, now_ns = self.durations_ns, time.perf_counter_ns
+        inside_ns, ends_ns, now_ns = self.inside_ns, self.ends_ns, time.perf_counter_ns
 
         def call(*args: Any, **kwargs: Any) -> Any:
             start = now_ns()
             found = function(*args, **kwargs)
-            durations_ns[-1] += now_ns() - start
+            end = now_ns()
+            inside_ns[-1] += end - start
+            ends_ns[-1] = end
             return found
 
         return call

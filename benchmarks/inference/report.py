@@ -27,10 +27,10 @@ def table(results: Results, title: str) -> Table:
     lines = []
     for name in results.rounds:
         communicates = any(results.values(name, "communication_us"))
-        columns = (("communication_us", 1.0), ("later_us", 1.0), ("share", 100.0))
+        columns = (("communication_us", 1.0), ("together_us", 1.0), ("share", 100.0))
         inside = [cell(results, name, *one) if communicates else "-" for one in columns]
         lines.append([name, cell(results, name, "tokens_per_s"), cell(results, name, "first_ms"), *inside])
-    head = ["", "tokens/s", "first token, ms", "communication, µs a token", "of the later rank, µs", "share, %"]
+    head = ["", "tokens/s", "first token, ms", "communication, µs a token", "after both have called, µs", "share, %"]
     return Table(title, head, lines)
 
 

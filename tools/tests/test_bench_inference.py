@@ -32,9 +32,11 @@ def measured(ours_us: list[float], other_us: list[float]) -> Results:
 
 def test_the_slower_rank_counts_and_the_first_token_is_apart() -> None:
     answers = [
-        {"token_ns": [9_000_000, 2_000_000, 1_000_000], "calls_ns": [[7, 7], [400_000, 0], [100_000, 100_000]]},
-        {"token_ns": [5_000_000, 1_000_000, 3_000_000], "calls_ns": [[7, 7], [0, 200_000], [300_000, 300_000]]},
+        {"token_ns": [9_000_000, 2_000_000, 1_000_000], "inside_ns": [[7, 7], [400_000, 0], [100_000, 100_000]]},
+        {"token_ns": [5_000_000, 1_000_000, 3_000_000], "inside_ns": [[7, 7], [0, 200_000], [300_000, 300_000]]},
     ]
+    for one in answers:
+        one["ends_ns"] = one["inside_ns"]
     found = Round.of(answers)
     assert found.first_ms == 9.0
     assert found.tokens_per_s == pytest.approx(2 / 5e-3)
@@ -43,15 +45,18 @@ def test_the_slower_rank_counts_and_the_first_token_is_apart() -> None:
     assert found.share == pytest.approx((0.3 / 2 + 0.4 / 3) / 2)
 
 
-def test_a_rank_that_waits_for_the_other_does_not_count_as_the_later_one() -> None:
-    calls_ns = [[[0, 0], [10_000, 90_000]], [[0, 0], [80_000, 20_000]]]
-    found = Round.of([{"token_ns": [1, 1], "calls_ns": one} for one in calls_ns])
-    assert found.later_us == pytest.approx(10.0 + 20.0)
+def test_the_wait_for_the_other_rank_is_left_out_of_the_time_together() -> None:
+    # Rank 1 calls at 70 µs, rank 0 has been there since 0; rank 1 leaves at 80 and rank 0, which slept, at 85.
+    inside, ends = [[[1], [85_000]], [[1], [10_000]]], [[[1], [85_000]], [[1], [80_000]]]
+    pairs = zip(inside, ends, strict=True)
+    found = Round.of([{"token_ns": [1, 1], "inside_ns": one, "ends_ns": other} for one, other in pairs])
+    assert found.communication_us == pytest.approx((85 + 10) / 2)
+    assert found.together_us == pytest.approx(15.0)
 
 
 def test_one_process_has_no_communication() -> None:
-    found = Round.of([{"token_ns": [2_000, 1_000], "calls_ns": [[], []]}])
-    assert (found.communication_us, found.later_us, found.share) == (0.0, 0.0, 0.0)
+    found = Round.of([{"token_ns": [2_000, 1_000], "inside_ns": [[], []], "ends_ns": [[], []]}])
+    assert (found.communication_us, found.together_us, found.share) == (0.0, 0.0, 0.0)
 
 
 def test_the_interval_has_to_be_on_the_right_side() -> None:
