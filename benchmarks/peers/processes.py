@@ -95,9 +95,13 @@ class Ranks:
                     raise SystemExit(self.obituary("did not start")) from None
                 continue
             sock.settimeout(None)
-            answers = sock.makefile("r")
-            hello = json.loads(answers.readline())
-            found[hello["rank"]] = sock, answers
+            # No further than its line: select() does not see what has been read already.
+            hello = bytearray()
+            while not hello.endswith(b"\n"):
+                if not (byte := sock.recv(1)):
+                    raise SystemExit(self.obituary("has lost a rank"))
+                hello += byte
+            found[json.loads(hello)["rank"]] = sock, sock.makefile("r")
         self.sockets = [found[rank][0] for rank in range(self.number)]
         self.answers_from = [found[rank][1] for rank in range(self.number)]
 

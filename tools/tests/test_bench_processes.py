@@ -1,0 +1,72 @@
+"""The ranks of the benchmarks: started again where they hang, and never left behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import measuring  # noqa: E402
+from peers.catalogue import Peer  # noqa: E402
+from peers.processes import started  # noqa: E402
+
+# A rank that answers what it is asked; rank 0 hangs at its start as often as "hangs" says, and notes its pid.
+RANK = """
+import json, os, pathlib, socket, sys, time
+options, rank = json.loads(sys.argv[2]), int(os.environ["RANK"])
+sock = socket.socket(socket.AF_UNIX)
+sock.connect(options["socket"])
+answers, questions = sock.makefile("w"), sock.makefile("r")
+def say(found): print(json.dumps(found), file=answers, flush=True)
+say({"rank": rank, "pid": os.getpid()})
+log = pathlib.Path(options["log"])
+if rank == 0:
+    with log.open("a") as file: print(os.getpid(), file=file)
+    if len(log.read_text().split()) <= options["hangs"]: time.sleep(600)
+say({})
+while line := questions.readline().strip():
+    say({"cpu_ns": [0, 0], "rank": rank, **json.loads(line)})
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "rank.py"
+    path.write_text(RANK)
+    return path
+
+
+def pids(log: Path) -> list[str]:
+    return log.read_text().split()
+
+
+def test_ranks_that_hang_at_the_start_are_started_again(program: Path, tmp_path: Path) -> None:
+    notes: list[str] = []
+    options = {"log": str(tmp_path / "log"), "hangs": 1}
+    with started([Peer("it", "")], 2, options, notes.append, program, attempts=2, limit_s=3) as (one,):
+        assert notes == ["it was not ready after 3 s, and was started again"]
+        assert [answer["rank"] for answer in one.ask({"a": 1})] == [0, 1]
+    assert len(pids(tmp_path / "log")) == 2
+    assert not any(Path("/proc", pid).exists() for pid in pids(tmp_path / "log"))
+
+
+def test_after_the_last_attempt_the_run_ends_and_leaves_nothing(program: Path, tmp_path: Path) -> None:
+    options = {"log": str(tmp_path / "log"), "hangs": 9}
+    with (
+        pytest.raises(SystemExit, match="it did not start: it was not ready after 1 s"),
+        started([Peer("it", "")], 2, options, print, program, attempts=2, limit_s=1),
+    ):
+        pass
+    assert len(pids(tmp_path / "log")) == 2
+    assert not any(Path("/proc", pid).exists() for pid in pids(tmp_path / "log"))
+
+
+def test_the_interval_is_that_of_the_statistic() -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 50.0]
+    lower, upper = measuring.interval(lambda some: sum(values[one] for one in some) / len(some), len(values))
+    assert 1.0 < lower < 12.0 < upper < 50.0
+    assert measuring.interval(lambda some: float(len(some)), 3) == (3.0, 3.0)
