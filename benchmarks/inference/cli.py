@@ -8,6 +8,7 @@ import platform
 import signal
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -35,6 +36,8 @@ ATTEMPTS, START_LIMIT_S = 3, 90.0
 TOLERANCE = 1e-4
 # Of one core: above this, ranks that wait are not idle.
 MOST_IDLE_CPU = 0.02
+# Of a page.
+COLUMNS = 120
 
 
 def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -123,25 +126,30 @@ def model_in_words(options: argparse.Namespace) -> str:
 
 def logits_in_words(results: Results, options: argparse.Namespace) -> str:
     off, same = max(results.off.values()), min(results.same.values())
+    tokens = "all" if same == options.tokens else f"at least the first {same} of"
     return (
-        f"All variants decoded at least {same} of {options.tokens} tokens as one process did; until then, logits were "
-        f"off by at most {off:.1e} of the largest."
+        f"The variants decoded {tokens} {options.tokens} tokens as one process did, with logits off by at most "
+        f"{off:.1e} of the largest."
     )
 
 
 def generated(options: argparse.Namespace, results: Results, verdicts: Any, notes: Sequence[str]) -> str:
     """The part of the page that is written by this program."""
     found = machine()
-    parts = [
+    facts = (
         f"Measured on {CORES} of {found['cores']} cores, Linux {found['kernel']}, Python {platform.python_version()}, "
         f"torch {version('torch')}, transformers {version('transformers')}, DeepSpeed {version('deepspeed')}, "
-        f"{options.rounds} rounds.\nMedians over the rounds, in brackets their 95 % intervals.",
+        f"{options.rounds} rounds. Medians over the rounds, in brackets their 95 % intervals."
+    )
+    parts = [
+        textwrap.fill(facts, COLUMNS),
         report.table(results, model_in_words(options)).markdown(),
-        logits_in_words(results, options),
+        textwrap.fill(logits_in_words(results, options), COLUMNS),
         report.targets_table(verdicts).markdown(),
     ]
     if notes:
-        parts.append("Notes of this run:\n\n" + "\n".join(f"- {note}" for note in notes))
+        lines = (textwrap.fill(f"- {note}", COLUMNS, subsequent_indent="  ") for note in notes)
+        parts.append("\n".join(("Notes of this run:\n", *lines)))
     return "\n\n".join(parts)
 
 
