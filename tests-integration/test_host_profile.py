@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -170,3 +171,34 @@ def test_tuning_measures_more_and_keeps_it(environment: dict[str, Any], tmp_path
     assert ("all_reduce", 64 << 20, False) in kinds
     assert ("all_reduce", 64 << 20, True) in kinds
     assert "2 ranks, 16-bit floats, measured" in done.stdout
+
+
+def first_log_line() -> str:
+    """Return what rank 0 logs first, with its level."""
+    lines: list[str] = []
+    handler = logging.Handler(logging.INFO)
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("comm")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        dist.init_distributed("ccl")
+        dist.destroy_process_group()
+    finally:
+        logger.removeHandler(handler)
+    return lines[0] if lines else ""
+
+
+def test_the_first_log_line_names_the_profile(environment: dict[str, Any], tmp_path: Path) -> None:
+    def shown(**more: str) -> str:
+        return str(run_ranks(first_log_line, 2, env={**environment, **more})[0])
+
+    assert shown(CCL_SHARED_MEMORY_PROFILE="0") == "initialised: ccl, 2 ranks, no profile"
+    assert shown() == "initialised: ccl, 2 ranks, quick profile"
+    assert shown() == "initialised: ccl, 2 ranks, quick profile"
+    assert "profile" not in shown(CCL_SHARED_MEMORY="0")
+    (file,) = files(tmp_path)
+    content = json.loads(file.read_text())
+    content["ranks"]["2"]["by"] = "commctl tune"
+    file.write_text(json.dumps(content))
+    assert shown() == "initialised: ccl, 2 ranks, tuned profile"

@@ -24,16 +24,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_what_is_stored_is_loaded(cache: Path) -> None:
     assert host_profile.is_wanted(2)
-    assert host_profile.load(2) == []
+    assert host_profile.load(2)[0] == []
     file = host_profile.store(2, ROWS, "a test")
     assert file is not None
     assert file.parent == cache / "comm-backend-ccl"
-    assert host_profile.load(2) == ROWS
+    assert host_profile.load(2)[0] == ROWS
     assert not host_profile.is_wanted(2)
     assert host_profile.is_wanted(4)
     host_profile.store(4, ROWS[:1], "another")
-    assert host_profile.load(2) == ROWS
-    assert host_profile.load(4) == ROWS[:1]
+    assert host_profile.load(2)[0] == ROWS
+    assert host_profile.load(4)[0] == ROWS[:1]
     assert [one.name for one in file.parent.iterdir()] == [file.name]
     assert host_profile.describe() == f"{file}, measured with 2 ranks by a test, 4 ranks by another"
 
@@ -45,10 +45,10 @@ def test_a_group_of_one_rank_wants_none(cache: Path) -> None:
 def test_it_can_be_elsewhere_or_nowhere(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(host_profile.VARIABLE, str(cache / "own.json"))
     assert host_profile.store(2, ROWS, "a test") == cache / "own.json"
-    assert host_profile.load(2) == ROWS
+    assert host_profile.load(2)[0] == ROWS
     monkeypatch.setenv(host_profile.VARIABLE, "0")
     assert host_profile.path() is None
-    assert host_profile.load(2) == []
+    assert host_profile.load(2)[0] == []
     assert not host_profile.is_wanted(2)
     assert host_profile.store(2, ROWS, "a test") is None
     assert host_profile.describe() == "none"
@@ -67,10 +67,10 @@ def test_another_machines_is_replaced(cache: Path) -> None:
     content = json.loads(file.read_text())
     content["machine"]["kernel"] += "-other"
     file.write_text(json.dumps(content))
-    assert host_profile.load(2) == []
+    assert host_profile.load(2)[0] == []
     host_profile.store(4, ROWS, "a test")
-    assert host_profile.load(2) == []
-    assert host_profile.load(4) == ROWS
+    assert host_profile.load(2)[0] == []
+    assert host_profile.load(4)[0] == ROWS
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_odd_rows_are_not_believed(cache: Path, caplog: pytest.LogCaptureFixture
     content["ranks"]["2"]["rows"] = rows
     file.write_text(json.dumps(content))
     with caplog.at_level(logging.WARNING):
-        assert host_profile.load(2) == []
+        assert host_profile.load(2)[0] == []
     assert named in caplog.text
     assert str(file) in caplog.text
     assert "commctl tune" in caplog.text
@@ -106,7 +106,7 @@ def test_odd_files_are_not_believed(cache: Path, caplog: pytest.LogCaptureFixtur
     file.parent.mkdir()
     file.write_text(text)
     with caplog.at_level(logging.WARNING):
-        assert host_profile.load(2) == []
+        assert host_profile.load(2)[0] == []
     assert str(file) in caplog.text
     host_profile.store(2, ROWS, "a test")
-    assert host_profile.load(2) == ROWS
+    assert host_profile.load(2)[0] == ROWS

@@ -50,14 +50,17 @@ class _Start(NamedTuple):
     Attributes:
         profile: rows of the host's profile.
         measures: the group measures the host first.
+        measured_by: what measured the profile; empty where there is none.
     """
 
     profile: list[host_profile.Row]
     measures: bool
+    measured_by: str
 
     @classmethod
     def of_this_host(cls, ranks: int) -> _Start:
-        return cls(host_profile.load(ranks), shared_memory.learns() and host_profile.is_wanted(ranks))
+        rows, measured_by = host_profile.load(ranks)
+        return cls(rows, shared_memory.learns() and host_profile.is_wanted(ranks), measured_by)
 
 
 class _Factory:
@@ -119,7 +122,7 @@ class _Factory:
         """
         made: SharedCommunicator | None = None
         created = -1, 0
-        start = _Start([], False)
+        start = _Start([], False, "")
         problem: tuple[str, str] | None = None
         try:
             try:
@@ -137,6 +140,7 @@ class _Factory:
                 memory = descriptor, inode
                 made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, memory, places)
                 made.start_from(start.profile)
+                made.profile_by = start.measured_by
         except CommError:
             raise
         except MemoryError as error:
@@ -177,8 +181,9 @@ class _Factory:
         except BaseException:
             shared_memory.close(made.number)
             raise
+        made.profile_by = host_profile.FIRST_GROUP
         if self._rank == 0:
-            host_profile.store(self._size, host_profile.rows_of(made.methods()), "its first group")
+            host_profile.store(self._size, host_profile.rows_of(made.methods()), host_profile.FIRST_GROUP)
 
     def _wait_for_readers(self, peers: Peers) -> None:
         """Wait until all ranks have read the failure, as the rank that serves the store may end."""

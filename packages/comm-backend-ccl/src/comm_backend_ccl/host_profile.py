@@ -24,10 +24,24 @@ from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 
-__all__ = ["VARIABLE", "Row", "describe", "is_wanted", "known", "load", "path", "rows_of", "store"]
+__all__ = [
+    "FIRST_GROUP",
+    "TUNE",
+    "VARIABLE",
+    "Row",
+    "describe",
+    "is_wanted",
+    "known",
+    "load",
+    "path",
+    "rows_of",
+    "store",
+]
 
 #: A file to use instead of the one in the cache folder; 0 for none.
 VARIABLE = "CCL_SHARED_MEMORY_PROFILE"
+#: What measures a profile.
+FIRST_GROUP, TUNE = "its first group", "commctl tune"
 # Of a file with all numbers of ranks, several times over.
 _MOST_BYTES = 4 << 20
 _MOST_ROWS = 4096
@@ -129,10 +143,10 @@ def _checked(found: Any, where: str) -> list[Row]:
     return checked
 
 
-def load(ranks: int) -> list[Row]:
-    """Return what is known of groups of ``ranks``; empty where that is nothing."""
+def load(ranks: int) -> tuple[list[Row], str]:
+    """Return what is known of groups of ``ranks``, and what measured it; both empty where that is nothing."""
     found = _read()["ranks"].get(str(ranks))
-    return [] if found is None else _checked(found, "")
+    return ([], "") if found is None else (_checked(found, ""), str(found.get("by")))
 
 
 def store(ranks: int, rows: Sequence[Row], by: str) -> Path | None:
@@ -163,7 +177,7 @@ def store(ranks: int, rows: Sequence[Row], by: str) -> Path | None:
 def is_wanted(ranks: int) -> bool:
     """Return whether a group of ``ranks`` should measure: nothing is known, and what it finds can be kept."""
     file = path()
-    if file is None or ranks < 2 or load(ranks):
+    if file is None or ranks < 2 or load(ranks)[0]:
         return False
     folder = file.parent
     while not folder.exists() and folder != folder.parent:
@@ -183,7 +197,7 @@ def rows_of(methods: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def known() -> dict[str, Any]:
-    """Return the profile, see ``comm_utils.kernels.transfer_profile``."""
+    """Return the whole profile: its file, the machine it holds for, and what is known by number of ranks."""
     found = _read()
     ranks = {
         number: {"measured": str(one.get("measured")), "by": str(one.get("by")), "rows": _checked(one, "")}

@@ -49,6 +49,8 @@ class SharedCommunicator(Communicator):
         #: The other ranks, in the order in which this one reads from them.
         self.reading_order = placement.reading_order(places, rank)
         self.number = shared_memory.join(pids[0], memory, rank, pids, self.crowded, self.reading_order)
+        #: What measured the profile from which the group started; empty where it started from none.
+        self.profile_by = ""
         _open.add(self)
 
     def start_from(self, profile: Sequence[Sequence[Any]]) -> None:

@@ -14,7 +14,7 @@ from comm_backend_ccl.tables import Operation
 from comm_backend_ccl.work import CclWork
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["QUICK", "THOROUGH", "Effort", "measure", "tune"]
+__all__ = ["QUICK", "THOROUGH", "Effort", "measure", "transfer_profile", "tune"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -111,13 +111,23 @@ def _compare_methods(communicator: SharedCommunicator, name: str, narrow: bool, 
     return calls * max((ns for row in rows for ns in row["typical_ns"].values()), default=0)
 
 
+def transfer_profile() -> dict[str, Any]:
+    """Return the host's profile, see ``comm_utils.kernels.transfer_profile``."""
+    world = _shared_world()
+    return {**host_profile.known(), "world": None if world is None else world.profile_by}
+
+
+def _shared_world() -> SharedCommunicator | None:
+    return next((one for one in shared_communicator.open_groups() if one.is_world), None)
+
+
 def tune(seen: Callable[[str, int], None] | None = None) -> bool:
     """Measure thoroughly with the world and keep the result, see ``comm_utils.kernels.tune_transfers``."""
-    world = next((one for one in shared_communicator.open_groups() if one.is_world), None)
+    world = _shared_world()
     if world is None or world.size < 2:
         return False
     world.start_from([])
     measure(world, THOROUGH, seen)
     if world.rank == 0:
-        host_profile.store(world.size, host_profile.rows_of(world.methods()), "commctl tune")
+        host_profile.store(world.size, host_profile.rows_of(world.methods()), host_profile.TUNE)
     return True

@@ -231,7 +231,8 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> None:
             active.activate(selector.activate(setup))
     _Current.launch, _Current.named = launch, (settings.process_group.backend or "").strip().lower()
     if launch.rank == 0:
-        logger.info("%s", headline(choice, launch))
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s", headline(choice, launch))
         logger.debug("%s", describe(choice, launch, settings, joined.point.description))
 
 

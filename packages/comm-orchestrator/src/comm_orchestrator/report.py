@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import comm_config
 from comm_orchestrator.selector import Choice
+from comm_utils import kernels
 from comm_utils.launch import LaunchInfo
 
 __all__ = ["FACTS", "describe", "facts", "headline"]
 
+# By what a profile was measured, in a word; "quick" is by the first group on the host.
+_EFFORTS = {"commctl tune": "tuned"}
 # What time, level, rank and logger leave of a terminal of 80 columns.
 _COLUMNS = 41
 
@@ -33,12 +36,25 @@ def facts(launch: LaunchInfo) -> list[tuple[str, object, str]]:
 
 
 def headline(choice: Choice, launch: LaunchInfo) -> str:
-    """Return what was set up, in one line of a terminal: libraries, ranks and, where it fits, the launcher."""
+    """Return what was set up, in one line of a terminal: libraries, ranks and, where they fit, the rest.
+
+    That is the profile from which ranks in shared memory started, and the launcher.
+    """
     libraries = dict.fromkeys(part.rpartition(":")[2] for part in choice.backend.split(","))
     ranks = f"{launch.world_size} rank{'s' if launch.world_size != 1 else ''}"
     text = f"initialised: {', '.join(libraries)}, {ranks}"
     launcher = f" ({'no launcher' if launch.launcher == 'none' else launch.launcher})"
-    return text + (launcher if len(text + launcher) <= _COLUMNS else "")
+    for more in (_profile(launch.world_size), launcher):
+        text += more if len(text + more) <= _COLUMNS else ""
+    return text
+
+
+def _profile(world_size: int) -> str:
+    found = kernels.transfer_profile()
+    measured_by = None if found is None else found.get("world")
+    if measured_by is None or world_size < 2:
+        return ""
+    return f", {_EFFORTS.get(measured_by, 'quick') if measured_by else 'no'} profile"
 
 
 def describe(choice: Choice, launch: LaunchInfo, settings: comm_config.Settings, place: str) -> str:

@@ -68,7 +68,9 @@ def transfer_profile() -> dict[str, Any] | None:
         None where no installed package measures it. Else ``file``: its place, None where it is turned off;
         ``machine``: what it holds for; ``ranks``: by number of ranks, when it was ``measured``, ``by`` what, and
         ``rows`` with ``operation``, ``least_bytes`` (of a size class, which ends at twice as much), ``narrow`` (16-bit
-        floats), ``eager`` (in one step), ``method`` and ``ns`` (the median of some calls).
+        floats), ``eager`` (in one step), ``method`` and ``ns`` (the median of some calls); ``world``: by what the
+        profile was measured from which the world of this process started, empty for none, None where the world's ranks
+        do not share memory.
     """
     kernel = _kernel("transfer_profile")
     return None if kernel is None else kernel()
