@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import comm_orchestrator as dist
-from comm_backend_ccl import placement, shared_communicator
+from comm_backend_ccl import oneccl_library, placement, shared_communicator
 from comm_utils import topology
 from comm_utils.testing import run_ranks
 
@@ -87,6 +87,30 @@ def test_the_cores_of_a_launcher_that_is_bound() -> None:
     code = f"{bind}; subprocess.run([sys.executable, '-c', {ask!r}], check=True)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == f"[{FIRST}]"
+
+
+def find_crowded_on_oneccl(cpus: list[int]) -> bool:
+    os.sched_setaffinity(0, {cpus[int(os.environ["RANK"])]})
+    said: list[bool] = []
+    initialize = oneccl_library.initialize
+
+    def listen(local_rank: int, local_size: int, interface: str, crowded: bool) -> None:
+        said.append(crowded)
+        initialize(local_rank, local_size, interface, crowded)
+
+    oneccl_library.initialize = listen
+    dist.init_distributed("ccl", verbose=False)
+    dist.all_reduce(tensor := torch.ones(3))
+    assert tensor.tolist() == [2.0] * 3
+    dist.destroy_process_group()
+    return said[0]
+
+
+@pytest.mark.skipif(oneccl_library.unavailable_reason() is not None, reason=str(oneccl_library.unavailable_reason()))
+def test_the_binding_decides_on_oneccl_too(rank_environment: dict[str, Any]) -> None:
+    env = {**rank_environment, "CCL_SHARED_MEMORY": "0"}
+    assert run_ranks(find_crowded_on_oneccl, 2, [FIRST, SECOND], timeout_s=60, env=env) == [False] * 2
+    assert run_ranks(find_crowded_on_oneccl, 2, [FIRST, FIRST], timeout_s=60, env=env) == [True] * 2
 
 
 # --- a topology that this machine has not

@@ -8,7 +8,6 @@
 #include "oneccl/settings.hpp"
 
 #include <pthread.h>
-#include <sched.h>
 #include <unistd.h>
 
 #include <cstdint>
@@ -104,15 +103,14 @@ void leave_without_destructors(int status, void *) {
 
 }  // namespace
 
-// Once in a process, before anything else. Strings may be empty for "as oneCCL chooses".
+// Before each group is made. Strings may be empty for "as oneCCL chooses". `crowded`: ranks share hardware threads.
 EXPORTED int comm_oneccl_initialize(const char *libfabric, const char *provider, const char *interface, int local_rank,
-                                    int local_size, char *message, int capacity) {
+                                    int local_size, int crowded, char *message, int capacity) {
     return guarded(-1, message, capacity, [&] {
         const LibraryLock held;
         static bool initialized = false;
-        cpu_set_t cores;
-        if (sched_getaffinity(0, sizeof(cores), &cores) == 0 && local_size > CPU_COUNT(&cores)) {
-            more_ranks_than_cores = true;  // and stays so, for smaller groups of the same ranks
+        if (crowded != 0) {
+            ranks_share_cores = true;  // and stays so, for smaller groups of the same ranks
         }
         if (!initialized) {
             initialize(libfabric, provider, interface, local_rank, local_size);

@@ -7,7 +7,7 @@ namespace oneccl {
 std::timed_mutex library;
 std::atomic<int> waiting{0};
 std::atomic<bool> forked{false};
-std::atomic<bool> more_ranks_than_cores{false};
+std::atomic<bool> ranks_share_cores{false};
 bool stopped = false;
 std::atomic<bool> unfinished{false};
 

@@ -13,7 +13,7 @@ using Clock = std::chrono::steady_clock;
 extern std::timed_mutex library;
 extern std::atomic<int> waiting;  // threads in wait_for(), which make progress for all
 extern std::atomic<bool> forked;
-extern std::atomic<bool> more_ranks_than_cores;
+extern std::atomic<bool> ranks_share_cores;
 extern bool stopped;                  // guarded by `library`
 extern std::atomic<bool> unfinished;  // an operation was left under way, or failed
 

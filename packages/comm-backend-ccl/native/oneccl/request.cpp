@@ -68,7 +68,7 @@ int wait_for(Request &request, double seconds) {
     const auto patience = begin + std::chrono::milliseconds(20);
     for (unsigned tries = 1; state == pending; ++tries) {
         state = request.test();
-        if (more_ranks_than_cores) {
+        if (ranks_share_cores) {
             sched_yield();
         }
         if (tries % 64 == 0) {

@@ -79,6 +79,7 @@ class _Factory:
             "place": placement.mine().encoded(),
         }
         members = [json.loads(text) for text in self._exchange("process", json.dumps(mine))]
+        places = [placement.decoded(one["place"]) for one in members]
         peers = Peers([Process.decoded(one["process"].encode()) for one in members], self._rank)
         try:
             if len(peers.local) == self._size:
@@ -87,7 +88,6 @@ class _Factory:
                     why = f"shared memory serves up to {shared_memory.MOST_RANKS} ranks, the group has {self._size}"
                 if why is None:
                     alike = all(one["settings"] == mine["settings"] for one in members)
-                    places = [placement.decoded(one["place"]) for one in members]
                     made = self._in_shared_memory(peers, places, alike)
                     if isinstance(made, Communicator):
                         return made
@@ -95,7 +95,7 @@ class _Factory:
                 self._need_oneccl(why, members)
             else:
                 self._need_oneccl("the group spans hosts", members)
-            return OneCclCommunicator(self._store, peers, self._rank, self._timeout, self._ranks, self._end)
+            return OneCclCommunicator(self._store, peers, self._rank, self._timeout, self._ranks, self._end, places)
         except BaseException:
             peers.close()
             raise

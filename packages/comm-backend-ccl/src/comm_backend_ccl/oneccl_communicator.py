@@ -11,7 +11,7 @@ from datetime import timedelta
 import torch
 from torch.distributed import Store
 
-from comm_backend_ccl import oneccl_library
+from comm_backend_ccl import oneccl_library, placement
 from comm_backend_ccl.any_source import AnySource, QueuedReceive, match_all
 from comm_backend_ccl.communicator import Begun, Call, Communicator
 from comm_backend_ccl.interface import interface_between
@@ -20,6 +20,7 @@ from comm_backend_ccl.shm_cleanup import sweep
 from comm_backend_ccl.store_messages import StoreMessages, StoreReceive
 from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import ANY_SOURCE, LOOK_AROUND_S, EngineHandle
+from comm_utils import topology
 from comm_utils.errors import CommTimeoutError, NotInitializedError
 
 __all__ = ["OneCclCommunicator"]
@@ -51,6 +52,7 @@ class OneCclCommunicator(Communicator):
         timeout: timedelta,
         ranks: Sequence[int] | None,
         end: float,
+        places: Sequence[placement.Place],
     ) -> None:
         super().__init__(peers, rank, timeout, ranks)
         self._store = store
@@ -60,7 +62,8 @@ class OneCclCommunicator(Communicator):
         if os.environ.get("CCL_ATL_SHM") == "1":
             sweep()
         interface = interface_between(len({process.machine for process in peers.processes}))
-        oneccl_library.initialize(peers.local.index(rank), len(peers.local), interface)
+        crowded = placement.are_crowded([places[one] for one in peers.local], topology.cpus_of_launcher())
+        oneccl_library.initialize(peers.local.index(rank), len(peers.local), interface, crowded)
         self._group: oneccl_library.Group | None = self._make(end)
 
     # --- how it comes to be, and ends

@@ -154,7 +154,7 @@ def _typed(library: Any) -> Any:
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "initialize": (
             ctypes.c_int,
-            (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int, *text),
+            (*(ctypes.c_char_p,) * 3, *(ctypes.c_int,) * 3, *text),
         ),
         "version": (ctypes.c_int, text),
         "create": (Group, (ctypes.c_int, ctypes.c_int, _GET, _SET, ctypes.c_void_p, *text)),
@@ -204,11 +204,12 @@ def facts() -> dict[str, str]:
     }
 
 
-def initialize(local_rank: int, local_size: int, interface: str) -> None:
+def initialize(local_rank: int, local_size: int, interface: str, crowded: bool) -> None:
     """Prepare oneCCL for groups whose ranks on this host are so many.
 
     Args:
         interface: for TCP; "" leaves it to libfabric.
+        crowded: ranks share hardware threads, so that one that waits must not keep its own.
 
     Raises:
         BackendUnavailableError: oneCCL refused, and why.
@@ -218,7 +219,8 @@ def initialize(local_rank: int, local_size: int, interface: str) -> None:
     assert where is not None
     libfabric = str(_libfabric(where)).encode()
     text = _message.buffer
-    if library.comm_oneccl_initialize(libfabric, b"tcp", interface.encode(), local_rank, local_size, text, _CAPACITY):
+    names = libfabric, b"tcp", interface.encode()
+    if library.comm_oneccl_initialize(*names, local_rank, local_size, int(crowded), text, _CAPACITY):
         raise BackendUnavailableError(f"oneCCL could not be initialised: {_message.text()}")
     if not _Loaded.initialized:
         _Loaded.initialized = True
