@@ -128,6 +128,40 @@ TEST(learner_follows_the_cores) {
     }
 }
 
+// A program that calls for a moment, and does other things in between: the cores are others each time. Its calls are
+// too few for the share of time that trials have, but the pauses pay for a look.
+TEST(learner_looks_after_pauses) {
+    const std::vector<double> near{36, 88, 104, 42}, far{160, 150, 102, 180};
+    Noise noise(options.seed, 0.05);
+    Learner learner(4);
+    int slow_blocks = 0;
+    double calls_us = 0, least_us = 0;
+    std::deque<std::pair<Learner::Choice, double>> under_way;
+    for (int block = 0; block < 300; ++block) {
+        // A second is busy after nine that are not.
+        const bool is_far = block % 30 >= 27;
+        const std::vector<double> &us = is_far ? far : near;
+        const double best = *std::min_element(us.begin(), us.end());
+        double spent = 0;
+        for (int call = 0; call < 200; ++call) {
+            if (under_way.size() == lag) {
+                const auto &[choice, took] = under_way.front();
+                const bool after_pause = call == lag;
+                learner.observe(choice, static_cast<uint64_t>(took * 1000), 1, after_pause ? 1'000'000'000 : 1000);
+                under_way.pop_front();
+            }
+            const Learner::Choice choice = learner.next();
+            spent += us[choice.candidate];
+            under_way.emplace_back(choice, noise.of(us[choice.candidate]));
+        }
+        slow_blocks += !is_far && block > 10 && spent > 1.5 * 200 * best ? 1 : 0;
+        calls_us += is_far ? 0 : spent;
+        least_us += is_far ? 0 : 200 * best;
+    }
+    CHECK(slow_blocks <= 40, slow_blocks << " of 270 blocks are slow");
+    CHECK(calls_us < 1.25 * least_us, "it takes " << calls_us / least_us << " times as long as the best");
+}
+
 // What one call says does not matter, whatever it says; nor does it that nothing is said.
 TEST(learner_survives_lies) {
     const std::vector<double> us{59, 115, 75};

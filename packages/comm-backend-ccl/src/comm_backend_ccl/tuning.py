@@ -17,6 +17,8 @@ from comm_utils.reduce_op import ReduceOp
 __all__ = ["QUICK", "THOROUGH", "Effort", "measure", "transfer_profile", "tune"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
+# Of the ring of a rank.
+_MOST_SHARED_BYTES = 2 * _MIB
 
 
 class Effort(NamedTuple):
@@ -73,6 +75,7 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
         PeerLostError: a rank ended meanwhile.
         CommTimeoutError: a rank did not take part.
     """
+    _touch_memory(communicator)
     spent_ns = 0
     for size_bytes in effort.sizes_bytes:
         for dtype in effort.dtypes:
@@ -92,6 +95,14 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
                 spent_ns += _compare_methods(
                     communicator, name, dtype.itemsize == 2, partial(start, communicator, data)
                 )
+
+
+def _touch_memory(communicator: SharedCommunicator) -> None:
+    """Write to all of what the ranks share, as the first call that does so takes many times as long as later ones."""
+    part = torch.zeros(_MOST_SHARED_BYTES, dtype=torch.uint8)
+    gathered = torch.zeros(_MOST_SHARED_BYTES * communicator.size, dtype=torch.uint8)
+    for _ in range(2):
+        communicator.all_gather(gathered, part).wait()
 
 
 def _compare_methods(communicator: SharedCommunicator, name: str, narrow: bool, start: Callable[[], CclWork]) -> int:

@@ -65,6 +65,8 @@ struct alignas(line) CallTimes {
     // Nobody is more than `slots` steps ahead of another, or as much behind.
     static constexpr uint64_t kept = 4 * slots;
     std::array<std::atomic<uint64_t>, kept> ns{};
+    // Of the first rank: from the end of the call of the same kind before it to its beginning.
+    std::array<std::atomic<uint64_t>, kept> elapsed_ns{};
 };
 
 // Written by its rank alone, except for `rings`.

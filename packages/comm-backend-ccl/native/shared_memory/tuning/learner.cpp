@@ -46,6 +46,7 @@ void Learner::compare_all() {
     rounds_left_ = rounds_ - 1;
     first_ = best_;
     calls_since_comparison_ = unverified_ = 0;
+    is_look_ = false;
     for (Candidate &one : candidates_) {
         one = {};
     }
@@ -68,7 +69,7 @@ Learner::Choice Learner::next() {
     if (trial_left_ > 0) {
         --trial_left_;
         uncounted_left_ = skipped_calls_;
-        return {tried_, trial_left_ < counted_calls_, true};
+        return {tried_, trial_left_ < (is_look_ ? 1 : counted_calls_), true};
     }
     const bool counts = uncounted_left_ == 0;
     uncounted_left_ -= counts ? 0 : 1;
@@ -77,6 +78,9 @@ Learner::Choice Learner::next() {
 
 // As far as is known in the middle of a comparison.
 bool Learner::is_hopeless(int candidate) const {
+    if (candidates_[candidate].durations.count() <= counted_calls_) {
+        return false;
+    }
     uint64_t least_ns = UINT64_MAX / hopeless_halves;
     for (int one = 0; one < count_; ++one) {
         const uint64_t ns = candidates_[one].durations.least();
@@ -85,17 +89,33 @@ bool Learner::is_hopeless(int candidate) const {
     return 2 * candidates_[candidate].durations.least() > hopeless_halves * least_ns;
 }
 
-void Learner::begin_trial(int candidate) {
+void Learner::begin_trial(int candidate, bool is_look) {
     if (settled_ && candidates_[candidate].wins == 0) {
         candidates_[candidate].durations.clear();  // of another time
     }
     under_trial_ = true;
     ++trials_begun_;
     tried_ = static_cast<uint8_t>(candidate);
-    trial_left_ = skipped_calls_ + counted_calls_;
+    is_look_ = is_look;
+    trial_left_ = is_look ? 2 : skipped_calls_ + counted_calls_;
 }
 
-void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls) {
+// The cores may be others than before it, or less busy.
+void Learner::look_after_pause(uint64_t pause_ns) {
+    if (under_trial_) {
+        return;
+    }
+    const int candidate = (best_ + 1 + looks_ % (count_ - 1)) % count_;
+    const uint64_t now_ns = candidates_[best_].durations.median();
+    const uint64_t typical_ns = candidates_[candidate].durations.median();
+    const uint64_t more_ns = std::max(typical_ns > now_ns ? typical_ns - now_ns : 0, now_ns / 8);
+    if (pause_ns / share_of_pause >= 2 * more_ns) {
+        ++looks_;
+        begin_trial(candidate, true);
+    }
+}
+
+void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls, uint64_t elapsed_ns) {
     if (count_ < 2) {
         return;
     }
@@ -104,7 +124,7 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
         if (choice.counts && duration_ns > 0) {
             of.durations.add(duration_ns);
         }
-        if (++of.arrived == skipped_calls_ + counted_calls_) {
+        if (++of.arrived == (is_look_ ? 2 : skipped_calls_ + counted_calls_)) {
             of.arrived = 0;
             end_trial(choice.candidate);
         }
@@ -115,7 +135,7 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
     if (!settled_ || choice.candidate != best_ || duration_ns == 0) {
         return;
     }
-    if (unverified_ > 0) {
+    if (unverified_ > 0 && !under_trial_) {
         unverified_ -= std::min(calls, unverified_);
         if (unverified_ == 0) {
             compare_all();
@@ -128,6 +148,10 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
             compare_all();
             return;
         }
+    }
+    const uint64_t called_ns = (calls - 1) * of.durations.median();
+    if (elapsed_ns > called_ns) {
+        look_after_pause(elapsed_ns - called_ns);
     }
     if (of.durations.count() < Durations::most) {
         return;
@@ -153,20 +177,33 @@ void Learner::end_trial(int candidate) {
     }
     under_trial_ = false;
     Candidate &of = candidates_[candidate];
-    of.credit_ns = 0;
     const bool wins = is_faster(of.durations.median(), candidates_[best_].durations.median());
+    if (is_look_) {
+        is_look_ = false;
+        if (wins) {
+            begin_trial(candidate);
+        }
+        return;
+    }
+    of.credit_ns = 0;
     of.wins = wins ? static_cast<uint8_t>(std::min(of.wins + 1, trials_to_win)) : 0;
     if (of.wins == 0) {
         return;
     }
     if (of.wins < trials_to_win) {
         begin_trial(candidate);
-    } else if (has_jumped()) {
+    } else if (has_jumped() || is_upset(candidate)) {
         compare_all();
     } else if (may_correct_ || calls_since_change_ >= least_calls_between_changes) {
         may_correct_ = false;
         change_to(candidate);
     }
+}
+
+// What was slower before is much faster now, so nothing that is known of the others holds.
+bool Learner::is_upset(int candidate) const {
+    return calls_since_comparison_ >= least_calls_between_comparisons / 2 &&
+           5 * candidates_[candidate].durations.median() < 4 * candidates_[best_].durations.median();
 }
 
 void Learner::settle() {

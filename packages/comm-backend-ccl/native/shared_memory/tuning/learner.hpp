@@ -50,8 +50,8 @@ public:
     bool is_steady() const { return settled_ && !under_trial_ && uncounted_left_ == 0; }
     Choice next();
     // The duration of a call that was done so; 0 where nobody measured it. In the order of the calls, any time later.
-    // `calls`: so many were done since the one before it.
-    void observe(const Choice &choice, uint64_t duration_ns, uint32_t calls = 1);
+    // `calls`: so many were done since the one before it, whose end was `elapsed_ns` before its beginning.
+    void observe(const Choice &choice, uint64_t duration_ns, uint32_t calls = 1, uint64_t elapsed_ns = 0);
 
     int best() const { return best_; }
     int candidates() const { return count_; }
@@ -68,7 +68,10 @@ private:
     // Faster by one part in so many counts, and only if several trials say so.
     static constexpr uint64_t margin = 32;
     static constexpr int trials_to_win = 3;
-    // Whoever takes so many halves of the least time in one round of a comparison is left out of the others.
+    // A pause pays for a look at one candidate that takes one part in so many of it.
+    static constexpr uint64_t share_of_pause = 100;
+    // Whoever takes so many halves of the least time in two rounds of a comparison is left out of the others. One may
+    // be the first that writes to some memory.
     static constexpr uint64_t hopeless_halves = 3;
     static constexpr uint32_t least_calls_between_changes = 1000;
     // What was known is wrong where the machine was busy when it was measured.
@@ -83,12 +86,14 @@ private:
     };
 
     void compare_all();
-    void begin_trial(int candidate);
+    void begin_trial(int candidate, bool is_look = false);
+    void look_after_pause(uint64_t pause_ns);
     void end_trial(int candidate);
     bool is_hopeless(int candidate) const;
     void settle();
     void look_for_trial();
     bool has_jumped() const;
+    bool is_upset(int candidate) const;
     void change_to(int candidate);
     static bool is_faster(uint64_t ns, uint64_t than_ns) { return ns > 0 && ns * (margin + 1) < than_ns * margin; }
 
@@ -101,6 +106,8 @@ private:
     uint8_t to_compare_ = 0, rounds_left_ = 0;
     uint8_t tried_ = 0, trial_left_ = 0;  // whose trial is handed out now, and its calls
     bool under_trial_ = false;            // or durations of one are still to come
+    bool is_look_ = false;                // of two calls, which only say whether a trial is worth its time
+    uint8_t looks_ = 0;
     uint32_t trials_begun_ = 0, trials_ended_ = 0;
     uint8_t uncounted_left_ = 0;
     uint64_t reference_ns_ = 0;                            // of the best, soon after it was chosen

@@ -60,6 +60,7 @@ void Tuner::start_from(std::vector<Prior> priors) {
     for (std::unique_ptr<Class> &one : classes_) {
         one.reset();
     }
+    active_ = false;
 }
 
 Method Tuner::begin(const Request &request, size_t bytes, bool is_eager) {
@@ -141,6 +142,7 @@ Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_ea
     of.unseen = 0;
     active_ = timed_ = true;
     begun_ns_ = now_ns();
+    timed_class_ = &of;
     return of.methods.all[tried.choice.candidate];
 }
 
@@ -191,8 +193,13 @@ std::vector<Tuner::Known> Tuner::known() const {
 void Tuner::end() {
     if (active_) {
         // The next word that this rank posts comes after it.
-        const auto took = static_cast<uint64_t>(std::max<int64_t>(now_ns() - begun_ns_, 1));
-        call_times_[rank_].ns[(calls_ - 1) % CallTimes::kept].store(timed_ ? took : 0, std::memory_order_relaxed);
+        const int64_t ended_ns = now_ns(), before_ns = timed_class_->ended_ns;
+        const auto took = static_cast<uint64_t>(std::max<int64_t>(ended_ns - begun_ns_, 1));
+        const auto elapsed = static_cast<uint64_t>(before_ns == 0 ? 0 : std::max<int64_t>(begun_ns_ - before_ns, 0));
+        const size_t slot = (calls_ - 1) % CallTimes::kept;
+        call_times_[rank_].ns[slot].store(timed_ ? took : 0, std::memory_order_relaxed);
+        call_times_[rank_].elapsed_ns[slot].store(elapsed, std::memory_order_relaxed);
+        timed_class_->ended_ns = ended_ns;
         active_ = false;
     }
 }
@@ -232,7 +239,8 @@ void Tuner::learn(uint64_t call) {
     if (tried.learner == nullptr) {
         return;
     }
-    tried.learner->observe(tried.choice, duration(tried, call), tried.calls);
+    const uint64_t elapsed_ns = call_times_[0].elapsed_ns[call % CallTimes::kept].load(std::memory_order_relaxed);
+    tried.learner->observe(tried.choice, duration(tried, call), tried.calls, elapsed_ns);
     if (tried.small && tried.learner->has_settled()) {
         streams_small_ = tried.learner->best() == 1;
     }

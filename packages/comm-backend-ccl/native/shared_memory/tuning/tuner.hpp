@@ -90,7 +90,8 @@ private:
             : methods(methods), learner(methods.count, 0, are_long, known_ns) {}
         const Methods methods;
         Learner learner;
-        uint32_t unseen = 0;  // calls since the last one from which it learns
+        uint32_t unseen = 0;   // calls since the last one from which it learns
+        int64_t ended_ns = 0;  // of that one
     };
     static constexpr size_t size_classes = 48;
 
@@ -116,6 +117,7 @@ private:
     const uint64_t mark_;  // what peers must find at its address
     uint64_t calls_ = 0;   // from which it learns
     int64_t begun_ns_ = 0;
+    Class *timed_class_ = nullptr;
     bool active_ = false, timed_ = false;
     bool can_read_ = false, streams_small_ = false;
     std::array<Tried, CallTimes::kept> tried_{};
