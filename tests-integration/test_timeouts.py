@@ -280,7 +280,7 @@ def run_short_way() -> None:
         dist.destroy_process_group(group)
 
 
-def test_call_ends_after_its_own_time_on_the_short_way(pools: Pools) -> None:
+def test_call_ends_after_its_own_time_on_the_fast_path(pools: Pools) -> None:
     pools(2).run(run_short_way, timeout_s=25)
 
 
