@@ -471,7 +471,7 @@ def test_refusals_stay(pools: Pools) -> None:
 
 
 def run_awkward() -> None:
-    """Tensors for which the short way has to be left: they come out right all the same."""
+    """Take the checked path for tensors that are not plain, with the right results."""
     rank = dist.get_rank()
     for _ in range(3):
         weights = torch.nn.Parameter(torch.zeros(4))

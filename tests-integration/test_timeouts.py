@@ -266,8 +266,8 @@ def test_call_ends_after_its_own_time(pools: Pools, name: str, logging: bool) ->
     pools(2).run(run_alone, name, logging, timeout_s=25)
 
 
-def run_short_way() -> None:
-    """A call whose like went the short way before has its timeout all the same."""
+def run_on_the_fast_path() -> None:
+    """A call that takes the fast path has its timeout all the same."""
     for name in ("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor", "barrier"):
         group = dist.new_group([0, 1], timeout=GROUP_S)
         call, expected = CALLS[name]
@@ -281,7 +281,7 @@ def run_short_way() -> None:
 
 
 def test_call_ends_after_its_own_time_on_the_fast_path(pools: Pools) -> None:
-    pools(2).run(run_short_way, timeout_s=25)
+    pools(2).run(run_on_the_fast_path, timeout_s=25)
 
 
 def run_tiny_timeout(name: str) -> float:
@@ -366,7 +366,7 @@ PAIRS = [("send", "recv"), ("isend", "irecv"), ("send_object_list", "recv_object
 
 
 def run_wrong(name: str) -> None:
-    """Refused the first time, and where the like of the call has gone the short way."""
+    """Refused the first time, and where the call takes the fast path."""
     call, expected = CALLS[name]
     told = next((pair for pair in PAIRS if name in pair), (CANONICAL.get(name, name),))
     for _ in range(2):
