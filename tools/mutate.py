@@ -30,9 +30,12 @@ NATIVE_OPTIONS = ("--operations=20000", "--limit=100", "--patience=20")
 # Names of native tests by what a fault is about.
 NATIVE_GROUPS = {
     "kernels": ("kernels_reduce", "kernels_keep_every_16_bit_float", "kernels_round_16_bit_floats"),
-    "stress": ("stress", "operations_of_3"),
+    "learner": ("learner_looks_after_pauses", "learner_starts_from_what_is_known"),
+    "stress": ("stress", "cached_operations_of_3", "streamed_operations_of_3"),
 }
 LIMIT_S = 900
+# The exit status of the native tests where a name is wrong.
+WRONG_USAGE = 2
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,10 @@ def _native_fails(names: Sequence[str]) -> bool:
     for command in (configure, ["cmake", "--build", str(build)]):
         subprocess.run(command, check=True, capture_output=True)
     command = [str(build / "native_tests"), *NATIVE_OPTIONS, *names]
-    return subprocess.run(command, capture_output=True, timeout=LIMIT_S, check=False).returncode != 0
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if done.returncode == WRONG_USAGE:
+        raise ValueError(f"native_tests {' '.join(names)}: {done.stderr[-500:]}")
+    return done.returncode != 0
 
 
 def main(names: Sequence[str]) -> int:
