@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,29 @@ def test_the_first_log_line_names_the_profile(environment: dict[str, Any], tmp_p
     content["ranks"]["2"]["by"] = "commctl tune"
     file.write_text(json.dumps(content))
     assert shown() == "initialised: ccl, 2 ranks, tuned profile"
+
+
+def run_without_a_profile() -> float:
+    begun = time.monotonic()
+    dist.init_distributed("ccl", verbose=False, timeout=60)
+    dist.all_reduce(torch.ones(ELEMENTS))
+    dist.destroy_process_group()
+    return time.monotonic() - begun
+
+
+def test_a_place_that_cannot_be_looked_at(environment: dict[str, Any], tmp_path: Path) -> None:
+    """What the first rank meets there ends neither the start nor the others' patience."""
+    deep = "/".join(["x" * 200] * 30)  # too long a name for the system
+    for place in (str(tmp_path / "file" / "profile.json"), f"/{deep}/profile.json"):
+        (tmp_path / "file").write_text("")
+        times = run_ranks(
+            run_without_a_profile, 2, timeout_s=50, env={**environment, "CCL_SHARED_MEMORY_PROFILE": place}
+        )
+        assert max(times) < 30
+
+
+@pytest.mark.parametrize("variables", [{"CCL_SHARED_MEMORY_LEARNING": "0"}, {"CCL_SHARED_MEMORY_TRANSFER": "cached"}])
+def test_what_is_fixed_is_not_tuned(environment: dict[str, Any], variables: dict[str, str]) -> None:
+    done = tune(environment | variables, "--ranks", "2")
+    assert done.returncode == 1
+    assert "fix how data is moved; unset them to measure it" in done.stderr

@@ -110,3 +110,14 @@ def test_odd_files_are_not_believed(cache: Path, caplog: pytest.LogCaptureFixtur
     assert str(file) in caplog.text
     host_profile.store(2, ROWS, "a test")
     assert host_profile.load(2)[0] == ROWS
+
+
+def test_a_number_of_ranks_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(host_profile.VARIABLE, str(tmp_path / "profile.json"))
+    host_profile.store(2, ROWS, "a test")
+    file = tmp_path / "profile.json"
+    content = json.loads(file.read_text())
+    content["ranks"]["many"] = content["ranks"]["2"]
+    file.write_text(json.dumps(content))
+    assert host_profile.load(2) == ([], "")
+    assert host_profile.known()["ranks"] == {}

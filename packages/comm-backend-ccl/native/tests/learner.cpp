@@ -162,6 +162,38 @@ TEST(learner_looks_after_pauses) {
     CHECK(calls_us < 1.25 * least_us, "it takes " << calls_us / least_us << " times as long as the best");
 }
 
+// Of operations that take turns, what was learned of one has arrived before it is called again.
+TEST(learners_of_operations_that_take_turns_settle) {
+    for (const Machine &machine : machines) {
+        for (const size_t kinds : {size_t{1}, size_t{3}, size_t{8}, size_t{20}}) {
+            Noise noise(options.seed, 0.1);
+            std::vector<Learner> learners(kinds, Learner(3));
+            struct Call {
+                size_t kind;
+                Learner::Choice choice;
+                double us;
+            };
+            std::deque<Call> under_way;
+            for (size_t call = 0; call < kinds * 200; ++call) {
+                if (under_way.size() == lag) {
+                    const Call &done = under_way.front();
+                    learners[done.kind].observe(done.choice, static_cast<uint64_t>(done.us * 1000));
+                    under_way.pop_front();
+                }
+                const size_t kind = call % kinds;
+                const Learner::Choice choice = learners[kind].next();
+                under_way.push_back({kind, choice, noise.of(machine.us[choice.candidate])});
+            }
+            const double best = *std::min_element(machine.us.begin(), machine.us.end());
+            for (const Learner &learner : learners) {
+                CHECK(learner.has_settled(), machine.name << ", " << kinds << " kinds: it has not settled");
+                const double found = machine.us[static_cast<size_t>(learner.best())];
+                CHECK(found <= 1.1 * best, machine.name << ", " << kinds << " kinds: ends with " << found << " us");
+            }
+        }
+    }
+}
+
 // What one call says does not matter, whatever it says; nor does it that nothing is said.
 TEST(learner_survives_lies) {
     const std::vector<double> us{59, 115, 75};

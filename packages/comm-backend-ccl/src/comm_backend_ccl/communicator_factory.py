@@ -59,8 +59,12 @@ class _Start(NamedTuple):
 
     @classmethod
     def of_this_host(cls, ranks: int) -> _Start:
-        rows, measured_by = host_profile.load(ranks)
-        return cls(rows, shared_memory.learns() and host_profile.is_wanted(ranks), measured_by)
+        try:
+            rows, measured_by = host_profile.load(ranks)
+            return cls(rows, shared_memory.learns() and host_profile.is_wanted(ranks), measured_by)
+        except Exception as error:  # the other ranks wait for what this returns
+            logger.warning("the host's profile is not used: %s", error)
+            return cls([], False, "")
 
 
 class _Factory:

@@ -116,7 +116,9 @@ def _read() -> dict[str, Any]:
         if found.get("machine") != _machine():
             logger.debug("%s was measured on another machine, kernel or version; it is not used", file)
             return nothing
-        for one in found["ranks"].values():
+        for ranks, one in found["ranks"].items():
+            if not ranks.isdecimal():
+                raise ArgumentError(f"{file}: got {ranks[:40]!r} for a number of ranks")
             _checked(one, str(file))
     except FileNotFoundError:
         return nothing
@@ -180,7 +182,7 @@ def is_wanted(ranks: int) -> bool:
     if file is None or ranks < 2 or load(ranks)[0]:
         return False
     folder = file.parent
-    while not folder.exists() and folder != folder.parent:
+    while not os.path.exists(folder) and folder != folder.parent:  # False as well where it cannot be seen
         folder = folder.parent
     return os.access(folder, os.W_OK | os.X_OK)
 

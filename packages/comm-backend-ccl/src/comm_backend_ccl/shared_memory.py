@@ -33,6 +33,7 @@ Block: TypeAlias = Any
 
 __all__ = [
     "MOST_RANKS",
+    "SETTINGS",
     "SWITCH",
     "Block",
     "Group",
@@ -70,7 +71,9 @@ __all__ = [
 SWITCH = "CCL_SHARED_MEMORY"
 _KERNELS = "CCL_KERNELS"
 _BUILDS = "avx512, avx2, neon, portable"
-_TRANSFER, _LEARNING = "CCL_SHARED_MEMORY_TRANSFER", "CCL_SHARED_MEMORY_LEARNING"
+#: The variables that fix how data is moved.
+SETTINGS = "CCL_SHARED_MEMORY_TRANSFER", "CCL_SHARED_MEMORY_LEARNING"
+_TRANSFER, _LEARNING = SETTINGS
 _TRANSFERS = ("cached", "streamed", "single_copy")
 MOST_RANKS = 64
 
@@ -156,7 +159,7 @@ def start_from(group: Group, rows: Sequence[host_profile.Row]) -> None:
 
 def settings() -> list[str]:
     """Return the variables of this process that decide how its groups move data."""
-    return [os.environ.get(name, "") for name in (_TRANSFER, _LEARNING)]
+    return [os.environ.get(name, "") for name in SETTINGS]
 
 
 def learns() -> bool:

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from comm_backend_ccl import host_profile, shared_communicator
+from comm_backend_ccl import host_profile, shared_communicator, shared_memory
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.tables import Operation
 from comm_backend_ccl.work import CclWork
+from comm_utils.errors import ArgumentError
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["QUICK", "THOROUGH", "Effort", "measure", "transfer_profile", "tune"]
@@ -19,6 +20,8 @@ __all__ = ["QUICK", "THOROUGH", "Effort", "measure", "transfer_profile", "tune"]
 _KIB, _MIB = 1 << 10, 1 << 20
 # Of the ring of a rank.
 _MOST_SHARED_BYTES = 2 * _MIB
+# Of what all ranks gather.
+_MOST_GATHERED_BYTES = 1024 * _MIB
 
 
 class Effort(NamedTuple):
@@ -80,6 +83,8 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
     for size_bytes in effort.sizes_bytes:
         for dtype in effort.dtypes:
             elements = size_bytes // dtype.itemsize // communicator.size * communicator.size
+            if size_bytes * communicator.size**2 > _MOST_GATHERED_BYTES:
+                return
             data = _Buffers(
                 torch.zeros(elements, dtype=dtype),
                 torch.zeros(elements * communicator.size, dtype=dtype),
@@ -92,33 +97,33 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
                     return
                 if seen is not None:
                     seen(name, size_bytes)
-                spent_ns += _compare_methods(
-                    communicator, name, dtype.itemsize == 2, partial(start, communicator, data)
-                )
+                kind = name, dtype.itemsize == 2, 1 << (data.input.nbytes.bit_length() - 1)
+                spent_ns += _compare_methods(communicator, kind, partial(start, communicator, data))
 
 
 def _touch_memory(communicator: SharedCommunicator) -> None:
     """Write to all of what the ranks share, as the first call that does so takes many times as long as later ones."""
-    part = torch.zeros(_MOST_SHARED_BYTES, dtype=torch.uint8)
-    gathered = torch.zeros(_MOST_SHARED_BYTES * communicator.size, dtype=torch.uint8)
-    for _ in range(2):
-        communicator.all_gather(gathered, part).wait()
+    data = torch.zeros(2 * _MOST_SHARED_BYTES, dtype=torch.uint8)
+    for root in range(communicator.size):
+        communicator.broadcast(data, root).wait()
 
 
-def _compare_methods(communicator: SharedCommunicator, name: str, narrow: bool, start: Callable[[], CclWork]) -> int:
-    """Return the nanoseconds that the calls took at most, by what the group has learned of them."""
+def _compare_methods(
+    communicator: SharedCommunicator, kind: tuple[str, bool, int], start: Callable[[], CclWork]
+) -> int:
+    """Return the nanoseconds that the calls took at most, by what the group has learned of them.
 
-    def learned() -> list[dict[str, Any]]:
-        return [row for row in communicator.methods() if row["operation"] == name and row["narrow"] == narrow]
-
-    before = {(row["least_bytes"], row["eager"]) for row in learned()}
+    Args:
+        kind: the operation, whether it is of 16-bit floats, and the least size of its class.
+    """
     calls = 0
     rows: list[dict[str, Any]] = []
     while calls < _MOST_CALLS and not (rows and all(row["settled"] for row in rows)):
         for _ in range(_CALLS):
             start().wait()
         calls += _CALLS
-        rows = [row for row in learned() if (row["least_bytes"], row["eager"]) not in before]
+        found = communicator.methods()
+        rows = [row for row in found if (row["operation"], row["narrow"], row["least_bytes"]) == kind]
     return calls * max((ns for row in rows for ns in row["typical_ns"].values()), default=0)
 
 
@@ -137,6 +142,8 @@ def tune(seen: Callable[[str, int], None] | None = None) -> bool:
     world = _shared_world()
     if world is None or world.size < 2:
         return False
+    if not shared_memory.learns():
+        raise ArgumentError(f"{' and '.join(shared_memory.SETTINGS)} fix how data is moved; unset them to measure it")
     world.start_from([])
     measure(world, THOROUGH, seen)
     if world.rank == 0:

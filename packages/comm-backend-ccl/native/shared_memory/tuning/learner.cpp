@@ -66,6 +66,10 @@ Learner::Choice Learner::next() {
             --rounds_left_;
         }
     }
+    // Those that were left out last have no trial whose end would say that all are known.
+    if (!settled_ && trial_left_ == 0 && to_compare_ == 0 && rounds_left_ == 0 && trials_ended_ == trials_begun_) {
+        settle();
+    }
     if (trial_left_ > 0) {
         --trial_left_;
         uncounted_left_ = skipped_calls_;
