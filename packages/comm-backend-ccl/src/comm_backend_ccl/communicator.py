@@ -59,7 +59,9 @@ class Call(NamedTuple):
 _NO_TIMEOUT_S = 10.0**9
 # Words of the engines about what has nothing to do with other ranks.
 _OF_THIS_PROCESS = ("forked child", "process is ending", "held up by a group", "group was destroyed")
-_LACKING = ("not enough shared memory", "cannot map the shared memory")
+_LACKING = "not enough shared memory"
+# As it ended, or for want of descriptors or mappings.
+_UNREACHABLE = "cannot reach the memory"
 _GAVE_UP = "gave up; its own error says why"
 # A connection may end before the process does.
 _NOTICE_S = 0.3
@@ -222,15 +224,18 @@ class Communicator(ABC):
             f"of {source} sets the limit. The group cannot be used any more: {self._how_to_go_on}"
         )
 
+    def _lacking(self, call: str, error: BaseException) -> Exception:
+        self._break(f"{call}: {error}")
+        return BackendUnavailableError(f"{call} on {self}: {error}. {self._how_to_go_on.capitalize()}")
+
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
         """Return the error to raise where the engine reported one."""
         if self.broken is not None:
             return self.broken_error()
         if any(reason in str(error) for reason in _OF_THIS_PROCESS):
             return BackendUnavailableError(f"{call} on {self}: {error}")
-        if any(reason in str(error) for reason in _LACKING):
-            self._break(f"{call}: {error}")
-            return BackendUnavailableError(f"{call} on {self}: {error}. {self._how_to_go_on.capitalize()}")
+        if _LACKING in str(error):
+            return self._lacking(call, error)
         if STORE_GONE in str(error):
             self._break(f"{call}: {error}")
             return PeerLostError(
@@ -245,6 +250,8 @@ class Communicator(ABC):
                 now = time.monotonic()
             if self.gone(peer):
                 return self.lost(call, peer)
+        if _UNREACHABLE in str(error):
+            return self._lacking(call, error)
         self._break(f"{call}: {error}")
         self._disagreed(f"{call}: {error}")
         if _GAVE_UP in str(error):

@@ -160,8 +160,8 @@ std::string Group::failure() {
                " has not enough shared memory; its own error says how much is needed";
     }
     if (kind == unreachable) {
-        return "rank " + std::to_string(finder) + " cannot map the shared memory of rank " + std::to_string(other) +
-               "; too many open files or mappings (ulimit -n, vm.max_map_count)";
+        return "rank " + std::to_string(finder) + " cannot reach the memory of rank " + std::to_string(other) +
+               ": it has ended, or too many files are open or mapped (ulimit -n, vm.max_map_count)";
     }
     const auto settings_of = [&](int rank) { return at<Identity>(layout_.identities)[rank].settings; };
     if (settings_of(finder) != settings_of(other)) {
