@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
+import fcntl
 import functools
 import os
 import re
@@ -17,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import nox
@@ -188,11 +190,22 @@ def group(name: str) -> list[str]:
     return list(nox.project.dependency_groups(GROUPS, name))
 
 
+@contextlib.contextmanager
+def locked(name: str) -> Iterator[None]:
+    """Keep other runs of nox in this folder, which ``.ci/run`` starts side by side, from doing the same at once."""
+    path = ROOT / ".nox" / f"{name}.lock"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 def fetch(session: nox.Session, packages: Iterable[str]) -> None:
     """Fetch what some of ``packages`` are built from besides their sources, unless it is there."""
     if NATIVE in packages and fetch_oneccl.is_needed():
-        # With nox's own Python, as an environment that uv made has no pip.
-        session.run_install(sys.executable, "tools/fetch_oneccl.py", external=True)
+        with locked("fetch"):
+            # With nox's own Python, as an environment that uv made has no pip.
+            session.run_install(sys.executable, "tools/fetch_oneccl.py", external=True)
 
 
 def install_sources(session: nox.Session, *requirements: str, constraints: Path = CONSTRAINTS) -> list[str]:
@@ -206,7 +219,8 @@ def install_sources(session: nox.Session, *requirements: str, constraints: Path 
     # The native library is in most environments; it is compiled once for each Python.
     python = session.python if isinstance(session.python, str) else f"{sys.version_info[0]}.{sys.version_info[1]}"
     build = ROOT / ".nox" / f"native-{re.sub(r'[^0-9.]+', '-', python).strip('-')}"
-    install(session, *arguments, constraints=constraints, env={"SKBUILD_BUILD_DIR": str(build)})
+    with locked(build.name):
+        install(session, *arguments, constraints=constraints, env={"SKBUILD_BUILD_DIR": str(build)})
     return list(needs.siblings)
 
 
