@@ -200,4 +200,4 @@ def test_peer_that_dies(rank_environment: dict[str, Any]) -> None:
     assert dead.status == "died"
     assert survivor.ok, survivor.report()
     assert survivor.value.startswith(("PeerLostError: all_reduce on", "CommTimeoutError: all_reduce on"))
-    assert survivor.duration_s < 20
+    assert survivor.duration_s < 20 * patience()

@@ -113,7 +113,7 @@ def test_a_rank_too_many_for_a_world_that_is_complete(bare_pools: Pools) -> None
     first, second, third = pool.run(run_and_stay, per_rank(changes), per_rank([0.0, 0.0, 1.5]))
     assert (first.text, second.text) == ("sum 2", "sum 2")
     failed([third], "LaunchError", "two processes have rank 1", f"pid {second.pid} ", f"pid {third.pid} ")
-    assert third.took_s < 2
+    assert third.took_s < LIMIT_S
 
 
 def run_and_stay(changes: dict[str, str | None], later_s: float) -> Ended:
@@ -146,7 +146,7 @@ def test_ranks_that_never_came(bare_pools: Pools) -> None:
     message = failed(found, "CommTimeoutError", "ranks 2-4 of 5 did not come within 1.5 s")
     assert f"(ranks 0, 1 on {socket.gethostname()} came)" in message
     assert "check that they were started" in message
-    assert max(one.took_s for one in found) < 3.5
+    assert max(one.took_s for one in found) < 1.5 + 2 * patience()
     works(bare_pools(2), 2)
 
 
@@ -363,7 +363,7 @@ def test_a_rank_0_that_is_frozen(bare_pools: Pools, free_port: int) -> None:
             frozen.kill()
     assert found.text.startswith("CommTimeoutError: init_distributed: rank 1 of 3: ")
     assert "does not answer like a store" in found.text or "stopped answering" in found.text
-    assert found.took_s < 4
+    assert found.took_s < 2 + 2 * patience()
 
 
 def test_those_who_come_later_hear_why_the_others_timed_out(bare_pools: Pools) -> None:

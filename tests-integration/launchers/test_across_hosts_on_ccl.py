@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from comm_backend_ccl import provider
+from comm_utils.testing import patience
 from launchers import hosts, torchrun
 from launchers.hosts import Host
 from launchers.launcher import reports
@@ -300,7 +301,8 @@ def test_all_reduce_over_a_link_of_so_many_gbit_per_s(decoyed: Hosts, folder: Pa
     print(f"64 MiB at {gbit_per_s} Gbit/s: {took_s:.3f} s, algbw {SIZE_BYTES / took_s / 1e9:.3f} GB/s")
     assert took_s >= 0.9 * least_s  # what the bucket of tbf holds comes at once
     # Over the faster link, what two shared cores can do decides.
-    assert took_s <= 3 * least_s if gbit_per_s == 1 else took_s <= 1
+    most_s = 3 * least_s if gbit_per_s == 1 else 1
+    assert took_s <= most_s * patience()
 
 
 # --- a host that is lost
@@ -357,10 +359,10 @@ def test_a_rank_that_is_killed_on_the_other_host(
     killed, survivor = finished[victim], finished[1 - victim]
     assert killed.returncode == -9, killed
     assert survivor.returncode == 0, survivor
-    assert survivor.duration_s < 20, survivor
+    assert survivor.duration_s < 20 * patience(), survivor
     found = _said(survivor)
     assert found["error"] in ("CommTimeoutError", "PeerLostError"), survivor
-    assert found["took_s"] < 10, survivor
+    assert found["took_s"] < 10 * patience(), survivor
     assert found["then"] == "BrokenGroupError", survivor
     assert not any(line in survivor.stderr for line in ("terminate called", "Segmentation", "Fatal Python")), survivor
 

@@ -15,6 +15,7 @@ from comm_orchestrator.rendezvous import protocol
 from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint, rendezvous
 from comm_orchestrator.rendezvous.records import RankRecord, Refusal
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError
+from comm_utils.testing import patience
 
 
 def arrival(rank: int, world_size: int, **changes: Any) -> RankRecord:
@@ -72,7 +73,7 @@ def test_a_judge_that_breaks_leaves_nobody_waiting() -> None:
     found = together([arrival(rank, 3) for rank in range(3)], judge=broken)
     assert [type(one) for one in found] == [LaunchError] * 3
     assert all("KeyError: 'judge'" in str(one) for one in found)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 5 * patience()
 
 
 def test_who_came_first_and_went_away() -> None:
@@ -85,7 +86,7 @@ def test_who_came_first_and_went_away() -> None:
     assert [type(one) for one in found] == [CommTimeoutError] * 2
     assert len({str(one) for one in found}) == 1
     assert "rank 0 (pid 100 on host), who came first and compares the ranks, said nothing" in str(found[0])
-    assert time.monotonic() - start < 2.6
+    assert time.monotonic() - start < 0.6 + 2 * patience()
 
 
 def test_one_who_arrived_without_a_record() -> None:
@@ -125,7 +126,7 @@ def test_rank_0_waits_for_the_others_to_hear_but_not_for_ever(monkeypatch: pytes
     start = time.monotonic()
     (found,) = together([arrival(0, 2, problem=("LaunchError", "no"))], limit_s=0.6)
     assert "rank 0 (pid 100 on host) cannot go on: no" in str(found)
-    assert 0.5 <= time.monotonic() - start < 2
+    assert 0.5 <= time.monotonic() - start < 2 * patience()
 
 
 def test_a_record_that_nobody_can_read() -> None:

@@ -74,19 +74,19 @@ def test_any_text_is_a_list_or_an_error(text: str) -> None:
     ids=lambda text: text[:30],
 )
 def test_lists_of_more_hosts_than_there_are_cost_nothing(text: str) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(LaunchError, match=r"host list: got '.*expected") as caught:
         expand_hosts(text)
-    assert time.monotonic() - start < 2.0
+    assert time.thread_time() - start < 2.0
     assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize("text", ["2(x9999999999)", "1(x40000),1(x40000)", "1(x" + "9" * 5000 + ")", "9" * 5000])
 def test_counts_of_more_hosts_than_there_are_cost_nothing(text: str) -> None:
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(LaunchError, match=r"task counts: got '.*expected") as caught:
         expand_counts(text)
-    assert time.monotonic() - start < 2.0
+    assert time.thread_time() - start < 2.0
     assert len(str(caught.value)) < 500
 
 
