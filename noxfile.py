@@ -614,8 +614,8 @@ def native(session: nox.Session) -> None:
         randomness = Path("/proc/sys/vm/mmap_rnd_bits")
         too_random = name == "thread" and randomness.exists() and int(randomness.read_text()) > 28
         still = ["setarch", "--addr-no-randomize"] if too_random else []
-        # Everything takes several times as long with sanitizers, above all where 64 ranks share few cores.
-        limits = ["--limit=300", f"--patience={60 if sanitize else 20}"]
+        # Everything takes several times as long with sanitizers, above all where 64 ranks share few cores with others.
+        limits = ["--limit=600", "--patience=60"]
         operations = min(operations, 20_000) if options.fast else operations
         tests = [str(build / "native_tests"), f"--operations={operations}", *limits, *options.names]
         session.run(*still, *tests, external=True)
@@ -645,7 +645,7 @@ def native_on(session: nox.Session, target: str, names: list[str]) -> None:
     else:
         session.log("the module is not linked: headers of Python are missing (Debian: apt-get install python3-dev)")
     emulated = [emulator, "-L", f"/usr/{prefix.rstrip('-')}", str(build / "native_tests")]
-    session.run(*emulated, *less, "--limit=300", "--patience=60", *names, external=True)
+    session.run(*emulated, *less, "--limit=600", "--patience=60", *names, external=True)
 
 
 def python_headers(build: Path, prefix: str) -> str:
