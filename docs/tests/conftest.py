@@ -1,4 +1,10 @@
+"""The ranks of programs are forked from a process that has imported torch."""
+
 import sys
 from pathlib import Path
 
+from comm_utils.testing import preload
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+preload("torch.distributed.tensor")
