@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import psutil
 import pytest
@@ -64,6 +65,10 @@ print(json.dumps({"listens": listens, "memory": os.listdir("/dev/shm")}), flush=
 """
 
 
+# A rank's pid, its exit status, and when it ended, in seconds.
+Ended: TypeAlias = tuple[int, int, float]
+
+
 @dataclass(frozen=True)
 class Rank:
     """What became of a rank."""
@@ -88,54 +93,146 @@ class Rank:
         return found[-1] if found else ""
 
 
-@pytest.fixture
-def program(tmp_path: Path, free_port: int) -> Iterator[Any]:
-    """Runs a program on so many ranks, each a process, and looks that nothing but ``spared`` files is left."""
+# Forks the ranks of a program, which then end as any interpreter does; tells their pids, and how and when each ended.
+_TEMPLATE = """
+import json, os, sys, tempfile, time
+import psutil, torch
+import comm_orchestrator
+
+for line in sys.stdin:
+    script, ranks = json.loads(line)
+    running = {}
+    for number, (environ, out, err) in enumerate(ranks):
+        pid = os.fork()
+        if pid == 0:
+            break
+        running[pid] = number
+    if pid == 0:
+        break
+    print(json.dumps(list(running)), flush=True)
+    while running:
+        pid, status = os.wait()
+        print(json.dumps([running.pop(pid), os.waitstatus_to_exitcode(status), time.monotonic()]), flush=True)
+else:
+    sys.exit()
+os.environ.clear()
+os.environ.update(environ)
+tempfile.tempdir = None
+for descriptor, (path, flags) in enumerate([(os.devnull, os.O_RDONLY), (out, os.O_WRONLY), (err, os.O_WRONLY)]):
+    os.dup2(os.open(path, flags), descriptor)
+with open(script) as file:
+    code = compile(file.read(), script, "exec")
+exec(code)
+"""
+
+
+def _environment() -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
+    return {**kept, "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Template:
+    """A process that has imported what ranks import, which takes each two seconds of a core."""
+
+    process: subprocess.Popen[str]
+    mark: str
+
+    def _told(self) -> Any:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+    def run(self, script: Path, ranks: list[tuple[dict[str, str], Path, Path]], limit_s: float) -> list[Ended]:
+        assert self.process.stdin is not None
+        begin = time.monotonic()
+        request = [str(script), [(environ, str(out), str(err)) for environ, out, err in ranks]]
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        pids = self._told()
+
+        def kill() -> None:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+        timer = threading.Timer(limit_s, kill)
+        timer.start()
+        ended = {number: (status, end - begin) for number, status, end in (self._told() for _ in pids)}
+        timer.cancel()
+        return [(pid, *ended[number]) for number, pid in enumerate(pids)]
+
+
+@pytest.fixture(scope="module")
+def template() -> Iterator[Template]:
     mark = uuid.uuid4().hex
+    command = [sys.executable, "-W", "error", "-c", _TEMPLATE]
+    environ = {**_environment(), _MARK: mark}
+    with subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield Template(process, mark)
+
+
+def _run_fresh(script: Path, ranks: list[tuple[dict[str, str], Path, Path]], limit_s: float) -> list[Ended]:
+    processes = []
+    for environ, out, err in ranks:
+        with out.open("w") as stdout, err.open("w") as stderr:
+            command = [sys.executable, "-W", "error", str(script)]
+            processes.append(subprocess.Popen(command, env=environ, stdout=stdout, stderr=stderr))
+    ended_s: dict[int, float] = {}
+    begin = time.monotonic()
+    while len(ended_s) < len(ranks) and time.monotonic() < begin + limit_s:
+        for rank, process in enumerate(processes):
+            if rank not in ended_s and process.poll() is not None:
+                ended_s[rank] = time.monotonic() - begin
+        time.sleep(0.02)
+    for process in processes:
+        process.kill()
+        process.wait()
+    return [(process.pid, process.returncode, ended_s.get(rank, 1e9)) for rank, process in enumerate(processes)]
+
+
+@pytest.fixture
+def program(tmp_path: Path, free_port: int, template: Template) -> Iterator[Any]:
+    """Runs a program on so many ranks, each a process, and looks that nothing but ``spared`` files is left."""
     folder = tmp_path / "temporary"
     folder.mkdir()
 
     def run(
-        ending: str, ranks: int, environment: dict[str, str], spared: Sequence[int] = (), limit_s: float = 60
+        ending: str,
+        ranks: int,
+        environment: dict[str, str],
+        spared: Sequence[int] = (),
+        limit_s: float = 60,
+        fresh: bool = False,
     ) -> list[Rank]:
+        limit_s = min(limit_s * patience(), 240)  # pytest's own limit is 300
         script = tmp_path / "program.py"
         script.write_text(START + ending)
-        environ = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_OUT)}
-        environ |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
-        environ |= {"OMP_NUM_THREADS": "1", _MARK: mark, "TMPDIR": str(folder), **environment}
+        environ = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+        environ |= {**_environment(), _MARK: template.mark, "TMPDIR": str(folder), **environment}
         files = [(tmp_path / f"out{rank}", tmp_path / f"err{rank}") for rank in range(ranks)]
-        processes = []
-        for rank, (out, err) in enumerate(files):
-            with out.open("w") as stdout, err.open("w") as stderr:
-                command = [sys.executable, "-W", "error", str(script)]
-                started = subprocess.Popen(command, env={**environ, "RANK": str(rank)}, stdout=stdout, stderr=stderr)
-                processes.append(started)
-        ended_s: dict[int, float] = {}
-        begin = time.monotonic()
-        while len(ended_s) < ranks and time.monotonic() < begin + limit_s:
-            for rank, process in enumerate(processes):
-                if rank not in ended_s and process.poll() is not None:
-                    ended_s[rank] = time.monotonic() - begin
-            time.sleep(0.02)
-        for process in processes:
-            process.kill()
-            process.wait()
+        for path in (path for pair in files for path in pair):
+            path.write_text("")
+        started = [({**environ, "RANK": str(rank)}, out, err) for rank, (out, err) in enumerate(files)]
+        ended = (_run_fresh if fresh else template.run)(script, started, limit_s)
         found = [
-            Rank(process.pid, process.returncode, out.read_text(), err.read_text(), ended_s.get(rank, 1e9))
-            for rank, (process, (out, err)) in enumerate(zip(processes, files, strict=True))
+            Rank(pid, status, out.read_text(), err.read_text(), ended_s)
+            for (pid, status, ended_s), (out, err) in zip(ended, files, strict=True)
         ]
-        assert len(ended_s) == ranks, found
-        _check(found, mark, folder, {found[rank].pid for rank in spared})
+        assert all(one.ended_s < limit_s for one in found), found
+        assert _marked(template) == []
+        assert list(folder.iterdir()) == []
+        _check(found, {found[rank].pid for rank in spared})
         return found
 
     yield run
-    for pid in _marked(mark):
+    for pid in _marked(template):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _marked(mark: str) -> list[int]:
-    return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(_MARK) == mark]
+def _marked(template: Template) -> list[int]:
+    """The processes that ranks, or what they started, have left."""
+    found = [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(_MARK) == template.mark]
+    return [one.pid for one in found if one.pid != template.process.pid]
 
 
 def _memory(pids: set[int]) -> list[str]:
@@ -145,9 +242,7 @@ def _memory(pids: set[int]) -> list[str]:
     ]
 
 
-def _check(found: list[Rank], mark: str, folder: Path, spared: set[int]) -> None:
-    assert _marked(mark) == []
-    assert list(folder.iterdir()) == []
+def _check(found: list[Rank], spared: set[int]) -> None:
     pids = {one.pid for one in found}
     assert _memory(pids - spared) == []
     # By now, tests that run beside this one may listen at the same ports.
@@ -187,7 +282,9 @@ def test_an_end_without_a_loss(program: Any, ending: str, transport: str) -> Non
     text, statuses = ENDINGS[ending]
     # Who is killed, or leaves without Python's end, cannot clean up; the next test is about that.
     cannot = any(status < 0 for status in statuses) or "os._exit" in text
-    found = program(text, 2, TRANSPORTS[transport], [0, 1] if cannot else [])
+    # Most ranks are forks. These show that interpreters which imported everything themselves end alike.
+    fresh = ending in ("destroys", "just ends")
+    found = program(text, 2, TRANSPORTS[transport], [0, 1] if cannot else [], fresh=fresh)
     assert [one.status for one in found] == statuses, found
     for one in found:
         # Where all are killed, one may still see that the other was.
