@@ -179,6 +179,8 @@ def run_pytest(
     if parallel:
         install(session, *group("parallel"))
         arguments = (f"--numprocesses={WORKERS}", "--dist=worksteal", *arguments)
+        # More threads than cores cost several times the work, as torch's wait for each other actively.
+        env = {"OMP_NUM_THREADS": "1", **(env or {})}
     if not measuring:
         session.run("pytest", *arguments, env=env)
         return
