@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from comm_backend_ccl import shared_memory
-from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY
+from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["plain_tensors", "reduce"]
+__all__ = ["decode", "encode", "plain_tensors", "reduce"]
 
 
 def plain_tensors(
@@ -22,6 +22,25 @@ def plain_tensors(
     """See ``comm_utils.kernels.plain_tensors``."""
     codes = [DTYPES[dtype] for dtype in dtypes if dtype in DTYPES]
     return shared_memory.plain_tensors(codes, inference, grad, otherwise)
+
+
+def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, error: torch.Tensor | None) -> bool:
+    """See ``comm_utils.kernels.encode``."""
+    code = CODECS.get(codec)
+    if code is None or source.device.type != "cpu" or not shared_memory.has_kernels():
+        return False
+    lost = 0 if error is None else error.data_ptr()
+    shared_memory.encode(code, source.data_ptr(), lost, source.numel(), block, wire.data_ptr())
+    return True
+
+
+def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, adds: bool) -> bool:
+    """See ``comm_utils.kernels.decode``."""
+    code = CODECS.get(codec)
+    if code is None or target.device.type != "cpu" or not shared_memory.has_kernels():
+        return False
+    shared_memory.decode(code, wire.data_ptr(), target.data_ptr(), target.numel(), block, adds)
+    return True
 
 
 def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -> bool:

@@ -177,6 +177,16 @@ def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: 
     _native.reduce(dtype, OPS[op], output, inputs, count)
 
 
+def encode(codec: int, source: int, error: int, count: int, block: int, wire: int) -> None:
+    """Encode ``count`` float32 at ``source`` into ``wire``; see ``native/shared_memory/kernels/codecs.hpp``."""
+    _native.encode(codec, source, error, count, block, wire)
+
+
+def decode(codec: int, wire: int, target: int, count: int, block: int, adds: bool) -> None:
+    """Decode ``wire`` into ``count`` float32 at ``target``, or add it to them."""
+    _native.decode(codec, wire, target, count, block, adds)
+
+
 def create(size: int) -> tuple[int, int]:
     """Return new memory for a group of ``size`` ranks, through which others :func:`join`: its descriptor and inode.
 

@@ -10,7 +10,7 @@ from comm_utils.backend import Capabilities
 from comm_utils.operations import PRIMITIVES
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["DTYPES", "IN_SHARED_MEMORY", "ONECCL_DTYPES", "ONECCL_OPS", "ON_ONECCL", "OPS", "Operation"]
+__all__ = ["CODECS", "DTYPES", "IN_SHARED_MEMORY", "ONECCL_DTYPES", "ONECCL_OPS", "ON_ONECCL", "OPS", "Operation"]
 
 
 class Operation(IntEnum):
@@ -52,6 +52,12 @@ ONECCL_OPS: dict[ReduceOp, int] = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceO
 #: Codes of ``native/shared_memory/kernels/kernels.hpp``.
 DTYPES: dict[torch.dtype, int] = {**ONECCL_DTYPES, torch.bool: 12}
 OPS: dict[ReduceOp, int] = {**ONECCL_OPS, ReduceOp.AVG: 4, ReduceOp.BAND: 5, ReduceOp.BOR: 6, ReduceOp.BXOR: 7}
+
+#: Codes of ``native/shared_memory/kernels/codecs.hpp``.
+CODECS = {
+    name: code
+    for code, name in enumerate(("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit"))
+}
 
 _BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 # With these torch cannot compute, which parts of a collective may need.

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "decode",
+    "encode",
     "plain_tensors",
     "reduce",
     "shared_memory_stats",
@@ -42,6 +44,34 @@ def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -
     """
     kernel = _kernel("reduce")
     return kernel is not None and bool(kernel(output, inputs, op))
+
+
+def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, error: torch.Tensor | None) -> bool:
+    """Overwrite ``wire`` with ``source`` in a format of ``comm_collectives.compression``.
+
+    Args:
+        codec: the name of the format, such as ``"int8"``.
+        source: float32, (n,), contiguous; only read.
+        wire: uint8, contiguous, aligned to 4 bytes, as long as the format needs.
+        block: elements that share a scale: a multiple of 16, at most 4096.
+        error: float32, (n,), contiguous: added to ``source`` first, and overwritten with what the encoding loses; or
+            None.
+
+    Returns:
+        False, with nothing done, where no installed kernel has this format on this device.
+    """
+    kernel = _kernel("encode")
+    return kernel is not None and bool(kernel(codec, source, wire, block, error))
+
+
+def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, adds: bool) -> bool:
+    """Overwrite ``target``, float32, (n,), with what :func:`encode` wrote, or add it to ``target``.
+
+    Returns:
+        False, with nothing done, where no installed kernel has this format on this device.
+    """
+    kernel = _kernel("decode")
+    return kernel is not None and bool(kernel(codec, wire, target, block, adds))
 
 
 def plain_tensors(

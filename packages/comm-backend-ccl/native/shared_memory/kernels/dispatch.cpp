@@ -18,6 +18,8 @@ extern const Kernels avx2, avx512;
 extern const Kernels neon;
 #endif
 
+const char *const codec_names[codecs] = {"fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit"};
+
 bool reduces(int dtype, int op) {
     const bool floats = dtype == float16 || dtype == bfloat16 || dtype == float32 || dtype == float64;
     if (dtype < 0 || dtype >= dtypes || op < 0 || op >= ops) {

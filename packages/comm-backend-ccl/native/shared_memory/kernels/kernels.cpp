@@ -340,7 +340,8 @@ void reduce(int dtype, int op, void *const *outputs, int output_count, const voi
 
 }  // namespace
 
+extern const Codecs CODECS;
 extern const Kernels KERNELS;
-const Kernels KERNELS{TEXT(KERNELS), reduce, copy, stream};
+const Kernels KERNELS{TEXT(KERNELS), reduce, copy, stream, CODECS};
 
 }  // namespace shm

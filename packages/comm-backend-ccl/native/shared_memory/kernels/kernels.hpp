@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include "kernels/codecs.hpp"
+
 #include <cstddef>
 
 namespace shm {
@@ -43,6 +45,7 @@ struct Kernels {
     void (*copy)(void *output, const void *input, size_t bytes);
     // The same around the caches, for what is not read from here soon.
     void (*stream)(void *output, const void *input, size_t bytes);
+    const Codecs &codecs;
 };
 
 // The best for this machine, or the one that CCL_KERNELS names ("avx512", "avx2", "neon", "portable").

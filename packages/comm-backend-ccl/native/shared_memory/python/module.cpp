@@ -60,10 +60,10 @@ PyObject *names(const char *const *all, int count) {
     return found;
 }
 
-// codes() -> the names of operations, dtypes and reductions, each in the order of its codes
+// codes() -> the names of operations, dtypes, reductions and codecs, each in the order of its codes
 PyObject *codes(PyObject *, PyObject *) {
-    return Py_BuildValue("{s:N,s:N,s:N}", "operations", names(operation_names, operations), "dtypes",
-                         names(dtype_names, dtypes), "ops", names(op_names, ops));
+    return Py_BuildValue("{s:N,s:N,s:N,s:N}", "operations", names(operation_names, operations), "dtypes",
+                         names(dtype_names, dtypes), "ops", names(op_names, ops), "codecs", names(codec_names, codecs));
 }
 
 // reduce(dtype, op, output, inputs, count), of memory that stays where it is
@@ -95,10 +95,49 @@ PyObject *reduce_here(PyObject *, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+void check_codec(int codec, Py_ssize_t count, Py_ssize_t block) {
+    const auto most = static_cast<Py_ssize_t>(most_block);
+    if (codec < 0 || codec >= codecs || count < 0 || block < 16 || block > most || block % 16 != 0) {
+        throw std::invalid_argument("this codec, number of elements or size of a block is not supported");
+    }
+}
+
+// encode(codec, source, error, count, block, wire), of memory that stays where it is; error may be 0
+PyObject *encode_here(PyObject *, PyObject *arguments) {
+    int codec;
+    unsigned long long source, error, wire;
+    Py_ssize_t count, block;
+    parse(arguments, "iKKnnK", &codec, &source, &error, &count, &block, &wire);
+    check_codec(codec, count, block);
+    {
+        const GilRelease released;
+        kernels().codecs.encode(codec, reinterpret_cast<const float *>(source), reinterpret_cast<float *>(error),
+                                static_cast<size_t>(count), static_cast<size_t>(block), reinterpret_cast<void *>(wire));
+    }
+    Py_RETURN_NONE;
+}
+
+// decode(codec, wire, target, count, block, adds)
+PyObject *decode_here(PyObject *, PyObject *arguments) {
+    int codec, adds;
+    unsigned long long wire, target;
+    Py_ssize_t count, block;
+    parse(arguments, "iKKnnp", &codec, &wire, &target, &count, &block, &adds);
+    check_codec(codec, count, block);
+    {
+        const GilRelease released;
+        kernels().codecs.decode(codec, reinterpret_cast<const void *>(wire), reinterpret_cast<float *>(target),
+                                static_cast<size_t>(count), static_cast<size_t>(block), adds != 0);
+    }
+    Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr},
                          {"close_descriptor", entry<close_descriptor>, METH_VARARGS, nullptr},
                          {"join", engine_entry<join>, METH_VARARGS, nullptr},
                          {"reduce", entry<reduce_here>, METH_VARARGS, nullptr},
+                         {"encode", entry<encode_here>, METH_VARARGS, nullptr},
+                         {"decode", entry<decode_here>, METH_VARARGS, nullptr},
                          {"is_forked", entry<is_forked>, METH_NOARGS, nullptr},
                          {"allocate", engine_entry<allocate>, METH_O, nullptr},
                          {"statistics", entry<statistics>, METH_NOARGS, nullptr},

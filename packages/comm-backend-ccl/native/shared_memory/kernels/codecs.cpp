@@ -1,0 +1,326 @@
+// Compiled once for every instruction set, as CODECS. Loops are written so that the compiler uses vectors.
+
+#include "kernels/codecs.hpp"
+
+#include "kernels/float16.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+namespace shm {
+namespace {
+
+constexpr float least_normal = std::numeric_limits<float>::min();
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+
+uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
+float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+
+// The largest magnitude; infinite or NaN where any is not finite.
+float largest(const float *values, size_t count) {
+    uint32_t most = 0;
+    for (size_t i = 0; i < count; ++i) {
+        most = std::max(most, bits_of(values[i]) & 0x7fffffffu);
+    }
+    return float_of(most);
+}
+
+// So that `levels` times the scale is the largest magnitude, and finite; 0 where the quotient would not be normal.
+float scale_for(float magnitude, float levels) {
+    if (!(magnitude <= std::numeric_limits<float>::max())) {
+        return not_a_number;
+    }
+    float scale = magnitude / levels;
+    if (scale < least_normal) {
+        return 0.0f;
+    }
+    if (scale * levels > std::numeric_limits<float>::max()) {
+        scale = float_of(bits_of(scale) - 1);
+    }
+    return scale;
+}
+
+float inverse_of(float scale) { return scale == 0.0f || scale != scale ? 0.0f : 1.0f / scale; }
+
+// Rounds to an integer, ties to even, for magnitudes below 2^22; its low bits are those of the result.
+constexpr float rounder = 12582912.0f;
+
+void integers_of(const float *values, size_t count, float inverse, int8_t *to) {
+    for (size_t i = 0; i < count; ++i) {
+        to[i] = static_cast<int8_t>(bits_of(values[i] * inverse + rounder) & 0xffu);
+    }
+}
+
+// Of OCP's 8-bit floats: as many bits of mantissa, and what the exponent's bias differs by from float32's.
+template <int Mantissa, int Bias>
+struct Eight {
+    static uint8_t narrowed(float value) {
+        const uint32_t bits = bits_of(value), rest = bits & 0x7fffffffu;
+        constexpr uint32_t least = static_cast<uint32_t>(127 - Bias + 1) << 23;
+        // Adding what has a unit in the last place of one step makes the hardware round a denormal's integer.
+        const float step = float_of(static_cast<uint32_t>(127 + 1 - Bias - Mantissa + 23) << 23);
+        const uint32_t small = bits_of(float_of(rest) + step) - bits_of(step);
+        const uint32_t normal = (rest - (static_cast<uint32_t>(127 - Bias) << 23) + ((1u << (22 - Mantissa)) - 1) +
+                                 ((rest >> (23 - Mantissa)) & 1u)) >>
+                                (23 - Mantissa);
+        return static_cast<uint8_t>((rest < least ? small : normal) | (bits >> 24 & 0x80u));
+    }
+    static float widened(uint8_t value) {
+        const uint32_t rest = value & 0x7fu, sign = static_cast<uint32_t>(value & 0x80u) << 24;
+        const float step = float_of(static_cast<uint32_t>(127 + 1 - Bias - Mantissa) << 23);
+        const uint32_t small = bits_of(static_cast<float>(static_cast<int32_t>(rest)) * step);
+        const uint32_t normal = (rest << (23 - Mantissa)) + (static_cast<uint32_t>(127 - Bias) << 23);
+        return float_of((rest < (1u << Mantissa) ? small : normal) | sign);
+    }
+};
+using E4m3 = Eight<3, 7>;
+using E5m2 = Eight<2, 15>;
+
+// The mean of the magnitudes, in an order that does not depend on the length of vectors: 16 sums, then a tree.
+float mean_magnitude(const float *values, size_t count) {
+    constexpr float part = 1.0f / static_cast<float>(most_block);  // so that no sum is too large
+    float sums[16] = {};
+    size_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        for (size_t lane = 0; lane < 16; ++lane) {
+            sums[lane] += std::fabs(values[i + lane]) * part;
+        }
+    }
+    for (size_t lane = 0; i < count; ++i, ++lane) {
+        sums[lane] += std::fabs(values[i]) * part;
+    }
+    for (size_t half = 8; half > 0; half /= 2) {
+        for (size_t lane = 0; lane < half; ++lane) {
+            sums[lane] += sums[lane + half];
+        }
+    }
+    return sums[0] * (static_cast<float>(most_block) / static_cast<float>(count));
+}
+
+void signs_of(const float *values, size_t count, uint8_t *to) {
+    size_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        uint32_t byte = 0;
+        for (size_t bit = 0; bit < 8; ++bit) {
+            byte |= static_cast<uint32_t>(values[i + bit] >= 0.0f) << bit;
+        }
+        to[i / 8] = static_cast<uint8_t>(byte);
+    }
+    if (i < count) {
+        uint32_t byte = 0;
+        for (size_t bit = 0; i + bit < count; ++bit) {
+            byte |= static_cast<uint32_t>(values[i + bit] >= 0.0f) << bit;
+        }
+        to[i / 8] = static_cast<uint8_t>(byte);
+    }
+}
+
+template <class Format>
+void narrow_eight(const float *values, size_t count, float inverse, uint8_t *to) {
+    for (size_t i = 0; i < count; ++i) {
+        to[i] = Format::narrowed(values[i] * inverse);
+    }
+}
+
+// One block: its scale, and its elements from `to` on.
+float encode_block(int codec, const float *values, size_t count, uint8_t *to) {
+    switch (codec) {
+    case codec_fp8_e4m3: {
+        const float scale = scale_for(largest(values, count), 448.0f);
+        narrow_eight<E4m3>(values, count, inverse_of(scale), to);
+        return scale;
+    }
+    case codec_fp8_e5m2: {
+        const float scale = scale_for(largest(values, count), 57344.0f);
+        narrow_eight<E5m2>(values, count, inverse_of(scale), to);
+        return scale;
+    }
+    case codec_int8: {
+        const float scale = scale_for(largest(values, count), 127.0f);
+        integers_of(values, count, inverse_of(scale), reinterpret_cast<int8_t *>(to));
+        return scale;
+    }
+    case codec_int4: {
+        const float scale = scale_for(largest(values, count), 7.0f), inverse = inverse_of(scale);
+        for (size_t i = 0; i + 2 <= count; i += 2) {
+            const uint32_t low = bits_of(values[i] * inverse + rounder) & 0xfu;
+            const uint32_t high = bits_of(values[i + 1] * inverse + rounder) & 0xfu;
+            to[i / 2] = static_cast<uint8_t>(low | high << 4);
+        }
+        if (count % 2 != 0) {
+            to[count / 2] = static_cast<uint8_t>(bits_of(values[count - 1] * inverse + rounder) & 0xfu);
+        }
+        return scale;
+    }
+    default: {
+        signs_of(values, count, to);
+        const float most = largest(values, count);
+        return most <= std::numeric_limits<float>::max() ? mean_magnitude(values, count) : not_a_number;
+    }
+    }
+}
+
+template <bool Adds, class Value>
+void put(float *target, size_t count, const Value &value) {
+    for (size_t i = 0; i < count; ++i) {
+        target[i] = Adds ? target[i] + value(i) : value(i);
+    }
+}
+
+template <bool Adds>
+void decode_block(int codec, const uint8_t *from, float scale, float *target, size_t count) {
+    switch (codec) {
+    case codec_fp8_e4m3:
+        return put<Adds>(target, count, [&](size_t i) { return E4m3::widened(from[i]) * scale; });
+    case codec_fp8_e5m2:
+        return put<Adds>(target, count, [&](size_t i) { return E5m2::widened(from[i]) * scale; });
+    case codec_int8:
+        return put<Adds>(target, count, [&](size_t i) {
+            return static_cast<float>(static_cast<int32_t>(static_cast<int8_t>(from[i]))) * scale;
+        });
+    case codec_int4: {
+        const auto low = [&](size_t i) {
+            return static_cast<float>(static_cast<int32_t>(from[i] << 28) >> 28) * scale;
+        };
+        const auto high = [&](size_t i) { return static_cast<float>(static_cast<int8_t>(from[i]) >> 4) * scale; };
+        size_t i = 0;
+        for (; i < count / 2; ++i) {
+            const float first = low(i), second = high(i);
+            target[2 * i] = Adds ? target[2 * i] + first : first;
+            target[2 * i + 1] = Adds ? target[2 * i + 1] + second : second;
+        }
+        if (count % 2 != 0) {
+            target[2 * i] = Adds ? target[2 * i] + low(i) : low(i);
+        }
+        return;
+    }
+    default: {
+        const uint32_t magnitude = bits_of(scale);
+        return put<Adds>(target, count, [&](size_t i) {
+            const uint32_t negative = ~static_cast<uint32_t>(from[i / 8] >> i % 8) & 1u;
+            return float_of(magnitude ^ negative << 31);
+        });
+    }
+    }
+}
+
+void add_error(const float *source, const float *error, size_t count, float *to) {
+    for (size_t i = 0; i < count; ++i) {
+        to[i] = source[i] + error[i];
+    }
+}
+
+// Where `values` were encoded and decoded again.
+void keep_error(const float *values, const float *decoded, size_t count, float *error) {
+    for (size_t i = 0; i < count; ++i) {
+        const float lost = values[i] - decoded[i];
+        error[i] = (bits_of(lost) & 0x7f800000u) == 0x7f800000u ? 0.0f : lost;
+    }
+}
+
+// In their order, unlike narrow() and widen() of bfloat16, which are each other's inverse alone.
+template <class Convert>
+void to_halves(uint16_t *output, const float *input, size_t count) {
+    if constexpr (std::is_same_v<Convert, Half>) {
+        narrow<Half>(output, input, count);
+    } else {
+        std::transform(input, input + count, output, Convert::narrowed);
+    }
+}
+
+template <class Convert>
+void from_halves(float *output, const uint16_t *input, size_t count) {
+    if constexpr (std::is_same_v<Convert, Half>) {
+        widen<Half>(output, input, count);
+    } else {
+        std::transform(input, input + count, output, Convert::widened);
+    }
+}
+
+template <class Convert>
+void encode_halves(const float *source, float *error, size_t count, uint16_t *wire) {
+    if (error == nullptr) {
+        to_halves<Convert>(wire, source, count);
+        return;
+    }
+    alignas(64) float values[most_block], decoded[most_block];
+    for (size_t at = 0; at < count; at += most_block) {
+        const size_t part = std::min(most_block, count - at);
+        add_error(source + at, error + at, part, values);
+        to_halves<Convert>(wire + at, values, part);
+        from_halves<Convert>(decoded, wire + at, part);
+        keep_error(values, decoded, part, error + at);
+    }
+}
+
+template <class Convert>
+void decode_halves(const uint16_t *wire, float *target, size_t count, bool adds) {
+    if (!adds) {
+        from_halves<Convert>(target, wire, count);
+        return;
+    }
+    alignas(64) float decoded[most_block];
+    for (size_t at = 0; at < count; at += most_block) {
+        const size_t part = std::min(most_block, count - at);
+        from_halves<Convert>(decoded, wire + at, part);
+        add_error(target + at, decoded, part, target + at);
+    }
+}
+
+void encode(int codec, const float *source, float *error, size_t count, size_t block, void *wire) {
+    if (codec == codec_fp16) {
+        return encode_halves<Half>(source, error, count, static_cast<uint16_t *>(wire));
+    }
+    if (codec == codec_bf16) {
+        return encode_halves<Brain>(source, error, count, static_cast<uint16_t *>(wire));
+    }
+    auto *scales = static_cast<float *>(wire);
+    const size_t blocks = (count + block - 1) / block;
+    auto *elements = reinterpret_cast<uint8_t *>(scales + blocks);
+    alignas(64) float values[most_block], decoded[most_block];
+    for (size_t one = 0; one < blocks; ++one) {
+        const size_t at = one * block, part = std::min(block, count - at);
+        const float *from = source + at;
+        uint8_t *to = elements + at * codec_bits(codec) / 8;
+        if (error != nullptr) {
+            add_error(from, error + at, part, values);
+            from = values;
+        }
+        scales[one] = encode_block(codec, from, part, to);
+        if (error != nullptr) {
+            decode_block<false>(codec, to, scales[one], decoded, part);
+            keep_error(values, decoded, part, error + at);
+        }
+    }
+}
+
+void decode(int codec, const void *wire, float *target, size_t count, size_t block, bool adds) {
+    if (codec == codec_fp16) {
+        return decode_halves<Half>(static_cast<const uint16_t *>(wire), target, count, adds);
+    }
+    if (codec == codec_bf16) {
+        return decode_halves<Brain>(static_cast<const uint16_t *>(wire), target, count, adds);
+    }
+    const auto *scales = static_cast<const float *>(wire);
+    const size_t blocks = (count + block - 1) / block;
+    const auto *elements = reinterpret_cast<const uint8_t *>(scales + blocks);
+    for (size_t one = 0; one < blocks; ++one) {
+        const size_t at = one * block, part = std::min(block, count - at);
+        const uint8_t *from = elements + at * codec_bits(codec) / 8;
+        if (adds) {
+            decode_block<true>(codec, from, scales[one], target + at, part);
+        } else {
+            decode_block<false>(codec, from, scales[one], target + at, part);
+        }
+    }
+}
+
+}  // namespace
+
+extern const Codecs CODECS;
+const Codecs CODECS{encode, decode};
+
+}  // namespace shm
