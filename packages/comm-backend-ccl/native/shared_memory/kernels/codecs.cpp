@@ -100,21 +100,61 @@ float mean_magnitude(const float *values, size_t count) {
     return sums[0] * (static_cast<float>(most_block) / static_cast<float>(count));
 }
 
+// As many bits as there are lanes from `values` on, the first in the lowest.
+#if defined(__AVX512F__)
+uint32_t signs_at(const float *values) {
+    return _mm512_cmp_ps_mask(_mm512_loadu_ps(values), _mm512_setzero_ps(), _CMP_GE_OQ);
+}
+#elif defined(__AVX2__)
+uint32_t signs_at(const float *values) {
+    const __m256 zero = _mm256_setzero_ps();
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(values), zero, _CMP_GE_OQ)));
+}
+#endif
+
 void signs_of(const float *values, size_t count, uint8_t *to) {
     size_t i = 0;
-    for (; i + 8 <= count; i += 8) {
+#ifdef __AVX2__
+    for (; i + lanes <= count; i += lanes) {
+        const uint32_t bits = signs_at(values + i);
+        std::memcpy(to + i / 8, &bits, lanes / 8);
+    }
+#endif
+    for (; i < count; i += 8) {
         uint32_t byte = 0;
-        for (size_t bit = 0; bit < 8; ++bit) {
+        for (size_t bit = 0; bit < std::min<size_t>(8, count - i); ++bit) {
             byte |= static_cast<uint32_t>(values[i + bit] >= 0.0f) << bit;
         }
         to[i / 8] = static_cast<uint8_t>(byte);
     }
-    if (i < count) {
-        uint32_t byte = 0;
-        for (size_t bit = 0; i + bit < count; ++bit) {
-            byte |= static_cast<uint32_t>(values[i + bit] >= 0.0f) << bit;
-        }
-        to[i / 8] = static_cast<uint8_t>(byte);
+}
+
+template <bool Adds>
+void put_signs(const uint8_t *from, float scale, float *target, size_t count) {
+    size_t i = 0;
+#if defined(__AVX512F__)
+    const __m512 positive = _mm512_set1_ps(scale), negative = _mm512_set1_ps(-scale);
+    for (; i + 16 <= count; i += 16) {
+        uint16_t bits;
+        std::memcpy(&bits, from + i / 8, 2);
+        const __m512 value = _mm512_mask_blend_ps(bits, negative, positive);
+        _mm512_storeu_ps(target + i, Adds ? _mm512_add_ps(_mm512_loadu_ps(target + i), value) : value);
+    }
+#elif defined(__AVX2__)
+    const __m256 positive = _mm256_set1_ps(scale), negative = _mm256_set1_ps(-scale);
+    const __m256i places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    for (; i + 8 <= count; i += 8) {
+        const __m256i bits = _mm256_and_si256(_mm256_set1_epi32(from[i / 8]), places);
+        const __m256 ones = _mm256_castsi256_ps(_mm256_cmpeq_epi32(bits, places));
+        const __m256 value = _mm256_blendv_ps(negative, positive, ones);
+        _mm256_storeu_ps(target + i, Adds ? _mm256_add_ps(_mm256_loadu_ps(target + i), value) : value);
+    }
+#endif
+    const uint32_t magnitude = bits_of(scale);
+    for (; i < count; ++i) {
+        const uint32_t is_negative = ~static_cast<uint32_t>(from[i / 8] >> i % 8) & 1u;
+        const float value = float_of(magnitude ^ is_negative << 31);
+        target[i] = Adds ? target[i] + value : value;
     }
 }
 
@@ -197,13 +237,8 @@ void decode_block(int codec, const uint8_t *from, float scale, float *target, si
         }
         return;
     }
-    default: {
-        const uint32_t magnitude = bits_of(scale);
-        return put<Adds>(target, count, [&](size_t i) {
-            const uint32_t negative = ~static_cast<uint32_t>(from[i / 8] >> i % 8) & 1u;
-            return float_of(magnitude ^ negative << 31);
-        });
-    }
+    default:
+        return put_signs<Adds>(from, scale, target, count);
     }
 }
 

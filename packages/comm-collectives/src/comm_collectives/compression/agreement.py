@@ -1,0 +1,71 @@
+"""What the ranks have to agree on before anything is encoded for others."""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_utils.backend import Backend
+from comm_utils.errors import CollectiveMismatchError
+
+__all__ = ["Agreement"]
+
+_DIGEST_BYTES, _TEXT_BYTES = 16, 104
+_BYTES = _DIGEST_BYTES + 8 + _TEXT_BYTES
+
+
+class Agreement:
+    """Compares a description of the call on all ranks, while the first piece is encoded.
+
+    Args:
+        what: the operation, its sizes and its codec.
+    """
+
+    def __init__(self, backend: Backend, group: ProcessGroup | None, what: str) -> None:
+        self._backend, self._group, self._what = backend, group, what
+        self._work = None
+        self._gather(0)
+
+    def _gather(self, number: int) -> None:
+        text = self._what.encode()
+        own = hashlib.sha256(text).digest()[:_DIGEST_BYTES] + number.to_bytes(8, "little")
+        own += text[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+        size = self._backend.get_world_size(self._group)
+        self._sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        self._received = torch.empty(size * _BYTES, dtype=torch.uint8)
+        device = next(iter(self._backend.device_types(self._group)))
+        if device != "cpu" and "cpu" not in self._backend.device_types(self._group):
+            self._sent, self._received = self._sent.to(device), self._received.to(device)
+        self._work = self._backend.all_gather_into_tensor(self._received, self._sent, self._group, True)
+
+    def check(self) -> None:
+        """Wait for the others' descriptions.
+
+        Raises:
+            CollectiveMismatchError: they differ; on every rank, and before anything else was sent.
+        """
+        if self._work is not None:
+            self._finish()
+
+    def largest(self, number: int) -> int:
+        """Return the largest ``number`` of all ranks, after :meth:`check`."""
+        self.check()
+        self._gather(number)
+        return max(int.from_bytes(row[_DIGEST_BYTES : _DIGEST_BYTES + 8], "little") for row in self._finish())
+
+    def _finish(self) -> list[bytes]:
+        work, self._work = self._work, None
+        assert work is not None
+        work.wait()
+        everything = bytes(self._received.cpu().tolist())
+        rows = [everything[at : at + _BYTES] for at in range(0, len(everything), _BYTES)]
+        if len({row[:_DIGEST_BYTES] for row in rows}) > 1:
+            ranks = self._backend.get_process_group_ranks(self._group)
+            texts = [row[_DIGEST_BYTES + 8 :].rstrip(b"\0").decode(errors="replace") for row in rows]
+            said = "; ".join(f"rank {rank}: {text}" for rank, text in zip(ranks, texts, strict=True))
+            raise CollectiveMismatchError(
+                f"the ranks disagree about a compressed collective, of which nothing was sent: {said}"
+            )
+        return rows

@@ -1,0 +1,290 @@
+"""Collectives whose elements travel encoded, in pieces, so that encoding, transfer and decoding overlap.
+
+Sums are made in float32, never in the format of the wire, and every rank gets the same bits. A tensor is cut into one
+slice a rank. Each slice is sent to its owner, encoded; the owner adds those of the others to its own, which nobody has
+encoded, in the order of their ranks; and the sum is sent to all, encoded once. This is the all_reduce of Tang et al.,
+"1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021, section 4, in
+pieces.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives.compression.agreement import Agreement
+from comm_collectives.compression.buffers import Buffers
+from comm_collectives.compression.codec import Codec
+from comm_utils.backend import Backend, Work
+
+__all__ = ["Feedback", "Link", "all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
+
+# Bytes on the wire of a piece: long enough to hide what starting an operation costs, short enough to overlap.
+_PIECE_BYTES = 256 << 10
+# Of the wire, at which the elements of each rank begin.
+_ALIGNMENT = 16
+# Pieces whose parts are under way at the same time.
+_DEPTH = 2
+
+
+@dataclass
+class Feedback:
+    """What the encodings of one tensor have lost so far.
+
+    Attributes:
+        local: of what this rank sent, float32, as many elements as the tensor.
+        reduced: of the sum that this rank sent to all, float32, as many elements as its slice.
+    """
+
+    local: torch.Tensor
+    reduced: torch.Tensor
+
+
+@dataclass
+class _Piece:
+    """A piece that is under way, and the memory that it needs until it has arrived."""
+
+    begin: int
+    work: Work
+    sent: torch.Tensor
+    received: torch.Tensor
+
+
+class Link:
+    """How the ranks of a group exchange encoded pieces.
+
+    Args:
+        backend: moves bytes, as uint8.
+    """
+
+    def __init__(self, backend: Backend, group: ProcessGroup | None, codec: Codec) -> None:
+        self.backend, self.group, self.codec = backend, group, codec
+        self.size, self.rank = backend.get_world_size(group), backend.get_rank(group)
+
+    def piece_elements(self, most: int) -> int:
+        """Return how many elements of slices with up to ``most`` elements travel at a time."""
+        unit = max(1, self.codec.granularity)
+        bytes_of_unit = max(1, self.codec.encoded_bytes(unit * 256)) / 256
+        fitting = max(1, int(_PIECE_BYTES / bytes_of_unit)) * unit
+        return min(fitting, 1 << 20, max(unit, -(-most // unit) * unit))
+
+    def wire_bytes(self, count: int) -> int:
+        """Return the bytes of ``count`` elements, with what aligns the next ones."""
+        return -(-self.codec.encoded_bytes(count) // _ALIGNMENT) * _ALIGNMENT
+
+    def slice_elements(self, count: int) -> int:
+        """Return the elements of a slice of a tensor of ``count``; the last slices may have fewer."""
+        unit = max(16, self.codec.granularity)
+        return -(-count // (self.size * unit)) * unit
+
+    def exchange(
+        self, received: torch.Tensor, sent: torch.Tensor, rows: Sequence[int], columns: Sequence[int], even: bool
+    ) -> Work:
+        """Start sending ``rows[r]`` bytes to rank r, and receiving ``columns[r]`` from it.
+
+        Args:
+            even: all of these are equal on all ranks.
+        """
+        splits = (None, None) if even else (columns, rows)
+        work = self.backend.all_to_all_single(received, sent, *splits, self.group, True)
+        assert work is not None
+        return work
+
+    def gather(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
+        """Start sending ``sent`` to all."""
+        work = self.backend.all_gather_into_tensor(received, sent, self.group, True)
+        assert work is not None
+        return work
+
+
+def all_reduce(link: Link, elements: torch.Tensor, average: bool, feedback: Feedback | None) -> None:
+    """Overwrite ``elements``, (n,), with their sum or average over all ranks."""
+    size = link.slice_elements(elements.numel())
+    begins = [min(rank * size, elements.numel()) for rank in range(link.size + 1)]
+    slices = [elements[begin:end] for begin, end in zip(begins, begins[1:], strict=False)]
+    _reduce(link, slices, slices, average, feedback, f"all_reduce of {elements.numel()} {elements.dtype}", True)
+
+
+def reduce_scatter(
+    link: Link, output: torch.Tensor, slices: Sequence[torch.Tensor], average: bool, feedback: Feedback | None
+) -> None:
+    """Overwrite ``output``, (m,), with the sum or average of this rank's entry of every rank's ``slices``."""
+    counts = "x".join(str(one.numel()) for one in slices) if len(slices) < 9 else str(sum(map(len, slices)))
+    targets = [output if rank == link.rank else output[:0] for rank in range(link.size)]
+    _reduce(link, slices, targets, average, feedback, f"reduce_scatter of {counts} {output.dtype}", False)
+
+
+def _reduce(
+    link: Link,
+    slices: Sequence[torch.Tensor],
+    targets: Sequence[torch.Tensor],
+    average: bool,
+    feedback: Feedback | None,
+    what: str,
+    everywhere: bool,
+) -> None:
+    agreement = Agreement(link.backend, link.group, f"{what} with {link.codec!r}")
+    mine, codec = slices[link.rank], link.codec
+    piece = link.piece_elements(max(one.numel() for one in slices))
+    errors = _errors_of(feedback, slices)
+    begin_of = list(range(0, max(one.numel() for one in slices), piece))
+
+    def part(tensor: torch.Tensor, begin: int) -> torch.Tensor:
+        return tensor[begin : begin + piece]
+
+    with Buffers(mine.device) as buffers:
+
+        def send(begin: int) -> _Piece:
+            rows = [link.wire_bytes(part(one, begin).numel()) for one in slices]
+            columns = [rows[link.rank]] * link.size
+            sent, received = buffers.take(sum(rows)), buffers.take(sum(columns))
+            at = 0
+            for rank, one in enumerate(slices):
+                source = part(one, begin)
+                if rank != link.rank and source.numel():
+                    wire = sent[at : at + codec.encoded_bytes(source.numel())]
+                    error = None if errors is None else part(errors[rank], begin)
+                    codec.encode(buffers.float32(source), wire, error)
+                at += rows[rank]
+            agreement.check()
+            return _Piece(begin, link.exchange(received, sent, rows, columns, len(set(rows)) == 1), sent, received)
+
+        def add(one: _Piece) -> _Piece | None:
+            begin, received = one.begin, one.received
+            own = part(mine, begin)
+            total = buffers.scratch(own.numel())
+            total.copy_(own)
+            one.work.wait()
+            step = link.wire_bytes(own.numel())
+            for rank in range(link.size):
+                if rank != link.rank and own.numel():
+                    at = rank * step
+                    codec.decode(received[at : at + codec.encoded_bytes(own.numel())], total, add=True)
+            buffers.give_back(one.sent, received)
+            if average:
+                total.div_(link.size)
+            if not everywhere:
+                part(targets[link.rank], begin).copy_(total)
+                return None
+            longest = link.wire_bytes(part(slices[0], begin).numel())
+            wire, gathered = buffers.take(longest), buffers.take(longest * link.size)
+            if own.numel():
+                error = None if feedback is None else part(feedback.reduced, begin)
+                codec.encode(total, wire[: codec.encoded_bytes(own.numel())], error)
+            return _Piece(begin, link.gather(gathered, wire), wire, gathered)
+
+        def deliver(one: _Piece) -> None:
+            one.work.wait()
+            step = one.received.numel() // link.size
+            for rank, target in enumerate(targets):
+                _decode(codec, one.received[rank * step :], part(target, one.begin), buffers)
+            buffers.give_back(one.sent, one.received)
+
+        sending: deque[_Piece] = deque()
+        gathering: deque[_Piece] = deque()
+        for turn in range(len(begin_of) + 2 * _DEPTH):
+            if turn < len(begin_of):
+                sending.append(send(begin_of[turn]))
+            if sending and turn >= _DEPTH:
+                summed = add(sending.popleft())
+                if summed is not None:
+                    gathering.append(summed)
+            if gathering and turn >= 2 * _DEPTH:
+                deliver(gathering.popleft())
+        agreement.check()
+
+
+def all_gather(link: Link, targets: Sequence[torch.Tensor], source: torch.Tensor) -> None:
+    """Overwrite ``targets[r]``, (n,), with the ``source``, (n,), of rank r, as all ranks decode it."""
+    what = f"all_gather of {source.numel()} {source.dtype} with {link.codec!r}"
+    agreement, codec = Agreement(link.backend, link.group, what), link.codec
+    piece = link.piece_elements(source.numel())
+    with Buffers(source.device) as buffers:
+
+        def send(begin: int) -> _Piece:
+            own = source[begin : begin + piece]
+            wire = buffers.take(link.wire_bytes(own.numel()))
+            gathered = buffers.take(wire.numel() * link.size)
+            codec.encode(buffers.float32(own), wire[: codec.encoded_bytes(own.numel())])
+            agreement.check()
+            return _Piece(begin, link.gather(gathered, wire), wire, gathered)
+
+        for one in _overlapped(range(0, source.numel(), piece), send):
+            step = one.received.numel() // link.size
+            for rank, target in enumerate(targets):
+                _decode(codec, one.received[rank * step :], target[one.begin : one.begin + piece], buffers)
+            buffers.give_back(one.sent, one.received)
+        agreement.check()
+
+
+def all_to_all(link: Link, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Overwrite ``targets[r]`` with what rank r sends to this one: the entry for it of its ``sources``."""
+    dtype = (targets[0] if targets else sources[0]).dtype
+    agreement, codec = Agreement(link.backend, link.group, f"all_to_all of {dtype} with {link.codec!r}"), link.codec
+    # Nobody knows how much others exchange: all agree on the number of pieces.
+    longest = agreement.largest(max(one.numel() for one in (*targets, *sources)))
+    piece = link.piece_elements(longest)
+
+    def counts(tensors: Sequence[torch.Tensor], begin: int) -> list[int]:
+        return [one[begin : begin + piece].numel() for one in tensors]
+
+    targets[link.rank].copy_(sources[link.rank])
+    with Buffers(sources[0].device) as buffers:
+
+        def send(begin: int) -> _Piece:
+            rows = [0 if rank == link.rank else link.wire_bytes(n) for rank, n in enumerate(counts(sources, begin))]
+            columns = [0 if rank == link.rank else link.wire_bytes(n) for rank, n in enumerate(counts(targets, begin))]
+            sent, received = buffers.take(sum(rows)), buffers.take(sum(columns))
+            at = 0
+            for one, row in zip(sources, rows, strict=True):
+                part = one[begin : begin + piece]
+                if row:
+                    codec.encode(buffers.float32(part), sent[at : at + codec.encoded_bytes(part.numel())])
+                at += row
+            return _Piece(begin, link.exchange(received, sent, rows, columns, False), sent, received)
+
+        for arrived in _overlapped(range(0, longest, piece), send):
+            at = 0
+            for rank, target in enumerate(targets):
+                part = target[arrived.begin : arrived.begin + piece]
+                if rank != link.rank and part.numel():
+                    _decode(codec, arrived.received[at:], part, buffers)
+                    at += link.wire_bytes(part.numel())
+            buffers.give_back(arrived.sent, arrived.received)
+
+
+def _overlapped(begins: Sequence[int], send: Callable[[int], _Piece]) -> Iterator[_Piece]:
+    """Yield each piece once it has arrived, while the next ones are under way."""
+    sending: deque[_Piece] = deque()
+    for begin in begins:
+        sending.append(send(begin))
+        if len(sending) > _DEPTH:
+            sending[0].work.wait()
+            yield sending.popleft()
+    while sending:
+        sending[0].work.wait()
+        yield sending.popleft()
+
+
+def _decode(codec: Codec, wire: torch.Tensor, target: torch.Tensor, buffers: Buffers) -> None:
+    """Overwrite ``target``, of any float dtype, with what begins at ``wire``."""
+    if target.numel() == 0:
+        return
+    encoded = wire[: codec.encoded_bytes(target.numel())]
+    if target.dtype is torch.float32:
+        codec.decode(encoded, target)
+    else:
+        whole = buffers.scratch(target.numel())
+        codec.decode(encoded, whole)
+        target.copy_(whole)
+
+
+def _errors_of(feedback: Feedback | None, slices: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    """Return the part of ``feedback.local`` for each slice."""
+    if feedback is None:
+        return None
+    return torch.split(feedback.local, [one.numel() for one in slices])

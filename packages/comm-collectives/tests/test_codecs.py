@@ -1,0 +1,120 @@
+"""Codecs keep the bounds that they state, for every finite tensor."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from comm_collectives.compression.codec import Codec, codec_names, make_codec
+from comm_utils.errors import ArgumentError
+
+NAMES = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int4", "int8", "none", "onebit", "topk"]
+WITH_BLOCKS = ["fp8_e4m3", "fp8_e5m2", "int4", "int8", "onebit"]
+
+
+def through(codec: Codec, source: torch.Tensor, error: torch.Tensor | None = None) -> torch.Tensor:
+    """Return ``source`` encoded and decoded."""
+    size = codec.encoded_bytes(source.numel())
+    memory = torch.full((size + 8,), 0x5A, dtype=torch.uint8)
+    codec.encode(source, memory[:size], error)
+    assert (memory[size:] == 0x5A).all()
+    target = torch.full_like(source, 7.0)
+    codec.decode(memory[:size], target)
+    added = torch.full_like(source, 0.5)
+    codec.decode(memory[:size], added, add=True)
+    assert torch.equal(added.nan_to_num(7), (target + 0.5).nan_to_num(7))
+    return target
+
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+some = st.one_of(
+    st.lists(finite, max_size=70),
+    st.lists(st.floats(-1, 1, width=32), max_size=300),
+    st.builds(lambda value, count: [value] * count, finite, st.integers(0, 300)),
+    st.lists(st.floats(-(2.0**-126), 2.0**-126, width=32), max_size=100),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=150, deadline=None)
+@given(values=some)
+def test_no_element_loses_more_than_the_bound(name: str, values: list[float]) -> None:
+    options = {"block_size": 16} if name in WITH_BLOCKS else {"ratio": 0.1} if name == "topk" else {}
+    codec = make_codec(name, **options)
+    source = torch.tensor(values, dtype=torch.float32)
+    lost = (through(codec, source).double() - source.double()).abs()
+    bound = codec.bound(source).double()
+    assert bound.shape == source.shape
+    assert not bound.isnan().any()
+    # inf - inf is NaN: what became infinite has an infinite bound.
+    assert ((lost <= bound) | bound.isinf()).all(), (source[lost > bound], lost[lost > bound], bound[lost > bound])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_that_do_not_divide(name: str) -> None:
+    codec = make_codec(name)
+    for count in [0, 1, 2, 3, 15, 17, 255, 257, 2047, 2049, 5000]:
+        source = torch.randn(count, generator=torch.Generator().manual_seed(count))
+        lost = (through(codec, source) - source).abs()
+        assert (lost <= codec.bound(source)).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_finite_stays_visible(name: str, bad: float) -> None:
+    codec = make_codec(name)
+    source = torch.ones(5000)
+    source[4321] = bad
+    error = torch.zeros(5000)
+    target = through(codec, source, error)
+    assert not target[4321].isfinite()
+    assert error.isfinite().all()
+    assert target[0] == 1 or name == "topk"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_lost_arrives_later(name: str) -> None:
+    codec, random = make_codec(name), torch.Generator().manual_seed(1)
+    sent, arrived, error = torch.zeros(3000), torch.zeros(3000), torch.zeros(3000)
+    for _ in range(30):
+        source = torch.randn(3000, generator=random)
+        sent += source
+        arrived += through(codec, source, error)
+    torch.testing.assert_close(arrived + error, sent, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"),
+    [("none", 32), ("fp16", 16), ("bf16", 16), ("fp8", 8), ("int8", 8), ("int4", 4), ("onebit", 1), ("topk", 0.64)],
+)
+def test_bytes_on_the_wire(name: str, bits: float) -> None:
+    codec, count = make_codec(name), 1 << 20
+    assert codec.encoded_bytes(count) == pytest.approx(count * bits / 8, rel=0.04)
+    assert codec.encoded_bytes(0) == 0
+
+
+def test_names() -> None:
+    assert {*NAMES, "fp8"} <= set(codec_names())
+    assert repr(make_codec("int8", block_size=64)) == "int8(block_size=64)"
+    assert repr(make_codec("fp8")) == repr(make_codec("fp8_e4m3"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("int7", {}, "got 'int7'; expected one of bf16, fp16"),
+        ("int8", {"block_size": 17}, "block_size: got 17; expected a multiple of 16 up to 4096"),
+        ("int8", {"block_size": True}, "block_size: got True; expected an integer"),
+        ("int8", {"block_size": 8192}, "block_size: got 8192"),
+        ("fp16", {"block_size": 16}, "fp16 does not take all of: block_size"),
+        ("topk", {"ratio": 0}, "ratio: got 0; expected more than 0 and at most 1"),
+    ],
+)
+def test_wrong_options(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        make_codec(name, **options)
