@@ -54,10 +54,7 @@ DTYPES: dict[torch.dtype, int] = {**ONECCL_DTYPES, torch.bool: 12}
 OPS: dict[ReduceOp, int] = {**ONECCL_OPS, ReduceOp.AVG: 4, ReduceOp.BAND: 5, ReduceOp.BOR: 6, ReduceOp.BXOR: 7}
 
 #: Codes of ``native/shared_memory/kernels/codecs.hpp``.
-CODECS = {
-    name: code
-    for code, name in enumerate(("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit"))
-}
+CODECS = {name: code for code, name in enumerate(("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit"))}
 
 _BITS = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 # With these torch cannot compute, which parts of a collective may need.

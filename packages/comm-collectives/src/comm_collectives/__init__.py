@@ -1,6 +1,8 @@
 """The high-level collective API, built on low-level reduction operations over any backend."""
 
 from comm_collectives.all_to_all import all_to_all, all_to_all_single
+from comm_collectives.compression import Compression
+from comm_collectives.default_compression import set_compression
 from comm_collectives.coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
 from comm_collectives.collectives import all_reduce, barrier, broadcast, inference_all_reduce, reduce
 from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor, gather, scatter
@@ -28,6 +30,7 @@ from comm_collectives.wrapping import BackendWrapper
 
 __all__ = [
     "BackendWrapper",
+    "Compression",
     "P2POp",
     "all_gather",
     "all_gather_coalesced",
@@ -70,6 +73,7 @@ __all__ = [
     "reduce_scatter_tensor",
     "scatter",
     "send",
+    "set_compression",
     "shared_memory_stats",
     "split_group",
 ]

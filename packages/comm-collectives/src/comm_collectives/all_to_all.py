@@ -9,9 +9,10 @@ from typing import Literal, overload
 import torch
 
 from comm_collectives import traced
-from comm_collectives.annotations import Group, Timeout
+from comm_collectives.annotations import Compressing, Group, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, splits
 from comm_collectives.collective import collective
+from comm_collectives.compression import calls as compressed
 from comm_collectives.memory import (
     StagingBuffer,
     as_bytes,
@@ -38,6 +39,7 @@ def all_to_all_single(
     async_op: Literal[False] = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> None: ...
 @overload
 def all_to_all_single(
@@ -49,6 +51,7 @@ def all_to_all_single(
     async_op: Literal[True] = ...,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work: ...
 @overload
 def all_to_all_single(
@@ -60,6 +63,7 @@ def all_to_all_single(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None: ...
 @collective(("output", "input", "output_split_sizes", "input_split_sizes"), compiled=traced.all_to_all_single)
 def all_to_all_single(
@@ -71,6 +75,7 @@ def all_to_all_single(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None:
     """Send part r of ``input`` to rank r, and put what rank r sent into part r of ``output``.
 
@@ -79,6 +84,7 @@ def all_to_all_single(
         input: (sum of ``input_split_sizes``, ...), the dtype and trailing dimensions of ``output``; only read.
         output_split_sizes: W numbers of rows to receive from each rank; None for equal parts.
         input_split_sizes: W numbers of rows to send to each rank; None for equal parts.
+        compression: as for ``all_reduce``; what a rank sends itself is exact.
     """
     call = "all_to_all_single"
     backend = enter(call, group, timeout)
@@ -105,6 +111,12 @@ def all_to_all_single(
     buffer = StagingBuffer(output)
     sizes_out, sizes_in = [rows * row for rows in rows_out], [rows * row for rows in rows_in]
     source = copy_if_overlapping(contiguous_elements(input), buffer.memory)
+    chosen = compressed.chosen(call, compression, input, None, group)
+    if chosen is not None:
+        targets, sources = torch.split(buffer.memory, sizes_out), torch.split(source, sizes_in)
+        return compressed.all_to_all(
+            call, backend, targets, sources, input, group, async_op, chosen, buffer.copy_back, output
+        )
     work = _exchange(backend, buffer.memory, source, sizes_out, sizes_in, group, async_op)
     return deliver([work], copy_back([buffer]), output, async_op)
 
@@ -117,6 +129,7 @@ def all_to_all(
     async_op: Literal[False] = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> None: ...
 @overload
 def all_to_all(
@@ -126,6 +139,7 @@ def all_to_all(
     async_op: Literal[True] = ...,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work: ...
 @overload
 def all_to_all(
@@ -135,6 +149,7 @@ def all_to_all(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None: ...
 @collective(("output_tensor_list", "input_tensor_list"))
 def all_to_all(
@@ -144,12 +159,14 @@ def all_to_all(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None:
     """Send entry r of ``input_tensor_list`` to rank r, and receive entry r of ``output_tensor_list`` from it.
 
     Args:
         output_tensor_list: W tensors of the sizes that the other ranks send; dense; overwritten.
         input_tensor_list: W tensors of one dtype, of any sizes; only read.
+        compression: as for :func:`all_to_all_single`.
     """
     backend = enter("all_to_all", group, timeout)
     if backend is None:
@@ -171,6 +188,12 @@ def all_to_all(
         for output, part in zip(output_tensor_list, torch.split(received, sizes_out), strict=True):
             copyable(output.detach()).copy_(part.view(output.shape))
 
+    chosen = compressed.chosen("all_to_all", compression, joined, None, group)
+    if chosen is not None:
+        targets, sources = torch.split(received, sizes_out), torch.split(joined, sizes_in)
+        return compressed.all_to_all(
+            "all_to_all", backend, targets, sources, joined, group, async_op, chosen, finish, output_tensor_list
+        )
     work = _exchange(backend, received, joined, sizes_out, sizes_in, group, async_op)
     return deliver([work], finish, output_tensor_list, async_op)
 

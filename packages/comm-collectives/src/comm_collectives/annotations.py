@@ -11,9 +11,10 @@ from typing import TypeAlias
 
 import torch.distributed as c10d
 
+from comm_collectives.compression.settings import Compression
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["Group", "Op", "Timeout"]
+__all__ = ["Compressing", "Group", "Op", "Timeout"]
 
 #: A reduce op: a name such as ``"sum"``, this project's ``ReduceOp`` or torch's.
 Op: TypeAlias = str | ReduceOp | c10d.ReduceOp | c10d.ReduceOp.RedOpType
@@ -21,3 +22,5 @@ Op: TypeAlias = str | ReduceOp | c10d.ReduceOp | c10d.ReduceOp.RedOpType
 Group: TypeAlias = c10d.ProcessGroup | None
 #: Seconds or a timedelta; None for the group's timeout.
 Timeout: TypeAlias = float | timedelta | None
+#: The name of a codec, a ``Compression``; None for the group's own, ``"none"`` for none.
+Compressing: TypeAlias = str | Compression | None

@@ -17,9 +17,10 @@ from typing import Any, Literal, overload
 import torch
 
 from comm_collectives import reduction, traced
-from comm_collectives.annotations import Group, Op, Timeout
+from comm_collectives.annotations import Compressing, Group, Op, Timeout
 from comm_collectives.arguments import check_tensor, enter, group_rank_of, integer
 from comm_collectives.collective import collective
+from comm_collectives.compression import calls as compressed
 from comm_collectives.memory import StagingBuffer, as_bytes, contiguous, copy_back
 from comm_collectives.work import deliver
 from comm_utils.backend import Work
@@ -41,14 +42,27 @@ def all_reduce(
     async_op: Literal[False] = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> None: ...
 @overload
 def all_reduce(
-    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: Literal[True] = ..., *, timeout: Timeout = None
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work: ...
 @overload
 def all_reduce(
-    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: bool = False, *, timeout: Timeout = None
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None: ...
 @collective(("tensor",), "op", compiled=traced.all_reduce)
 def all_reduce(
@@ -58,6 +72,7 @@ def all_reduce(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None:
     """Reduce ``tensor`` element by element over all ranks and leave the result on every one.
 
@@ -68,8 +83,10 @@ def all_reduce(
         op: ``"sum" "product" "min" "max" "avg" "band" "bor" "bxor"``, a ``ReduceOp`` or a
             ``torch.distributed.ReduceOp``. ``"avg"`` is for float and complex dtypes; 16-bit floats are averaged in
             float32 and rounded once.
+        compression: a codec such as ``"int8"``, or a ``Compression``: elements travel in fewer bits, and are added in
+            float32. For sums and averages of float32, float16 and bfloat16.
     """
-    return _all_reduce("all_reduce", tensor, op, group, async_op, timeout)
+    return _all_reduce("all_reduce", tensor, op, group, async_op, timeout, compression)
 
 
 def _all_reduce(
@@ -79,12 +96,16 @@ def _all_reduce(
     group: Group,
     async_op: bool,
     timeout: Timeout,
+    compression: Compressing,
 ) -> Work | None:
     backend = enter(name, group, timeout)
     if backend is None:
         return None
     check_tensor(name, "tensor", tensor, backend, group, written=True)
     reduce_op = parse_reduce_op(op, name)
+    chosen = compressed.chosen(name, compression, tensor, reduce_op, group)
+    if chosen is not None:
+        return compressed.all_reduce(name, backend, tensor, reduce_op, group, async_op, chosen)
     native = (reduce_op, tensor.dtype) in backend.capabilities(group, tensor.device.type).reductions
     if native and tensor.is_contiguous():
         return backend.all_reduce(tensor, op, group, async_op)
@@ -99,14 +120,27 @@ def inference_all_reduce(
     async_op: Literal[False] = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> None: ...
 @overload
 def inference_all_reduce(
-    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: Literal[True] = ..., *, timeout: Timeout = None
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: Literal[True] = ...,
+    *,
+    timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work: ...
 @overload
 def inference_all_reduce(
-    tensor: torch.Tensor, op: Op = "sum", group: Group = None, async_op: bool = False, *, timeout: Timeout = None
+    tensor: torch.Tensor,
+    op: Op = "sum",
+    group: Group = None,
+    async_op: bool = False,
+    *,
+    timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None: ...
 @collective(("tensor",), "op", "all_reduce", compiled=traced.inference_all_reduce)
 def inference_all_reduce(
@@ -116,13 +150,14 @@ def inference_all_reduce(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None:
     """:func:`all_reduce` by the path of lowest latency that the active backend has.
 
     Args:
-        tensor, op: as for :func:`all_reduce`.
+        tensor, op, compression: as for :func:`all_reduce`.
     """
-    return _all_reduce("inference_all_reduce", tensor, op, group, async_op, timeout)
+    return _all_reduce("inference_all_reduce", tensor, op, group, async_op, timeout, compression)
 
 
 @overload

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.compression import calls as compressed
 from comm_collectives.memory import concatenate
 from comm_collectives.reduction import fold
 from comm_utils.backend import Backend
@@ -23,7 +24,30 @@ __all__ = ["fast_path_of"]
 def fast_path_of(
     backend: Backend, operation: str, detail: object, group: ProcessGroup | None, async_op: bool
 ) -> FastPath | None:
-    """Return the backend's fast path of ``operation``, or one made of others of its; None where there is none."""
+    """Return the backend's fast path of ``operation``, or one made of others of its; None where there is none.
+
+    Where calls are compressed by default, it serves those that are too small for that.
+    """
+    found = _uncompressed_fast_path(backend, operation, detail, group, async_op)
+    limit = compressed.threshold(operation, group)
+    if found is None or limit is None:
+        return found
+    fast = found
+
+    def small(first: Any, *others: Any) -> Any:
+        size = sum(map(_bytes, first)) if isinstance(first, (list, tuple)) else _bytes(first)
+        return size < limit and fast(first, *others)
+
+    return small
+
+
+def _bytes(tensor: Any) -> int:
+    return tensor.nbytes if isinstance(tensor, torch.Tensor) else 0
+
+
+def _uncompressed_fast_path(
+    backend: Backend, operation: str, detail: object, group: ProcessGroup | None, async_op: bool
+) -> FastPath | None:
     found = backend.fast_path(operation, detail, group, async_op)
     if found is not None or async_op or operation not in _DERIVED:
         return found

@@ -7,7 +7,7 @@ from typing import Any, Literal, overload
 import torch
 
 from comm_collectives import traced
-from comm_collectives.annotations import Group, Timeout
+from comm_collectives.annotations import Compressing, Group, Timeout
 from comm_collectives.arguments import (
     check_dtype,
     check_list,
@@ -18,6 +18,8 @@ from comm_collectives.arguments import (
     group_rank_of,
 )
 from comm_collectives.collective import collective
+from comm_collectives.compression import calls as compressed
+from comm_collectives.compression.settings import Compression
 from comm_collectives.memory import StagingBuffer, as_bytes, contiguous_elements, copy_back, copy_if_overlapping
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
@@ -34,6 +36,7 @@ def all_gather(
     async_op: Literal[False] = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> list[torch.Tensor]: ...
 @overload
 def all_gather(
@@ -43,6 +46,7 @@ def all_gather(
     async_op: Literal[True] = ...,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work: ...
 @overload
 def all_gather(
@@ -52,6 +56,7 @@ def all_gather(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> list[torch.Tensor] | Work: ...
 @overload
 def all_gather(
@@ -61,6 +66,7 @@ def all_gather(
     async_op: Literal[False] = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> None: ...
 @overload
 def all_gather(
@@ -70,6 +76,7 @@ def all_gather(
     async_op: Literal[True] = ...,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work: ...
 @overload
 def all_gather(
@@ -79,6 +86,7 @@ def all_gather(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None: ...
 @collective(("tensor_list", "tensor"))
 def all_gather(
@@ -88,6 +96,7 @@ def all_gather(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Any:
     """Collect every rank's tensor on every rank.
 
@@ -98,6 +107,7 @@ def all_gather(
         tensor_list: W tensors of the dtype of ``tensor``; entry r has the size of rank r's tensor (sizes may differ
             between ranks); overwritten.
         tensor: any shape and dtype; only read. In the one-tensor form the same shape on every rank.
+        compression: as for ``all_reduce``; every rank gets what all decode, of its own tensor too.
     """
     if isinstance(tensor_list, torch.Tensor) and not isinstance(tensor, torch.Tensor):
         if isinstance(group, bool):
@@ -109,9 +119,9 @@ def all_gather(
                 f"all_gather: tensor_list: got a tensor, and after it {describe(group)}; expected the list first: "
                 "all_gather(tensor_list, tensor)"
             )
-        return _all_gather_one(tensor_list, group, async_op, timeout)
+        return _all_gather_one(tensor_list, group, async_op, timeout, compression)
     if tensor_list is None and isinstance(tensor, torch.Tensor):
-        return _all_gather_one(tensor, group, async_op, timeout)
+        return _all_gather_one(tensor, group, async_op, timeout, compression)
     backend = enter("all_gather", group, timeout)
     if backend is None:
         return None
@@ -124,6 +134,9 @@ def all_gather(
     )
     native = backend.capabilities(group, tensor.device.type).dtypes
     buffers = [StagingBuffer(output) for output in tensor_list]
+    chosen = compressed.chosen("all_gather", compression, tensor, None, group)
+    if chosen is not None:
+        return _all_gather_compressed(backend, buffers, tensor, group, async_op, chosen, tensor_list)
     sent = as_bytes(_copy_if_overlapping_any(contiguous_elements(tensor), buffers, backend.get_rank(group)), native)
     received = [as_bytes(buffer.memory, native) for buffer in buffers]
     if len({part.numel() for part in received}) == 1:
@@ -133,7 +146,30 @@ def all_gather(
     return deliver(works, copy_back(buffers), tensor_list, async_op)
 
 
-def _all_gather_one(tensor: torch.Tensor, group: Group, async_op: bool, timeout: Timeout) -> Any:
+def _all_gather_compressed(
+    backend: Backend,
+    buffers: list[StagingBuffer],
+    tensor: torch.Tensor,
+    group: Group,
+    async_op: bool,
+    chosen: Compression,
+    result: Any,
+) -> Work | None:
+    targets, source = [buffer.memory for buffer in buffers], contiguous_elements(tensor)
+    finish = copy_back(buffers) or (lambda: None)
+    if len({part.numel() for part in targets}) == 1:
+        source = _copy_if_overlapping_any(source, buffers, backend.get_rank(group))
+        return compressed.all_gather("all_gather", backend, targets, source, group, async_op, chosen, finish, result)
+    source = _copy_if_overlapping_any(source, buffers, -1)
+    sources = [source] * len(targets)
+    return compressed.all_to_all(
+        "all_gather", backend, targets, sources, tensor, group, async_op, chosen, finish, result
+    )
+
+
+def _all_gather_one(
+    tensor: torch.Tensor, group: Group, async_op: bool, timeout: Timeout, compression: Compressing
+) -> Any:
     backend = enter("all_gather", group, timeout)
     if backend is None:
         return None
@@ -141,6 +177,13 @@ def _all_gather_one(tensor: torch.Tensor, group: Group, async_op: bool, timeout:
     native = backend.capabilities(group, tensor.device.type).dtypes
     gathered = torch.empty((backend.get_world_size(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
     parts = list(gathered.unbind(0))
+    chosen = compressed.chosen("all_gather", compression, tensor, None, group)
+    if chosen is not None:
+        targets, source = [part.view(-1) for part in parts], contiguous_elements(tensor)
+        finished = compressed.all_gather(
+            "all_gather", backend, targets, source, group, async_op, chosen, lambda: None, parts
+        )
+        return finished if async_op else parts
     sent, received = as_bytes(contiguous_elements(tensor), native), as_bytes(gathered.view(-1), native)
     work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], None, parts, True) if async_op else parts
@@ -167,6 +210,7 @@ def all_gather_into_tensor(
     async_op: Literal[False] = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> None: ...
 @overload
 def all_gather_into_tensor(
@@ -176,6 +220,7 @@ def all_gather_into_tensor(
     async_op: Literal[True] = ...,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work: ...
 @overload
 def all_gather_into_tensor(
@@ -185,6 +230,7 @@ def all_gather_into_tensor(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None: ...
 @collective(("output_tensor", "input_tensor"), compiled=traced.all_gather_into_tensor)
 def all_gather_into_tensor(
@@ -194,6 +240,7 @@ def all_gather_into_tensor(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None:
     """Collect every rank's tensor, one after the other in rank order, in one tensor on every rank.
 
@@ -201,6 +248,7 @@ def all_gather_into_tensor(
         output_tensor: W times the elements of ``input_tensor``, such as (W*n, ...) or (W, n, ...), same dtype; dense;
             overwritten.
         input_tensor: any shape and dtype, the same on every rank; only read.
+        compression: as for :func:`all_gather`.
     """
     call = "all_gather_into_tensor"
     backend = enter(call, group, timeout)
@@ -214,6 +262,12 @@ def all_gather_into_tensor(
     native = backend.capabilities(group, input_tensor.device.type).dtypes
     buffer = StagingBuffer(output_tensor)
     source = copy_if_overlapping(contiguous_elements(input_tensor), buffer.memory, own_slot=n * backend.get_rank(group))
+    chosen = compressed.chosen(call, compression, input_tensor, None, group)
+    if chosen is not None:
+        targets = [buffer.memory[rank * n : (rank + 1) * n] for rank in range(W)]
+        return compressed.all_gather(
+            call, backend, targets, source, group, async_op, chosen, buffer.copy_back, output_tensor
+        )
     sent, received = as_bytes(source, native), as_bytes(buffer.memory, native)
     work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], copy_back([buffer]), output_tensor, async_op)

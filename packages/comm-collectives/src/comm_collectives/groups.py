@@ -18,6 +18,8 @@ from comm_collectives import arguments
 from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import as_timedelta, describe, enter, integer, is_member
 from comm_collectives.collective import collective
+from comm_collectives.compression import background
+from comm_collectives.compression.defaults import forget_defaults
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_utils.active import slot
 from comm_utils.errors import (
@@ -54,6 +56,8 @@ _made: Counter[tuple[int, ...]] = Counter()
 def forget_groups() -> None:
     """Start counting anew; the store of the next generation is empty."""
     _made.clear()
+    forget_defaults()
+    background.forget()
 
 
 def get_rank(group: Group = None) -> int:
@@ -306,6 +310,8 @@ def destroy_process_group(group: Group = None) -> None:
         return
     if group is None:
         forget_groups()
+    else:
+        background.forget(group)
     backend.destroy_process_group(group)
 
 

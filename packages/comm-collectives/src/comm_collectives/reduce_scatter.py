@@ -7,9 +7,10 @@ from typing import Any, Literal, overload
 import torch
 
 from comm_collectives import reduction, traced
-from comm_collectives.annotations import Group, Op, Timeout
+from comm_collectives.annotations import Compressing, Group, Op, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.collective import collective
+from comm_collectives.compression import calls as compressed
 from comm_collectives.memory import StagingBuffer, contiguous_elements, copy_if_overlapping
 from comm_collectives.work import After, run
 from comm_utils.backend import Work
@@ -28,6 +29,7 @@ def reduce_scatter(
     async_op: Literal[False] = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> None: ...
 @overload
 def reduce_scatter(
@@ -38,6 +40,7 @@ def reduce_scatter(
     async_op: Literal[True] = ...,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work: ...
 @overload
 def reduce_scatter(
@@ -48,6 +51,7 @@ def reduce_scatter(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None: ...
 @collective(("output", "input_list"), "op")
 def reduce_scatter(
@@ -58,6 +62,7 @@ def reduce_scatter(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None:
     """Reduce over all ranks and leave part r of the result on rank r.
 
@@ -65,10 +70,10 @@ def reduce_scatter(
         output: any shape; dense; overwritten with this rank's part.
         input_list: W tensors, entry r of the size of rank r's ``output`` (sizes may differ); or one tensor of W times
             the elements of ``output``. Same dtype as ``output``; only read.
-        op: as for ``all_reduce``.
+        op, compression: as for ``all_reduce``.
     """
     if isinstance(input_list, torch.Tensor):
-        return _reduce_scatter_tensor("reduce_scatter", output, input_list, op, group, async_op, timeout)
+        return _reduce_scatter_tensor("reduce_scatter", output, input_list, op, group, async_op, timeout, compression)
     backend = enter("reduce_scatter", group, timeout)
     if backend is None:
         return None
@@ -78,6 +83,21 @@ def reduce_scatter(
     check_numel("reduce_scatter", f"input_list[{rank}]", input_list[rank], output.numel(), "the size of output")
     buffer = StagingBuffer(output)
     reduce_op = parse_reduce_op(op, "reduce_scatter")
+    chosen = compressed.chosen("reduce_scatter", compression, output, reduce_op, group)
+    if chosen is not None:
+        slices = [copy_if_overlapping(contiguous_elements(one), buffer.memory) for one in input_list]
+        return compressed.reduce_scatter(
+            "reduce_scatter",
+            backend,
+            buffer.memory,
+            slices,
+            output,
+            reduce_op,
+            group,
+            async_op,
+            chosen,
+            buffer.copy_back,
+        )
     work = reduction.reduce_scatter(backend, buffer.memory, input_list, reduce_op, group, async_op)
     return _deliver_staged(work, buffer, output, async_op)
 
@@ -91,6 +111,7 @@ def reduce_scatter_tensor(
     async_op: Literal[False] = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> None: ...
 @overload
 def reduce_scatter_tensor(
@@ -101,6 +122,7 @@ def reduce_scatter_tensor(
     async_op: Literal[True] = ...,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work: ...
 @overload
 def reduce_scatter_tensor(
@@ -111,6 +133,7 @@ def reduce_scatter_tensor(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None: ...
 @collective(("output", "input"), "op", compiled=traced.reduce_scatter_tensor)
 def reduce_scatter_tensor(
@@ -121,15 +144,16 @@ def reduce_scatter_tensor(
     async_op: bool = False,
     *,
     timeout: Timeout = None,
+    compression: Compressing = None,
 ) -> Work | None:
     """:func:`reduce_scatter` of one tensor.
 
     Args:
         output: any shape, n elements; dense; overwritten with elements r*n to (r+1)*n of the result on rank r.
         input: W*n elements of the dtype of ``output``, the same shape on every rank; only read.
-        op: as for ``all_reduce``.
+        op, compression: as for ``all_reduce``.
     """
-    return _reduce_scatter_tensor("reduce_scatter_tensor", output, input, op, group, async_op, timeout)
+    return _reduce_scatter_tensor("reduce_scatter_tensor", output, input, op, group, async_op, timeout, compression)
 
 
 def _reduce_scatter_tensor(
@@ -140,6 +164,7 @@ def _reduce_scatter_tensor(
     group: Group,
     async_op: bool,
     timeout: Timeout,
+    compression: Compressing,
 ) -> Work | None:
     backend = enter(call, group, timeout)
     if backend is None:
@@ -157,6 +182,12 @@ def _reduce_scatter_tensor(
     buffer = StagingBuffer(output)
     reduce_op = parse_reduce_op(op, call)
     source = copy_if_overlapping(contiguous_elements(input), buffer.memory)
+    chosen = compressed.chosen(call, compression, input, reduce_op, group)
+    if chosen is not None:
+        slices = torch.split(source, output.numel()) if output.numel() else [source] * W
+        return compressed.reduce_scatter(
+            call, backend, buffer.memory, slices, input, reduce_op, group, async_op, chosen, buffer.copy_back
+        )
     work = reduction.reduce_scatter_tensor(backend, buffer.memory, source, reduce_op, group, async_op, call)
     return _deliver_staged(work, buffer, output, async_op)
 

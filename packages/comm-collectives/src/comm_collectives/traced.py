@@ -53,20 +53,34 @@ def _c10d_op(op: Any) -> Any:
 
 
 def all_reduce(
-    tensor: torch.Tensor, op: Any, group: ProcessGroup | None, async_op: bool, timeout: float | timedelta | None
+    tensor: torch.Tensor,
+    op: Any,
+    group: ProcessGroup | None,
+    async_op: bool,
+    timeout: float | timedelta | None,
+    compression: Any = None,
 ) -> Work | None:
-    if async_op or timeout is not None or not _traceable("all_reduce", op, group, tensor):
-        outcome: Work | None = graph_breaks.all_reduce(tensor, op, group, async_op, timeout=timeout)
+    if async_op or timeout is not None or compression is not None or not _traceable("all_reduce", op, group, tensor):
+        outcome: Work | None = graph_breaks.all_reduce(
+            tensor, op, group, async_op, timeout=timeout, compression=compression
+        )
         return outcome
     c10d.all_reduce(tensor, op=_c10d_op(op), group=group)
     return None
 
 
 def inference_all_reduce(
-    tensor: torch.Tensor, op: Any, group: ProcessGroup | None, async_op: bool, timeout: float | timedelta | None
+    tensor: torch.Tensor,
+    op: Any,
+    group: ProcessGroup | None,
+    async_op: bool,
+    timeout: float | timedelta | None,
+    compression: Any = None,
 ) -> Work | None:
-    if async_op or timeout is not None or not _traceable("all_reduce", op, group, tensor):
-        outcome: Work | None = graph_breaks.inference_all_reduce(tensor, op, group, async_op, timeout=timeout)
+    if async_op or timeout is not None or compression is not None or not _traceable("all_reduce", op, group, tensor):
+        outcome: Work | None = graph_breaks.inference_all_reduce(
+            tensor, op, group, async_op, timeout=timeout, compression=compression
+        )
         return outcome
     c10d.all_reduce(tensor, op=_c10d_op(op), group=group)
     return None
@@ -78,15 +92,19 @@ def all_gather_into_tensor(
     group: ProcessGroup | None,
     async_op: bool,
     timeout: float | timedelta | None,
+    compression: Any = None,
 ) -> Work | None:
     call = "all_gather_into_tensor"
     if (
         async_op
         or timeout is not None
+        or compression is not None
         or not _traceable(call, graph_breaks.NO_OP, group, output, input)
         or output.numel() != c10d.get_world_size(group) * input.numel()
     ):
-        outcome: Work | None = graph_breaks.all_gather_into_tensor(output, input, group, async_op, timeout=timeout)
+        outcome: Work | None = graph_breaks.all_gather_into_tensor(
+            output, input, group, async_op, timeout=timeout, compression=compression
+        )
         return outcome
     c10d.all_gather_into_tensor(output.view(-1), input.view(-1), group=group)
     return None
@@ -99,15 +117,19 @@ def reduce_scatter_tensor(
     group: ProcessGroup | None,
     async_op: bool,
     timeout: float | timedelta | None,
+    compression: Any = None,
 ) -> Work | None:
     call = "reduce_scatter_tensor"
     if (
         async_op
         or timeout is not None
+        or compression is not None
         or not _traceable(call, op, group, output, input)
         or input.numel() != c10d.get_world_size(group) * output.numel()
     ):
-        outcome: Work | None = graph_breaks.reduce_scatter_tensor(output, input, op, group, async_op, timeout=timeout)
+        outcome: Work | None = graph_breaks.reduce_scatter_tensor(
+            output, input, op, group, async_op, timeout=timeout, compression=compression
+        )
         return outcome
     c10d.reduce_scatter_tensor(output.view(-1), input.view(-1), op=_c10d_op(op), group=group)
     return None
@@ -121,17 +143,26 @@ def all_to_all_single(
     group: ProcessGroup | None,
     async_op: bool,
     timeout: float | timedelta | None,
+    compression: Any = None,
 ) -> Work | None:
     if (
         async_op
         or timeout is not None
+        or compression is not None
         or not _traceable("all_to_all_single", graph_breaks.NO_OP, group, output, input)
         or output.shape[1:] != input.shape[1:]
         or not _split(output, output_split_sizes, group)
         or not _split(input, input_split_sizes, group)
     ):
         outcome: Work | None = graph_breaks.all_to_all_single(
-            output, input, output_split_sizes, input_split_sizes, group, async_op, timeout=timeout
+            output,
+            input,
+            output_split_sizes,
+            input_split_sizes,
+            group,
+            async_op,
+            timeout=timeout,
+            compression=compression,
         )
         return outcome
     c10d.all_to_all_single(output, input, output_split_sizes, input_split_sizes, group=group)

@@ -1,16 +1,22 @@
-"""The compression keys: understood, and refused by name while nothing serves them."""
+"""What is compressed: `communication_data_type` and `compress_communication`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from comm_config.errors import ConfigError
-from comm_config.fields import Section, lower_case
+from comm_config.fields import Section, lower_case, not_a_flag
 
-__all__ = ["UNION_TAGS", "CompressionConfig", "CompressionSetting", "DataType", "refuse_unserved"]
+__all__ = [
+    "UNION_TAGS",
+    "CompressionConfig",
+    "CompressionSetting",
+    "DataType",
+    "check_options",
+    "compression_options",
+]
 
 _DATA_TYPE_ALIASES = {
     "float32": "fp32",
@@ -36,16 +42,39 @@ def _method_name(value: object) -> object:
 DataType = Annotated[Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4"], BeforeValidator(_data_type_name)]
 
 
+_Positive = Annotated[int, Field(ge=1), not_a_flag]
+
+_WITH_BLOCKS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit")
+_WITH_FEEDBACK = ("onebit", "topk", "powersgd")
+_LARGEST_BLOCK = 4096
+
+
 class CompressionConfig(Section):
-    """Settings of compression. Not served yet: a configuration that asks for it is refused."""
+    """Settings of compression, on where the section is present."""
 
     method: Annotated[
-        Literal["fp16", "bf16", "fp8", "int8", "int4", "onebit", "topk", "powersgd"] | None,
+        Literal["fp16", "bf16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit", "topk", "powersgd"] | None,
         BeforeValidator(_method_name),
-    ] = Field(default=None, description="Codec; null leaves the choice to the library.")
-    error_feedback: bool = Field(
-        default=False, description="Add what one exchange lost to the gradients of the next one."
+    ] = Field(default=None, description="Codec; null for `communication_data_type`, else fp16.")
+    block_size: _Positive | None = Field(
+        default=None, description="Elements that share a scale, a multiple of 16 up to 4096; null leaves it to the codec."
     )
+    error_feedback: bool | None = Field(
+        default=None, description="Add what one exchange lost to the next one; null where the codec needs it."
+    )
+    min_size_bytes: Annotated[int, Field(ge=0), not_a_flag] = Field(
+        default=65536, description="Smaller tensors travel as they are."
+    )
+    ratio: Annotated[float, Field(gt=0, le=1), not_a_flag] | None = Field(
+        default=None, description="Share of the elements that topk sends; null for 0.01."
+    )
+    rank: _Positive | None = Field(default=None, description="Rank of the matrices of powersgd; null for 4.")
+
+    @model_validator(mode="after")
+    def _fits_the_method(self) -> CompressionConfig:
+        if self.method is not None:
+            check_options(self.method, self)
+        return self
 
 
 UNION_TAGS = frozenset({"boolean", "object"})
@@ -61,21 +90,31 @@ CompressionSetting = Annotated[
 ]
 
 
-def refuse_unserved(settings: Mapping[str, Any], sources: Mapping[str, str]) -> None:
-    """Raise for a setting that asks for compression.
+def check_options(method: str, given: CompressionConfig) -> None:
+    """Raise where ``given`` has an option that ``method`` does not.
 
-    :param settings: the top-level settings in effect, by key
-    :param sources: where each of them was read, by key
-    :raises ConfigError: one of them asks for compression
+    :raises ValueError: names the option
     """
-    for key, off in (("communication_data_type", "fp32"), ("compress_communication", False)):
-        value = settings.get(key)
-        if value is None or value == off:
-            continue
-        got = value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
-        spelled = '"fp32"' if off == "fp32" else "false"
-        raise ConfigError.at(
-            sources.get(key, ""),
-            key,
-            f"got {got!r}, but compressed communication is not served yet; remove the key or set it to {spelled}",
-        )
+    if given.block_size is not None and method not in _WITH_BLOCKS:
+        raise ValueError(f"block_size is not for {method!r}, but for {', '.join(map(repr, _WITH_BLOCKS))}")
+    if given.block_size is not None and (given.block_size % 16 or given.block_size > _LARGEST_BLOCK):
+        raise ValueError(f"block_size: got {given.block_size}, expected a multiple of 16 up to {_LARGEST_BLOCK}")
+    for option, owner in (("ratio", "topk"), ("rank", "powersgd")):
+        if getattr(given, option) is not None and method != owner:
+            raise ValueError(f"{option} is not for {method!r}, but for {owner!r}")
+    if given.error_feedback is False and method in _WITH_FEEDBACK:
+        raise ValueError(f"error_feedback cannot be off for {method!r}, whose results are of no use without it")
+
+
+def compression_options(data_type: str | None, setting: bool | CompressionConfig) -> dict[str, Any] | None:
+    """Return the arguments of `comm_collectives.Compression` for a configuration; None for no compression.
+
+    :param data_type: `communication_data_type`
+    :param setting: `compress_communication`
+    """
+    wanted = None if data_type in (None, "fp32") else data_type
+    if isinstance(setting, CompressionConfig):
+        return {**setting.model_dump(), "method": setting.method or wanted or "fp16"}
+    if not setting and wanted is None:
+        return None
+    return {"method": wanted or "fp16", "min_size_bytes": CompressionConfig().min_size_bytes}

@@ -8,7 +8,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
-from comm_config.compression import CompressionSetting, DataType
+from comm_config.compression import (
+    CompressionConfig,
+    CompressionSetting,
+    DataType,
+    check_options,
+    compression_options,
+)
 from comm_config.fields import Positive, Seconds, Section, Text, lower_case, not_a_flag
 from comm_config.network import NetworkConfig
 
@@ -145,14 +151,25 @@ class CommConfig(Section):
     objects: ObjectsConfig = Field(default_factory=ObjectsConfig, description="Python objects sent between ranks.")
     communication_data_type: DataType | None = Field(
         default=None,
-        description="Data type on the wire. Only 'fp32' (no compression) is served yet; anything else is refused.",
+        description="Data type in which float tensors travel; 'fp32' or null for their own.",
     )
     compress_communication: CompressionSetting = Field(
-        default=False, description="Compress communication. Only false is served yet; anything else is refused."
+        default=False, description="Compress what float tensors send; true is `communication_data_type`, else fp16."
     )
 
     # Where each setting was read, by dotted key; None in a configuration that load_config did not make.
     _sources: dict[str, str] | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _compression_fits(self) -> CommConfig:
+        found = self.compression()
+        if found is not None and isinstance(self.compress_communication, CompressionConfig):
+            check_options(found["method"], self.compress_communication)
+        return self
+
+    def compression(self) -> dict[str, Any] | None:
+        """Return the arguments of `comm_collectives.Compression` that these settings stand for; None for none."""
+        return compression_options(self.communication_data_type, self.compress_communication)
 
     @model_validator(mode="before")
     @classmethod

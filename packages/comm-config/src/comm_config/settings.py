@@ -48,11 +48,13 @@ class Settings:
     :param sections: values by section and key
     :param sources: where each was read, by dotted key, as `sources_of` says it
     :param variables: to set for the communication libraries, as `network_environment` says it
+    :param compression: the arguments of `comm_collectives.Compression`; None for no compression
     """
 
     sections: Mapping[str, SimpleNamespace]
     sources: Mapping[str, str]
     variables: Mapping[str, str]
+    compression: Mapping[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.sections:
@@ -106,4 +108,4 @@ def _loaded(source: Any, environ: Mapping[str, str], overrides: Mapping[str, Any
 
     config = load_config(source, environ=environ, overrides=overrides)
     values = {section: SimpleNamespace(**config.model_dump()[section]) for section in DEFAULTS}
-    return Settings(values, sources_of(config), network_environment(config, environ))
+    return Settings(values, sources_of(config), network_environment(config, environ), config.compression())

@@ -1,0 +1,6 @@
+"""Compressed collectives: codecs, what users ask for, and how encoded pieces travel."""
+
+from comm_collectives.compression.codec import ENTRY_POINT_GROUP, Codec, codec_names, make_codec
+from comm_collectives.compression.settings import Compression
+
+__all__ = ["ENTRY_POINT_GROUP", "Codec", "Compression", "codec_names", "make_codec"]

@@ -7,7 +7,7 @@ import hashlib
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_utils.backend import Backend
+from comm_utils.backend import Backend, Work
 from comm_utils.errors import CollectiveMismatchError
 
 __all__ = ["Agreement"]
@@ -25,7 +25,7 @@ class Agreement:
 
     def __init__(self, backend: Backend, group: ProcessGroup | None, what: str) -> None:
         self._backend, self._group, self._what = backend, group, what
-        self._work = None
+        self._work: Work | None = None
         self._gather(0)
 
     def _gather(self, number: int) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch.distributed import ProcessGroup
@@ -38,10 +39,12 @@ class Feedback:
     Attributes:
         local: of what this rank sent, float32, as many elements as the tensor.
         reduced: of the sum that this rank sent to all, float32, as many elements as its slice.
+        average: whether the result is an average, which ``reduced`` is of, too.
     """
 
     local: torch.Tensor
     reduced: torch.Tensor
+    average: bool = False
 
 
 @dataclass
@@ -89,8 +92,8 @@ class Link:
         Args:
             even: all of these are equal on all ranks.
         """
-        splits = (None, None) if even else (columns, rows)
-        work = self.backend.all_to_all_single(received, sent, *splits, self.group, True)
+        takes, gives = (None, None) if even else (columns, rows)
+        work = self.backend.all_to_all_single(received, sent, takes, gives, self.group, True)
         assert work is not None
         return work
 
@@ -105,7 +108,7 @@ def all_reduce(link: Link, elements: torch.Tensor, average: bool, feedback: Feed
     """Overwrite ``elements``, (n,), with their sum or average over all ranks."""
     size = link.slice_elements(elements.numel())
     begins = [min(rank * size, elements.numel()) for rank in range(link.size + 1)]
-    slices = [elements[begin:end] for begin, end in zip(begins, begins[1:], strict=False)]
+    slices = [elements[begin:end] for begin, end in pairwise(begins)]
     _reduce(link, slices, slices, average, feedback, f"all_reduce of {elements.numel()} {elements.dtype}", True)
 
 

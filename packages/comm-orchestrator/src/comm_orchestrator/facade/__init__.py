@@ -18,6 +18,7 @@ from torch.distributed import (
 )
 
 from comm_collectives import (
+    Compression,
     P2POp,
     all_gather,
     all_gather_coalesced,
@@ -55,6 +56,7 @@ from comm_collectives import (
     reduce_scatter_tensor,
     scatter,
     send,
+    set_compression,
     shared_memory_stats,
     split_group,
 )
@@ -149,6 +151,7 @@ __all__ = [
     "CollectiveMismatchError",
     "CommError",
     "CommTimeoutError",
+    "Compression",
     "ConfigurationError",
     "FileStore",
     "GradBucket",
@@ -249,6 +252,7 @@ __all__ = [
     "send",
     "send_object_list",
     "set_backend",
+    "set_compression",
     "set_object_policy",
     "shared_memory_stats",
     "split_group",

@@ -10,6 +10,7 @@ import torch.distributed as c10d
 from torch.distributed import ProcessGroup, Store
 
 import comm_collectives
+import comm_config
 from comm_collectives import arguments, groups, object_codec
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_orchestrator import orchestrator, selector
@@ -156,11 +157,19 @@ def _initialize(options: orchestrator.InitOptions) -> None:
     if not result.fresh:
         if comms_log.named(settings):
             comms_log.begin(settings)
+        _compress(settings)
         return
     groups.forget_groups()
+    _compress(settings)
     object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
     comms_log.begin(settings)
     comms_log.begin_trace(settings)
+
+
+def _compress(settings: comm_config.Settings) -> None:
+    """Compress what the configuration says; nothing changes where it says nothing."""
+    if settings.compression is not None:
+        comm_collectives.set_compression(comm_collectives.Compression(**settings.compression))
 
 
 @with_keyword_errors

@@ -29,6 +29,7 @@ _TAG = Argument("tag", Role.TAG)
 _GROUP = Argument("group", Role.GROUP)
 _ASYNC = Argument("async_op", Role.ASYNC_OP)
 _TIMEOUT = Argument("timeout", Role.TIMEOUT)
+_COMPRESSION = Argument("compression", Role.OPTION)
 _USUAL = (_GROUP, _ASYNC)
 
 
@@ -46,7 +47,7 @@ _REDUCING = (
     OperationSpec(
         "all_reduce",
         patterns.ALL_REDUCE,
-        (_TENSOR, _OP, *_USUAL, _TIMEOUT),
+        (_TENSOR, _OP, *_USUAL, _TIMEOUT, _COMPRESSION),
         primitive=True,
         benchmarked=True,
         native_code=0,
@@ -54,7 +55,7 @@ _REDUCING = (
     OperationSpec(
         "inference_all_reduce",
         patterns.ALL_REDUCE,
-        (_TENSOR, _OP, *_USUAL, _TIMEOUT),
+        (_TENSOR, _OP, *_USUAL, _TIMEOUT, _COMPRESSION),
         measured_as="all_reduce",
         travels_as=("all_reduce",),
     ),
@@ -95,6 +96,7 @@ _ALL_GATHER = (
             _tensor("input_tensor", _IN, aliases=("input", "tensor")),
             *_USUAL,
             _TIMEOUT,
+            _COMPRESSION,
         ),
         torch_names=("all_gather_single", "all_gather_into_tensor"),
         deepspeed_names=("allgather_fn",),
@@ -107,7 +109,7 @@ _ALL_GATHER = (
     OperationSpec(
         "all_gather",
         patterns.ALL_GATHER,
-        (_tensor("tensor_list", _OUT, _PER_RANK), _tensor("tensor", _IN), *_USUAL, _TIMEOUT),
+        (_tensor("tensor_list", _OUT, _PER_RANK), _tensor("tensor", _IN), *_USUAL, _TIMEOUT, _COMPRESSION),
         measured_as="all_gather_into_tensor",
         travels_as=("all_gather", "all_gather_into_tensor"),
         primitive=True,
@@ -136,6 +138,7 @@ _REDUCE_SCATTER = (
             _OP,
             *_USUAL,
             _TIMEOUT,
+            _COMPRESSION,
         ),
         torch_names=("reduce_scatter_single", "reduce_scatter_tensor"),
         deepspeed_names=("reduce_scatter_fn",),
@@ -154,6 +157,7 @@ _REDUCE_SCATTER = (
             _OP,
             *_USUAL,
             _TIMEOUT,
+            _COMPRESSION,
         ),
         measured_as="reduce_scatter_tensor",
         travels_as=("reduce_scatter_tensor", "all_to_all_single"),
@@ -178,6 +182,7 @@ _ALL_TO_ALL = (
             Argument("input_split_sizes", Role.INPUT_SPLITS),
             *_USUAL,
             _TIMEOUT,
+            _COMPRESSION,
         ),
         primitive=True,
         benchmarked=True,
@@ -192,6 +197,7 @@ _ALL_TO_ALL = (
             _tensor("input_tensor_list", _IN, _PER_RANK, ("input_list",)),
             *_USUAL,
             _TIMEOUT,
+            _COMPRESSION,
         ),
         measured_as="all_to_all_single",
         travels_as=("all_to_all_single",),

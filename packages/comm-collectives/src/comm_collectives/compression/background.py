@@ -1,0 +1,111 @@
+"""Compressed collectives that were started and go on while the caller computes.
+
+They take several exchanges, which other calls must not come between: so each group has a thread, which does one call
+after the other, and a second group of the same ranks, which nobody else uses.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import ProcessGroup
+
+from comm_utils.errors import CommTimeoutError
+from comm_utils.given import seconds_to_wait
+
+__all__ = ["BackgroundWork", "forget", "start"]
+
+_Call = tuple[Callable[[ProcessGroup], None], "BackgroundWork"]
+
+
+class BackgroundWork:
+    """The handle of a call that a thread does."""
+
+    def __init__(self, name: str, result: Any) -> None:
+        self._name, self._result = name, result
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    def finish(self, error: BaseException | None) -> None:
+        """Note the end of the call, from its thread."""
+        self._error = error
+        self._done.set()
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        limit_s = seconds_to_wait(timeout)
+        if not self._done.wait(limit_s):
+            raise CommTimeoutError(
+                f"{self._name} did not finish within {limit_s:g} s; it is still under way and may be waited for again"
+            )
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def exception(self) -> BaseException | None:
+        return self._error if self._done.is_set() else None
+
+    def result(self) -> Any:
+        self.wait()
+        return self._result
+
+
+class _Worker:
+    def __init__(self, group: ProcessGroup) -> None:
+        self._group = group
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="comm-compression", daemon=True).start()
+
+    def start(self, call: Callable[[ProcessGroup], None], work: BackgroundWork) -> None:
+        self._calls.put((call, work))
+
+    def end(self) -> None:
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (one := self._calls.get()) is not None:
+            call, work = one
+            error: BaseException | None = None
+            try:
+                call(self._group)
+            except BaseException as raised:
+                error = raised
+            work.finish(error)
+            del one, call, work, error
+
+
+# By group; None is the world group.
+_workers: dict[ProcessGroup | None, _Worker] = {}
+
+
+def start(
+    name: str,
+    group: ProcessGroup | None,
+    make_group: Callable[[], ProcessGroup],
+    call: Callable[[ProcessGroup], None],
+    result: Any,
+) -> BackgroundWork:
+    """Start ``call``, which gets the group to communicate in, after those of ``group`` that were started before.
+
+    Args:
+        make_group: makes a group of the same ranks; called at the first call of a group, on all of its ranks.
+    """
+    worker = _workers.get(group)
+    if worker is None:
+        worker = _workers[group] = _Worker(make_group())
+    work = BackgroundWork(name, result)
+    worker.start(call, work)
+    return work
+
+
+def forget(group: ProcessGroup | None = None) -> None:
+    """End the thread of ``group``, which is destroyed; all of them where that is the world group."""
+    ending = list(_workers) if group is None else [one for one in _workers if one is group]
+    for one in ending:
+        _workers.pop(one).end()

@@ -1,0 +1,253 @@
+"""Collectives with compression, for arguments that are checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives import reduction
+from comm_collectives.compression import background, low_rank, pipeline
+from comm_collectives.compression.defaults import default_of
+from comm_collectives.compression.pipeline import Link
+from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
+from comm_collectives.memory import memory_view
+from comm_collectives.work import Completed
+from comm_utils.backend import Backend, Work
+from comm_utils.errors import ArgumentError
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["all_gather", "all_reduce", "all_to_all", "chosen", "reduce_scatter", "threshold"]
+
+#: Dtypes that are compressed; others are exact, or have no place in a format.
+DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
+_OPS = frozenset((ReduceOp.SUM, ReduceOp.AVG))
+_REDUCING = frozenset(("all_reduce", "inference_all_reduce", "reduce_scatter", "reduce_scatter_tensor"))
+
+
+_MOVING = frozenset(("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single"))
+
+
+def threshold(operation: str, group: ProcessGroup | None) -> int | None:
+    """Return from how many bytes on calls are compressed by default, so that no fast path serves them; None: none."""
+    found = default_of(group)
+    return None if found is None or not _serves(found, operation) else found.min_size_bytes
+
+
+def _serves(compression: Compression, operation: str) -> bool:
+    codec = compression.codec
+    if codec is None:
+        return operation in ("all_reduce", "inference_all_reduce")
+    return operation in _REDUCING or (codec.gathers and operation in _MOVING)
+
+
+def chosen(
+    call: str, given: Any, tensor: torch.Tensor, op: ReduceOp | None, group: ProcessGroup | None
+) -> Compression | None:
+    """Return what compresses a call; None for nothing.
+
+    Args:
+        given: the call's own ``compression``.
+        op: of a reduction.
+
+    Raises:
+        ArgumentError: it was asked for in this call, and there is none for its dtype, op or operation.
+    """
+    asked = given is not None
+    found = as_compression(call, given) if asked else default_of(group)
+    if found is None:
+        return None
+    refusal = ""
+    if tensor.dtype not in DTYPES:
+        refusal = f"got a tensor of {tensor.dtype}; {found.method} compresses float32, float16 and bfloat16"
+    elif op is not None and op not in _OPS:
+        refusal = f"got op {op.value!r}; {found.method} compresses sums and averages"
+    elif not _serves(found, call):
+        served = "all_reduce" if found.method == POWERSGD else "all_reduce and reduce_scatter"
+        refusal = f"{found.method} compresses {served} alone"
+    if not refusal:
+        return found if tensor.nbytes >= found.min_size_bytes else None
+    if asked:
+        raise ArgumentError(f"{call}: compression: {refusal}")
+    return None
+
+
+def _make_link(backend: Backend, compression: Compression, group: ProcessGroup | None) -> Link:
+    assert compression.codec is not None
+    return Link(backend, group, compression.codec)
+
+
+def _run(
+    call: str,
+    backend: Backend,
+    group: ProcessGroup | None,
+    counted: torch.Tensor,
+    op: ReduceOp | None,
+    async_op: bool,
+    compression: Compression,
+    wire_bytes: int,
+    body: Callable[[Backend, ProcessGroup | None], None],
+    result: Any,
+) -> Work | None:
+    """Do ``body``, now or in the group's thread, and have it recorded as one call of the user's."""
+
+    def started(inner: Backend) -> Work | None:
+        if not async_op:
+            with torch.inference_mode():  # outside of it, tensors made inside of it cannot be written
+                body(inner, group)
+            return None
+        if counted.device.type != "cpu":  # what the current stream orders, another thread's would not
+            with torch.inference_mode():
+                body(inner, group)
+            return Completed(result)
+
+        def in_thread(own: ProcessGroup) -> None:
+            with torch.inference_mode():
+                body(inner, own)
+
+        return background.start(call, group, lambda: _same_ranks(backend, group), in_thread, result)
+
+    observe = getattr(type(backend), "observe_compressed", None)
+    if observe is None:
+        return started(backend)
+    outcome: Work | None = observe(backend, call, group, counted, op, async_op, repr(compression), wire_bytes, started)
+    return outcome
+
+
+def _same_ranks(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
+    from comm_collectives.groups import make_group  # which imports what imports this module
+
+    ranks = backend.get_process_group_ranks(group)
+    made: ProcessGroup = make_group("new_group", ranks, None, None, None, "compressed collectives in the background")
+    return made
+
+
+def all_reduce(
+    call: str,
+    backend: Backend,
+    tensor: torch.Tensor,
+    op: ReduceOp,
+    group: ProcessGroup | None,
+    async_op: bool,
+    compression: Compression,
+) -> Work | None:
+    """Reduce a dense ``tensor`` in place, in the order of its memory."""
+    elements, average = memory_view(tensor), op is ReduceOp.AVG
+    size = backend.get_world_size(group)
+    if compression.codec is None:
+        return _all_reduce_low_rank(call, backend, tensor, elements, op, group, async_op, compression)
+    sizing = _make_link(backend, compression, group)
+    length = sizing.slice_elements(elements.numel())
+    owned = max(0, min(elements.numel(), (sizing.rank + 1) * length) - sizing.rank * length)
+    feedback = compression.feedback(tensor, tensor.numel(), owned, average)
+    wire_bytes = 2 * (size - 1) * sizing.wire_bytes(length)
+
+    def body(inner: Backend, used: ProcessGroup | None) -> None:
+        if size > 1:
+            pipeline.all_reduce(_make_link(inner, compression, used), elements, average, feedback)
+
+    return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
+
+
+def _all_reduce_low_rank(
+    call: str,
+    backend: Backend,
+    tensor: torch.Tensor,
+    elements: torch.Tensor,
+    op: ReduceOp,
+    group: ProcessGroup | None,
+    async_op: bool,
+    compression: Compression,
+) -> Work | None:
+    size = backend.get_world_size(group)
+    state = compression.low_rank(tensor, op is ReduceOp.AVG)
+    count = low_rank.factor_elements(tensor.shape, compression.rank) or tensor.numel()
+
+    def body(inner: Backend, used: ProcessGroup | None) -> None:
+        def reduce(part: torch.Tensor) -> None:
+            reduction.all_reduce(inner, part, ReduceOp.SUM, used, False, call)
+
+        if size > 1:
+            low_rank.all_reduce(reduce, tensor, elements, op is ReduceOp.AVG, size, compression.rank, state)
+
+    wire_bytes = 2 * (size - 1) * 4 * count // size
+    return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
+
+
+def reduce_scatter(
+    call: str,
+    backend: Backend,
+    output: torch.Tensor,
+    slices: Sequence[torch.Tensor],
+    counted: torch.Tensor,
+    op: ReduceOp,
+    group: ProcessGroup | None,
+    async_op: bool,
+    compression: Compression,
+    finish: Callable[[], None],
+) -> Work | None:
+    """Reduce entry r of every rank's ``slices`` into ``output``, (n,), of rank r, and then ``finish``."""
+    feedback = compression.feedback(slices[0], sum(one.numel() for one in slices), 0, op is ReduceOp.AVG)
+    sizing = _make_link(backend, compression, group)
+    wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(slices) if rank != sizing.rank)
+
+    def body(inner: Backend, used: ProcessGroup | None) -> None:
+        link = _make_link(inner, compression, used)
+        if link.size > 1:
+            pipeline.reduce_scatter(link, output, slices, op is ReduceOp.AVG, feedback)
+        else:
+            output.copy_(slices[0])
+        finish()
+
+    return _run(call, backend, group, counted, op, async_op, compression, wire_bytes, body, output)
+
+
+def all_gather(
+    call: str,
+    backend: Backend,
+    targets: Sequence[torch.Tensor],
+    source: torch.Tensor,
+    group: ProcessGroup | None,
+    async_op: bool,
+    compression: Compression,
+    finish: Callable[[], None],
+    result: Any,
+) -> Work | None:
+    """Overwrite ``targets[r]``, (n,), with ``source``, (n,), of rank r, and then ``finish``."""
+    sizing = _make_link(backend, compression, group)
+    wire_bytes = (sizing.size - 1) * sizing.wire_bytes(source.numel())
+
+    def body(inner: Backend, used: ProcessGroup | None) -> None:
+        link = _make_link(inner, compression, used)
+        if link.size > 1:
+            pipeline.all_gather(link, targets, source)
+        else:
+            targets[0].copy_(source)
+        finish()
+
+    return _run(call, backend, group, source, None, async_op, compression, wire_bytes, body, result)
+
+
+def all_to_all(
+    call: str,
+    backend: Backend,
+    targets: Sequence[torch.Tensor],
+    sources: Sequence[torch.Tensor],
+    counted: torch.Tensor,
+    group: ProcessGroup | None,
+    async_op: bool,
+    compression: Compression,
+    finish: Callable[[], None],
+    result: Any,
+) -> Work | None:
+    """Overwrite ``targets[r]`` with the entry for this rank of the ``sources`` of rank r, and then ``finish``."""
+    sizing = _make_link(backend, compression, group)
+    wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(sources) if rank != sizing.rank)
+
+    def body(inner: Backend, used: ProcessGroup | None) -> None:
+        pipeline.all_to_all(_make_link(inner, compression, used), targets, sources)
+        finish()
+
+    return _run(call, backend, group, counted, None, async_op, compression, wire_bytes, body, result)

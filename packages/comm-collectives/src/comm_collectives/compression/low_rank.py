@@ -1,0 +1,92 @@
+"""PowerSGD: an all_reduce of two narrow factors in place of a matrix.
+
+Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization", NeurIPS
+2019, algorithm 1, with the warm start of section 4.2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["LowRank", "all_reduce", "factor_elements", "matrix_shape"]
+
+
+@dataclass
+class LowRank:
+    """The state of one tensor.
+
+    Attributes:
+        local: what the factors have lost of what this rank sent, float32, as many elements as the tensor.
+        factor: the second factor of the last call, float32, (columns, rank), the same on every rank; empty at first.
+    """
+
+    local: torch.Tensor
+    factor: torch.Tensor
+    average: bool = False
+
+
+def matrix_shape(shape: torch.Size) -> tuple[int, int]:
+    """Return the rows and columns of the matrix that a tensor is taken for.
+
+    The first dimension by all others; a tensor of one dimension is made nearly square, and padded with zeros.
+    """
+    count = math.prod(shape)
+    if len(shape) >= 2 and shape[0] > 1 and count > shape[0]:
+        return shape[0], count // shape[0]
+    rows = max(1, math.isqrt(count))
+    return rows, -(-count // rows)
+
+
+def factor_elements(shape: torch.Size, rank: int) -> int:
+    """Return how many float32 travel for a tensor, each in a sum over all ranks; 0 where that would be no fewer."""
+    rows, columns = matrix_shape(shape)
+    sent = min(rank, rows, columns) * (rows + columns)
+    return sent if sent < math.prod(shape) else 0
+
+
+def all_reduce(
+    reduce: Callable[[torch.Tensor], None],
+    tensor: torch.Tensor,
+    elements: torch.Tensor,
+    average: bool,
+    size: int,
+    rank: int,
+    state: LowRank,
+) -> None:
+    """Overwrite ``elements``, (n,), those of ``tensor``, with a low-rank approximation of their sum or average.
+
+    Args:
+        reduce: sums a float32 tensor over all ranks, in place, to the same bits on each.
+        size: the number of ranks.
+        rank: of the approximation.
+    """
+    rows, columns = matrix_shape(tensor.shape)
+    count = elements.numel()
+    if factor_elements(tensor.shape, rank) == 0:
+        whole = elements.float() + state.local
+        reduce(whole)
+        state.local.zero_()
+        elements.copy_(whole / size if average else whole)
+        return
+    padded = torch.zeros(rows * columns, device=elements.device)
+    torch.add(elements.float(), state.local, out=padded[:count])
+    matrix = padded.view(rows, columns)
+    width = min(rank, rows, columns)
+    if state.factor.shape != (columns, width):
+        # The same on every rank.
+        random = torch.Generator().manual_seed(columns * 1_000_003 + width)
+        state.factor = torch.randn(columns, width, generator=random).to(elements.device)
+    left = matrix @ torch.linalg.qr(state.factor).Q
+    reduce(left)
+    left = torch.linalg.qr(left).Q
+    own = matrix.T @ left
+    state.local.copy_((matrix - left @ own.T).view(-1)[:count])
+    state.local.masked_fill_(~state.local.isfinite(), 0.0)
+    total = own
+    reduce(total)
+    state.factor = total / size
+    elements.copy_((left @ (state.factor if average else total).T).view(-1)[:count])

@@ -1,0 +1,229 @@
+"""What a user asks for: a codec, its options, and the state of its error feedback."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from comm_collectives.compression.codec import Codec, codec_names, make_codec
+from comm_collectives.compression.low_rank import LowRank
+from comm_collectives.compression.pipeline import Feedback
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
+
+__all__ = ["POWERSGD", "Compression", "as_compression"]
+
+POWERSGD = "powersgd"
+# Of tensors without a name, whose state goes when there are more.
+_MOST_UNNAMED = 4096
+_State = Feedback | LowRank
+
+
+class Compression:
+    """How collectives compress what they send, and what their encodings have lost so far.
+
+    Give it to a call as ``compression=``. With error feedback, what a call loses is added to what the next one sends.
+    That belongs to one tensor: to the one at the same address with as many elements, or to the name of :meth:`of`,
+    which is what can be saved.
+
+    Args:
+        method: ``"fp16" "bf16" "fp8" "fp8_e4m3" "fp8_e5m2" "int8" "int4" "onebit" "topk" "powersgd"``, or a codec that
+            another package offers through the entry point ``comm_utils.codecs``.
+        block_size: elements that share a scale: a multiple of 16 up to 4096; of formats with scales alone.
+        error_feedback: keep what encodings lose; on by default where results are of no use otherwise, off elsewhere.
+        min_size_bytes: smaller tensors travel as they are.
+        ratio: the share of elements that ``"topk"`` sends.
+        rank: of the matrices that ``"powersgd"`` sends, 4 by default.
+
+    Raises:
+        ArgumentError: an option that the method does not have, or a value that is out of range.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        block_size: int | None = None,
+        error_feedback: bool | None = None,
+        min_size_bytes: int = 0,
+        ratio: float | None = None,
+        rank: int | None = None,
+    ) -> None:
+        if not isinstance(method, str):
+            raise ArgumentTypeError(f"compression: got {shown(method)}; expected a name such as 'int8'")
+        if error_feedback not in (None, True, False):
+            raise ArgumentTypeError(f"compression: error_feedback: got {shown(error_feedback)}; expected a flag")
+        if isinstance(min_size_bytes, bool) or not isinstance(min_size_bytes, int) or min_size_bytes < 0:
+            raise ArgumentError(f"compression: min_size_bytes: got {shown(min_size_bytes)}; expected 0 or more bytes")
+        #: None for ``"powersgd"``, whose factors travel as they are.
+        self.codec: Codec | None = None
+        if method == POWERSGD:
+            if block_size is not None or ratio is not None:
+                raise ArgumentError("compression: powersgd takes rank, and neither block_size nor ratio")
+            if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
+                raise ArgumentError(f"compression: rank: got {shown(rank)}; expected 1 or more")
+        else:
+            self.codec = make_codec(method, block_size=block_size, ratio=ratio, rank=rank)
+        self.method, self.rank, self.min_size_bytes = method, rank or 4, min_size_bytes
+        needed = self.codec is None or self.codec.needs_feedback
+        if needed and error_feedback is False:
+            raise ArgumentError(f"compression: {method} is of no use without error feedback; leave it on")
+        self.error_feedback = needed if error_feedback is None else bool(error_feedback)
+        self._states: dict[Any, _State] = {}
+        self._lock = threading.Lock()
+        self._name: str | None = None
+
+    def __repr__(self) -> str:
+        """Return what ranks have to agree on."""
+        if self.codec is None:
+            return f"{POWERSGD}(rank={self.rank})"
+        return repr(self.codec) + ("+error_feedback" if self.error_feedback else "")
+
+    def of(self, name: str) -> Compression:
+        """Return the same compression for the tensor ``name``, whose state has that name and can be saved."""
+        if not isinstance(name, str) or not name:
+            raise ArgumentTypeError(f"Compression.of: got {shown(name)}; expected a name")
+        named = object.__new__(type(self))
+        named.__dict__.update(self.__dict__)
+        named._name = name
+        return named
+
+    def feedback(self, place: torch.Tensor, count: int, owned: int, average: bool) -> Feedback | None:
+        """Return the state of a tensor of ``count`` elements; None without feedback.
+
+        Args:
+            place: begins where the tensor does.
+            owned: how many elements of the sum this rank encodes.
+        """
+        if not self.error_feedback:
+            return None
+        state = self._state(place, count)
+        if not isinstance(state, Feedback):
+            state = Feedback(torch.zeros(count, device=place.device), torch.zeros(owned, device=place.device))
+            self._keep(place, count, state)
+        elif state.reduced.numel() != owned:
+            if self._name is not None and state.reduced.numel():
+                raise ArgumentError(
+                    f"compression: the error feedback of {self._name!r} is that of another operation or number of "
+                    "ranks; Compression.reshard() turns the states of all ranks into those of this world"
+                )
+            state.reduced = torch.zeros(owned, device=place.device)
+        state.average = average
+        return state
+
+    def low_rank(self, tensor: torch.Tensor, average: bool) -> LowRank:
+        """Return the state of ``tensor`` for ``"powersgd"``."""
+        state, count = self._state(tensor, tensor.numel()), tensor.numel()
+        if not isinstance(state, LowRank):
+            state = LowRank(torch.zeros(count, device=tensor.device), torch.zeros(0, 0, device=tensor.device))
+            self._keep(tensor, count, state)
+        state.average = average
+        return state
+
+    def _key(self, place: torch.Tensor, count: int) -> Any:
+        return self._name or (place.data_ptr(), count)
+
+    def _state(self, place: torch.Tensor, count: int) -> _State | None:
+        state = self._states.get(self._key(place, count))
+        if state is not None and state.local.numel() != count:
+            raise ArgumentError(
+                f"compression: the error feedback of {self._name!r} is that of {state.local.numel()} elements; got a "
+                f"tensor of {count}: each tensor needs a name of its own"
+            )
+        return state
+
+    def _keep(self, place: torch.Tensor, count: int, state: _State) -> None:
+        with self._lock:
+            self._states[self._key(place, count)] = state
+            unnamed = [key for key in self._states if not isinstance(key, str)]
+            if len(unnamed) > _MOST_UNNAMED:
+                del self._states[unnamed[0]]
+
+    def reset(self) -> None:
+        """Forget what encodings have lost."""
+        self._states.clear()
+
+    # --- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of this rank, of tensors that have a name; copies."""
+        found: dict[str, Any] = {}
+        for key, state in self._states.items():
+            if isinstance(key, str):
+                other = state.reduced if isinstance(state, Feedback) else state.factor
+                found[key] = {"local": state.local.clone(), "other": other.clone(), "average": state.average}
+        return {"compression": repr(self), "tensors": found}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state_dict` or :meth:`reshard` returned.
+
+        Raises:
+            ArgumentError: it is that of another compression.
+        """
+        if state.get("compression") != repr(self):
+            raise ArgumentError(
+                f"Compression.load_state_dict: got the state of {state.get('compression')!r}; expected that of {self!r}"
+            )
+        kind = LowRank if self.codec is None else Feedback
+        self._states.clear()
+        for name, saved in state["tensors"].items():
+            self._states[name] = kind(saved["local"].clone(), saved["other"].clone(), bool(saved["average"]))
+
+    @staticmethod
+    def reshard(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
+        """Return the states of ``world_size`` ranks that lose nothing of those of all ranks of another world.
+
+        What results still lack stays the same in total, of sums and of averages.
+
+        Args:
+            states: what :meth:`state_dict` returned on every rank, in their order.
+        """
+        if not states or world_size < 1:
+            raise ArgumentError(f"Compression.reshard: got {len(states)} states for {world_size} ranks")
+        if len({(one["compression"], *sorted(one["tensors"])) for one in states}) != 1:
+            raise ArgumentError("Compression.reshard: got states of different compressions or tensors")
+        kind = states[0]["compression"]
+        found: list[dict[str, Any]] = [{"compression": kind, "tensors": {}} for _ in range(world_size)]
+        is_low_rank = str(kind).startswith(POWERSGD)
+        for name, first in states[0]["tensors"].items():
+            saved = [one["tensors"][name] for one in states]
+            # What an average lacks is divided by the number of ranks once it is sent with an input.
+            scale, scale_of_sums = (world_size / len(states), world_size) if first["average"] else (1.0, 1)
+            local = [torch.zeros_like(first["local"]) for _ in range(world_size)]
+            for rank, one in enumerate(saved):
+                local[rank % world_size] += one["local"] * scale
+            if not is_low_rank:
+                local[0] += torch.cat([one["other"] for one in saved])[: local[0].numel()] * scale_of_sums
+            for rank in range(world_size):
+                other = first["other"].clone() if is_low_rank else torch.zeros(0)
+                found[rank]["tensors"][name] = {"local": local[rank], "other": other, "average": first["average"]}
+        return found
+
+
+@functools.lru_cache(maxsize=64)
+def _named(method: str) -> Compression:
+    return Compression(method)
+
+
+def as_compression(call: str, given: Any) -> Compression | None:
+    """Return what a user gave as ``compression=``; None for none.
+
+    Raises:
+        ArgumentError, ArgumentTypeError
+    """
+    if given is None or given is False or given == "none":
+        return None
+    if isinstance(given, Compression):
+        return given
+    if isinstance(given, str):
+        try:
+            return _named(given)
+        except ArgumentError as error:
+            raise ArgumentError(f"{call}: {error}") from None
+    raise ArgumentTypeError(
+        f"{call}: compression: got {shown(given)}; expected one of {', '.join([*codec_names(), POWERSGD])}, or a "
+        "Compression"
+    )
