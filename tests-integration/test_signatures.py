@@ -24,7 +24,9 @@ from comm_backend_ccl import CclBackend
 from comm_backend_torch import TorchBackend
 from comm_collectives import object_codec, objects
 from comm_orchestrator import facade
+from comm_utils import operations
 from comm_utils.backend import Backend
+from comm_utils.operations import Role
 from comm_utils.testing import run_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
@@ -62,7 +64,10 @@ def parameters(function: Callable[..., Any]) -> list[str]:
 def added(name: str) -> list[str]:
     if name in ADDED:
         return ADDED[name]
-    return [] if name.startswith("get_") or name in WITHOUT_TIMEOUT else ["timeout*"]
+    if name.startswith("get_") or name in WITHOUT_TIMEOUT:
+        return []
+    compresses = any(row.name == name and row.argument(Role.COMPRESSION) for row in operations.rows())
+    return ["timeout*", "compression*"] if compresses else ["timeout*"]
 
 
 def test_users_call_what_the_contract_says() -> None:

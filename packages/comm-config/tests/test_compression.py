@@ -1,4 +1,4 @@
-"""Compression: understood, and refused by name while nothing serves it."""
+"""Compression: what the two keys stand for, and what they refuse."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from comm_config import CommConfig, CompressionConfig, ConfigError, load_config
+from comm_config import CommConfig, CompressionConfig, ConfigError, load_config, resolve
 
 
 @pytest.mark.parametrize("value", [None, "fp32", "FP32", "float32", "float", "torch.float32", "auto"])
@@ -31,48 +31,56 @@ def test_no_compression_by_flag(value: object) -> None:
         ("fp8", "fp8"),
     ],
 )
-def test_data_types_that_compress_are_refused(value: str, name: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config({"communication_data_type": value}, environ={})
-    assert caught.value.key == "communication_data_type"
-    assert str(caught.value) == (
-        f"configuration dict: communication_data_type: got {name!r}, but compressed communication is not served yet; "
-        'remove the key or set it to "fp32"'
-    )
+def test_data_types_that_compress(value: str, name: str) -> None:
+    config = load_config({"communication_data_type": value}, environ={})
+    assert config.compression() == {"method": name, "min_size_bytes": 65536}
+
+
+REST = {"block_size": None, "error_feedback": None, "min_size_bytes": 65536, "ratio": None, "rank": None}
 
 
 @pytest.mark.parametrize(
-    ("value", "shown"),
+    ("document", "expected"),
     [
-        (True, "True"),
-        (1, "True"),
-        ({}, "{}"),
-        ({"method": "topk", "error_feedback": True}, "{'method': 'topk', 'error_feedback': True}"),
-        ({"method": "1-bit"}, "{'method': 'onebit'}"),
-        (CompressionConfig(method="powersgd"), "{'method': 'powersgd'}"),
+        ({}, None),
+        ({"compress_communication": False}, None),
+        ({"communication_data_type": "fp32"}, None),
+        ({"compress_communication": True}, {"method": "fp16", "min_size_bytes": 65536}),
+        ({"compress_communication": 1, "communication_data_type": "bf16"}, {"method": "bf16", "min_size_bytes": 65536}),
+        ({"compress_communication": {}}, {**REST, "method": "fp16"}),
+        ({"compress_communication": {}, "communication_data_type": "int8"}, {**REST, "method": "int8"}),
+        ({"compress_communication": {"method": "1-bit"}}, {**REST, "method": "onebit"}),
+        (
+            {
+                "compress_communication": {
+                    "method": "int4",
+                    "block_size": 64,
+                    "error_feedback": True,
+                    "min_size_bytes": 0,
+                }
+            },
+            {**REST, "method": "int4", "block_size": 64, "error_feedback": True, "min_size_bytes": 0},
+        ),
+        (
+            {"compress_communication": CompressionConfig(method="powersgd", rank=2)},
+            {**REST, "method": "powersgd", "rank": 2},
+        ),
+        ({"compress_communication": {"method": "topk", "ratio": 0.1}}, {**REST, "method": "topk", "ratio": 0.1}),
     ],
 )
-def test_compression_is_refused(value: Any, shown: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        load_config({"compress_communication": value}, environ={})
-    assert caught.value.key == "compress_communication"
-    assert str(caught.value) == (
-        f"configuration dict: compress_communication: got {shown}, but compressed communication is not served yet; "
-        "remove the key or set it to false"
-    )
+def test_arguments_of_a_compression(document: dict[str, Any], expected: dict[str, Any] | None) -> None:
+    assert load_config(document, environ={}).compression() == expected
+    assert resolve(document, environ={}).compression == expected
 
 
-def test_it_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
+def test_it_comes_from_anywhere(tmp_path: Path) -> None:
     path = tmp_path / "ds_config.json"
-    path.write_text('{"train_batch_size": 1, "communication_data_type": "fp16", "compress_communication": true}')
-    with pytest.raises(ConfigError, match=r"ds_config\.json: communication_data_type: got 'fp16'"):
-        load_config(path, environ={})
-    with pytest.raises(ConfigError, match=r"^environment variable COMM_COMPRESS_COMMUNICATION: compress_communication"):
-        load_config(environ={"COMM_COMPRESS_COMMUNICATION": "yes"})
-    with pytest.raises(ConfigError, match=r"^argument: compress_communication"):
-        load_config(environ={}, overrides={"compress_communication": True})
-    with pytest.raises(ConfigError, match=r"^configuration object: communication_data_type"):
-        load_config(CommConfig(communication_data_type="bf16"), environ={})
+    path.write_text('{"train_batch_size": 1, "communication_data_type": "bf16", "compress_communication": true}')
+    fp16, bf16 = ({"method": method, "min_size_bytes": 65536} for method in ("fp16", "bf16"))
+    assert load_config(path, environ={}).compression() == bf16
+    assert load_config(environ={"COMM_COMPRESS_COMMUNICATION": "yes"}).compression() == fp16
+    assert load_config(environ={}, overrides={"compress_communication": True}).compression() == fp16
+    assert load_config(CommConfig(communication_data_type="bf16"), environ={}).compression() == bf16
 
 
 def test_a_stronger_source_can_turn_it_off() -> None:
@@ -97,7 +105,25 @@ def test_a_stronger_source_can_turn_it_off() -> None:
         ),
         (
             {"compress_communication": {"methods": "topk"}},
-            "compress_communication.methods: unknown key; did you mean 'method'? (known here: method, error_feedback)",
+            "compress_communication.methods: unknown key; did you mean 'method'? (known here: method, block_size, "
+            "error_feedback, min_size_bytes, ratio, rank)",
+        ),
+        (
+            {"compress_communication": {"block_size": 24}},
+            "compress_communication.block_size: got 24, expected a multiple",
+        ),
+        ({"compress_communication": {"ratio": True}}, "compress_communication.ratio: got True, expected a number"),
+        (
+            {"compress_communication": {"method": "fp16", "block_size": 64}},
+            "compress_communication: got {'method': 'fp16', 'block_size': 64}, but block_size is not for 'fp16'",
+        ),
+        (
+            {"compress_communication": {"rank": 2}, "communication_data_type": "int8"},
+            "compress_communication: got {'rank': 2}, but rank is not for 'int8', but for 'powersgd'",
+        ),
+        (
+            {"compress_communication": {"method": "topk", "error_feedback": False}},
+            "compress_communication: got {'method': 'topk', 'error_feedback': False}, but error_feedback cannot be off",
         ),
     ],
 )

@@ -1,10 +1,10 @@
 """The high-level collective API, built on low-level reduction operations over any backend."""
 
 from comm_collectives.all_to_all import all_to_all, all_to_all_single
-from comm_collectives.compression import Compression
-from comm_collectives.default_compression import set_compression
 from comm_collectives.coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
 from comm_collectives.collectives import all_reduce, barrier, broadcast, inference_all_reduce, reduce
+from comm_collectives.compression import Compression
+from comm_collectives.default_compression import set_compression
 from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor, gather, scatter
 from comm_collectives.groups import (
     destroy_process_group,

@@ -34,6 +34,8 @@ from comm_utils.reduce_op import parse_reduce_op
 __all__ = ["collective_of", "recorded_method"]
 
 _REQUIRED = inspect.Parameter.empty
+# A backend gets them through ``during``, or never.
+_OF_THE_CALL = frozenset((Role.TIMEOUT, Role.COMPRESSION))
 
 
 def collective_of(row: OperationSpec) -> Callable[..., Any]:
@@ -72,7 +74,7 @@ def recorded_method(name: str, call: Callable[..., Any], observe: Callable[..., 
     row = operations.find(name)
     if row is None or not row.recorded:
         return call
-    arguments = [one for one in row.arguments if one.role is not Role.TIMEOUT]
+    arguments = [one for one in row.arguments if one.role not in _OF_THE_CALL]
     signature = inspect.Signature([_parameter(one) for one in arguments])
 
     def recorded(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +109,7 @@ def _counted(row: OperationSpec, given: Mapping[str, Any]) -> torch.Tensor | Non
 
 
 def _signature(row: OperationSpec) -> inspect.Signature:
-    usual = [_parameter(one) for one in row.arguments if one.role is not Role.TIMEOUT]
+    usual = [_parameter(one) for one in row.arguments if one.role not in _OF_THE_CALL]
     timeout = inspect.Parameter("timeout", inspect.Parameter.KEYWORD_ONLY, default=None)
     return inspect.Signature([*usual, timeout])
 
@@ -148,7 +150,7 @@ def _call(row: OperationSpec, given: dict[str, Any]) -> Any:
     root = _check_root(row, given, backend)
     tensors = _check_tensors(row, given, backend, root)
     _check_op(row, given, backend, tensors[0])
-    work = method(*(given[one.name] for one in row.arguments if one.role is not Role.TIMEOUT))
+    work = method(*(given[one.name] for one in row.arguments if one.role not in _OF_THE_CALL))
     async_op = bool(given.get("async_op"))
     written = [given[one.name] for one in row.tensors if one.is_written]
     return deliver([work], None, written[0] if len(written) == 1 else written, async_op)

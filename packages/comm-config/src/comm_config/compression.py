@@ -1,13 +1,14 @@
-"""What is compressed: `communication_data_type` and `compress_communication`."""
+"""The keys of compression: `communication_data_type` and `compress_communication`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
-from comm_config.fields import Section, lower_case, not_a_flag
+from comm_config.errors import ConfigError
+from comm_config.fields import Positive, Section, lower_case, not_a_flag
 
 __all__ = [
     "UNION_TAGS",
@@ -42,11 +43,12 @@ def _method_name(value: object) -> object:
 DataType = Annotated[Literal["fp32", "fp16", "bf16", "fp8", "int8", "int4"], BeforeValidator(_data_type_name)]
 
 
-_Positive = Annotated[int, Field(ge=1), not_a_flag]
-
-_WITH_BLOCKS = ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit")
+_OWNERS = {
+    "block_size": ("fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit"),
+    "ratio": ("topk",),
+    "rank": ("powersgd",),
+}
 _WITH_FEEDBACK = ("onebit", "topk", "powersgd")
-_LARGEST_BLOCK = 4096
 
 
 class CompressionConfig(Section):
@@ -56,8 +58,8 @@ class CompressionConfig(Section):
         Literal["fp16", "bf16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit", "topk", "powersgd"] | None,
         BeforeValidator(_method_name),
     ] = Field(default=None, description="Codec; null for `communication_data_type`, else fp16.")
-    block_size: _Positive | None = Field(
-        default=None, description="Elements that share a scale, a multiple of 16 up to 4096; null leaves it to the codec."
+    block_size: Annotated[int, Field(ge=16, le=4096, multiple_of=16), not_a_flag] | None = Field(
+        default=None, description="Elements that share a scale; null leaves it to the codec."
     )
     error_feedback: bool | None = Field(
         default=None, description="Add what one exchange lost to the next one; null where the codec needs it."
@@ -68,13 +70,7 @@ class CompressionConfig(Section):
     ratio: Annotated[float, Field(gt=0, le=1), not_a_flag] | None = Field(
         default=None, description="Share of the elements that topk sends; null for 0.01."
     )
-    rank: _Positive | None = Field(default=None, description="Rank of the matrices of powersgd; null for 4.")
-
-    @model_validator(mode="after")
-    def _fits_the_method(self) -> CompressionConfig:
-        if self.method is not None:
-            check_options(self.method, self)
-        return self
+    rank: Positive | None = Field(default=None, description="Rank of the matrices of powersgd; null for 4.")
 
 
 UNION_TAGS = frozenset({"boolean", "object"})
@@ -90,20 +86,26 @@ CompressionSetting = Annotated[
 ]
 
 
-def check_options(method: str, given: CompressionConfig) -> None:
-    """Raise where ``given`` has an option that ``method`` does not.
+def check_options(settings: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Raise for options of `compress_communication` that its method does not have.
 
-    :raises ValueError: names the option
+    :param settings: the top-level settings in effect, by key
+    :param sources: where each of them was read, by key
+    :raises ConfigError: names the option and the methods that have it
     """
-    if given.block_size is not None and method not in _WITH_BLOCKS:
-        raise ValueError(f"block_size is not for {method!r}, but for {', '.join(map(repr, _WITH_BLOCKS))}")
-    if given.block_size is not None and (given.block_size % 16 or given.block_size > _LARGEST_BLOCK):
-        raise ValueError(f"block_size: got {given.block_size}, expected a multiple of 16 up to {_LARGEST_BLOCK}")
-    for option, owner in (("ratio", "topk"), ("rank", "powersgd")):
-        if getattr(given, option) is not None and method != owner:
-            raise ValueError(f"{option} is not for {method!r}, but for {owner!r}")
+    given = settings.get("compress_communication")
+    options = compression_options(settings.get("communication_data_type"), given if given is not None else False)
+    if options is None or not isinstance(given, CompressionConfig):
+        return
+    method, wrong = options["method"], ""
+    for option, owners in _OWNERS.items():
+        if getattr(given, option) is not None and method not in owners:
+            wrong = f"{option} is not for {method!r}, but for {', '.join(map(repr, owners))}"
     if given.error_feedback is False and method in _WITH_FEEDBACK:
-        raise ValueError(f"error_feedback cannot be off for {method!r}, whose results are of no use without it")
+        wrong = f"error_feedback cannot be off for {method!r}, whose results are of no use without it"
+    if wrong:
+        key = "compress_communication"
+        raise ConfigError.at(sources.get(key, ""), key, f"got {given.model_dump(exclude_unset=True)!r}, but {wrong}")
 
 
 def compression_options(data_type: str | None, setting: bool | CompressionConfig) -> dict[str, Any] | None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
+from comm_config.compression import check_options
 from comm_config.deepspeed import our_part, warn_unserved
 from comm_config.environment import FILE_VARIABLE, environment_settings, warn_unknown
 from comm_config.errors import ConfigError
@@ -47,6 +48,7 @@ def load_config(
     for layer in _layers(source, environ, overrides or {}):
         effective.update(layer)
     sources = {dotted(path): label for path, (_, label) in effective.items()}
+    check_options({path[0]: value for path, (value, _) in effective.items() if len(path) == 1}, sources)
     config = CommConfig.model_validate(nested({path: value for path, (value, _) in effective.items()}))
     config._sources = sources
     return config

@@ -8,13 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
-from comm_config.compression import (
-    CompressionConfig,
-    CompressionSetting,
-    DataType,
-    check_options,
-    compression_options,
-)
+from comm_config.compression import CompressionSetting, DataType, compression_options
 from comm_config.fields import Positive, Seconds, Section, Text, lower_case, not_a_flag
 from comm_config.network import NetworkConfig
 
@@ -159,13 +153,6 @@ class CommConfig(Section):
 
     # Where each setting was read, by dotted key; None in a configuration that load_config did not make.
     _sources: dict[str, str] | None = PrivateAttr(default=None)
-
-    @model_validator(mode="after")
-    def _compression_fits(self) -> CommConfig:
-        found = self.compression()
-        if found is not None and isinstance(self.compress_communication, CompressionConfig):
-            check_options(found["method"], self.compress_communication)
-        return self
 
     def compression(self) -> dict[str, Any] | None:
         """Return the arguments of `comm_collectives.Compression` that these settings stand for; None for none."""

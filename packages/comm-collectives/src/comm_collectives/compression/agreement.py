@@ -1,4 +1,4 @@
-"""What the ranks have to agree on before anything is encoded for others."""
+"""Comparing what the ranks are about to compress, before anything is encoded for others."""
 
 from __future__ import annotations
 

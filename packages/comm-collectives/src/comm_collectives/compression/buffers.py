@@ -21,7 +21,7 @@ def _size_class(count: int) -> int:
 
 
 class Buffers:
-    """What one call needs while it goes on; kept for later calls at its end.
+    """Memory for one call while it goes on; kept for later calls at its end.
 
     What an operation that failed may still write to is not kept.
     """

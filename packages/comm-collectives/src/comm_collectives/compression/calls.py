@@ -15,8 +15,10 @@ from comm_collectives.compression.pipeline import Link
 from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
 from comm_collectives.memory import memory_view
 from comm_collectives.work import Completed
+from comm_utils import operations
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
+from comm_utils.operations import Role
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "chosen", "reduce_scatter", "threshold"]
@@ -24,10 +26,6 @@ __all__ = ["all_gather", "all_reduce", "all_to_all", "chosen", "reduce_scatter",
 #: Dtypes that are compressed; others are exact, or have no place in a format.
 DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
 _OPS = frozenset((ReduceOp.SUM, ReduceOp.AVG))
-_REDUCING = frozenset(("all_reduce", "inference_all_reduce", "reduce_scatter", "reduce_scatter_tensor"))
-
-
-_MOVING = frozenset(("all_gather", "all_gather_into_tensor", "all_to_all", "all_to_all_single"))
 
 
 def threshold(operation: str, group: ProcessGroup | None) -> int | None:
@@ -37,10 +35,10 @@ def threshold(operation: str, group: ProcessGroup | None) -> int | None:
 
 
 def _serves(compression: Compression, operation: str) -> bool:
-    codec = compression.codec
-    if codec is None:
-        return operation in ("all_reduce", "inference_all_reduce")
-    return operation in _REDUCING or (codec.gathers and operation in _MOVING)
+    row, codec = operations.get(operation), compression.codec
+    if row.argument(Role.COMPRESSION) is None:
+        return False
+    return row.is_in_place if codec is None else row.pattern.reduces or codec.gathers
 
 
 def chosen(
@@ -63,7 +61,7 @@ def chosen(
     if tensor.dtype not in DTYPES:
         refusal = f"got a tensor of {tensor.dtype}; {found.method} compresses float32, float16 and bfloat16"
     elif op is not None and op not in _OPS:
-        refusal = f"got op {op.value!r}; {found.method} compresses sums and averages"
+        refusal = f"got op {op.name.lower()!r}; {found.method} compresses sums and averages"
     elif not _serves(found, call):
         served = "all_reduce" if found.method == POWERSGD else "all_reduce and reduce_scatter"
         refusal = f"{found.method} compresses {served} alone"

@@ -1,4 +1,4 @@
-"""What compresses the calls of a group that do not say it themselves."""
+"""The compression of calls that do not say it themselves, by group."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _DEPTH = 2
 
 @dataclass
 class Feedback:
-    """What the encodings of one tensor have lost so far.
+    """The losses of the encodings of one tensor so far.
 
     Attributes:
         local: of what this rank sent, float32, as many elements as the tensor.
@@ -58,7 +58,7 @@ class _Piece:
 
 
 class Link:
-    """How the ranks of a group exchange encoded pieces.
+    """The exchange of encoded pieces within a group.
 
     Args:
         backend: moves bytes, as uint8.
@@ -161,6 +161,10 @@ def _reduce(
             own = part(mine, begin)
             total = buffers.scratch(own.numel())
             total.copy_(own)
+            if errors is not None:  # its own elements are not encoded, but those of an earlier world may have been
+                lost = part(errors[link.rank], begin)
+                total.add_(lost)
+                lost.zero_()
             one.work.wait()
             step = link.wire_bytes(own.numel())
             for rank in range(link.size):

@@ -1,4 +1,4 @@
-"""What a user asks for: a codec, its options, and the state of its error feedback."""
+"""A compression as users ask for it: a codec, its options, and the state of its error feedback."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _State = Feedback | LowRank
 
 
 class Compression:
-    """How collectives compress what they send, and what their encodings have lost so far.
+    """A way to compress what collectives send, and what its encodings have lost so far.
 
     Give it to a call as ``compression=``. With error feedback, what a call loses is added to what the next one sends.
     That belongs to one tensor: to the one at the same address with as many elements, or to the name of :meth:`of`,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter_ns
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from comm_collectives.recorded.call_series import ANYBODY
 from comm_collectives.recorded.device_times import DeviceTimes
 from comm_collectives.recorded.fast_path import recorded_fast_path, splits_of
 from comm_collectives.recorded.timed_calls import TimedCalls
+from comm_collectives.recorded.work import ObservedWork
 from comm_collectives.registered import recorded_method
 from comm_utils.backend import Backend, Work
 from comm_utils.fast_path import FastPath
@@ -41,6 +42,39 @@ class RecordingBackend(TimedCalls):
     ) -> FastPath | None:
         call = self.inner.fast_path(operation, detail, group, async_op)
         return None if call is None else recorded_fast_path(self, operation, detail, group, async_op, call)
+
+    def observe_compressed(
+        self,
+        call: str,
+        group: ProcessGroup | None,
+        counted: torch.Tensor,
+        op: object,
+        async_op: bool,
+        codec: str,
+        wire_bytes: int,
+        started: Callable[[Backend], Work | None],
+    ) -> Work | None:
+        """Do what ``started`` does with the wrapped backend, and record it as one ``call``.
+
+        Args:
+            counted: whose size is that of the call.
+            wire_bytes: what this rank sends.
+        """
+        like = self._compressed_like(call, group, counted, op, async_op, codec, wire_bytes)
+        begin, outcome, end = self._marked(like, async_op, started, (self.inner,))
+        series, counter, own, what = like
+        sequence = next(counter)
+        if series is None:
+            return outcome
+        if async_op and outcome is not None:
+            return ObservedWork(outcome, self._log, like, sequence, begin, end)
+        if own is None:
+            series.add(sequence, begin, end)
+        else:
+            series.add_event(sequence, begin, end, None, own)
+        if self._log.verbose:
+            self._log.line(what, end - begin)
+        return outcome
 
     def all_reduce(
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False

@@ -78,6 +78,8 @@ class CallSeries(BackendWrapper):
         root: tuple[int | None, int | None],
         tag: int,
         async_op: bool,
+        codec: str = "",
+        wire_bytes: int = 0,
     ) -> Like:
         log, (log_name, prof) = self._log, label
         kind = operations.record_name(operation, self.call)
@@ -112,11 +114,36 @@ class CallSeries(BackendWrapper):
             asynchronous=async_op,
             caller=_caller() if log.debug else "",
             on_device=tensor is not None and not tensor.is_cpu,
+            codec=codec,
+            wire_bytes=wire_bytes,
         )
         if not (prof or log.wants(what.name)):
             return Like(None, counter, None, what)
         series = log.series(what)
         return Like(series, counter, _own(what, series.operation), what)
+
+    def _compressed_like(
+        self,
+        call: str,
+        group: ProcessGroup | None,
+        counted: Any,
+        op: object,
+        async_op: bool,
+        codec: str,
+        wire_bytes: int,
+    ) -> Like:
+        """Return the series in which compressed calls of this kind are recorded."""
+        log, label, known = self._log, labels.label.get(), self._known
+        usual = log.is_plain and label is NO_LABEL
+        key = (call, counted.nbytes, counted.dtype, group, op, codec, wire_bytes, async_op, self.call)
+        found: Like | None = known.get(key) if usual else None
+        if found is None:
+            found = self._new_like(label, call, group, counted, op, NO_ROOT, 0, async_op, codec, wire_bytes)
+            if usual and found.series is not None:
+                if len(known) >= _MOST_KNOWN:
+                    known.clear()
+                known[key] = found
+        return found
 
 
 def _own(what: Operation, of_series: Operation) -> dict[str, Any] | None:

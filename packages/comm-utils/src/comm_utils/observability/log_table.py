@@ -35,6 +35,10 @@ def _named(name: str, caller: str) -> str:
     return f"{name} ({caller})" if caller else name
 
 
+def _compressed(row: Row) -> str:
+    return f" as {row.codec}, {format_size(row.wire_bytes)} sent" if row.codec else ""
+
+
 def _group(ranks: tuple[int, ...]) -> str:
     W = len(ranks)
     if ranks == tuple(range(W)):
@@ -46,7 +50,7 @@ def format_table(rows: Iterable[Row]) -> str:
     """Rows as text."""
     cells = [
         [
-            _named(row.name, row.caller),
+            _named(row.name, row.caller) + _compressed(row),
             format_size(row.size_bytes),
             _group(row.ranks),
             str(row.calls),

@@ -26,6 +26,8 @@ class Row:
         name: what it was recorded as: ``log_name`` of the call, or else the operation.
         ranks: the global ranks of the group.
         caller: with ``debug``, the function that called.
+        codec: what compressed it, such as ``"int8(block_size=256)"``; empty for nothing.
+        wire_bytes: what this rank sent in a call in place of uncompressed elements; 0 without a codec.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Row:
     busbw_gb_per_s: float
     ranks: tuple[int, ...]
     caller: str = ""
+    codec: str = ""
+    wire_bytes: int = 0
 
 
 class Window:
@@ -90,7 +94,7 @@ class Window:
         return sum(row.total_s for row in self.rows())
 
 
-_Key: TypeAlias = tuple[str, str, int, tuple[int, ...], str]
+_Key: TypeAlias = tuple[str, str, int, tuple[int, ...], str, str, int]
 
 
 class Records:
@@ -169,7 +173,7 @@ class Records:
         return found
 
     def totals(self) -> dict[_Key, tuple[int, int]]:
-        """Return calls and nanoseconds by name, operation, size, ranks and caller, with all that was ever forgotten."""
+        """Return calls and nanoseconds by what rows differ in, with all that was ever forgotten."""
         self.settle()
         with self._recorder.lock:
             found = self._together(0)
@@ -220,7 +224,8 @@ def _nothing() -> None:
 
 
 def _key(operation: Operation) -> _Key:
-    return operation.name, operation.operation, operation.size_bytes, operation.ranks, operation.caller
+    compressed = operation.codec, operation.wire_bytes
+    return (operation.name, operation.operation, operation.size_bytes, operation.ranks, operation.caller, *compressed)
 
 
 def _order(key: _Key) -> tuple[object, ...]:
@@ -228,7 +233,7 @@ def _order(key: _Key) -> tuple[object, ...]:
 
 
 def _row(key: _Key, times: Histogram) -> Row:
-    name, operation, size, ranks, caller = key
+    name, operation, size, ranks, caller, codec, wire_bytes = key
     median_s = times.quantile_ns(0.5) * 1e-9
     rate = bandwidth(operation, size, median_s, len(ranks))
     return Row(
@@ -247,4 +252,6 @@ def _row(key: _Key, times: Histogram) -> Row:
         busbw_gb_per_s=rate.busbw_gb_per_s,
         ranks=ranks,
         caller=caller,
+        codec=codec,
+        wire_bytes=wire_bytes,
     )

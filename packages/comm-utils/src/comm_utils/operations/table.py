@@ -29,7 +29,7 @@ _TAG = Argument("tag", Role.TAG)
 _GROUP = Argument("group", Role.GROUP)
 _ASYNC = Argument("async_op", Role.ASYNC_OP)
 _TIMEOUT = Argument("timeout", Role.TIMEOUT)
-_COMPRESSION = Argument("compression", Role.OPTION)
+_COMPRESSION = Argument("compression", Role.COMPRESSION)
 _USUAL = (_GROUP, _ASYNC)
 
 

@@ -37,6 +37,8 @@ class Role(Enum):
     GROUP = auto()
     ASYNC_OP = auto()
     TIMEOUT = auto()
+    COMPRESSION = auto()
+    """A codec, or how and what to compress."""
     OPTION = auto()
     """Anything else."""
 

@@ -30,6 +30,8 @@ class Operation:
         output_splits: likewise, from each rank.
         caller: with ``debug``, the function that called.
         on_device: the tensor is on an accelerator, whose own times these are.
+        codec: what compressed it, such as ``"int8(block_size=256)"``; empty for nothing.
+        wire_bytes: what the rank sends in place of uncompressed elements; 0 without a codec.
     """
 
     name: str
@@ -46,6 +48,8 @@ class Operation:
     output_splits: tuple[int, ...] = ()
     caller: str = ""
     on_device: bool = False
+    codec: str = ""
+    wire_bytes: int = 0
 
     @property
     def world_size(self) -> int:

@@ -1,0 +1,438 @@
+"""Compressed collectives on real ranks: every codec, collective, dtype, backend and world size keeps its bound."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_collectives.compression import Codec, make_codec
+from comm_utils import kernels
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+#: The library and what chooses its engine.
+BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
+    "gloo": ("gloo", {}),
+    "shared memory": ("ccl", {}),
+    "oneCCL": ("ccl", {"CCL_SHARED_MEMORY": "0"}),
+}
+MOVING = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int4", "int8", "none"]
+CODECS = [*MOVING, "onebit", "topk"]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def inputs(count: int, dtype: torch.dtype, ranks: int) -> list[torch.Tensor]:
+    """Return what each rank has, the same on every rank."""
+    random = torch.Generator().manual_seed(count)
+    return [torch.randn(count, generator=random).to(dtype) for _ in range(ranks)]
+
+
+def allowed(codec: Codec, parts: list[torch.Tensor], total: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
+    """Return the largest error of a sum of ``parts``, and of ``total`` encoded again: those of codec and dtype."""
+    # Blocks begin elsewhere in a slice: the largest of all elements bounds every block.
+    bound = sum(codec.bound(part.float()).max() for part in parts) if parts else torch.zeros(())
+    magnitude = sum((part.float().abs().max() for part in parts), torch.zeros(()))
+    if total is not None:
+        bound = bound + codec.bound(total.float() + magnitude).max()
+    return bound + magnitude * torch.finfo(dtype).eps * 2 + 1e-6
+
+
+def every_collective(name: str) -> int:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    codec, checked = make_codec(name), 0
+    compression = dist.Compression(name, error_feedback=None) if name in ("onebit", "topk") else name
+    if name == "none":  # which is no compression: the codec itself is tested without a network
+        compression = None
+    for dtype in DTYPES:
+        for count in (1, 1000, 70_001):
+            parts = inputs(count, dtype, W)
+            exact = sum(part.float() for part in parts)
+            others = [part for r, part in enumerate(parts) if r != rank]
+            near = allowed(codec, parts, exact, dtype) if W > 1 and name != "none" else allowed(codec, [], None, dtype)
+            if name == "none":
+                near = near + exact.abs().max() * torch.finfo(dtype).eps * 2
+            for asynchronous in (False, True):
+                tensor = parts[rank].clone()
+                work = dist.all_reduce(tensor, async_op=asynchronous, compression=compression)
+                if asynchronous:
+                    assert torch.equal(work.result(), tensor)
+                assert (tensor.float() - exact).abs().max() <= near, (name, dtype, count, W)
+                everyones = [torch.empty_like(tensor) for _ in range(W)]
+                dist.all_gather(everyones, tensor, compression="none")
+                assert all(torch.equal(one, tensor) for one in everyones)
+                checked += 1
+            mean = parts[rank].clone()
+            dist.all_reduce(mean, "avg", compression=compression)
+            assert (mean.float() - exact / W).abs().max() <= near
+            output = torch.empty_like(parts[0])
+            dist.reduce_scatter_tensor(output, torch.cat(parts), compression=compression)
+            assert (output.float() - W * parts[rank].float()).abs().max() <= W * near
+            again = torch.empty_like(output)
+            dist.reduce_scatter(again, parts, compression=compression)
+            if name not in ("onebit", "topk"):
+                assert torch.equal(again, output)
+                gathered = torch.empty(W * count, dtype=dtype)
+                dist.all_gather_into_tensor(gathered, parts[rank], compression=compression)
+                assert (gathered.float() - torch.cat(parts).float()).abs().max() <= near
+                listed = [torch.empty_like(part) for part in parts]
+                dist.all_gather(listed, parts[rank], compression=compression)
+                assert torch.equal(torch.cat(listed), gathered)
+                swapped = torch.empty(W * count, dtype=dtype)
+                dist.all_to_all_single(swapped, torch.cat(parts), compression=compression)
+                assert (swapped.float() - torch.cat([parts[rank]] * W).float()).abs().max() <= near
+                sizes = [count + r + rank for r in range(W)]
+                sent = [torch.full((size,), float(rank + 1), dtype=dtype) for size in sizes]
+                received = [torch.empty(size, dtype=dtype) for size in sizes]
+                dist.all_to_all(received, sent, compression=compression)
+                for r, one in enumerate(received):
+                    assert (one.float() - (r + 1)).abs().max() <= 0.6 if name == "int4" else 0.1 * (r + 1)
+            assert len(others) == W - 1
+    return checked
+
+
+def on(backend: str, body: Callable[..., Any], *args: Any) -> Any:
+    """Call ``body`` on every rank of a world on ``backend``."""
+    library, variables = BACKENDS[backend]
+    os.environ.update(variables)
+    dist.init_distributed(library, verbose=False, timeout=60)
+    try:
+        return body(*args)
+    finally:
+        dist.destroy_process_group()
+        for name in variables:
+            del os.environ[name]
+
+
+def all_codecs() -> list[int]:
+    return [every_collective(name) for name in CODECS]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_codec_and_collective_within_its_bound(bare_pools: Pools, backend: str, world_size: int) -> None:
+    assert bare_pools(world_size).run(on, backend, all_codecs) == [[18] * len(CODECS)] * world_size
+
+
+def low_rank() -> float:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    random = torch.Generator().manual_seed(rank)
+    # Gradients of rank 2 are sent without a loss by matrices of rank 4.
+    matrix = torch.randn(300, 2, generator=random) @ torch.randn(2, 200, generator=random)
+    exact, compression = matrix.clone(), dist.Compression("powersgd", rank=2 * W)
+    dist.all_reduce(exact, "avg")
+    for _ in range(3):
+        found = matrix.clone()
+        dist.all_reduce(found, "avg", compression=compression.of("matrix"))
+    everyones = [torch.empty_like(found) for _ in range(W)]
+    dist.all_gather(everyones, found)
+    assert all(torch.equal(one, found) for one in everyones)
+    with pytest.raises(ArgumentError, match="powersgd compresses all_reduce alone"):
+        dist.reduce_scatter_tensor(torch.empty(1), torch.empty(W), compression=compression)
+    vector = torch.ones(7, dtype=torch.float16)  # whose factors would be no smaller
+    dist.all_reduce(vector, compression="powersgd")
+    assert (vector == W).all()
+    return float((found - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_low_rank_approximation(bare_pools: Pools, backend: str, world_size: int) -> None:
+    assert all(error < 1e-3 for error in bare_pools(world_size).run(on, backend, low_rank))
+
+
+def sums_with_feedback(method: str) -> float:
+    """Return how far the mean of 60 compressed averages is from the average."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    # A codec that sends one magnitude for all needs long to make up for a few large elements.
+    parts = [part.clamp(-1, 1) for part in inputs(20_000, torch.float32, W)]
+    exact, compression = sum(parts) / W, dist.Compression(method, error_feedback=True).of("gradients")
+    total = torch.zeros(20_000)
+    for _ in range(60):
+        tensor = parts[rank].clone()
+        dist.all_reduce(tensor, "avg", compression=compression)
+        total += tensor / 60
+    return float((total - exact).abs().max())
+
+
+@pytest.mark.parametrize("method", ["int4", "onebit", "topk"])
+def test_error_feedback_makes_up_for_what_is_lost(bare_pools: Pools, method: str) -> None:
+    # Of topk, an element waits for up to 100 calls.
+    limit = {"int4": 0.02, "onebit": 0.1, "topk": 1.0}[method]
+    assert all(0 < error < limit for error in bare_pools(2).run(on, "gloo", sums_with_feedback, method))
+
+
+def saved_and_restored() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    parts = inputs(5000, torch.float32, W)
+    first = dist.Compression("int4", error_feedback=True)
+    dist.all_reduce(parts[rank].clone(), "avg", compression=first.of("a"))
+    other = dist.Compression("int4", error_feedback=True)
+    other.load_state_dict(first.state_dict())
+    results = []
+    for one in (first, other):
+        tensor = parts[rank].clone()
+        dist.all_reduce(tensor, "avg", compression=one.of("a"))
+        results.append(tensor)
+    assert torch.equal(*results)
+    with pytest.raises(
+        ArgumentError, match=r"got the state of 'int4\(block_size=256\)\+error_feedback'; expected that"
+    ):
+        dist.Compression("int8", error_feedback=True).load_state_dict(first.state_dict())
+    with pytest.raises(ArgumentError, match="'a' is that of 5000 elements; got a tensor of 7"):
+        dist.all_reduce(torch.ones(7), compression=other.of("a"))
+
+
+def test_state_is_saved_and_restored(bare_pools: Pools) -> None:
+    bare_pools(2).run(on, "shared memory", saved_and_restored)
+
+
+def pending(method: str, steps: int) -> tuple[dict[str, Any], torch.Tensor]:
+    """Return this rank's state after some averages of the same tensors, and the sum of the averages."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    compression, total = dist.Compression(method, error_feedback=True), torch.zeros(1000)
+    for _ in range(steps):
+        tensor = torch.linspace(-1, 1, 1000) ** (rank + 1) if W == 3 else torch.zeros(1000)
+        dist.all_reduce(tensor, "avg", compression=compression.of("a"))
+        total += tensor
+    return compression.state_dict(), total
+
+
+def paid_back(method: str, states: list[dict[str, Any]], steps: int) -> torch.Tensor:
+    """Return the sum of averages of zeros, into which ranks put what was lost before."""
+    compression, total = dist.Compression(method, error_feedback=True), torch.zeros(1000)
+    compression.load_state_dict(states[dist.get_rank()])
+    for _ in range(steps):
+        tensor = torch.zeros(1000)
+        dist.all_reduce(tensor, "avg", compression=compression.of("a"))
+        total += tensor
+    return total
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_state_moves_to_another_number_of_ranks(bare_pools: Pools, world_size: int) -> None:
+    outcomes = bare_pools(3).run(on, "gloo", pending, "int4", 3)
+    states, total = [state for state, _ in outcomes], outcomes[0][1]
+    expected = 3 * sum(torch.linspace(-1, 1, 1000) ** (rank + 1) for rank in range(3)) / 3
+    lacking = expected - total
+    assert lacking.abs().max() > 0.05
+    moved = dist.Compression.reshard(states, world_size)
+    # One rank alone sends nothing, and so compresses nothing.
+    if world_size == 1:
+        assert (moved[0]["tensors"]["a"]["local"] - lacking).abs().max() < 1e-4
+        return
+    later = bare_pools(world_size).run(on, "gloo", paid_back, "int4", moved, 12)
+    assert (later[0] - lacking).abs().max() < 0.02
+
+
+def disagreeing() -> str:
+    rank = dist.get_rank()
+    try:
+        dist.all_reduce(torch.ones(1000), compression="int8" if rank else dist.Compression("int8", block_size=64))
+    except CollectiveMismatchError as error:
+        dist.all_reduce(torch.ones(1000), compression="int8")  # nothing was sent: the group works
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_that_disagree_about_the_codec(bare_pools: Pools, backend: str) -> None:
+    for text in bare_pools(2).run(on, backend, disagreeing):
+        assert text == (
+            "the ranks disagree about a compressed collective, of which nothing was sent: rank 0: all_reduce of 1000 "
+            "torch.float32 with int8(block_size=64); rank 1: all_reduce of 1000 torch.float32 with "
+            "int8(block_size=256)"
+        )
+
+
+def by_default() -> None:
+    W = dist.get_world_size()
+    exact = torch.linspace(-1, 1, 100_000)
+    dist.set_compression(dist.Compression("int4", min_size_bytes=1024))
+    for _ in range(3):  # the third takes what fast path there is
+        tensor, small, whole = exact.clone(), exact[:100].clone(), torch.ones(100_000, dtype=torch.int32)
+        for one in (tensor, small, whole):
+            dist.all_reduce(one)
+        assert not torch.equal(tensor, W * exact)
+        assert torch.equal(small, W * exact[:100])
+        assert (whole == W).all()
+        largest = exact.clone()
+        dist.all_reduce(largest, "max")
+        assert torch.equal(largest, exact)
+        exempt = exact.clone()
+        dist.all_reduce(exempt, compression="none")
+        assert torch.equal(exempt, W * exact)
+        sent = exact.clone()
+        dist.broadcast(sent, 0)
+        assert torch.equal(sent, exact)
+    group = dist.new_group(list(range(W)))
+    dist.set_compression("none", group)
+    tensor = exact.clone()
+    dist.all_reduce(tensor, group=group)
+    assert torch.equal(tensor, W * exact)
+    dist.set_compression(None)
+    for _ in range(3):
+        tensor = exact.clone()
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, W * exact)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_calls_are_compressed_by_default(bare_pools: Pools, backend: str) -> None:
+    bare_pools(2).run(on, backend, by_default)
+
+
+def configured(config: dict[str, Any]) -> tuple[bool, float]:
+    dist.init_distributed("gloo", verbose=False, config=config)
+    exact = torch.linspace(-1, 1, 100_000)
+    tensor = exact.clone()
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    dist.init_distributed("gloo", verbose=False)  # without the configuration, and so without compression
+    again = exact.clone()
+    dist.all_reduce(again)
+    dist.destroy_process_group()
+    return torch.equal(again, 2 * exact), float((tensor - 2 * exact).abs().max())
+
+
+@pytest.mark.parametrize(
+    ("config", "least", "most"),
+    [
+        ({}, 0, 0),
+        ({"communication_data_type": "fp32", "compress_communication": False}, 0, 0),
+        ({"communication_data_type": "fp16", "compress_communication": True}, 1e-5, 2e-3),
+        ({"communication_data_type": "bf16"}, 1e-4, 2e-2),
+        ({"compress_communication": {"method": "int4", "block_size": 64}}, 1e-3, 0.3),
+        ({"compress_communication": {"method": "int4", "min_size_bytes": 1 << 20}}, 0, 0),
+        ({"train_batch_size": 8, "compress_communication": {"method": "int8", "error_feedback": True}}, 1e-4, 2e-2),
+    ],
+)
+def test_configuration(bare_pools: Pools, config: dict[str, Any], least: float, most: float) -> None:
+    for plain, error in bare_pools(2).run(configured, config):
+        assert plain
+        assert least <= error <= most
+
+
+def refusals() -> list[str]:
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_reduce(torch.ones(4), compression="int7"),
+        lambda: dist.all_reduce(torch.ones(4), compression=8),
+        lambda: dist.all_reduce(torch.ones(4, dtype=torch.int32), compression="int8"),
+        lambda: dist.all_reduce(torch.ones(4, dtype=torch.float64), compression="fp16"),
+        lambda: dist.all_reduce(torch.ones(4), "max", compression="int8"),
+        lambda: dist.all_gather_into_tensor(torch.ones(4), torch.ones(4), compression="onebit"),
+        lambda: dist.all_to_all_single(torch.ones(4), torch.ones(4), compression="topk"),
+        lambda: dist.all_gather([torch.ones(4)], torch.ones(4), compression="powersgd"),
+        lambda: dist.Compression("int8", ratio=0.5),
+        lambda: dist.Compression("onebit", error_feedback=False),
+        lambda: dist.Compression("int8", min_size_bytes=-1),
+        lambda: dist.set_compression("int7"),
+        lambda: dist.set_compresion("int8"),  # type: ignore[attr-defined]
+    ]
+    found = []
+    for call in calls:
+        with pytest.raises((ArgumentError, ArgumentTypeError, AttributeError)) as caught:
+            call()
+        found.append(f"{type(caught.value).__name__}: {caught.value}")
+    return found
+
+
+def test_refusals(bare_pools: Pools) -> None:
+    ((*found, last),) = bare_pools(1).run(on, "gloo", refusals)
+    expected = [
+        "ArgumentError: all_reduce: compression: got 'int7'; expected one of bf16, fp16, fp8, ",
+        "ArgumentTypeError: all_reduce: compression: got 8; expected one of bf16, ",
+        "ArgumentError: all_reduce: compression: got a tensor of torch.int32; int8 compresses float32, float16 and",
+        "ArgumentError: all_reduce: compression: got a tensor of torch.float64; fp16 compresses float32, float16 and",
+        "ArgumentError: all_reduce: compression: got op 'max'; int8 compresses sums and averages",
+        "ArgumentError: all_gather_into_tensor: compression: onebit compresses all_reduce and reduce_scatter alone",
+        "ArgumentError: all_to_all_single: compression: topk compresses all_reduce and reduce_scatter alone",
+        "ArgumentError: all_gather: compression: powersgd compresses all_reduce alone",
+        "ArgumentError: compression: int8 does not take all of: ratio",
+        "ArgumentError: compression: onebit is of no use without error feedback; leave it on",
+        "ArgumentError: compression: min_size_bytes: got -1; expected 0 or more bytes",
+        "ArgumentError: set_compression: compression: got 'int7'; expected one of ",
+    ]
+    for text, begin in zip(found, expected, strict=True):
+        assert text.startswith(begin), text
+    assert last.startswith("AttributeError: ")
+
+
+def logged() -> list[tuple[str, int, int, str, int]]:
+    W = dist.get_world_size()
+    dist.configure(enabled=True)
+    dist.reset_log()
+    tensor = torch.ones(1 << 20)
+    dist.all_reduce(tensor, compression="int8")
+    dist.all_reduce(tensor, compression="int8", async_op=True).wait()
+    dist.all_reduce(tensor)
+    dist.all_gather_into_tensor(torch.empty(W << 20), tensor, compression="fp16")
+    rows = [(row.name, row.size_bytes, row.calls, row.codec, row.wire_bytes) for row in dist.log_rows()]
+    dist.configure(enabled=False)
+    return rows
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_logger_knows_what_was_sent(bare_pools: Pools, backend: str) -> None:
+    for rows in bare_pools(2).run(on, backend, logged):
+        assert rows == [
+            ("all_gather_into_tensor", 8 << 20, 1, "fp16", 2 << 20),
+            ("all_reduce", 4 << 20, 1, "", 0),
+            # Half of the elements to the other rank, and the sums of the other half.
+            ("all_reduce", 4 << 20, 2, "int8(block_size=256)", 2 * ((1 << 19) + 4 * (1 << 11))),
+        ]
+
+
+def under_way() -> list[bool]:
+    """Several at once, waited for in another order on every rank, with plain calls in between."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    tensors = [torch.full((200_000,), float(one + 1)) for one in range(6)]
+    works = []
+    for tensor in tensors:
+        works.append(dist.all_reduce(tensor, async_op=True, compression="int8"))
+        dist.barrier()
+        check = torch.ones(10)
+        dist.all_reduce(check)
+        assert (check == W).all()
+    for work in works if rank else reversed(works):
+        assert work.wait()
+        assert work.is_completed()
+        assert work.exception() is None
+    return [bool(((tensor - W * (one + 1)).abs() < 0.2).all()) for one, tensor in enumerate(tensors)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_asynchronous_calls_go_on_by_themselves(bare_pools: Pools, backend: str) -> None:
+    assert bare_pools(2).run(on, backend, under_way) == [[True] * 6] * 2
+
+
+def without_kernels() -> list[torch.Tensor]:
+    found = []
+    for name in CODECS:
+        compression = None if name == "none" else dist.Compression(name, error_feedback=name != "fp16")
+        for _ in range(2):
+            tensor = inputs(30_001, torch.float32, 2)[dist.get_rank()]
+            dist.all_reduce(tensor, compression=compression)
+        found.append(tensor)
+    return found
+
+
+def with_and_without_kernels() -> bool:
+    native = without_kernels()
+    saved = kernels.encode, kernels.decode
+    kernels.encode = kernels.decode = lambda *_: False  # type: ignore[assignment]
+    try:
+        return all(map(torch.equal, native, without_kernels()))
+    finally:
+        kernels.encode, kernels.decode = saved
+
+
+def test_torch_computes_the_bits_of_the_kernels(bare_pools: Pools) -> None:
+    assert kernels.encode("int8", torch.ones(1), torch.empty(8, dtype=torch.uint8)[:5], 16, None)
+    assert bare_pools(2).run(on, "gloo", with_and_without_kernels) == [True, True]
