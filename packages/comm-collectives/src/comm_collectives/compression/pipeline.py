@@ -25,7 +25,10 @@ from comm_utils.backend import Backend, Work
 __all__ = ["Feedback", "Link", "all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
 # Bytes on the wire of a piece: long enough to hide what starting an operation costs, short enough to overlap.
-_PIECE_BYTES = 256 << 10
+_PIECE_BYTES = 1 << 20
+_MOST_ELEMENTS = 1 << 20
+# Of the longest pieces, the shortest.
+_SHORTEST_PART = 8
 # Of the wire, at which the elements of each rank begin.
 _ALIGNMENT = 16
 # Pieces whose parts are under way at the same time.
@@ -51,7 +54,7 @@ class Feedback:
 class _Piece:
     """A piece that is under way, and the memory that it needs until it has arrived."""
 
-    begin: int
+    place: slice
     work: Work
     sent: torch.Tensor
     received: torch.Tensor
@@ -68,12 +71,21 @@ class Link:
         self.backend, self.group, self.codec = backend, group, codec
         self.size, self.rank = backend.get_world_size(group), backend.get_rank(group)
 
-    def piece_elements(self, most: int) -> int:
-        """Return how many elements of slices with up to ``most`` elements travel at a time."""
+    def pieces(self, most: int) -> list[slice]:
+        """Return the pieces in which slices with up to ``most`` elements travel.
+
+        The last ones are smaller, because nothing else is under way with the last.
+        """
         unit = max(1, self.codec.granularity)
-        bytes_of_unit = max(1, self.codec.encoded_bytes(unit * 256)) / 256
-        fitting = max(1, int(_PIECE_BYTES / bytes_of_unit)) * unit
-        return min(fitting, 1 << 20, max(unit, -(-most // unit) * unit))
+        bytes_of_units = max(1, self.codec.encoded_bytes(unit * 256)) / 256
+        longest = max(1, min(_MOST_ELEMENTS // unit, int(_PIECE_BYTES / bytes_of_units))) * unit
+        found, begin = [], 0
+        while begin < most:
+            half = -(-(most - begin) // (2 * unit)) * unit
+            length = min(longest, max(half, longest // _SHORTEST_PART))
+            found.append(slice(begin, min(most, begin + length)))
+            begin += length
+        return found
 
     def wire_bytes(self, count: int) -> int:
         """Return the bytes of ``count`` elements, with what aligns the next ones."""
@@ -132,37 +144,33 @@ def _reduce(
 ) -> None:
     agreement = Agreement(link.backend, link.group, f"{what} with {link.codec!r}")
     mine, codec = slices[link.rank], link.codec
-    piece = link.piece_elements(max(one.numel() for one in slices))
+    pieces = link.pieces(max(one.numel() for one in slices))
     errors = _errors_of(feedback, slices)
-    begin_of = list(range(0, max(one.numel() for one in slices), piece))
-
-    def part(tensor: torch.Tensor, begin: int) -> torch.Tensor:
-        return tensor[begin : begin + piece]
 
     with Buffers(mine.device) as buffers:
 
-        def send(begin: int) -> _Piece:
-            rows = [link.wire_bytes(part(one, begin).numel()) for one in slices]
+        def send(place: slice) -> _Piece:
+            rows = [link.wire_bytes(one[place].numel()) for one in slices]
             columns = [rows[link.rank]] * link.size
             sent, received = buffers.take(sum(rows)), buffers.take(sum(columns))
             at = 0
             for rank, one in enumerate(slices):
-                source = part(one, begin)
+                source = one[place]
                 if rank != link.rank and source.numel():
                     wire = sent[at : at + codec.encoded_bytes(source.numel())]
-                    error = None if errors is None else part(errors[rank], begin)
+                    error = None if errors is None else errors[rank][place]
                     codec.encode(buffers.float32(source), wire, error)
                 at += rows[rank]
             agreement.check()
-            return _Piece(begin, link.exchange(received, sent, rows, columns, len(set(rows)) == 1), sent, received)
+            return _Piece(place, link.exchange(received, sent, rows, columns, len(set(rows)) == 1), sent, received)
 
         def add(one: _Piece) -> _Piece | None:
-            begin, received = one.begin, one.received
-            own = part(mine, begin)
+            place, received = one.place, one.received
+            own = mine[place]
             total = buffers.scratch(own.numel())
             total.copy_(own)
             if errors is not None:  # its own elements are not encoded, but those of an earlier world may have been
-                lost = part(errors[link.rank], begin)
+                lost = errors[link.rank][place]
                 total.add_(lost)
                 lost.zero_()
             one.work.wait()
@@ -175,27 +183,27 @@ def _reduce(
             if average:
                 total.div_(link.size)
             if not everywhere:
-                part(targets[link.rank], begin).copy_(total)
+                targets[link.rank][place].copy_(total)
                 return None
-            longest = link.wire_bytes(part(slices[0], begin).numel())
+            longest = link.wire_bytes(slices[0][place].numel())
             wire, gathered = buffers.take(longest), buffers.take(longest * link.size)
             if own.numel():
-                error = None if feedback is None else part(feedback.reduced, begin)
+                error = None if feedback is None else feedback.reduced[place]
                 codec.encode(total, wire[: codec.encoded_bytes(own.numel())], error)
-            return _Piece(begin, link.gather(gathered, wire), wire, gathered)
+            return _Piece(place, link.gather(gathered, wire), wire, gathered)
 
         def deliver(one: _Piece) -> None:
             one.work.wait()
             step = one.received.numel() // link.size
             for rank, target in enumerate(targets):
-                _decode(codec, one.received[rank * step :], part(target, one.begin), buffers)
+                _decode(codec, one.received[rank * step :], target[one.place], buffers)
             buffers.give_back(one.sent, one.received)
 
         sending: deque[_Piece] = deque()
         gathering: deque[_Piece] = deque()
-        for turn in range(len(begin_of) + 2 * _DEPTH):
-            if turn < len(begin_of):
-                sending.append(send(begin_of[turn]))
+        for turn in range(len(pieces) + 2 * _DEPTH):
+            if turn < len(pieces):
+                sending.append(send(pieces[turn]))
             if sending and turn >= _DEPTH:
                 summed = add(sending.popleft())
                 if summed is not None:
@@ -209,21 +217,20 @@ def all_gather(link: Link, targets: Sequence[torch.Tensor], source: torch.Tensor
     """Overwrite ``targets[r]``, (n,), with the ``source``, (n,), of rank r, as all ranks decode it."""
     what = f"all_gather of {source.numel()} {source.dtype} with {link.codec!r}"
     agreement, codec = Agreement(link.backend, link.group, what), link.codec
-    piece = link.piece_elements(source.numel())
     with Buffers(source.device) as buffers:
 
-        def send(begin: int) -> _Piece:
-            own = source[begin : begin + piece]
+        def send(place: slice) -> _Piece:
+            own = source[place]
             wire = buffers.take(link.wire_bytes(own.numel()))
             gathered = buffers.take(wire.numel() * link.size)
             codec.encode(buffers.float32(own), wire[: codec.encoded_bytes(own.numel())])
             agreement.check()
-            return _Piece(begin, link.gather(gathered, wire), wire, gathered)
+            return _Piece(place, link.gather(gathered, wire), wire, gathered)
 
-        for one in _overlapped(range(0, source.numel(), piece), send):
+        for one in _overlapped(link.pieces(source.numel()), send):
             step = one.received.numel() // link.size
             for rank, target in enumerate(targets):
-                _decode(codec, one.received[rank * step :], target[one.begin : one.begin + piece], buffers)
+                _decode(codec, one.received[rank * step :], target[one.place], buffers)
             buffers.give_back(one.sent, one.received)
         agreement.check()
 
@@ -234,41 +241,40 @@ def all_to_all(link: Link, targets: Sequence[torch.Tensor], sources: Sequence[to
     agreement, codec = Agreement(link.backend, link.group, f"all_to_all of {dtype} with {link.codec!r}"), link.codec
     # Nobody knows how much others exchange: all agree on the number of pieces.
     longest = agreement.largest(max(one.numel() for one in (*targets, *sources)))
-    piece = link.piece_elements(longest)
 
-    def counts(tensors: Sequence[torch.Tensor], begin: int) -> list[int]:
-        return [one[begin : begin + piece].numel() for one in tensors]
+    def counts(tensors: Sequence[torch.Tensor], place: slice) -> list[int]:
+        return [one[place].numel() for one in tensors]
 
     targets[link.rank].copy_(sources[link.rank])
     with Buffers(sources[0].device) as buffers:
 
-        def send(begin: int) -> _Piece:
-            rows = [0 if rank == link.rank else link.wire_bytes(n) for rank, n in enumerate(counts(sources, begin))]
-            columns = [0 if rank == link.rank else link.wire_bytes(n) for rank, n in enumerate(counts(targets, begin))]
+        def send(place: slice) -> _Piece:
+            rows = [0 if rank == link.rank else link.wire_bytes(n) for rank, n in enumerate(counts(sources, place))]
+            columns = [0 if rank == link.rank else link.wire_bytes(n) for rank, n in enumerate(counts(targets, place))]
             sent, received = buffers.take(sum(rows)), buffers.take(sum(columns))
             at = 0
             for one, row in zip(sources, rows, strict=True):
-                part = one[begin : begin + piece]
+                part = one[place]
                 if row:
                     codec.encode(buffers.float32(part), sent[at : at + codec.encoded_bytes(part.numel())])
                 at += row
-            return _Piece(begin, link.exchange(received, sent, rows, columns, False), sent, received)
+            return _Piece(place, link.exchange(received, sent, rows, columns, False), sent, received)
 
-        for arrived in _overlapped(range(0, longest, piece), send):
+        for arrived in _overlapped(link.pieces(longest), send):
             at = 0
             for rank, target in enumerate(targets):
-                part = target[arrived.begin : arrived.begin + piece]
+                part = target[arrived.place]
                 if rank != link.rank and part.numel():
                     _decode(codec, arrived.received[at:], part, buffers)
                     at += link.wire_bytes(part.numel())
             buffers.give_back(arrived.sent, arrived.received)
 
 
-def _overlapped(begins: Sequence[int], send: Callable[[int], _Piece]) -> Iterator[_Piece]:
+def _overlapped(pieces: Sequence[slice], send: Callable[[slice], _Piece]) -> Iterator[_Piece]:
     """Yield each piece once it has arrived, while the next ones are under way."""
     sending: deque[_Piece] = deque()
-    for begin in begins:
-        sending.append(send(begin))
+    for place in pieces:
+        sending.append(send(place))
         if len(sending) > _DEPTH:
             sending[0].work.wait()
             yield sending.popleft()

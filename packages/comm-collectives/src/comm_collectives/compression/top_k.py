@@ -21,7 +21,7 @@ class TopK(Codec):
     loses at most its own magnitude, and none that is larger than one that was sent.
 
     Args:
-        ratio: the share of elements that are sent, of each piece of at most 262,144, rounded up.
+        ratio: the share of elements that are sent, of each piece of at most 1,048,576, rounded up.
     """
 
     name: ClassVar[str] = "topk"
