@@ -168,6 +168,8 @@ def test_codes_are_those_of_native_code() -> None:
     assert codes["operations"] == tuple(named.get(one.name, one.name.lower()) for one in tables.Operation)
     assert codes["dtypes"] == tuple(str(one).removeprefix("torch.") for one in tables.DTYPES)
     assert [parse_reduce_op(one) for one in codes["ops"]] == list(tables.OPS)
+    assert codes["codecs"] == tuple(tables.CODECS)
+    assert list(tables.CODECS.values()) == list(range(len(tables.CODECS)))
     assert list(tables.Operation) == list(range(len(tables.Operation)))
     assert list(tables.DTYPES.values()) == list(range(len(tables.DTYPES)))
     assert list(tables.OPS.values()) == list(range(len(tables.OPS)))

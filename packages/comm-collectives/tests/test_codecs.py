@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_collectives.compression.codec import Codec, codec_names, make_codec
+from comm_collectives.compression import Codec, codec_names, make_codec
 from comm_utils.errors import ArgumentError
 
 NAMES = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int4", "int8", "none", "onebit", "topk"]

@@ -6,14 +6,17 @@ after the other, and a second group of the same ranks, which nobody else uses.
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from torch.distributed import ProcessGroup
 
+from comm_utils.backend import Backend
 from comm_utils.errors import CommTimeoutError
 from comm_utils.given import seconds_to_wait
 
@@ -82,30 +85,36 @@ class _Worker:
 
 # By group; None is the world group.
 _workers: dict[ProcessGroup | None, _Worker] = {}
+# How often this process has made such a group of the same ranks; a part of its name.
+_made: Counter[tuple[int, ...]] = Counter()
 
 
 def start(
-    name: str,
-    group: ProcessGroup | None,
-    make_group: Callable[[], ProcessGroup],
-    call: Callable[[ProcessGroup], None],
-    result: Any,
+    name: str, backend: Backend, group: ProcessGroup | None, call: Callable[[ProcessGroup], None], result: Any
 ) -> BackgroundWork:
     """Start ``call``, which gets the group to communicate in, after those of ``group`` that were started before.
 
-    Args:
-        make_group: makes a group of the same ranks; called at the first call of a group, on all of its ranks.
+    The first call of a group makes that group, on all of its ranks.
     """
     worker = _workers.get(group)
     if worker is None:
-        worker = _workers[group] = _Worker(make_group())
+        worker = _workers[group] = _Worker(_same_ranks(backend, group))
     work = BackgroundWork(name, result)
     worker.start(call, work)
     return work
 
 
+def _same_ranks(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
+    ranks = tuple(backend.get_process_group_ranks(group))
+    _made[ranks] += 1
+    digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
+    return backend.create_group(ranks, f"comm-compression-{digest}-{_made[ranks]}", backend=backend.get_backend(group))
+
+
 def forget(group: ProcessGroup | None = None) -> None:
     """End the thread of ``group``, which is destroyed; all of them where that is the world group."""
+    if group is None:
+        _made.clear()
     ending = list(_workers) if group is None else [one for one in _workers if one is group]
     for one in ending:
         _workers.pop(one).end()

@@ -105,21 +105,13 @@ def _run(
             with torch.inference_mode():
                 body(inner, own)
 
-        return background.start(call, group, lambda: _same_ranks(backend, group), in_thread, result)
+        return background.start(call, backend, group, in_thread, result)
 
     observe = getattr(type(backend), "observe_compressed", None)
     if observe is None:
         return started(backend)
     outcome: Work | None = observe(backend, call, group, counted, op, async_op, repr(compression), wire_bytes, started)
     return outcome
-
-
-def _same_ranks(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
-    from comm_collectives.groups import make_group  # which imports what imports this module
-
-    ranks = backend.get_process_group_ranks(group)
-    made: ProcessGroup = make_group("new_group", ranks, None, None, None, "compressed collectives in the background")
-    return made
 
 
 def all_reduce(

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from comm_collectives.compression.codec import Codec, codec_names, make_codec
+from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.low_rank import LowRank
 from comm_collectives.compression.pipeline import Feedback
+from comm_collectives.compression.registry import codec_names, make_codec
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
