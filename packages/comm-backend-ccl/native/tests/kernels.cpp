@@ -134,6 +134,37 @@ std::vector<uint16_t> all_values() {
 
 }  // namespace
 
+// In parts, of which the last is shorter.
+TEST(kernels_reduce_long_tensors_into_several) {
+    Random random{options.seed};
+    for (const shm::Kernels *build : builds()) {
+        for (const int dtype : {shm::int8, shm::bfloat16, shm::float32, shm::float64}) {
+            const size_t count = (size_t{20} << 10) / shm::item_bytes(dtype) + 7,
+                         bytes = count * shm::item_bytes(dtype);
+            std::vector<Bytes> inputs(3, Bytes(bytes));
+            std::vector<const void *> pointers;
+            for (Bytes &input : inputs) {
+                fill(input.data(), dtype, count, random, false);
+                pointers.push_back(input.data());
+            }
+            Bytes expected(bytes);
+            reduce(dtype, shm::sum, expected.data(), pointers, count);
+            for (const bool streams : {false, true}) {
+                // The second is an input as well.
+                std::vector<Bytes> all(inputs);
+                std::vector<const void *> from{all[0].data(), all[1].data(), all[2].data()};
+                Bytes first(bytes), third(bytes);
+                void *outputs[] = {first.data(), all[1].data(), third.data()};
+                build->reduce(dtype, shm::sum, outputs, 3, from.data(), 3, count, streams);
+                for (const void *output : outputs) {
+                    const size_t at = difference(dtype, output, expected.data(), count);
+                    CHECK(at == count, build->name << ", dtype " << dtype << ": element " << at);
+                }
+            }
+        }
+    }
+}
+
 TEST(kernels_reduce) {
     Random random{options.seed};
     constexpr size_t numbers[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 64};
@@ -277,7 +308,7 @@ TEST(kernels_copy) {
         for (int turn = 0; turn < 600; ++turn) {
             const size_t bytes = turn < 200 ? static_cast<size_t>(turn) : random.below(turn < 400 ? 9000 : 190000);
             const size_t read = random.below(200), write = 1 + random.below(200);
-            for (const auto copy : {build->copy, build->stream}) {
+            for (const auto copy : {build->copy, build->show, build->stream}) {
                 std::memset(to.data(), 0x5a, write + bytes + 300);
                 copy(to.data() + write, from.data() + read, bytes);
                 CHECK(std::memcmp(to.data() + write, from.data() + read, bytes) == 0,

@@ -7,6 +7,10 @@
 #include <algorithm>
 #include <type_traits>
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
 #define TEXT_OF(x) #x
 #define TEXT(x) TEXT_OF(x)
 
@@ -15,11 +19,36 @@ namespace {
 
 // Elements that are reduced at a time: what is between two steps stays in the first-level cache.
 constexpr size_t block = 512;
-constexpr int deepest = 7;  // of a tree over 64 ranks
+constexpr int deepest = 7, max_inputs = 64;  // of a tree over 64 ranks
+// What is written to several outputs is reduced into the first and copied to the others in parts of so many bytes:
+// copies of less are too short for show(), and more leaves the first-level cache. Around the caches, stores go on while
+// the next part is reduced.
+constexpr size_t part_bytes = 8 << 10, streamed_part_bytes = 2 << 10;
 
 // --- copies
 
 void copy(void *output, const void *input, size_t bytes) { std::memcpy(output, input, bytes); }
+
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Whether string instructions are fast: ERMS or FSRM.
+bool has_fast_strings() {
+    unsigned eax, ebx = 0, ecx, edx = 0;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && ((ebx >> 9 | edx >> 4) & 1) != 0;
+}
+const bool fast_strings = has_fast_strings();
+
+// Such a copy claims whole lines, many at a time. A vector store waits until another core has given up its copy of the
+// line, and few of them wait at once: between cores without a common cache it takes four times as long.
+void show(void *output, const void *input, size_t bytes) {
+    if (!fast_strings) {
+        std::memcpy(output, input, bytes);
+        return;
+    }
+    asm volatile("rep movsb" : "+D"(output), "+S"(input), "+c"(bytes) : : "memory");
+}
+#else
+void show(void *output, const void *input, size_t bytes) { std::memcpy(output, input, bytes); }
+#endif
 
 #ifdef WITH_VECTORS
 // 64 bytes to where they are aligned.
@@ -192,17 +221,8 @@ struct Tree {
     }
 };
 
-template <class T>
-void copy_to_others(void *const *outputs, int output_count, const T *output, size_t offset, size_t length,
-                    bool streams) {
-    for (int other = 1; other < output_count; ++other) {
-        (streams ? copy_around : copy)(static_cast<T *>(outputs[other]) + offset, output, length * sizeof(T));
-    }
-}
-
 template <class F, class A, class T, class Convert>
-void reduce_blocks(void *const *outputs, int output_count, const void *const *inputs, int input_count, size_t count,
-                   bool streams, bool mean) {
+void reduce_blocks(void *all, const void *const *inputs, int input_count, size_t count, bool mean) {
     Tree<F, A, T, Convert> tree;
     tree.inputs = inputs;
     A result[block];
@@ -211,13 +231,12 @@ void reduce_blocks(void *const *outputs, int output_count, const void *const *in
         const size_t length = count - offset < block ? count - offset : block;
         tree.offset = offset;
         tree.length = length;
-        T *output = static_cast<T *>(outputs[0]) + offset;
+        T *output = static_cast<T *>(all) + offset;
         A *target = result;
         if constexpr (!std::is_void_v<Convert>) {
             if (input_count == 2) {
                 combine_narrow<F, Convert>(output, static_cast<const T *>(inputs[0]) + offset,
                                            static_cast<const T *>(inputs[1]) + offset, length, mean ? divisor : 1.0f);
-                copy_to_others<T>(outputs, output_count, output, offset, length, streams);
                 continue;
             }
         }
@@ -239,46 +258,42 @@ void reduce_blocks(void *const *outputs, int output_count, const void *const *in
         } else if (found != output) {
             std::memmove(output, found, length * sizeof(T));
         }
-        copy_to_others<T>(outputs, output_count, output, offset, length, streams);
     }
 }
 
 template <class A, class T, class Convert>
-void reduce_floats(int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
-                   size_t count, bool streams) {
+void reduce_floats(int op, void *output, const void *const *inputs, int input_count, size_t count) {
     switch (op) {
     case sum:
     case average:
-        return reduce_blocks<Sum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams,
-                                                 op == average);
+        return reduce_blocks<Sum, A, T, Convert>(output, inputs, input_count, count, op == average);
     case product:
-        return reduce_blocks<Product, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<Product, A, T, Convert>(output, inputs, input_count, count, false);
     case minimum:
-        return reduce_blocks<Minimum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<Minimum, A, T, Convert>(output, inputs, input_count, count, false);
     case maximum:
-        return reduce_blocks<Maximum, A, T, Convert>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<Maximum, A, T, Convert>(output, inputs, input_count, count, false);
     }
 }
 
 template <class T>
-void reduce_integers(int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
-                     size_t count, bool streams) {
+void reduce_integers(int op, void *output, const void *const *inputs, int input_count, size_t count) {
     using None = void;
     switch (op) {
     case sum:
-        return reduce_blocks<Sum, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<Sum, T, T, None>(output, inputs, input_count, count, false);
     case product:
-        return reduce_blocks<Product, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<Product, T, T, None>(output, inputs, input_count, count, false);
     case minimum:
-        return reduce_blocks<Minimum, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<Minimum, T, T, None>(output, inputs, input_count, count, false);
     case maximum:
-        return reduce_blocks<Maximum, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<Maximum, T, T, None>(output, inputs, input_count, count, false);
     case bit_and:
-        return reduce_blocks<And, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<And, T, T, None>(output, inputs, input_count, count, false);
     case bit_or:
-        return reduce_blocks<Or, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<Or, T, T, None>(output, inputs, input_count, count, false);
     case bit_xor:
-        return reduce_blocks<Xor, T, T, None>(outputs, output_count, inputs, input_count, count, streams, false);
+        return reduce_blocks<Xor, T, T, None>(output, inputs, input_count, count, false);
     }
 }
 
@@ -296,9 +311,8 @@ int on_booleans(int op) {
     }
 }
 
-void reduce_any(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
-                size_t count, bool streams) {
-#define WITH outputs, output_count, inputs, input_count, count, streams
+void reduce_any(int dtype, int op, void *output, const void *const *inputs, int input_count, size_t count) {
+#define WITH output, inputs, input_count, count
     switch (dtype) {
     case int8:
         return reduce_integers<int8_t>(op, WITH);
@@ -332,7 +346,23 @@ void reduce_any(int dtype, int op, void *const *outputs, int output_count, const
 
 void reduce(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs, int input_count,
             size_t count, bool streams) {
-    reduce_any(dtype, op, outputs, output_count, inputs, input_count, count, streams);
+    if (output_count == 1) {
+        reduce_any(dtype, op, outputs[0], inputs, input_count, count);
+        return;
+    }
+    const size_t item = item_bytes(dtype), most = (streams ? streamed_part_bytes : part_bytes) / item;
+    const void *from[max_inputs];
+    for (size_t done = 0; done < count; done += most) {
+        const size_t part = std::min(most, count - done);
+        for (int one = 0; one < input_count; ++one) {
+            from[one] = static_cast<const char *>(inputs[one]) + done * item;
+        }
+        char *first = static_cast<char *>(outputs[0]) + done * item;
+        reduce_any(dtype, op, first, from, input_count, part);
+        for (int other = 1; other < output_count; ++other) {
+            (streams ? copy_around : show)(static_cast<char *>(outputs[other]) + done * item, first, part * item);
+        }
+    }
     if (streams) {
         fence();
     }
@@ -342,6 +372,6 @@ void reduce(int dtype, int op, void *const *outputs, int output_count, const voi
 
 extern const Codecs CODECS;
 extern const Kernels KERNELS;
-const Kernels KERNELS{TEXT(KERNELS), reduce, copy, stream, CODECS};
+const Kernels KERNELS{TEXT(KERNELS), reduce, copy, show, stream, CODECS};
 
 }  // namespace shm

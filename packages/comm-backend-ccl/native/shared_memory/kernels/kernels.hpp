@@ -43,6 +43,8 @@ struct Kernels {
     void (*reduce)(int dtype, int op, void *const *outputs, int output_count, const void *const *inputs,
                    int input_count, size_t count, bool streams);
     void (*copy)(void *output, const void *input, size_t bytes);
+    // The same to where other cores read it, and may have it in their caches.
+    void (*show)(void *output, const void *input, size_t bytes);
     // The same around the caches, for what is not read from here soon.
     void (*stream)(void *output, const void *input, size_t bytes);
     const Codecs &codecs;

@@ -178,7 +178,7 @@ public:
     Tuner &tuner() { return tuner_; }
     // Copies what others read.
     void write(void *to, const void *from, size_t bytes) const {
-        (method_.transfer == streamed ? kernels().stream : kernels().copy)(to, from, bytes);
+        (method_.transfer == streamed ? kernels().stream : kernels().show)(to, from, bytes);
     }
     int pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
     char *scratch(int peer) const { return tuner_.scratch(peer); }
