@@ -13,6 +13,10 @@ namespace shm {
 namespace {
 
 constexpr bool needs_root(int operation) { return operation == broadcast || operation == scatter; }
+// Whether the input has a part for each rank.
+constexpr bool is_cut(int operation) {
+    return operation == reduce_scatter || operation == all_to_all || operation == scatter;
+}
 constexpr bool only_root_needs(int operation) { return operation == reduce || operation == gather; }
 
 bool waits(const Group &group, const Request &request) {
@@ -76,17 +80,57 @@ void publish(Group &group, const Request &request, uint32_t step, uint32_t first
     // A tensor without elements may have no address.
     if (const size_t bytes = input_bytes(group, request); bytes > 0) {
         char *to = place(group, request, group.rank(), step, first);
-        if (bytes <= tiny_bytes) {
-            std::memcpy(to, request.input, bytes);
+        const auto *from = static_cast<const char *>(request.input);
+        const auto write = [&](size_t begin, size_t end) {
+            if (end - begin > tiny_bytes) {
+                group.write(to + begin, from + begin, end - begin);
+            } else if (end > begin) {
+                std::memcpy(to + begin, from + begin, end - begin);
+            }
+        };
+        if (is_cut(operation)) {
+            const size_t own = static_cast<size_t>(group.rank()) * request.bytes();
+            write(0, own);
+            write(own + request.bytes(), bytes);
         } else {
-            group.write(to, request.input, bytes);
+            write(0, bytes);
         }
+    }
+}
+
+// The own part may lie where another's goes, or overlap where it goes itself.
+void keep_own(const Group &group, const Request &request) {
+    const size_t bytes = request.bytes(), mine = static_cast<size_t>(group.rank()) * bytes;
+    auto *output = static_cast<char *>(request.output);
+    const auto *input = static_cast<const char *>(request.input);
+    if (bytes == 0) {
+        return;
+    }
+    switch (request.operation) {
+    case all_gather:
+        std::memmove(output + mine, input, bytes);
+        break;
+    case gather:
+        if (group.rank() == request.root) {
+            std::memmove(output + mine, input, bytes);
+        }
+        break;
+    case scatter:
+        if (group.rank() == request.root) {
+            std::memmove(output, input + mine, bytes);
+        }
+        break;
+    case all_to_all:
+        std::memmove(output + mine, input + mine, bytes);
+        break;
+    default:
+        break;
     }
 }
 
 void consume(Group &group, const Request &request, uint32_t step, uint32_t first) {
     const int size = group.size(), me = group.rank();
-    const size_t bytes = request.bytes();
+    const size_t bytes = request.bytes(), mine = static_cast<size_t>(me) * bytes;
     if (bytes == 0) {
         return;
     }
@@ -106,7 +150,7 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
     case reduce_scatter: {
         void *outputs[] = {output};
         for (int one = 0; one < size; ++one) {
-            inputs[one] = shown(one) + static_cast<size_t>(me) * bytes;
+            inputs[one] = (one == me ? static_cast<const char *>(request.input) : shown(one)) + mine;
         }
         kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count, false);
         break;
@@ -115,21 +159,19 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
         std::memcpy(output, shown(request.root), bytes);
         break;
     case scatter:
-        std::memcpy(output, shown(request.root) + static_cast<size_t>(me) * bytes, bytes);
+        if (me != request.root) {
+            std::memcpy(output, shown(request.root) + mine, bytes);
+        }
         break;
     case all_gather:
     case gather:
-        // Its own first: it may lie where another's goes.
-        std::memmove(output + static_cast<size_t>(me) * bytes, request.input, bytes);
         for (const int from : group.reading_order()) {
             std::memcpy(output + static_cast<size_t>(from) * bytes, shown(from), bytes);
         }
         break;
     case all_to_all:
-        std::memcpy(output + static_cast<size_t>(me) * bytes, shown(me) + static_cast<size_t>(me) * bytes, bytes);
         for (const int from : group.reading_order()) {
-            std::memcpy(output + static_cast<size_t>(from) * bytes, shown(from) + static_cast<size_t>(me) * bytes,
-                        bytes);
+            std::memcpy(output + static_cast<size_t>(from) * bytes, shown(from) + mine, bytes);
         }
         break;
     default:
@@ -245,6 +287,7 @@ Exchange::Exchange(Group &group, Request request, const Call &call, uint32_t bas
     base_ = base;
     first_ = first;
     next_ = 1;
+    has_own_ = true;
 }
 
 bool Exchange::ready(Group &group, uint32_t step) {
@@ -261,6 +304,9 @@ void Exchange::act(Group &group, uint32_t step) {
     if (step == 0) {
         publish(group, request, base_, first_);
     } else {
+        if (!has_own_) {
+            keep_own(group, request);
+        }
         consume(group, request, base_, first_);
     }
 }
@@ -319,16 +365,20 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
     begin(request, call, method);
     publish(*this, request, base, first);
     post(call.fingerprint);
+    keep_own(*this, request);
     if (needs_root(request.operation) || only_root_needs(request.operation)) {
         looks = 0;
     }
     for (int look = 0; look < looks; ++look) {
         if (all_have_come(base + 1, call, base)) {
+            has_found();
             consume(*this, request, base, first);
             tuner_.end();
             return true;
         }
-        relax();
+        if (relax()) {
+            break;
+        }
     }
     queue_at_once([&] { return std::make_shared<Exchange>(*this, std::move(request), call, base, first); }, left);
     return true;
@@ -357,7 +407,9 @@ bool Group::exchange_at_once(Request &request, int looks, Handle &left) {
             consume_parts(*this, request, call.number, base, first);
             return true;
         }
-        relax();
+        if (relax()) {
+            break;
+        }
     }
     queue_at_once([&] { return std::make_shared<Large>(*this, std::move(request), call, base, first); }, left);
     return true;

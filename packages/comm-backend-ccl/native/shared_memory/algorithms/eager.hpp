@@ -15,7 +15,9 @@ uint32_t pieces_for(const Group &group, const Request &request);
 size_t input_bytes(const Group &group, const Request &request);
 // Copies this rank's part to where others read it, at step `step`, in a slot or in pieces from `first`.
 void publish(Group &group, const Request &request, uint32_t step, uint32_t first);
-// Computes the result, when those that it needs have published theirs.
+// Moves what a rank gets from itself, once and before consume(): best while others' parts are on their way.
+void keep_own(const Group &group, const Request &request);
+// Computes the rest of the result, when those that it needs have published theirs.
 void consume(Group &group, const Request &request, uint32_t step, uint32_t first);
 
 // Of all_to_all_v, whose parts have sizes that only their rank knows before it shows them: whether a rank publishes at
@@ -39,7 +41,7 @@ uint32_t exchange_steps(const Group &group, const Request &request);
 class Exchange final : public Stepwise {
 public:
     explicit Exchange(Group &group, Request request);
-    // One whose part was published at step `base`, in a slot or in pieces from `first`.
+    // One whose part was published at step `base`, in a slot or in pieces from `first`, and whose own was kept.
     Exchange(Group &group, Request request, const Call &call, uint32_t base, uint32_t first);
 
 private:
@@ -47,6 +49,7 @@ private:
     void act(Group &group, uint32_t step) override;
 
     uint32_t first_ = 0;
+    bool has_own_ = false;
 };
 
 }  // namespace shm

@@ -173,6 +173,7 @@ void Large::act(Group &group, uint32_t step) {
     } else if (way_ == eager && of_parts) {
         consume_parts(group, request, call_.number, base_, first_);
     } else if (way_ == eager) {
+        keep_own(group, request);
         consume(group, request, base_, first_);
     } else if (way_ == in_chunks && step > 0) {
         pipelined_.act(group, operands_, step - 1);

@@ -167,9 +167,9 @@ void Group::reserve_ring() {
     if (ring_is_reserved()) {
         return;
     }
-    const size_t mine = layout_.rings + static_cast<size_t>(rank_) * layout_.ring_bytes();
+    const size_t mine = layout_.rings + static_cast<size_t>(rank_) * layout_.all_ring_bytes();
     try {
-        reserve_memory(descriptor_, mine, layout_.ring_bytes(), "a group with large tensors");
+        reserve_memory(descriptor_, mine, layout_.all_ring_bytes(), "a group with large tensors");
     } catch (const SharedMemoryError &) {
         fail(no_memory, rank_, number_);
         throw;

@@ -138,8 +138,10 @@ public:
     // The other ranks, in the order in which this one reads from them.
     const std::vector<int> &reading_order() const { return reading_order_; }
 
-    // For a moment between two looks; where ranks share cores, it is another's.
-    void relax() const;
+    // For a moment between two looks. Where ranks share cores, it gives the core away after a few of them, and says so.
+    bool relax();
+    // What was looked for has come.
+    void has_found();
     bool crowded() const { return crowded_; }
     int spins() const { return crowded_ ? 50 : 2000; }
 
@@ -158,16 +160,26 @@ public:
         return at<char>(layout_.slots_at) + (static_cast<size_t>(rank) * slots + step % slots) * slot_bytes;
     }
     char *piece(int rank, uint32_t index) {
-        return at<char>(layout_.rings) + static_cast<size_t>(rank) * layout_.ring_bytes() +
-               index % pieces * layout_.piece_bytes;
+        return at<char>(layout_.rings) + static_cast<size_t>(rank) * layout_.all_ring_bytes() +
+               index * layout_.piece_bytes;
     }
     // The next pieces of the ring, a power of two of them, `times` times.
-    uint32_t take_pieces(uint32_t count, uint32_t times = 1) {
-        const uint32_t first = next_pieces(count);
+    uint32_t take_pieces(uint32_t count, uint32_t times) {
+        const uint32_t first = (next_piece_ + count - 1) / count * count % pieces;
         next_piece_ = (first + count * times) % pieces;
         return first;
     }
-    uint32_t next_pieces(uint32_t count) const { return (next_piece_ + count - 1) / count * count % pieces; }
+    // The next for what is published at once, a power of two of them.
+    uint32_t next_pieces(uint32_t count) const {
+        const OwnRing &ring = rings_[count > most_of_near];
+        return ring.begin + (ring.next + count - 1) / count * count % ring.count;
+    }
+    uint32_t take_pieces(uint32_t count) {
+        const uint32_t first = next_pieces(count);
+        OwnRing &ring = rings_[count > most_of_near];
+        ring.next = (first - ring.begin + count) % ring.count;
+        return first;
+    }
     // Says how the operation that begins now moves `bytes` of each rank.
     const Method &choose_method(const Request &request, size_t bytes, bool is_eager) {
         return method_ = tuner_.begin(request, bytes, is_eager);
@@ -186,7 +198,7 @@ public:
     bool pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed);
     void mark_pieces(uint32_t first, uint32_t count) {
         for (uint32_t index = first; index < first + count; ++index) {
-            published_at_[index % pieces] = steps_;
+            published_at_[index] = steps_;
         }
     }
     // Makes sure that there is room for what is large; fails the group where there is not.
@@ -264,7 +276,11 @@ private:
     uint32_t slowest_ = 0;    // steps that everybody has done, as far as seen
     uint64_t steps_ = slots;  // the same as done_, and never wraps around
     uint32_t next_piece_ = 0;
-    std::array<uint64_t, pieces> published_at_{};  // the step of each piece of the ring
+    struct OwnRing {
+        uint32_t begin, count, next;
+    };
+    OwnRing rings_[2] = {{pieces, near_pieces, 0}, {pieces + near_pieces, far_pieces, 0}};
+    std::array<uint64_t, all_pieces> published_at_{};  // the step of each piece of the ring
     std::atomic<bool> ring_is_reserved_{false};
     std::array<uint32_t, records> posted_{};  // this rank's fingerprint at each of the last steps
     std::deque<Handle> collectives_;
@@ -278,6 +294,10 @@ private:
     PeerWindows mapped_;
     Tuner tuner_;
     Method method_;
+
+    // Looks before the core is another rank's, and those since then. Threads may lose each other's changes.
+    static constexpr int least_patience = 2, most_patience = 16;
+    std::atomic<int> patience_{4}, looked_{0};
 
     std::mutex sleep_mutex_;
     int sleepers_ = 0;  // threads of this rank; guarded by `sleep_mutex_`

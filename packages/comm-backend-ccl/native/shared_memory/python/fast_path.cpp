@@ -10,9 +10,9 @@ namespace shm {
 
 namespace {
 
-// Looks at other ranks' flags before other Python threads may run: a few microseconds, or one look where each gives the
-// core to another process.
-int looks_with_gil(const Group &group) { return group.crowded() ? 1 : std::min(400, group.spins()); }
+// Looks at other ranks' flags before other Python threads may run: a few microseconds, or less where ranks share cores
+// and one gives its own away.
+int looks_with_gil(const Group &group) { return std::min(400, group.spins()); }
 
 // What the function that Python calls is bound to.
 struct FastPath {

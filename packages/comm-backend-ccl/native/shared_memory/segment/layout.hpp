@@ -26,6 +26,12 @@ constexpr uint32_t pieces = 512;
 // An operation in chunks takes so many of them at a time, or some times as many where all of it fits into the ring.
 constexpr uint32_t pieces_of_chunk = 32, larger_chunk = 4;
 static_assert(pieces / (larger_chunk * pieces_of_chunk) >= 3, "a chunk is free again three steps after it was shown");
+// What is published at once has rings of its own behind that one, for up to so many pieces: what a program does between
+// two calls puts fewer of their lines out of the caches. The pieces of an operation are free again three operations
+// later; each has its place in one of at least four blocks of the largest size, and goes forward by one at most.
+constexpr uint32_t most_of_near = 8, most_of_far = pieces_of_chunk;
+constexpr uint32_t near_pieces = 4 * most_of_near, far_pieces = 8 * most_of_far;
+constexpr uint32_t all_pieces = pieces + near_pieces + far_pieces;
 constexpr uint32_t message_slots = 4;
 
 // What a rank called; written before the first word of the operation.
@@ -142,7 +148,7 @@ struct Layout {
         at = page(at);
         slots_at = take(n * slots * slot_bytes);
         at = page(at);
-        rings = take(n * pieces * piece_bytes);
+        rings = take(n * all_ring_bytes());
         at = page(at);
         messages = take(n * n * message_slots * message_bytes);
         end = page(at);
@@ -150,6 +156,7 @@ struct Layout {
 
     static size_t page(size_t bytes) { return (bytes + 4095) & ~size_t{4095}; }
     size_t ring_bytes() const { return pieces * piece_bytes; }
+    size_t all_ring_bytes() const { return all_pieces * piece_bytes; }
     size_t chunk_bytes() const { return pieces_of_chunk * piece_bytes; }
     size_t channel_bytes() const { return message_slots * message_bytes; }
 };

@@ -41,7 +41,7 @@ bool Group::look_for_slowest(uint32_t needed) {
 bool Group::pieces_are_free(uint32_t first, uint32_t count, uint32_t &needed) {
     uint64_t last = 0;
     for (uint32_t index = first; index < first + count; ++index) {
-        last = std::max(last, published_at_[index % pieces]);
+        last = std::max(last, published_at_[index]);
     }
     if (steps_ - last >= slots) {
         return true;  // nobody is so far behind

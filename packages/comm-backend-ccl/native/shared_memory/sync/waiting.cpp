@@ -7,6 +7,7 @@
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
+#include <algorithm>
 #include <chrono>
 #include <climits>
 
@@ -31,16 +32,34 @@ void futex_wake(std::atomic<uint32_t> &futex) { syscall(SYS_futex, &futex, FUTEX
 
 }  // namespace
 
-void Group::relax() const {
+// A rank on another core is often about to post: giving this core away and getting it back takes longer than a few
+// looks. One that shares the core posts only if it gets it. How often a few looks were enough says which is more usual.
+bool Group::relax() {
     if (crowded_) {
-        sched_yield();
-        return;
+        const int looked = looked_.load(std::memory_order_relaxed) + 1;
+        const int patience = patience_.load(std::memory_order_relaxed);
+        if (looked >= patience) {
+            looked_.store(0, std::memory_order_relaxed);
+            patience_.store(std::max(least_patience, patience - 1), std::memory_order_relaxed);
+            sched_yield();
+            return true;
+        }
+        looked_.store(looked, std::memory_order_relaxed);
     }
 #ifdef __x86_64__
     _mm_pause();
 #elif defined(__aarch64__)
     asm volatile("isb" ::: "memory");  // what `yield` promises, on cores that take that for nothing
 #endif
+    return false;
+}
+
+void Group::has_found() {
+    if (crowded_ && looked_.load(std::memory_order_relaxed) > 0) {
+        looked_.store(0, std::memory_order_relaxed);
+        patience_.store(std::min(most_patience, patience_.load(std::memory_order_relaxed) + 2),
+                        std::memory_order_relaxed);
+    }
 }
 
 void Group::wake(int other) {
@@ -129,17 +148,22 @@ int Group::wait(Task &task, double seconds) {
     attended_.fetch_add(1, std::memory_order_seq_cst);
     const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
     int state;
-    for (int look = 0; (state = task.now()) == pending; ++look) {
+    for (int look = 0; (state = task.now()) == pending;) {
         if (look < spins()) {
             if (lock_.try_lock()) {
                 const std::lock_guard<std::mutex> alone(lock_, std::adopt_lock);
                 if (task.now() == pending) {
                     const uint32_t before = done_;
                     advance_all();
-                    look = done_ == before ? look : 0;
+                    if (done_ != before || task.now() != pending) {
+                        look = 0;
+                        has_found();
+                    }
                 }
             }
-            relax();
+            if (task.now() == pending && (relax() || !crowded_)) {
+                ++look;
+            }
             continue;
         }
         const double left = std::chrono::duration<double>(end - Clock::now()).count();
