@@ -2,6 +2,7 @@
 
 #include "tuning/learner.hpp"
 #include "check.hpp"
+#include "progress/group.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -263,4 +264,30 @@ TEST(learner_starts_from_what_is_known) {
     CHECK(deceived.best() == 0, "ends with " << deceived.best());
     Learner in_part(3, 0, false, {1000, 0, 3000});
     CHECK(!in_part.has_settled(), "it takes what is not known for known");
+}
+
+// Profiles have the names, and fingerprints the codes.
+TEST(methods_keep_their_names) {
+    using shm::Method;
+    CHECK(Method{}.name() == "cached" && Method{}.code() == 1, "usual");
+    const Method streamed{shm::streamed, true, false}, small{shm::cached, true, true},
+        read{shm::single_copy, false, false};
+    CHECK(streamed.name() == "streamed, by all" && streamed.code() == 10, "by all");
+    CHECK(small.name() == "cached, by all, small chunks" && small.code() == 25, "small chunks");
+    CHECK(read.name() == "single_copy" && read.code() == 3, "single copy");
+    for (int operation = 0; operation < shm::operations; ++operation) {
+        for (const int ranks : {2, 3}) {
+            for (const bool is_eager : {false, true}) {
+                const shm::Methods found = shm::methods_for(operation, ranks, shm::float32, is_eager, true);
+                CHECK(found.count >= 3 && found.count <= Learner::most_candidates, operation << ": " << found.count);
+                for (int one = 0; one < found.count; ++one) {
+                    for (int other = 0; other < one; ++other) {
+                        CHECK(found.all[one].name() != found.all[other].name() &&
+                                  found.all[one].code() != found.all[other].code(),
+                              "operation " << operation << " has " << found.all[one].name() << " twice");
+                    }
+                }
+            }
+        }
+    }
 }

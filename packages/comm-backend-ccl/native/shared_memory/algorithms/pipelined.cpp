@@ -24,14 +24,19 @@ void Pipelined::plan(Group &group, const Operands &operands, uint64_t number) {
     default:
         break;
     }
-    // Few chunks leave nothing to overlap, small ones cost more in flags; large ones leave the caches too early.
+    // Small chunks cost more in flags; large ones leave the caches too early, and keep whoever only takes waiting.
     const bool fits = whole_ * parts <= group.layout().ring_bytes();
     const size_t most = group.layout().chunk_bytes() * (fits ? larger_chunk : 1);
     const size_t room = most / parts / alignment * alignment;
-    chunk_ = std::min(room, std::max(rounded_up((whole_ + 1) / 2, alignment), size_t{16} << 10));
+    constexpr size_t least = size_t{64} << 10, one_chunk = size_t{256} << 10;
+    const size_t wanted = group.method().small_chunks ? std::max(least, whole_ / 16)
+                          : whole_ <= one_chunk       ? whole_
+                                                      : (whole_ + 1) / 2;
+    chunk_ = std::min(room, rounded_up(std::max<size_t>(wanted, 1), alignment));
     chunks_ = static_cast<uint32_t>((whole_ + chunk_ - 1) / chunk_);
     // Each rank reduces a part, which the others copy, or each reduces all.
-    stages_ = (request.operation == all_reduce && !group.method().by_all) || request.operation == shm::reduce ? 3 : 2;
+    const bool reduces = request.operation == all_reduce || request.operation == shm::reduce;
+    stages_ = reduces && !group.method().by_all ? 3 : 2;
     const size_t piece = group.layout().piece_bytes;
     pieces_ = std::bit_ceil(static_cast<uint32_t>((chunk_ * parts + piece - 1) / piece));
     first_ = group.take_pieces(pieces_, chunks_);
@@ -64,6 +69,9 @@ void Pipelined::publish_chunk(Group &group, const Operands &operands, uint32_t c
     switch (operands.request.operation) {
     case all_reduce:
     case reduce:
+        if (stages_ == 2 && operands.request.operation == shm::reduce && operands.is_root()) {
+            break;
+        }
         if (stages_ == 2) {
             write(to, operands.input() + begin, bytes);
         } else {

@@ -16,6 +16,12 @@ Methods methods_for(int operation, int ranks, int dtype, bool is_eager, bool can
         if (pair) {
             found.add({cached, narrow});
         }
+    } else if ((operation == broadcast || operation == reduce) && !is_eager) {
+        // Whoever takes does nothing until the first chunk is there.
+        const bool pair = operation == reduce && ranks == 2;
+        found.add({cached, pair, true});
+        found.add({streamed, pair, true});
+        found.add({cached, pair, false});
     } else {
         found.add({cached});
         found.add({streamed});

@@ -20,12 +20,19 @@ extern const char *const transfer_names[transfers];
 
 struct Method {
     Transfer transfer = cached;
-    // Of an all_reduce in chunks: each rank reduces everything, instead of a slice that the others copy.
+    // Of an all_reduce or reduce in chunks: each rank that gets the result reduces everything, instead of a slice that
+    // the others copy.
     bool by_all = false;
+    // Of the ring: chunks that are a sixteenth of the data, instead of half of it.
+    bool small_chunks = false;
 
+    // In the profile, so that it must not change: "cached", "cached, by all", "cached, by all, small chunks".
+    std::string name() const {
+        return std::string(transfer_names[transfer]) + (by_all ? ", by all" : "") +
+               (small_chunks ? ", small chunks" : "");
+    }
     // Not 0, which is no choice.
-    std::string name() const { return std::string(transfer_names[transfer]) + (by_all ? ", by all" : ""); }
-    uint8_t code() const { return static_cast<uint8_t>(1 + transfer + (by_all ? 8 : 0)); }
+    uint8_t code() const { return static_cast<uint8_t>(1 + transfer + (by_all ? 8 : 0) + (small_chunks ? 16 : 0)); }
 };
 
 struct Methods {

@@ -20,16 +20,21 @@ from comm_utils.sizes import format_size
 __all__ = ["default_ranks", "run"]
 
 _MOST_BY_DEFAULT = 8
+# No operation has two methods of one column.
 _COLUMNS = {
     "cached": "cached",
     "cached, by all": "cached*",
+    "cached, by all, small chunks": "cached*",
+    "cached, small chunks": "cached+",
     "streamed": "streamed",
-    "streamed, by all": "streamed*",
+    "streamed, by all": "streamed",
+    "streamed, by all, small chunks": "streamed",
+    "streamed, small chunks": "streamed",
     "single_copy": "single",
 }
 _LEGEND = (
     "Medians in µs, by operation and least size of a class; groups begin with the least of a line. *: all ranks "
-    "reduce everything; single: single_copy."
+    "that get the result reduce everything; +: in small chunks; single: single_copy."
 )
 
 
@@ -99,13 +104,14 @@ def _show(profile: Mapping[str, Any], ranks: Sequence[int] | None) -> None:
 def _table(rows: Sequence[Any]) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("operation", no_wrap=True)
-    for name in ("from", *_COLUMNS.values()):
+    columns = tuple(dict.fromkeys(_COLUMNS.values()))
+    for name in ("from", *columns):
         table.add_column(name, justify="right", no_wrap=True)
     kinds = sorted(rows, key=lambda row: (row.operation, row.least_bytes, row.eager))
     for (operation, least_bytes, _, _), group in groupby(kinds, lambda row: tuple(row[:4])):
-        times = {row.method: row.ns / 1000 for row in group}
+        times = {_COLUMNS[row.method]: row.ns / 1000 for row in group if row.method in _COLUMNS}
         cells = [
-            f"{times[one]:.4g}" if one in times and times[one] < 1e4 else _whole(times.get(one)) for one in _COLUMNS
+            f"{times[one]:.4g}" if one in times and times[one] < 1e4 else _whole(times.get(one)) for one in columns
         ]
         table.add_row(operation, format_size(least_bytes), *cells)
     return table
