@@ -242,7 +242,9 @@ void Tuner::learn(uint64_t call) {
     const uint64_t elapsed_ns = call_times_[0].elapsed_ns[call % CallTimes::kept].load(std::memory_order_relaxed);
     tried.learner->observe(tried.choice, duration(tried, call), tried.calls, elapsed_ns);
     if (tried.small && tried.learner->has_settled()) {
-        streams_small_ = tried.learner->best() == 1;
+        // Of larger calls, whose parts may differ by a little for another reason.
+        const Learner &learner = *tried.learner;
+        streams_small_ = learner.best() == 1 && 5 * learner.typical_ns(1) < 4 * learner.typical_ns(0);
     }
 }
 
