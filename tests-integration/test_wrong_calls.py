@@ -83,6 +83,7 @@ def test_every_function_is_covered() -> None:
     queries = {name for name in dist.__all__ if name.startswith(("get_", "is_"))}
     management = {
         "available_backends",
+        "coalescing",  # test_coalescing
         "configure",
         "destroy_process_group",
         "empty_shared",  # in test_shared_memory.py

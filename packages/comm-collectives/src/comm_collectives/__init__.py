@@ -2,6 +2,7 @@
 
 from comm_collectives.all_to_all import all_to_all, all_to_all_single
 from comm_collectives.coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
+from comm_collectives.coalescing import coalescing
 from comm_collectives.collectives import all_reduce, barrier, broadcast, inference_all_reduce, reduce
 from comm_collectives.compression import Compression
 from comm_collectives.default_compression import set_compression
@@ -43,6 +44,7 @@ __all__ = [
     "barrier",
     "batch_isend_irecv",
     "broadcast",
+    "coalescing",
     "destroy_process_group",
     "empty_shared",
     "gather",

@@ -19,7 +19,7 @@ from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.reduce_op import parse_reduce_op
 
-__all__ = ["all_gather_coalesced", "all_reduce_coalesced", "reduce_scatter_coalesced"]
+__all__ = ["all_gather_coalesced", "all_reduce_coalesced", "interleave", "reduce_scatter_coalesced"]
 
 
 @overload
@@ -274,7 +274,7 @@ def reduce_scatter_coalesced(
     works = []
     for positions in kinds.values():
         parts = [math.ceil(tensors[position].numel() / W) for position in positions]
-        joined = _interleave([contiguous_elements(tensors[position]) for position in positions], parts, W)
+        joined = interleave([contiguous_elements(tensors[position]) for position in positions], parts, W)
         output = joined.new_empty(sum(parts))
         works.append(reduction.reduce_scatter_tensor(backend, output, joined, reduce_op, group, async_op, call))
         for position, part, piece in zip(positions, parts, torch.split(output, parts), strict=True):
@@ -282,7 +282,7 @@ def reduce_scatter_coalesced(
     return deliver(works, None, results, True) if async_op else results
 
 
-def _interleave(tensors: list[torch.Tensor], parts: list[int], W: int) -> torch.Tensor:
+def interleave(tensors: list[torch.Tensor], parts: list[int], W: int) -> torch.Tensor:
     """Part r of every tensor, padded with zeros, before part r+1 of any: (W * sum(parts),)."""
     joined = tensors[0].new_zeros(W, sum(parts))
     for tensor, part, column in zip(tensors, parts, torch.split(joined, parts, dim=1), strict=True):

@@ -1,0 +1,355 @@
+"""Many small calls in few messages: what is called within a ``with`` block is done together at its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from comm_collectives import arguments
+from comm_collectives.coalesced import all_gather_coalesced, interleave
+from comm_collectives.collectives import all_reduce
+from comm_collectives.compression.buffers import Buffers
+from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor
+from comm_collectives.keyword_errors import with_keyword_errors
+from comm_collectives.memory import contiguous_elements, copyable, is_dense
+from comm_collectives.reduce_scatter import reduce_scatter_tensor
+from comm_collectives.work import Completed
+from comm_collectives.wrapping import BackendWrapper
+from comm_utils.active import slot
+from comm_utils.backend import Backend, Work
+from comm_utils.errors import ArgumentError, CommError
+from comm_utils.fast_path import FastPath, FastPathCache, FastPathKey
+from comm_utils.given import seconds_to_wait
+
+__all__ = ["Coalescing", "coalescing"]
+
+
+class _Call(NamedTuple):
+    number: int
+    key: FastPathKey
+    tensors: tuple[Any, ...]
+
+
+class Coalescing:
+    """The handle of all calls of one ``with`` block; it can be waited for after the block."""
+
+    def __init__(self) -> None:
+        self._works: list[Work] | None = None
+
+    def started(self, works: list[Work]) -> None:
+        """Note what the calls came to, at the end of the block."""
+        self._works = works
+
+    def _begun(self) -> list[Work]:
+        if self._works is None:
+            raise ArgumentError(
+                "coalescing: got a wait for calls that begin at the end of the with block; wait after it"
+            )
+        return self._works
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Return True once all results may be used.
+
+        Args:
+            timeout: as of the handle of a single call, for each message.
+        """
+        seconds_to_wait(timeout)
+        for work in self._begun():
+            work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether ``wait()`` would return at once."""
+        return self._works is not None and all(work.is_completed() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong, or None; does not wait."""
+        return next((error for work in self._works or () if (error := work.exception()) is not None), None)
+
+    def result(self) -> None:
+        """Wait; the results are in the tensors of the calls."""
+        self.wait()
+
+
+@with_keyword_errors
+@contextmanager
+def coalescing(async_op: bool = False) -> Iterator[Coalescing]:
+    """Do all calls within the block together at its end, in one message for each kind of call, op, group and dtype.
+
+    Within the block, calls of this thread to ``all_reduce``, ``all_gather``, ``all_gather_into_tensor`` and
+    ``reduce_scatter_tensor`` only take note of their tensors, which must not be used before the end. Other collectives
+    raise ``ArgumentError``. Inputs are only read, as ever. Where tensors of two calls share memory, calls are made one
+    by one, in their order. All ranks make the same calls in the same order; after an exception nothing is done.
+
+    Args:
+        async_op: at the end of the block only start what is to be done.
+
+    Yields:
+        a handle, which is what calls with ``async_op`` return; with ``async_op``, wait for it after the block.
+    """
+    arguments.active("coalescing")
+    async_op = arguments.as_flag("coalescing", "async_op", async_op)
+    handle, calls = Coalescing(), cast("list[_Call]", [])
+    backend, fast_paths = slot.backend, slot.fast_paths
+    if isinstance(fast_paths, _CollectingPaths) and fast_paths.thread == threading.get_ident():
+        raise ArgumentError("coalescing: got called within another coalescing(), whose calls have not been made yet")
+    slot.backend = cast(Backend, _Collecting(backend))
+    slot.fast_paths = _CollectingPaths(fast_paths, calls, handle)
+    try:
+        yield handle
+    finally:
+        slot.backend, slot.fast_paths = backend, fast_paths
+    handle.started(_make(calls, async_op))
+
+
+class _Collecting(BackendWrapper):
+    """Refuses calls that are not collected."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self._thread = threading.get_ident()
+
+    def during(self, call: str, timeout: timedelta | None = None) -> Any:
+        if threading.get_ident() != self._thread:
+            return self.inner.during(call, timeout)
+        raise ArgumentError(
+            f"{call}: got called within coalescing(), which collects {', '.join(_MAKERS)} without timeout and "
+            "compression; make this call outside of the block"
+        )
+
+
+class _CollectingPaths(FastPathCache):
+    """Takes note of calls in the place of making them."""
+
+    __slots__ = ("thread",)
+
+    def __init__(self, usual: FastPathCache, calls: list[_Call], handle: Coalescing) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+        self.synchronous = _Notes(usual.synchronous, calls, True)
+        self.asynchronous = _Notes(usual.asynchronous, calls, handle)
+
+
+class _Notes(dict[FastPathKey, FastPath]):
+    def __init__(self, usual: dict[FastPathKey, FastPath], calls: list[_Call], outcome: Any) -> None:
+        super().__init__()
+        self._usual, self._thread = usual, threading.get_ident()
+        self._calls, self._outcome = calls, outcome
+
+    def get(self, key: FastPathKey, default: Any = None) -> Any:
+        if threading.get_ident() != self._thread:
+            return self._usual.get(key)
+        note = super().get(key)
+        if note is None and key[0] in _MAKERS:
+            calls, outcome = self._calls, self._outcome
+
+            def note(*tensors: Any) -> Any:
+                calls.append(_Call(len(calls) + 1, key, tensors))
+                return outcome
+
+            self[key] = note
+        return note
+
+
+def _make(calls: Sequence[_Call], async_op: bool) -> list[Work]:
+    """Make all calls, together where none needs what another writes."""
+    batches: dict[Any, list[_Call]] = {}
+    one_by_one = len(calls) > 1 and _share_memory(calls)
+    for call in calls:
+        batches.setdefault(call.number if one_by_one else call.key, []).append(call)
+    works: list[Work | None] = []
+    for batch in batches.values():
+        works += _MAKERS[batch[0].key[0]](batch, async_op)
+    return [work for work in works if work is not None]
+
+
+def _share_memory(calls: Sequence[_Call]) -> bool:
+    """Return whether a call writes what another one reads or writes."""
+    spans = []
+    try:
+        for number, _, tensors in calls:
+            for place, given in enumerate(tensors):
+                for one in given if isinstance(given, (list, tuple)) else (given,):
+                    if one.numel():
+                        begin = one.data_ptr()
+                        spans.append((begin, begin + _extent(one), number, place == 0))  # outputs come first
+    except (AttributeError, RuntimeError):  # not tensors, which the call itself refuses with a better message
+        return True
+    spans.sort()
+    written, every = _Furthest(), _Furthest()
+    for begin, end, number, is_written in spans:
+        if (every if is_written else written).reaches(begin, number):
+            return True
+        every.include(end, number)
+        if is_written:
+            written.include(end, number)
+    return False
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """Return the bytes from the first element of a tensor to the end of its last."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
+    steps = (stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+    return (sum(steps) + 1) * tensor.element_size()
+
+
+class _Furthest:
+    """The furthest end of what was seen, and the furthest of other calls than that one's."""
+
+    def __init__(self) -> None:
+        self._end, self._call, self._next_end = 0, -1, 0
+
+    def include(self, end: int, call: int) -> None:
+        if call == self._call:
+            self._end = max(end, self._end)
+        elif end > self._end:
+            self._end, self._call, self._next_end = end, call, self._end
+        else:
+            self._next_end = max(end, self._next_end)
+
+    def reaches(self, begin: int, call: int) -> bool:
+        """Return whether another call's memory goes on beyond ``begin``."""
+        return begin < (self._next_end if call == self._call else self._end)
+
+
+def _all_reduce(batch: Sequence[_Call], async_op: bool) -> list[Work | None]:
+    _, op, group = batch[0].key
+    tensors = [one for _, _, (one,) in batch]
+    kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if not _is_usual(tensor):
+            return _single(all_reduce, batch, async_op)
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    works: list[Work | None] = []
+    for (dtype, device), some in kinds.items():
+        if len(some) == 1:
+            works.append(all_reduce(some[0], cast(Any, op), group, async_op))
+            continue
+        parts = [one.detach().as_strided((one.numel(),), (1,)) if one.dim() != 1 else one.detach() for one in some]
+        buffers = Buffers(device)
+        count = sum(map(torch.Tensor.numel, parts))
+        bucket = buffers.take(count * dtype.itemsize).view(dtype)
+        torch.cat(parts, out=bucket)
+        work = all_reduce(bucket, cast(Any, op), group, async_op)
+        works.append(_after(work, _copier(parts, bucket, buffers)))
+    return works
+
+
+def _copier(parts: list[torch.Tensor], bucket: torch.Tensor, buffers: Buffers) -> Callable[[], None]:
+    def finish() -> None:
+        with torch.inference_mode():
+            torch._foreach_copy_(parts, torch.split(bucket, [part.numel() for part in parts]))
+        with buffers:  # kept for the next block
+            pass
+
+    return finish
+
+
+def _reduce_scatter_tensor(batch: Sequence[_Call], async_op: bool) -> list[Work | None]:
+    _, op, group = batch[0].key
+    W = slot.backend.get_world_size(group)
+    kinds: dict[tuple[torch.dtype, torch.device], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for _, _, (output, source) in batch:
+        fits = _is_usual(output) and _is_usual(source) and output.dtype == source.dtype
+        if not fits or output.numel() * W != source.numel():
+            return _single(reduce_scatter_tensor, batch, async_op)
+        kinds.setdefault((output.dtype, output.device), []).append((output, source))
+    works: list[Work | None] = []
+    for pairs in kinds.values():
+        sizes = [output.numel() for output, _ in pairs]
+        joined = interleave([contiguous_elements(source) for _, source in pairs], sizes, W)
+        received = joined.new_empty(sum(sizes))
+        work = reduce_scatter_tensor(received, joined, cast(Any, op), group, async_op)
+        works.append(_after(work, _placer([output for output, _ in pairs], received, sizes)))
+    return works
+
+
+def _placer(outputs: list[torch.Tensor], received: torch.Tensor, sizes: list[int]) -> Callable[[], None]:
+    def finish() -> None:
+        with torch.inference_mode():
+            for output, part in zip(outputs, torch.split(received, sizes), strict=True):
+                copyable(output.detach()).copy_(copyable(part.view(output.shape)))
+
+    return finish
+
+
+def _all_gather(batch: Sequence[_Call], async_op: bool) -> list[Work | None]:
+    name, _, group = batch[0].key
+    pairs = [call.tensors for call in batch]
+    single = all_gather if name == all_gather.__name__ else all_gather_into_tensor
+    devices = {source.device for _, source in pairs if isinstance(source, torch.Tensor)}
+    if len(devices) != 1 or len(batch) == 1:
+        return _single(single, batch, async_op)
+    outputs = [output for output, _ in pairs]
+    # Lists alone would be taken for one of each rank.
+    if any(not isinstance(output, torch.Tensor) for output in outputs):
+        W = slot.backend.get_world_size(group)
+        if any(not isinstance(output, (list, tuple)) or len(output) != W for output in outputs):
+            return _single(single, batch, async_op)
+        outputs = [list(of_rank) for of_rank in zip(*outputs, strict=True)]
+    return [all_gather_coalesced(outputs, [source for _, source in pairs], group, async_op)]
+
+
+def _is_usual(given: object) -> bool:
+    """Return whether it can be one of many; others are called one by one, and refused there if need be."""
+    return type(given) is torch.Tensor and given.layout is torch.strided and is_dense(given)
+
+
+def _single(call: Callable[..., Any], batch: Sequence[_Call], async_op: bool) -> list[Work | None]:
+    """Make calls one by one, which says what is wrong with one of them."""
+    works = []
+    for number, (_, op, group), tensors in batch:
+        given = tensors if op is None else (*tensors, op)
+        try:
+            works.append(call(*given, group=group, async_op=async_op))
+        except CommError as error:
+            error.args = (f"{error} (call {number} within coalescing())",)
+            raise
+    return works
+
+
+class _After:
+    """A handle that does local work once, after another one."""
+
+    def __init__(self, work: Work, finish: Callable[[], None]) -> None:
+        self._work, self._finish = work, cast("Callable[[], None] | None", finish)
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        self._work.wait(timeout)
+        finish, self._finish = self._finish, None
+        if finish is not None:
+            finish()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._work.is_completed()
+
+    def exception(self) -> BaseException | None:
+        return self._work.exception()
+
+    def result(self) -> Any:
+        self.wait()
+
+
+def _after(work: Work | None, finish: Callable[[], None]) -> Work:
+    if work is None:
+        finish()
+        return Completed()
+    return _After(work, finish)
+
+
+_MAKERS: dict[str, Callable[[Sequence[_Call], bool], list[Work | None]]] = {
+    one.__name__: maker
+    for one, maker in (
+        (all_reduce, _all_reduce),
+        (all_gather, _all_gather),
+        (all_gather_into_tensor, _all_gather),
+        (reduce_scatter_tensor, _reduce_scatter_tensor),
+    )
+}

@@ -1,0 +1,150 @@
+"""Calls within a coalescing block: the same results as one by one, in few messages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_utils.errors import ArgumentError
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+DTYPES = (torch.float32, torch.int64, torch.float16, torch.uint8, torch.float32)
+
+
+def tensors(rank: int) -> list[torch.Tensor]:
+    shapes: tuple[tuple[int, ...], ...] = ((5,), (2, 3), (1,), (0,), (4, 4))
+    made = [torch.full(shape, float(rank + number), dtype=DTYPES[number]) for number, shape in enumerate(shapes)]
+    return [*made, torch.full((4, 6), float(rank)).t(), torch.tensor(rank + 1.0)]
+
+
+def every_kind(async_op: bool) -> list[tuple[str, int]]:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    reduced, largest, sources = tensors(rank), tensors(rank), tensors(rank)
+    gathered = [torch.empty(W * one.numel(), dtype=one.dtype) for one in sources]
+    listed = [[torch.empty_like(one) for _ in range(W)] for one in sources]
+    whole = [torch.stack([one + part for part in range(W)]) for one in sources]
+    scattered = [torch.empty(one.shape, dtype=one.dtype) for one in sources]
+    dist.configure(enabled=True)
+    dist.reset_log()
+    with dist.coalescing(async_op) as handle:
+        for number, one in enumerate(sources):
+            assert dist.all_reduce(reduced[number], async_op=True) is handle
+            dist.all_reduce(largest[number], "max")
+            dist.all_gather_into_tensor(gathered[number], one)
+            dist.all_gather(listed[number], one)
+            dist.reduce_scatter_tensor(scattered[number], whole[number])
+        with pytest.raises(ArgumentError, match="wait after it"):
+            handle.wait()
+        assert not handle.is_completed()
+    assert handle.wait()
+    assert handle.is_completed()
+    assert handle.exception() is None
+    messages = [(row.name, row.calls) for row in dist.log_rows()]
+    dist.configure(enabled=False)
+    everyones = [tensors(other) for other in range(W)]
+    for number, one in enumerate(sources):
+        total = sum(everyones[other][number].double() for other in range(W))
+        assert torch.equal(one, everyones[rank][number])
+        assert torch.equal(reduced[number].double(), total)
+        assert torch.equal(largest[number], everyones[W - 1][number])
+        assert torch.equal(gathered[number].view(W, *one.shape), torch.stack([every[number] for every in everyones]))
+        for other in range(W):
+            assert torch.equal(listed[number][other], everyones[other][number])
+        assert torch.equal(scattered[number].double(), total + rank * W)
+    return messages
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_results_are_those_of_single_calls(pools: Pools, world_size: int, async_op: bool) -> None:
+    for messages in pools(world_size).run(every_kind, async_op):
+        # 35 calls, of tensors of four dtypes.
+        assert sum(calls for _, calls in messages) <= 20, messages
+
+
+def in_order() -> list[float]:
+    tensor = torch.ones(4)
+    with dist.coalescing():
+        dist.all_reduce(tensor)
+        dist.all_reduce(tensor[:2])
+    return tensor.tolist()
+
+
+def test_calls_on_the_same_memory_keep_their_order(pools: Pools) -> None:
+    assert pools(2).run(in_order) == [[4.0, 4.0, 2.0, 2.0]] * 2
+
+
+def refusals() -> list[str]:
+    W, found = dist.get_world_size(), []
+    tensor, sparse = torch.ones(4), torch.ones(2, 2).to_sparse_csr()
+
+    def nested() -> None:
+        with dist.coalescing():
+            pass
+
+    bodies: list[Callable[[], Any]] = [
+        lambda: dist.broadcast(tensor, 0),
+        lambda: dist.barrier(),
+        lambda: dist.all_reduce(tensor, timeout=3),
+        lambda: dist.all_reduce(tensor, compression="int8"),
+        nested,
+        lambda: (dist.all_reduce(torch.ones(3)), dist.all_reduce("tensor")),  # type: ignore[call-overload]
+        lambda: (dist.all_reduce(torch.ones(3)), dist.all_reduce(tensor, "most")),
+        lambda: dist.all_gather_into_tensor(torch.ones(1), torch.ones(4)),
+        lambda: dist.reduce_scatter_tensor(torch.ones(4), torch.ones(4 * W + 1)),
+        lambda: dist.all_reduce(sparse),
+    ]
+    for body in bodies:
+        with pytest.raises(ArgumentError) as caught, dist.coalescing():
+            body()
+        found.append(str(caught.value))
+    with pytest.raises(ZeroDivisionError), dist.coalescing():
+        print(dist.all_reduce(tensor), 1 / 0)
+    assert tensor.tolist() == [1.0] * 4
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [float(W)] * 4
+    return found
+
+
+def test_refusals_name_the_call_and_leave_the_group_usable(pools: Pools) -> None:
+    expected = [
+        "broadcast: got called within coalescing(), which collects all_reduce, all_gather, all_gather_into_tensor, ",
+        "barrier: got called within coalescing()",
+        "all_reduce: got called within coalescing()",
+        "all_reduce: got called within coalescing()",
+        "coalescing: got called within another coalescing()",
+        "all_reduce: tensor: got 'tensor' of type str; expected a tensor (call 2 within coalescing())",
+        "all_reduce: op: got 'most'",
+        "all_gather_into_tensor: output_tensor: got ",
+        "reduce_scatter_tensor: input: got ",
+        "all_reduce: tensor: got ",
+    ]
+    for found in pools(2).run(refusals):
+        for text, begin in zip(found, expected, strict=True):
+            assert text.startswith(begin), text
+
+
+def beside_another_thread() -> bool:
+    rank = dist.get_rank()
+    group = dist.new_group([0, 1])
+    inside, outside = torch.ones(4), torch.ones(4)
+    with dist.coalescing():
+        dist.all_reduce(inside)
+        thread = threading.Thread(
+            target=lambda: (dist.broadcast(outside, 0, group), dist.all_reduce(outside, group=group))
+        )
+        thread.start()
+        thread.join(30)
+        other = bool((outside == 2).all() and (inside == 1).all())
+    return other and bool((inside == 2).all()) and rank >= 0
+
+
+def test_other_threads_go_on_as_usual(pools: Pools) -> None:
+    assert pools(2).run(beside_another_thread) == [True, True]
