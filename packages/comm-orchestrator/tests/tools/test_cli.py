@@ -77,7 +77,7 @@ def test_check_of_a_good_file_shows_where_values_come_from(tmp_path: Path) -> No
     ("text", "expected"),
     [
         ('{"comms_logger": {"enabeld": true}}', "did you mean 'enabled'"),
-        ('{"communication_data_type": "fp16"}', "communication_data_type"),
+        ('{"communication_data_type": "fp61"}', "communication_data_type"),
         ("{", "line 1"),
         ('{"process_group": {"backend": "glo"}}', "process_group.backend: got 'glo', expected one of "),
         ('{"process_group": {"backend": "cpu:glo,cuda:nccl"}}', "did you mean 'gloo'?"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from comm_utils.atomic_write import replacing
@@ -34,7 +34,9 @@ _QUANTILES: tuple[tuple[str, Callable[[Row], float]], ...] = (
     ("1", lambda row: row.max_s),
 )
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-_OURS = ("operation", "name", "size_bytes", "world_size", "ranks", "caller")
+_OURS = ("operation", "name", "size_bytes", "world_size", "ranks", "caller", "codec", "wire_bytes")
+# Left out where no row has them: an empty label is none, and node_exporter wants the same labels in all series.
+_OPTIONAL = ("caller", "codec", "wire_bytes")
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -42,7 +44,7 @@ def write_prometheus(path: str | os.PathLike[str], rows: Iterable[Row], **labels
     """Write counters of operations, bytes and seconds, and a summary of the times, for each row.
 
     Labels of a row are ``operation``, ``name``, ``size_bytes``, ``world_size``, ``ranks`` (those of large groups as
-    runs, ``0-63``) and, where it is known, ``caller``.
+    runs, ``0-63``) and, where they are known, ``caller``, and ``codec`` and ``wire_bytes`` of compressed calls.
 
     Args:
         labels: what all rows have besides, such as ``rank=3``. What differs each time, such as the time, is no label:
@@ -67,8 +69,8 @@ def write_prometheus(path: str | os.PathLike[str], rows: Iterable[Row], **labels
 
 
 def _lines(rows: list[Row], more: Mapping[str, Any]) -> Iterator[str]:
-    callers = any(row.caller for row in rows)
-    labelled = [(row, _labels(row, callers, more)) for row in rows]
+    absent = {name for name in _OPTIONAL if not any(getattr(row, name) for row in rows)}
+    labelled = [(row, _labels(row, absent, more)) for row in rows]
     for name, help_text, value in _COUNTERS:
         yield f"# HELP {name} {help_text}"
         yield f"# TYPE {name} counter"
@@ -83,11 +85,9 @@ def _lines(rows: list[Row], more: Mapping[str, Any]) -> Iterator[str]:
         yield f"{_SUMMARY}_count{{{labels}}} {row.calls!r}"
 
 
-def _labels(row: Row, callers: bool, more: Mapping[str, Any]) -> str:
-    values = (row.operation, row.name, row.size_bytes, row.world_size, format_ranks(row.ranks), row.caller)
-    found = dict(zip(_OURS, values, strict=True))
-    if not callers:  # an empty label is none, and node_exporter wants the same labels in all series of a name
-        del found["caller"]
+def _labels(row: Row, absent: Collection[str], more: Mapping[str, Any]) -> str:
+    found = {name: getattr(row, name) for name in _OURS if name not in absent}
+    found["ranks"] = format_ranks(row.ranks)
     return ",".join(f'{name}="{_escaped(value)}"' for name, value in {**found, **more}.items())
 
 
