@@ -130,9 +130,10 @@ def all_reduce(
         return _all_reduce_low_rank(call, backend, tensor, elements, op, group, async_op, compression)
     sizing = _make_link(backend, compression, group)
     length = sizing.slice_elements(elements.numel())
-    owned = max(0, min(elements.numel(), (sizing.rank + 1) * length) - sizing.rank * length)
-    feedback = compression.feedback(tensor, tensor.numel(), owned, average)
-    wire_bytes = 2 * (size - 1) * sizing.wire_bytes(length)
+    counts = [max(0, min(length, elements.numel() - rank * length)) for rank in range(size)]
+    feedback = compression.feedback(tensor, tensor.numel(), counts[sizing.rank], average)
+    to_owners = sum(sizing.wire_bytes(count) for rank, count in enumerate(counts) if rank != sizing.rank)
+    wire_bytes = to_owners + (size - 1) * sizing.wire_bytes(counts[0])
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         if size > 1:
