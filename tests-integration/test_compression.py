@@ -193,6 +193,43 @@ def test_state_is_saved_and_restored(bare_pools: Pools) -> None:
     bare_pools(2).run(on, "shared memory", saved_and_restored)
 
 
+def with_another_default_dtype(dtype: torch.dtype) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        for method in ("int4", "onebit", "topk", "powersgd"):
+            compression = dist.Compression(method, error_feedback=True)
+            for _ in range(2):
+                tensor = inputs(200_000, torch.float32, W)[rank].view(400, 500)
+                dist.all_reduce(tensor, compression=compression.of("a"))
+            state = compression.state_dict()["tensors"]["a"]
+            assert state["local"].dtype is state["other"].dtype is torch.float32
+    finally:
+        torch.set_default_dtype(usual)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_state_is_float32_whatever_the_default_dtype_is(bare_pools: Pools, dtype: torch.dtype) -> None:
+    bare_pools(2).run(on, "gloo", with_another_default_dtype, dtype)
+
+
+def loaded_from_another_dtype() -> None:
+    compression = dist.Compression("int4", error_feedback=True)
+    saved = {"local": torch.ones(2, 50_000, dtype=torch.bfloat16).T, "other": torch.ones(0), "average": False}
+    compression.load_state_dict({"compression": repr(compression), "tensors": {"a": saved}})
+    tensor = torch.zeros(100_000)
+    dist.all_reduce(tensor, compression=compression.of("a"))
+    assert (tensor - dist.get_world_size()).abs().max() < 0.2
+    with pytest.raises(KeyError):
+        compression.load_state_dict({"compression": repr(compression), "tensors": {"b": {}}})
+    assert list(compression.state_dict()["tensors"]) == ["a"]  # what could not be loaded changed nothing
+
+
+def test_state_of_another_dtype_is_converted(bare_pools: Pools) -> None:
+    bare_pools(2).run(on, "gloo", loaded_from_another_dtype)
+
+
 def pending(method: str, steps: int) -> tuple[dict[str, Any], torch.Tensor]:
     """Return this rank's state after some averages of the same tensors, and the sum of the averages."""
     rank, W = dist.get_rank(), dist.get_world_size()

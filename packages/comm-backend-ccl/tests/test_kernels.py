@@ -86,3 +86,25 @@ def test_an_output_that_overlaps_an_input_is_left_alone() -> None:
 
 def test_an_average_of_integers_is_none() -> None:
     assert not kernels.reduce(torch.ones(2, dtype=torch.int32), [torch.ones(2, dtype=torch.int32)], ReduceOp.AVG)
+
+
+@pytest.mark.parametrize("size_bytes", [0, 4, 1003, 1005, 4000])
+def test_a_codec_refuses_a_wire_of_another_size(size_bytes: int) -> None:
+    source, wire = torch.ones(1000), torch.empty(4100, dtype=torch.uint8)[:size_bytes]
+    assert kernels.encode("int8", source, torch.empty(1016, dtype=torch.uint8), 256, None)
+    with pytest.raises(RuntimeError, match=f"got {size_bytes} bytes for 1000 elements; expected 1016"):
+        kernels.encode("int8", source, wire, 256, None)
+    with pytest.raises(RuntimeError, match=f"got {size_bytes} bytes for 1000 elements; expected 1016"):
+        kernels.decode("int8", wire, source, 256, False)
+
+
+@pytest.mark.parametrize(
+    "other", [torch.zeros(1000, dtype=torch.bfloat16), torch.zeros(2000)[::2], torch.zeros(999), torch.zeros(0)]
+)
+def test_a_codec_leaves_what_is_not_float32_alone(other: torch.Tensor) -> None:
+    source, wire = torch.ones(1000), torch.empty(1016, dtype=torch.uint8)
+    assert not kernels.encode("int8", source, wire, 256, other)
+    if other.numel() == 1000:
+        assert not kernels.encode("int8", other, wire, 256, None)
+        assert not kernels.decode("int8", wire, other, 256, False)
+    assert not kernels.encode("int8", source, wire.view(torch.int8), 256, None)

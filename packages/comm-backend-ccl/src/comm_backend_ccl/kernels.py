@@ -27,20 +27,35 @@ def plain_tensors(
 def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, error: torch.Tensor | None) -> bool:
     """See ``comm_utils.kernels.encode``."""
     code = CODECS.get(codec)
-    if code is None or source.device.type != "cpu" or not shared_memory.has_kernels():
+    if (
+        code is None
+        or not shared_memory.has_kernels()
+        or not (_is_plain(source, torch.float32) and _is_plain(wire, torch.uint8))
+    ):
+        return False
+    if error is not None and not (_is_plain(error, torch.float32) and error.numel() == source.numel()):
         return False
     lost = 0 if error is None else error.data_ptr()
-    shared_memory.encode(code, source.data_ptr(), lost, source.numel(), block, wire.data_ptr())
+    shared_memory.encode(code, source.data_ptr(), lost, source.numel(), block, wire.data_ptr(), wire.numel())
     return True
 
 
 def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, adds: bool) -> bool:
     """See ``comm_utils.kernels.decode``."""
     code = CODECS.get(codec)
-    if code is None or target.device.type != "cpu" or not shared_memory.has_kernels():
+    if (
+        code is None
+        or not shared_memory.has_kernels()
+        or not (_is_plain(target, torch.float32) and _is_plain(wire, torch.uint8))
+    ):
         return False
-    shared_memory.decode(code, wire.data_ptr(), target.data_ptr(), target.numel(), block, adds)
+    shared_memory.decode(code, wire.data_ptr(), wire.numel(), target.data_ptr(), target.numel(), block, adds)
     return True
+
+
+def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Return whether native code may take the address of ``tensor`` for that of so many elements."""
+    return tensor.dtype is dtype and tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -> bool:

@@ -177,14 +177,17 @@ def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: 
     _native.reduce(dtype, OPS[op], output, inputs, count)
 
 
-def encode(codec: int, source: int, error: int, count: int, block: int, wire: int) -> None:
-    """Encode ``count`` float32 at ``source`` into ``wire``; see ``native/shared_memory/kernels/codecs.hpp``."""
-    _native.encode(codec, source, error, count, block, wire)
+def encode(codec: int, source: int, error: int, count: int, block: int, wire: int, size_bytes: int) -> None:
+    """Encode ``count`` float32 at ``source`` into the ``size_bytes`` at ``wire``.
+
+    See ``native/shared_memory/kernels/codecs.hpp``. A ``wire`` of another size than the format needs is refused.
+    """
+    _native.encode(codec, source, error, count, block, wire, size_bytes)
 
 
-def decode(codec: int, wire: int, target: int, count: int, block: int, adds: bool) -> None:
-    """Decode ``wire`` into ``count`` float32 at ``target``, or add it to them."""
-    _native.decode(codec, wire, target, count, block, adds)
+def decode(codec: int, wire: int, size_bytes: int, target: int, count: int, block: int, adds: bool) -> None:
+    """Decode the ``size_bytes`` at ``wire`` into ``count`` float32 at ``target``, or add it to them."""
+    _native.decode(codec, wire, size_bytes, target, count, block, adds)
 
 
 def create(size: int) -> tuple[int, int]:

@@ -95,20 +95,25 @@ PyObject *reduce_here(PyObject *, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-void check_codec(int codec, Py_ssize_t count, Py_ssize_t block) {
+void check_codec(int codec, Py_ssize_t count, Py_ssize_t block, unsigned long long wire, Py_ssize_t bytes) {
     const auto most = static_cast<Py_ssize_t>(most_block);
     if (codec < 0 || codec >= codecs || count < 0 || block < 16 || block > most || block % 16 != 0) {
         throw std::invalid_argument("this codec, number of elements or size of a block is not supported");
     }
+    const size_t needed = encoded_bytes(codec, static_cast<size_t>(count), static_cast<size_t>(block));
+    if (bytes < 0 || static_cast<size_t>(bytes) != needed || wire % alignof(float) != 0) {
+        throw std::invalid_argument("wire: got " + std::to_string(bytes) + " bytes for " + std::to_string(count) +
+                                    " elements; expected " + std::to_string(needed) + ", aligned to 4");
+    }
 }
 
-// encode(codec, source, error, count, block, wire), of memory that stays where it is; error may be 0
+// encode(codec, source, error, count, block, wire, bytes), of memory that stays where it is; error may be 0
 PyObject *encode_here(PyObject *, PyObject *arguments) {
     int codec;
     unsigned long long source, error, wire;
-    Py_ssize_t count, block;
-    parse(arguments, "iKKnnK", &codec, &source, &error, &count, &block, &wire);
-    check_codec(codec, count, block);
+    Py_ssize_t count, block, bytes;
+    parse(arguments, "iKKnnKn", &codec, &source, &error, &count, &block, &wire, &bytes);
+    check_codec(codec, count, block, wire, bytes);
     {
         const GilRelease released;
         kernels().codecs.encode(codec, reinterpret_cast<const float *>(source), reinterpret_cast<float *>(error),
@@ -117,13 +122,13 @@ PyObject *encode_here(PyObject *, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-// decode(codec, wire, target, count, block, adds)
+// decode(codec, wire, bytes, target, count, block, adds)
 PyObject *decode_here(PyObject *, PyObject *arguments) {
     int codec, adds;
     unsigned long long wire, target;
-    Py_ssize_t count, block;
-    parse(arguments, "iKKnnp", &codec, &wire, &target, &count, &block, &adds);
-    check_codec(codec, count, block);
+    Py_ssize_t count, block, bytes;
+    parse(arguments, "iKnKnnp", &codec, &wire, &bytes, &target, &count, &block, &adds);
+    check_codec(codec, count, block, wire, bytes);
     {
         const GilRelease released;
         kernels().codecs.decode(codec, reinterpret_cast<const void *>(wire), reinterpret_cast<float *>(target),

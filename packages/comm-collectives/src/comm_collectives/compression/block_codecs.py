@@ -206,7 +206,7 @@ class OneBit(_Blocks):
         while half:
             sums = sums[:, :half] + sums[:, half:]
             half //= 2
-        counts = torch.full((len(blocks),), float(self.granularity), device=blocks.device)
+        counts = torch.full((len(blocks),), float(self.granularity), dtype=torch.float32, device=blocks.device)
         counts[-1] = count - (len(blocks) - 1) * self.granularity
         scales = sums.view(-1) * (_LARGEST_BLOCK / counts)
         scales.masked_fill_(~blocks.isfinite().all(dim=1), torch.nan)

@@ -28,6 +28,10 @@ class LowRank:
     factor: torch.Tensor
     average: bool = False
 
+    def move_to(self, device: torch.device) -> None:
+        """Move the state to ``device``, that of its tensor; a saved one may come from another."""
+        self.local, self.factor = self.local.to(device), self.factor.to(device)
+
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
     """Return the rows and columns of the matrix that a tensor is taken for.
@@ -72,14 +76,15 @@ def all_reduce(
         state.local.zero_()
         elements.copy_(whole / size if average else whole)
         return
-    padded = torch.zeros(rows * columns, device=elements.device)
+    padded = torch.zeros(rows * columns, dtype=torch.float32, device=elements.device)
     torch.add(elements.float(), state.local, out=padded[:count])
     matrix = padded.view(rows, columns)
     width = min(rank, rows, columns)
     if state.factor.shape != (columns, width):
         # The same on every rank.
-        random = torch.Generator().manual_seed(columns * 1_000_003 + width)
-        state.factor = torch.randn(columns, width, generator=random).to(elements.device)
+        random = torch.Generator("cpu").manual_seed(columns * 1_000_003 + width)
+        made = torch.randn(columns, width, generator=random, dtype=torch.float32, device="cpu")
+        state.factor = made.to(elements.device)
     left = matrix @ torch.linalg.qr(state.factor).Q
     reduce(left)
     left = torch.linalg.qr(left).Q

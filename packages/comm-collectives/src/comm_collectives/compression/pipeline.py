@@ -49,6 +49,10 @@ class Feedback:
     reduced: torch.Tensor
     average: bool = False
 
+    def move_to(self, device: torch.device) -> None:
+        """Move the state to ``device``, that of its tensor; a saved one may come from another."""
+        self.local, self.reduced = self.local.to(device), self.reduced.to(device)
+
 
 @dataclass
 class _Piece:

@@ -103,7 +103,7 @@ class Compression:
             return None
         state = self._state(place, count)
         if not isinstance(state, Feedback):
-            state = Feedback(torch.zeros(count, device=place.device), torch.zeros(owned, device=place.device))
+            state = Feedback(_zeros(count, place.device), _zeros(owned, place.device))
             self._keep(place, count, state)
         elif state.reduced.numel() != owned:
             if self._name is not None and state.reduced.numel():
@@ -111,7 +111,7 @@ class Compression:
                     f"compression: the error feedback of {self._name!r} is that of another operation or number of "
                     "ranks; Compression.reshard() turns the states of all ranks into those of this world"
                 )
-            state.reduced = torch.zeros(owned, device=place.device)
+            state.reduced = _zeros(owned, place.device)
         state.average = average
         return state
 
@@ -119,7 +119,7 @@ class Compression:
         """Return the state of ``tensor`` for ``"powersgd"``."""
         state, count = self._state(tensor, tensor.numel()), tensor.numel()
         if not isinstance(state, LowRank):
-            state = LowRank(torch.zeros(count, device=tensor.device), torch.zeros(0, 0, device=tensor.device))
+            state = LowRank(_zeros(count, tensor.device), _zeros(0, tensor.device).view(0, 0))
             self._keep(tensor, count, state)
         state.average = average
         return state
@@ -134,6 +134,8 @@ class Compression:
                 f"compression: the error feedback of {self._name!r} is that of {state.local.numel()} elements; got a "
                 f"tensor of {count}: each tensor needs a name of its own"
             )
+        if state is not None:
+            state.move_to(place.device)
         return state
 
     def _keep(self, place: torch.Tensor, count: int, state: _State) -> None:
@@ -169,9 +171,12 @@ class Compression:
                 f"Compression.load_state_dict: got the state of {state.get('compression')!r}; expected that of {self!r}"
             )
         kind = LowRank if self.codec is None else Feedback
+        loaded: dict[Any, _State] = {
+            name: kind(_loaded(saved["local"]).view(-1), _loaded(saved["other"]), bool(saved["average"]))
+            for name, saved in state["tensors"].items()
+        }
         self._states.clear()
-        for name, saved in state["tensors"].items():
-            self._states[name] = kind(saved["local"].clone(), saved["other"].clone(), bool(saved["average"]))
+        self._states.update(loaded)
 
     @staticmethod
     def reshard(states: Sequence[Mapping[str, Any]], world_size: int) -> list[dict[str, Any]]:
@@ -202,6 +207,16 @@ class Compression:
                 other = first["other"].clone() if is_low_rank else torch.zeros(0)
                 found[rank]["tensors"][name] = {"local": local[rank], "other": other, "average": first["average"]}
         return found
+
+
+def _zeros(count: int, device: torch.device) -> torch.Tensor:
+    """Return float32, whatever torch's default dtype is: native code gets the address."""
+    return torch.zeros(count, dtype=torch.float32, device=device)
+
+
+def _loaded(saved: torch.Tensor) -> torch.Tensor:
+    """Return a copy as float32, as other programs may have saved it otherwise."""
+    return saved.detach().to(torch.float32, copy=True).contiguous()
 
 
 @functools.lru_cache(maxsize=64)
