@@ -325,6 +325,55 @@ def test_calls_are_compressed_by_default(bare_pools: Pools, backend: str) -> Non
     bare_pools(2).run(on, backend, by_default)
 
 
+def of_different_sizes() -> int:
+    """Ranks have less or more than what is compressed by default, and agree all the same."""
+    rank, W, plain = dist.get_rank(), dist.get_world_size(), 0
+    dist.set_compression(dist.Compression("int4", min_size_bytes=4096))
+    sizes = [100 if r == 0 else 5000 for r in range(W)]
+    random = torch.Generator().manual_seed(rank)
+    for _ in range(3):  # the third takes what fast path there is
+        own = torch.randn(sizes[rank], generator=random)
+        exact, gathered = ([torch.empty(size) for size in sizes] for _ in range(2))
+        dist.all_gather(exact, own, compression="none")
+        dist.all_gather(gathered, own)
+        for r, (one, near) in enumerate(zip(gathered, exact, strict=True)):
+            assert 0 < (one - near).abs().max() < 0.5
+            everyones = one.clone()
+            dist.broadcast(everyones, r)
+            assert torch.equal(everyones, one)  # the own one was encoded as well
+        wanted, swapped = torch.empty(sum(sizes)), torch.empty(sum(sizes))
+        dist.all_to_all_single(wanted, own.repeat(W), sizes, [len(own)] * W, compression="none")
+        dist.all_to_all_single(swapped, own.repeat(W), sizes, [len(own)] * W)
+        assert 0 < (swapped - wanted).abs().max() < 0.5
+        received = [torch.empty(size) for size in sizes]
+        dist.all_to_all(received, [own] * W)
+        assert torch.equal(torch.cat(received), swapped)
+        scattered, output = torch.empty_like(own), torch.empty_like(own)
+        inputs_ = [torch.randn(size, generator=random) for size in sizes]
+        dist.reduce_scatter(scattered, inputs_, compression="none")
+        dist.reduce_scatter(output, inputs_)
+        assert 0 < (scattered - output).abs().max() < W
+        # Input alone is as large as what is compressed.
+        flat = torch.randn(1024 * W, generator=random)
+        dist.reduce_scatter_tensor(scattered := torch.empty(1024), flat, compression="none")
+        dist.reduce_scatter_tensor(output := torch.empty(1024), flat)
+        assert not torch.equal(output, scattered)
+        small = torch.full((10 + rank,), float(rank))
+        few = [torch.empty(10 + r) for r in range(W)]
+        for asynchronous in (False, True):
+            work = dist.all_to_all(few, [small] * W, async_op=asynchronous)
+            if asynchronous:
+                work.wait()
+            plain += sum(int((one == r).all()) for r, one in enumerate(few))
+    dist.set_compression(None)
+    return plain
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_agree_on_what_is_too_small(bare_pools: Pools, backend: str) -> None:
+    assert bare_pools(2).run(on, backend, of_different_sizes) == [12, 12]
+
+
 def configured(config: dict[str, Any]) -> tuple[bool, float]:
     dist.init_distributed("gloo", verbose=False, config=config)
     exact = torch.linspace(-1, 1, 100_000)

@@ -114,8 +114,12 @@ def all_to_all_single(
     chosen = compressed.chosen(call, compression, input, None, group)
     if chosen is not None:
         targets, sources = torch.split(buffer.memory, sizes_out), torch.split(source, sizes_in)
+
+        def plain(inner: Backend, used: Group) -> None:
+            _exchange(inner, buffer.memory, source, sizes_out, sizes_in, used, False)
+
         return compressed.all_to_all(
-            call, backend, targets, sources, input, group, async_op, chosen, buffer.copy_back, output
+            call, backend, targets, sources, input, group, async_op, chosen, buffer.copy_back, output, plain
         )
     work = _exchange(backend, buffer.memory, source, sizes_out, sizes_in, group, async_op)
     return deliver([work], copy_back([buffer]), output, async_op)
@@ -191,8 +195,12 @@ def all_to_all(
     chosen = compressed.chosen("all_to_all", compression, joined, None, group)
     if chosen is not None:
         targets, sources = torch.split(received, sizes_out), torch.split(joined, sizes_in)
+
+        def plain(inner: Backend, used: Group) -> None:
+            _exchange(inner, received, joined, sizes_out, sizes_in, used, False)
+
         return compressed.all_to_all(
-            "all_to_all", backend, targets, sources, joined, group, async_op, chosen, finish, output_tensor_list
+            "all_to_all", backend, targets, sources, joined, group, async_op, chosen, finish, output_tensor_list, plain
         )
     work = _exchange(backend, received, joined, sizes_out, sizes_in, group, async_op)
     return deliver([work], finish, output_tensor_list, async_op)

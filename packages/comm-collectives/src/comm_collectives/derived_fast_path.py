@@ -34,15 +34,17 @@ def fast_path_of(
         return found
     fast = found
 
-    def small(first: Any, *others: Any) -> Any:
-        size = sum(map(_bytes, first)) if isinstance(first, (list, tuple)) else _bytes(first)
-        return size < limit and fast(first, *others)
+    def small(*tensors: Any) -> Any:
+        # The checked path asks for the size of one of them; none may be larger.
+        return max(map(_bytes, tensors)) < limit and fast(*tensors)
 
     return small
 
 
-def _bytes(tensor: Any) -> int:
-    return tensor.nbytes if isinstance(tensor, torch.Tensor) else 0
+def _bytes(tensors: Any) -> int:
+    if isinstance(tensors, (list, tuple)):
+        return sum(map(_bytes, tensors))
+    return tensors.nbytes if isinstance(tensors, torch.Tensor) else 0
 
 
 def _uncompressed_fast_path(

@@ -134,7 +134,9 @@ def all_gather(
     )
     native = backend.capabilities(group, tensor.device.type).dtypes
     buffers = [StagingBuffer(output) for output in tensor_list]
-    chosen = compressed.chosen("all_gather", compression, tensor, None, group)
+    # This rank's own size may differ from the others'.
+    size_bytes = max(output.nbytes for output in tensor_list)
+    chosen = compressed.chosen("all_gather", compression, tensor, None, group, size_bytes)
     if chosen is not None:
         return _all_gather_compressed(backend, buffers, tensor, group, async_op, chosen, tensor_list)
     sent = as_bytes(_copy_if_overlapping_any(contiguous_elements(tensor), buffers, backend.get_rank(group)), native)

@@ -83,7 +83,9 @@ def reduce_scatter(
     check_numel("reduce_scatter", f"input_list[{rank}]", input_list[rank], output.numel(), "the size of output")
     buffer = StagingBuffer(output)
     reduce_op = parse_reduce_op(op, "reduce_scatter")
-    chosen = compressed.chosen("reduce_scatter", compression, output, reduce_op, group)
+    # This rank's own size may differ from the others'.
+    size_bytes = sum(one.nbytes for one in input_list)
+    chosen = compressed.chosen("reduce_scatter", compression, output, reduce_op, group, size_bytes)
     if chosen is not None:
         slices = [copy_if_overlapping(contiguous_elements(one), buffer.memory) for one in input_list]
         return compressed.reduce_scatter(

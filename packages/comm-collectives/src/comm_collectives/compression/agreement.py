@@ -21,24 +21,21 @@ class Agreement:
 
     Args:
         what: the operation, its sizes and its codec.
+        number: what may differ between ranks, for :meth:`largest`.
     """
 
-    def __init__(self, backend: Backend, group: ProcessGroup | None, what: str) -> None:
-        self._backend, self._group, self._what = backend, group, what
-        self._work: Work | None = None
-        self._gather(0)
-
-    def _gather(self, number: int) -> None:
-        text = self._what.encode()
+    def __init__(self, backend: Backend, group: ProcessGroup | None, what: str, number: int = 0) -> None:
+        self._backend, self._group, self._largest = backend, group, number
+        text = what.encode()
         own = hashlib.sha256(text).digest()[:_DIGEST_BYTES] + number.to_bytes(8, "little")
         own += text[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
         size = self._backend.get_world_size(self._group)
         self._sent = torch.frombuffer(bytearray(own), dtype=torch.uint8)
-        self._received = torch.empty(size * _BYTES, dtype=torch.uint8)
+        self._received = torch.empty(size * _BYTES, dtype=torch.uint8, device="cpu")
         device = next(iter(self._backend.device_types(self._group)))
         if device != "cpu" and "cpu" not in self._backend.device_types(self._group):
             self._sent, self._received = self._sent.to(device), self._received.to(device)
-        self._work = self._backend.all_gather_into_tensor(self._received, self._sent, self._group, True)
+        self._work: Work | None = self._backend.all_gather_into_tensor(self._received, self._sent, self._group, True)
 
     def check(self) -> None:
         """Wait for the others' descriptions.
@@ -46,18 +43,9 @@ class Agreement:
         Raises:
             CollectiveMismatchError: they differ; on every rank, and before anything else was sent.
         """
-        if self._work is not None:
-            self._finish()
-
-    def largest(self, number: int) -> int:
-        """Return the largest ``number`` of all ranks, after :meth:`check`."""
-        self.check()
-        self._gather(number)
-        return max(int.from_bytes(row[_DIGEST_BYTES : _DIGEST_BYTES + 8], "little") for row in self._finish())
-
-    def _finish(self) -> list[bytes]:
+        if self._work is None:
+            return
         work, self._work = self._work, None
-        assert work is not None
         work.wait()
         everything = bytes(self._received.cpu().tolist())
         rows = [everything[at : at + _BYTES] for at in range(0, len(everything), _BYTES)]
@@ -68,4 +56,9 @@ class Agreement:
             raise CollectiveMismatchError(
                 f"the ranks disagree about a compressed collective, of which nothing was sent: {said}"
             )
-        return rows
+        self._largest = max(int.from_bytes(row[_DIGEST_BYTES : _DIGEST_BYTES + 8], "little") for row in rows)
+
+    def largest(self) -> int:
+        """Return the largest ``number`` of all ranks, after :meth:`check`."""
+        self.check()
+        return self._largest

@@ -31,7 +31,10 @@ _OPS = frozenset((ReduceOp.SUM, ReduceOp.AVG))
 def threshold(operation: str, group: ProcessGroup | None) -> int | None:
     """Return from how many bytes on calls are compressed by default, so that no fast path serves them; None: none."""
     found = default_of(group)
-    return None if found is None or not _serves(found, operation) else found.min_size_bytes
+    if found is None or not _serves(found, operation):
+        return None
+    # Where ranks have different sizes, all of them have to agree on what is small.
+    return 0 if operations.get(operation).pattern.uneven else found.min_size_bytes
 
 
 def _serves(compression: Compression, operation: str) -> bool:
@@ -42,13 +45,20 @@ def _serves(compression: Compression, operation: str) -> bool:
 
 
 def chosen(
-    call: str, given: Any, tensor: torch.Tensor, op: ReduceOp | None, group: ProcessGroup | None
+    call: str,
+    given: Any,
+    tensor: torch.Tensor,
+    op: ReduceOp | None,
+    group: ProcessGroup | None,
+    size_bytes: int | None = None,
 ) -> Compression | None:
     """Return what compresses a call; None for nothing.
 
     Args:
         given: the call's own ``compression``.
         op: of a reduction.
+        size_bytes: of the call, the same on every rank; None for that of ``tensor``. An all_to_all has no such size:
+            :func:`all_to_all` finds out whether it is large enough.
 
     Raises:
         ArgumentError: it was asked for in this call, and there is none for its dtype, op or operation.
@@ -66,7 +76,8 @@ def chosen(
         served = "all_reduce" if found.method == POWERSGD else "all_reduce and reduce_scatter"
         refusal = f"{found.method} compresses {served} alone"
     if not refusal:
-        return found if tensor.nbytes >= found.min_size_bytes else None
+        size_bytes = tensor.nbytes if size_bytes is None else size_bytes
+        return found if size_bytes >= found.min_size_bytes or operations.get(call).pattern.uneven else None
     if asked:
         raise ArgumentError(f"{call}: compression: {refusal}")
     return None
@@ -232,13 +243,21 @@ def all_to_all(
     compression: Compression,
     finish: Callable[[], None],
     result: Any,
+    plain: Callable[[Backend, ProcessGroup | None], object] | None = None,
 ) -> Work | None:
-    """Overwrite ``targets[r]`` with the entry for this rank of the ``sources`` of rank r, and then ``finish``."""
+    """Overwrite ``targets[r]`` with the entry for this rank of the ``sources`` of rank r, and then ``finish``.
+
+    Args:
+        plain: does the same without compression, where no rank exchanges enough; None where that is known.
+    """
     sizing = _make_link(backend, compression, group)
     wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(sources) if rank != sizing.rank)
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
-        pipeline.all_to_all(_make_link(inner, compression, used), targets, sources)
+        least_bytes = 0 if plain is None else compression.min_size_bytes
+        if not pipeline.all_to_all(_make_link(inner, compression, used), targets, sources, least_bytes, plain is None):
+            assert plain is not None
+            plain(inner, used)
         finish()
 
     return _run(call, backend, group, counted, None, async_op, compression, wire_bytes, body, result)

@@ -239,18 +239,39 @@ def all_gather(link: Link, targets: Sequence[torch.Tensor], source: torch.Tensor
         agreement.check()
 
 
-def all_to_all(link: Link, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Overwrite ``targets[r]`` with what rank r sends to this one: the entry for it of its ``sources``."""
-    dtype = (targets[0] if targets else sources[0]).dtype
-    agreement, codec = Agreement(link.backend, link.group, f"all_to_all of {dtype} with {link.codec!r}"), link.codec
+def all_to_all(
+    link: Link, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], least_bytes: int, gathers: bool
+) -> bool:
+    """Overwrite ``targets[r]`` with what rank r sends to this one: the entry for it of its ``sources``.
+
+    Args:
+        least_bytes: of W times the longest entry of all ranks, to be compressed.
+        gathers: the entries of ``sources`` are all the same, and every rank gets what all decode.
+
+    Returns:
+        False, with nothing done, on all ranks, where that is smaller.
+    """
+    dtype, codec = targets[0].dtype, link.codec
     # Nobody knows how much others exchange: all agree on the number of pieces.
-    longest = agreement.largest(max(one.numel() for one in (*targets, *sources)))
+    number = max(one.numel() for one in (*targets, *sources))
+    longest = Agreement(link.backend, link.group, f"all_to_all of {dtype} with {codec!r}", number).largest()
+    if longest * link.size * dtype.itemsize < least_bytes:
+        return False
 
     def counts(tensors: Sequence[torch.Tensor], place: slice) -> list[int]:
         return [one[place].numel() for one in tensors]
 
-    targets[link.rank].copy_(sources[link.rank])
     with Buffers(sources[0].device) as buffers:
+        if gathers and link.size > 1:
+            for place in link.pieces(longest):
+                part = sources[link.rank][place]
+                wire = buffers.take(codec.encoded_bytes(part.numel()))
+                if part.numel():
+                    codec.encode(buffers.float32(part), wire)
+                _decode(codec, wire, targets[link.rank][place], buffers)
+                buffers.give_back(wire)
+        else:
+            targets[link.rank].copy_(sources[link.rank])
 
         def send(place: slice) -> _Piece:
             rows = [0 if rank == link.rank else link.wire_bytes(n) for rank, n in enumerate(counts(sources, place))]
@@ -272,6 +293,7 @@ def all_to_all(link: Link, targets: Sequence[torch.Tensor], sources: Sequence[to
                     _decode(codec, arrived.received[at:], part, buffers)
                     at += link.wire_bytes(part.numel())
             buffers.give_back(arrived.sent, arrived.received)
+    return True
 
 
 def _overlapped(pieces: Sequence[slice], send: Callable[[slice], _Piece]) -> Iterator[_Piece]:
