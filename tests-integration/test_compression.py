@@ -288,6 +288,67 @@ def test_ranks_that_disagree_about_the_codec(bare_pools: Pools, backend: str) ->
         )
 
 
+def disagreements() -> list[str]:
+    rank, found = dist.get_rank(), []
+    error_feedback = dist.Compression("int4", error_feedback=True)
+    dist.all_reduce(torch.linspace(-1, 1, 1000), compression=error_feedback.of("a"))
+    before = error_feedback.state_dict()["tensors"]["a"]["local"]
+    calls: list[Callable[[], object]] = [
+        lambda: dist.all_reduce(torch.ones(30, 20), compression=dist.Compression("powersgd", rank=1 + rank)),
+        lambda: dist.all_reduce(torch.ones(600).view(30 if rank else 20, -1), compression="powersgd"),
+        lambda: dist.all_reduce(torch.ones(30, 20), compression="powersgd" if rank else "int8"),
+        lambda: dist.all_reduce(torch.ones(100), "avg" if rank else "sum", compression="int8"),
+        lambda: dist.all_reduce(torch.ones(1000), "avg" if rank else "sum", compression=error_feedback.of("a")),
+    ]
+    for call in calls:
+        with pytest.raises(CollectiveMismatchError) as caught:
+            call()
+        found.append(str(caught.value).partition(": ")[2])
+    assert torch.equal(error_feedback.state_dict()["tensors"]["a"]["local"], before)
+    whole = torch.ones(10)
+    dist.all_reduce(whole)
+    assert (whole == dist.get_world_size()).all()
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_sent_where_ranks_disagree(bare_pools: Pools, backend: str) -> None:
+    for found in bare_pools(2).run(on, backend, disagreements):
+        assert found == [
+            "rank 0: all_reduce of 30x20 torch.float32 with powersgd(rank=1); "
+            "rank 1: all_reduce of 30x20 torch.float32 with powersgd(rank=2)",
+            "rank 0: all_reduce of 20x30 torch.float32 with powersgd(rank=4); "
+            "rank 1: all_reduce of 30x20 torch.float32 with powersgd(rank=4)",
+            "rank 0: all_reduce of 600 torch.float32 with int8(block_size=256); "
+            "rank 1: all_reduce of 30x20 torch.float32 with powersgd(rank=4)",
+            "rank 0: all_reduce of 100 torch.float32 with int8(block_size=256); "
+            "rank 1: all_reduce (avg) of 100 torch.float32 with int8(block_size=256)",
+            "rank 0: all_reduce of 1000 torch.float32 with int4(block_size=256); "
+            "rank 1: all_reduce (avg) of 1000 torch.float32 with int4(block_size=256)",
+        ]
+
+
+def after_an_overflow() -> None:
+    W, compression = dist.get_world_size(), dist.Compression("powersgd", rank=2)
+    for step in range(3):
+        tensor = torch.ones(100, 50)
+        if step == 1:
+            tensor[0, 0] = float("inf")
+        dist.all_reduce(tensor, compression=compression.of("a"))
+        assert tensor.isfinite().all() == (step != 1)
+    torch.testing.assert_close(tensor, torch.full((100, 50), float(W)))
+    random = torch.randn(100, 50, generator=torch.Generator().manual_seed(1))
+    exact, low_rank = random.clone(), random.clone()
+    with torch.autocast("cpu", torch.bfloat16):
+        dist.all_reduce(low_rank, compression=dist.Compression("powersgd", rank=2))
+    dist.all_reduce(exact, compression=dist.Compression("powersgd", rank=2))
+    assert torch.equal(low_rank, exact)
+
+
+def test_low_rank_approximation_recovers_from_an_overflow(bare_pools: Pools) -> None:
+    bare_pools(2).run(on, "gloo", after_an_overflow)
+
+
 def by_default() -> None:
     W = dist.get_world_size()
     exact = torch.linspace(-1, 1, 100_000)

@@ -10,6 +10,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction
 from comm_collectives.compression import background, low_rank, pipeline
+from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.defaults import default_of
 from comm_collectives.compression.pipeline import Link
 from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
@@ -166,13 +167,17 @@ def _all_reduce_low_rank(
     size = backend.get_world_size(group)
     state = compression.low_rank(tensor, op is ReduceOp.AVG)
     count = low_rank.factor_elements(tensor.shape, compression.rank) or tensor.numel()
+    average = " (avg)" if op is ReduceOp.AVG else ""
+    what = f"all_reduce{average} of {'x'.join(map(str, tensor.shape))} {tensor.dtype} with {compression!r}"
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         def reduce(part: torch.Tensor) -> None:
             reduction.all_reduce(inner, part, ReduceOp.SUM, used, False, call)
 
         if size > 1:
-            low_rank.all_reduce(reduce, tensor, elements, op is ReduceOp.AVG, size, compression.rank, state)
+            Agreement(inner, used, what).check()
+            with torch.autocast(tensor.device.type, enabled=False):  # which would multiply in 16 bits
+                low_rank.all_reduce(reduce, tensor, elements, op is ReduceOp.AVG, size, compression.rank, state)
 
     wire_bytes = 2 * (size - 1) * 4 * count // size
     return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)

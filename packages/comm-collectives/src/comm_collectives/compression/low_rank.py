@@ -93,5 +93,7 @@ def all_reduce(
     state.local.masked_fill_(~state.local.isfinite(), 0.0)
     total = own
     reduce(total)
-    state.factor = total / size
-    elements.copy_((left @ (state.factor if average else total).T).view(-1)[:count])
+    mean = total / size
+    # One that is not finite would stay so for ever; every rank has the same bits, and begins anew.
+    state.factor = mean if mean.isfinite().all() else mean.new_zeros(0, 0)
+    elements.copy_((left @ (mean if average else total).T).view(-1)[:count])

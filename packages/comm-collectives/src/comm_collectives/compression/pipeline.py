@@ -125,7 +125,8 @@ def all_reduce(link: Link, elements: torch.Tensor, average: bool, feedback: Feed
     size = link.slice_elements(elements.numel())
     begins = [min(rank * size, elements.numel()) for rank in range(link.size + 1)]
     slices = [elements[begin:end] for begin, end in pairwise(begins)]
-    _reduce(link, slices, slices, average, feedback, f"all_reduce of {elements.numel()} {elements.dtype}", True)
+    what = f"all_reduce{_of(average)} of {elements.numel()} {elements.dtype}"
+    _reduce(link, slices, slices, average, feedback, what, True)
 
 
 def reduce_scatter(
@@ -134,7 +135,11 @@ def reduce_scatter(
     """Overwrite ``output``, (m,), with the sum or average of this rank's entry of every rank's ``slices``."""
     counts = "x".join(str(one.numel()) for one in slices) if len(slices) < 9 else str(sum(map(len, slices)))
     targets = [output if rank == link.rank else output[:0] for rank in range(link.size)]
-    _reduce(link, slices, targets, average, feedback, f"reduce_scatter of {counts} {output.dtype}", False)
+    _reduce(link, slices, targets, average, feedback, f"reduce_scatter{_of(average)} of {counts} {output.dtype}", False)
+
+
+def _of(average: bool) -> str:
+    return " (avg)" if average else ""
 
 
 def _reduce(
@@ -158,6 +163,8 @@ def _reduce(
             columns = [rows[link.rank]] * link.size
             sent, received = buffers.take(sum(rows)), buffers.take(sum(columns))
             at = 0
+            if errors is not None:  # which an encoding takes from, so that it has to be sent
+                agreement.check()
             for rank, one in enumerate(slices):
                 source = one[place]
                 if rank != link.rank and source.numel():
