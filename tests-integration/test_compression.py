@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import distributed_c10d
 
 import comm_orchestrator as dist
 from comm_collectives.compression import Codec, make_codec
 from comm_utils import kernels
-from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError, CommTimeoutError
 from comm_utils.testing import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -557,6 +559,32 @@ def under_way() -> list[bool]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_asynchronous_calls_go_on_by_themselves(bare_pools: Pools, backend: str) -> None:
     assert bare_pools(2).run(on, backend, under_way) == [[True] * 6] * 2
+
+
+def of_a_group() -> tuple[bool, float]:
+    """Return whether groups leave no thread behind, and how long a call of a group with a short timeout took."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    counts = []
+    for _ in range(3):
+        group = dist.new_group(list(range(W)), timeout=2)
+        dist.all_reduce(torch.ones(1000), group=group, async_op=True, compression="int8").wait()
+        dist.destroy_process_group(group)
+        counts.append((len(distributed_c10d._world.pg_map), len(os.listdir("/proc/self/fd"))))
+    group = dist.new_group(list(range(W)), timeout=2)
+    dist.all_reduce(torch.ones(1000), group=group, async_op=True, compression="int8").wait()
+    begin = time.monotonic()
+    if rank == 0:
+        with pytest.raises(CommTimeoutError):
+            dist.all_reduce(torch.ones(1000), group=group, async_op=True, compression="int8").wait()
+    elapsed_s = time.monotonic() - begin
+    dist.barrier()
+    return len(set(counts)) == 1, elapsed_s
+
+
+def test_the_second_group_ends_and_times_out_with_its_group(bare_pools: Pools) -> None:
+    for left_nothing, elapsed_s in bare_pools(2).run(on, "gloo", of_a_group):
+        assert left_nothing
+        assert elapsed_s < 20
 
 
 def without_kernels() -> list[torch.Tensor]:

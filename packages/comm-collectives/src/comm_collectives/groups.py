@@ -311,7 +311,9 @@ def destroy_process_group(group: Group = None) -> None:
     if group is None:
         forget_groups()
     else:
-        background.forget(group)
+        own = background.forget(group)
+        if own is not None:
+            backend.destroy_process_group(own)
     backend.destroy_process_group(group)
 
 

@@ -19,6 +19,7 @@ from torch.distributed import ProcessGroup
 from comm_utils.backend import Backend
 from comm_utils.errors import CommTimeoutError
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.initialization import timeout_of
 
 __all__ = ["BackgroundWork", "forget", "start"]
 
@@ -61,7 +62,7 @@ class BackgroundWork:
 
 class _Worker:
     def __init__(self, group: ProcessGroup) -> None:
-        self._group = group
+        self.group = group
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         threading.Thread(target=self._run, name="comm-compression", daemon=True).start()
 
@@ -76,7 +77,7 @@ class _Worker:
             call, work = one
             error: BaseException | None = None
             try:
-                call(self._group)
+                call(self.group)
             except BaseException as raised:
                 error = raised
             work.finish(error)
@@ -108,13 +109,24 @@ def _same_ranks(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
     ranks = tuple(backend.get_process_group_ranks(group))
     _made[ranks] += 1
     digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
-    return backend.create_group(ranks, f"comm-compression-{digest}-{_made[ranks]}", backend=backend.get_backend(group))
+    name, limit = f"comm-compression-{digest}-{_made[ranks]}", None if group is None else timeout_of(group)
+    return backend.create_group(ranks, name, limit, backend.get_backend(group))
 
 
-def forget(group: ProcessGroup | None = None) -> None:
-    """End the thread of ``group``, which is destroyed; all of them where that is the world group."""
-    if group is None:
-        _made.clear()
-    ending = list(_workers) if group is None else [one for one in _workers if one is group]
-    for one in ending:
-        _workers.pop(one).end()
+def forget(group: ProcessGroup | None = None) -> ProcessGroup | None:
+    """End the thread of ``group``, which is destroyed; all of them where that is the world group.
+
+    Returns:
+        The second group of ``group``, to be destroyed as well; None where it has none, or the world is destroyed.
+    """
+    if group is not None:
+        worker = _workers.pop(group, None)
+        if worker is None:
+            return None
+        worker.end()
+        return worker.group
+    _made.clear()
+    for worker in _workers.values():
+        worker.end()
+    _workers.clear()
+    return None
