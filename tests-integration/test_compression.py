@@ -290,6 +290,60 @@ def test_ranks_that_disagree_about_the_codec(bare_pools: Pools, backend: str) ->
         )
 
 
+def of_two_operations() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    compression = dist.Compression("int4", error_feedback=True)
+    for _ in range(2):  # the last ranks have no part of the sum of so few
+        dist.all_reduce(torch.ones(10 * W), compression=compression.of("a"))
+        dist.reduce_scatter_tensor(torch.empty(10), torch.ones(10 * W), compression=compression.of("a"))
+    scattering = dist.Compression("int4", error_feedback=True)
+    source = torch.linspace(-1, 1, 1000 * W)
+    dist.reduce_scatter_tensor(torch.empty(1000), source, compression=scattering.of("a"))
+    states: list[Any] = [None] * W
+    for r in range(W):
+        states[r] = scattering.state_dict()
+        for one in ("local", "other"):
+            dist.broadcast(states[r]["tensors"]["a"][one], r)
+    lost = sum(one["tensors"]["a"]["local"] for one in states)
+    assert lost.abs().max() > 0.01
+    for again in (1, W + 1, W):
+        states = dist.Compression.reshard(states, again)
+        torch.testing.assert_close(sum(one["tensors"]["a"]["local"] for one in states), lost)
+    scattering.load_state_dict(states[rank])
+    # By their place in memory, inputs that have to be copied have a state of their own, too.
+    total, columns, unnamed = torch.zeros(1000), source.view(W, 1000).T.contiguous().T, dist.Compression("onebit")
+    for _ in range(60):
+        output = torch.empty(1000)
+        dist.reduce_scatter_tensor(output, columns, "avg", compression=unnamed)
+        total += output / 60
+        others = torch.full((1000 * W,), 7.0)  # noqa: F841, takes the memory of copies
+    assert len(unnamed._states) == 1
+    assert (total - source.view(W, 1000)[rank]).abs().max() < 0.2
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_states_of_two_operations(bare_pools: Pools, world_size: int) -> None:
+    bare_pools(world_size).run(on, "gloo", of_two_operations)
+
+
+def lost_by(tensor: torch.Tensor) -> float:
+    dist.init_distributed("gloo", verbose=False)
+    dist.all_reduce(tensor, compression="onebit")
+    dist.destroy_process_group()
+    return float(tensor.abs().max())
+
+
+def in_two_worlds() -> list[float]:
+    tensor = torch.linspace(-1, 1, 1000)
+    return [lost_by(tensor), lost_by(tensor.zero_())]
+
+
+def test_no_error_feedback_reaches_the_next_world(bare_pools: Pools) -> None:
+    for first, second in bare_pools(2).run(in_two_worlds):
+        assert first > 0
+        assert second == 0
+
+
 def disagreements() -> list[str]:
     rank, found = dist.get_rank(), []
     error_feedback = dist.Compression("int4", error_feedback=True)

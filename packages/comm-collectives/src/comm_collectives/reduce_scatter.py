@@ -99,6 +99,7 @@ def reduce_scatter(
             async_op,
             chosen,
             buffer.copy_back,
+            next((one for one in input_list if one.numel()), output),
         )
     work = reduction.reduce_scatter(backend, buffer.memory, input_list, reduce_op, group, async_op)
     return _deliver_staged(work, buffer, output, async_op)
@@ -188,7 +189,7 @@ def _reduce_scatter_tensor(
     if chosen is not None:
         slices = torch.split(source, output.numel()) if output.numel() else [source] * W
         return compressed.reduce_scatter(
-            call, backend, buffer.memory, slices, input, reduce_op, group, async_op, chosen, buffer.copy_back
+            call, backend, buffer.memory, slices, input, reduce_op, group, async_op, chosen, buffer.copy_back, input
         )
     work = reduction.reduce_scatter_tensor(backend, buffer.memory, source, reduce_op, group, async_op, call)
     return _deliver_staged(work, buffer, output, async_op)

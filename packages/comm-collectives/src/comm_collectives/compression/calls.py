@@ -194,9 +194,14 @@ def reduce_scatter(
     async_op: bool,
     compression: Compression,
     finish: Callable[[], None],
+    place: torch.Tensor,
 ) -> Work | None:
-    """Reduce entry r of every rank's ``slices`` into ``output``, (n,), of rank r, and then ``finish``."""
-    feedback = compression.feedback(slices[0], sum(one.numel() for one in slices), 0, op is ReduceOp.AVG)
+    """Reduce entry r of every rank's ``slices`` into ``output``, (n,), of rank r, and then ``finish``.
+
+    Args:
+        place: begins where the user's input does, of which ``slices`` may be copies.
+    """
+    feedback = compression.feedback(place, sum(one.numel() for one in slices), 0, op is ReduceOp.AVG)
     sizing = _make_link(backend, compression, group)
     wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(slices) if rank != sizing.rank)
 

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
 
-from comm_collectives.compression.settings import Compression
+from comm_collectives.compression.settings import Compression, forget_states
 from comm_utils.active import slot
 
 __all__ = ["default_of", "forget_defaults", "set_default"]
@@ -31,6 +31,7 @@ def forget_defaults() -> None:
     """Compress nothing in the world to come."""
     _Defaults.world = None
     _Defaults.groups.clear()
+    forget_states()
 
 
 def default_of(group: ProcessGroup | None) -> Compression | None:

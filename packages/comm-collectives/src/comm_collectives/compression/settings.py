@@ -16,7 +16,7 @@ from comm_collectives.compression.registry import codec_names, make_codec
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
-__all__ = ["POWERSGD", "Compression", "as_compression"]
+__all__ = ["POWERSGD", "Compression", "as_compression", "forget_states"]
 
 POWERSGD = "powersgd"
 # Of tensors without a name, whose state goes when there are more.
@@ -97,7 +97,7 @@ class Compression:
 
         Args:
             place: begins where the tensor does.
-            owned: how many elements of the sum this rank encodes.
+            owned: how many elements of the sum this rank encodes; 0 where no rank does.
         """
         if not self.error_feedback:
             return None
@@ -105,11 +105,12 @@ class Compression:
         if not isinstance(state, Feedback):
             state = Feedback(_zeros(count, place.device), _zeros(owned, place.device))
             self._keep(place, count, state)
-        elif state.reduced.numel() != owned:
+        # A reduce_scatter leaves alone what an all_reduce of this name has lost: not every rank has a part of that.
+        elif owned and state.reduced.numel() != owned:
             if self._name is not None and state.reduced.numel():
                 raise ArgumentError(
-                    f"compression: the error feedback of {self._name!r} is that of another operation or number of "
-                    "ranks; Compression.reshard() turns the states of all ranks into those of this world"
+                    f"compression: the error feedback of {self._name!r} is that of another number of ranks; "
+                    "Compression.reshard() turns the states of all ranks into those of this world"
                 )
             state.reduced = _zeros(owned, place.device)
         state.average = average
@@ -202,7 +203,9 @@ class Compression:
             for rank, one in enumerate(saved):
                 local[rank % world_size] += one["local"] * scale
             if not is_low_rank:
-                local[0] += torch.cat([one["other"] for one in saved])[: local[0].numel()] * scale_of_sums
+                # Of a reduce_scatter, and of a state that was not used since it was resharded, there is none.
+                sums = torch.cat([one["other"] for one in saved])[: local[0].numel()]
+                local[0][: sums.numel()] += sums * scale_of_sums
             for rank in range(world_size):
                 other = first["other"].clone() if is_low_rank else torch.zeros(0)
                 found[rank]["tensors"][name] = {"local": local[rank], "other": other, "average": first["average"]}
@@ -222,6 +225,11 @@ def _loaded(saved: torch.Tensor) -> torch.Tensor:
 @functools.lru_cache(maxsize=64)
 def _named(method: str) -> Compression:
     return Compression(method)
+
+
+def forget_states() -> None:
+    """Forget what encodings have lost in calls that gave a name alone."""
+    _named.cache_clear()
 
 
 def as_compression(call: str, given: Any) -> Compression | None:
