@@ -491,6 +491,24 @@ def test_ranks_agree_on_what_is_too_small(bare_pools: Pools, backend: str) -> No
     assert bare_pools(2).run(on, backend, of_different_sizes) == [12, 12]
 
 
+def compiled() -> list[bool]:
+    @torch.compile(backend="eager")
+    def reduced(tensor: torch.Tensor) -> torch.Tensor:
+        dist.all_reduce(tensor)
+        return tensor
+
+    exact, found = torch.linspace(-1, 1, 10_000), []
+    for compression in ("int4", None):
+        torch.compiler.reset()
+        dist.set_compression(compression)
+        found.append(torch.equal(reduced(exact.clone()), dist.get_world_size() * exact))
+    return found
+
+
+def test_compiled_calls_are_compressed_by_default(bare_pools: Pools) -> None:
+    assert bare_pools(2).run(on, "gloo", compiled) == [[False, True]] * 2
+
+
 def configured(config: dict[str, Any]) -> tuple[bool, float]:
     dist.init_distributed("gloo", verbose=False, config=config)
     exact = torch.linspace(-1, 1, 100_000)

@@ -543,8 +543,8 @@ TRACES: dict[str, Function] = {
 NEVER = "{} has no form that torch.compile could put into a graph"
 OBJECTS = "{} exchanges Python objects, which cannot be in a graph"
 NOT_SO = (
-    "{} goes into a graph only without async_op and timeout, on contiguous tensors that need no gradient, and with "
-    "an op and a dtype that the library of the group has"
+    "{} goes into a graph only without async_op, timeout and compression, on contiguous tensors that need no "
+    "gradient, and with an op and a dtype that the library of the group has"
 )
 
 #: name -> function, and the call and the reason that the graph breaks with

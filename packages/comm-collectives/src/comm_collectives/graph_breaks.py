@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.compression.calls import threshold
 from comm_utils.active import is_active, slot
 from comm_utils.errors import CommError
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
@@ -27,8 +28,8 @@ serves: Callable[[str, Any, torch.dtype, str, ProcessGroup | None], bool]
 NEVER = "{name} has no form that torch.compile could put into a graph"
 OBJECTS = "{name} exchanges Python objects, which cannot be in a graph"
 WHOLE = (
-    "{name} goes into a graph only without async_op and timeout, on contiguous tensors that need no gradient, and with "
-    "an op and a dtype that the library of the group has"
+    "{name} goes into a graph only without async_op, timeout and compression, on contiguous tensors that need no "
+    "gradient, and with an op and a dtype that the library of the group has"
 )
 
 _added: dict[str, tuple[Callable[..., Any], str]] = {}
@@ -63,7 +64,7 @@ def _eager(name: str, function: Callable[..., Any], reason: str) -> Any:
 
 
 def _serves(operation: str, op: Any, dtype: torch.dtype, device: str, group: ProcessGroup | None) -> bool:
-    """Return whether the group is fit and its library does just this itself.
+    """Return whether the group is fit, and its library does just this itself, without compression.
 
     Args:
         op: :data:`NO_OP` if nothing is reduced.
@@ -73,6 +74,8 @@ def _serves(operation: str, op: Any, dtype: torch.dtype, device: str, group: Pro
     try:
         capabilities = slot.backend.capabilities(group, device)
         slot.backend.check_group(group)
+        if threshold(operation, group) is not None:
+            return False
         if op == NO_OP:
             return operation in capabilities.operations and dtype in capabilities.dtypes
         reduce_op = parse_reduce_op(op, operation)
