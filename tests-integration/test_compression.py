@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -631,6 +634,23 @@ def under_way() -> list[bool]:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_asynchronous_calls_go_on_by_themselves(bare_pools: Pools, backend: str) -> None:
     assert bare_pools(2).run(on, backend, under_way) == [[True] * 6] * 2
+
+
+_ENDING = """
+import torch
+import comm_orchestrator as dist
+
+dist.init_distributed("gloo", verbose=False)
+works = [dist.all_reduce(torch.randn(4_000_000), async_op=True, compression="int8") for _ in range(10)]
+"""
+
+
+def test_a_process_may_end_while_calls_are_under_way(tmp_path: Path) -> None:
+    script = tmp_path / "ending.py"
+    script.write_text(_ENDING)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def of_a_group() -> tuple[bool, float]:

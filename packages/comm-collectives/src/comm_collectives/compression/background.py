@@ -6,9 +6,11 @@ after the other, and a second group of the same ranks, which nobody else uses.
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
@@ -64,13 +66,17 @@ class _Worker:
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        threading.Thread(target=self._run, name="comm-compression", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="comm-compression", daemon=True)
+        self._thread.start()
 
     def start(self, call: Callable[[ProcessGroup], None], work: BackgroundWork) -> None:
         self._calls.put((call, work))
 
     def end(self) -> None:
         self._calls.put(None)
+
+    def join(self, limit_s: float) -> None:
+        self._thread.join(limit_s)
 
     def _run(self) -> None:
         while (one := self._calls.get()) is not None:
@@ -84,6 +90,8 @@ class _Worker:
             del one, call, work, error
 
 
+# Of the end of a process with calls that are under way.
+_PATIENCE_S = 10.0
 # By group; None is the world group.
 _workers: dict[ProcessGroup | None, _Worker] = {}
 # How often this process has made such a group of the same ranks; a part of its name.
@@ -103,6 +111,18 @@ def start(
     work = BackgroundWork(name, result)
     worker.start(call, work)
     return work
+
+
+def _at_exit() -> None:
+    """Wait for calls that are under way: a thread that Python ends inside of native code aborts the process."""
+    end = time.monotonic() + _PATIENCE_S
+    for worker in _workers.values():
+        worker.end()
+    for worker in _workers.values():
+        worker.join(max(0.0, end - time.monotonic()))
+
+
+atexit.register(_at_exit)
 
 
 def _same_ranks(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
