@@ -353,6 +353,7 @@ def test_every_operation_of_the_api_is_recorded(pools: Pools) -> None:
         "monitored_barrier",
         # Which do not communicate.
         "available_backends",
+        "coalescing",  # whose calls are recorded as what they become
         "configure",
         "empty_shared",
         "shared_memory_stats",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
 import subprocess
 import sys
@@ -265,10 +267,6 @@ def test_state_moves_to_another_number_of_ranks(bare_pools: Pools, world_size: i
     lacking = expected - total
     assert lacking.abs().max() > 0.05
     moved = dist.Compression.reshard(states, world_size)
-    # One rank alone sends nothing, and so compresses nothing.
-    if world_size == 1:
-        assert (moved[0]["tensors"]["a"]["local"] - lacking).abs().max() < 1e-4
-        return
     later = bare_pools(world_size).run(on, "gloo", paid_back, "int4", moved, 12)
     assert (later[0] - lacking).abs().max() < 0.02
 
@@ -320,7 +318,7 @@ def of_two_operations() -> None:
         dist.reduce_scatter_tensor(output, columns, "avg", compression=unnamed)
         total += output / 60
         others = torch.full((1000 * W,), 7.0)  # noqa: F841, takes the memory of copies
-    assert len(unnamed._states) == 1
+    assert len(unnamed._unnamed._states) == 1
     assert (total - source.view(W, 1000)[rank]).abs().max() < 0.2
 
 
@@ -703,3 +701,31 @@ def with_and_without_kernels() -> bool:
 def test_torch_computes_the_bits_of_the_kernels(bare_pools: Pools) -> None:
     assert kernels.encode("int8", torch.ones(1), torch.empty(8, dtype=torch.uint8)[:5], 16, None)
     assert bare_pools(2).run(on, "gloo", with_and_without_kernels) == [True, True]
+
+
+def freed() -> tuple[bool, list[str]]:
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("comm").addHandler(handler)
+    compression = dist.Compression("int4", error_feedback=True)
+    kept = torch.empty(1000)
+    for _ in range(20):
+        kept.copy_(torch.linspace(-1, 1, 1000))
+        dist.all_reduce(kept, "avg", compression=compression)
+    with_kept = list(messages)
+    for _ in range(20):
+        gradient = torch.linspace(-1, 1, 1000)
+        dist.all_reduce(gradient, "avg", compression=compression)
+        del gradient
+    logging.getLogger("comm").removeHandler(handler)
+    states = len(compression._unnamed._states)
+    copied = copy.deepcopy(compression)
+    return states == 1 and not with_kept and not copied._unnamed._states, messages
+
+
+def test_state_without_a_name_goes_with_its_memory(bare_pools: Pools) -> None:
+    for as_expected, messages in bare_pools(2).run(on, "gloo", freed):
+        assert as_expected
+        (message,) = messages
+        assert message.startswith("compression: the memory of 8 tensors was freed after one call")

@@ -117,7 +117,8 @@ def test_wait_waits(pools: Pools, name: str) -> None:
 
 def test_every_function_with_async_op_is_tested() -> None:
     functions = {name for name in dist.__all__ if inspect.isroutine(getattr(dist, name))}
-    assert {name for name in functions if "async_op" in inspect.signature(getattr(dist, name)).parameters} == set(ASYNC)
+    found = {name for name in functions if "async_op" in inspect.signature(getattr(dist, name)).parameters}
+    assert found - {"coalescing"} == set(ASYNC)  # which gives a handle anyway: test_coalescing
     assert {"reduce_scatter_coalesced", "inference_all_reduce", "barrier", "all_gather_coalesced"} <= set(ASYNC)
 
 

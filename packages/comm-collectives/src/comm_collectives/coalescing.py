@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, NamedTuple, cast
 
@@ -77,8 +77,7 @@ class Coalescing:
 
 
 @with_keyword_errors
-@contextmanager
-def coalescing(async_op: bool = False) -> Iterator[Coalescing]:
+def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
     """Do all calls within the block together at its end, in one message for each kind of call, op, group and dtype.
 
     Within the block, calls of this thread to ``all_reduce``, ``all_gather``, ``all_gather_into_tensor`` and
@@ -89,11 +88,16 @@ def coalescing(async_op: bool = False) -> Iterator[Coalescing]:
     Args:
         async_op: at the end of the block only start what is to be done.
 
-    Yields:
-        a handle, which is what calls with ``async_op`` return; with ``async_op``, wait for it after the block.
+    Returns:
+        a context manager; it gives a handle, which is what calls with ``async_op`` return. With ``async_op``, wait for
+        it after the block.
     """
     arguments.active("coalescing")
-    async_op = arguments.as_flag("coalescing", "async_op", async_op)
+    return _coalescing(arguments.as_flag("coalescing", "async_op", async_op))
+
+
+@contextmanager
+def _coalescing(async_op: bool) -> Iterator[Coalescing]:
     handle, calls = Coalescing(), cast("list[_Call]", [])
     backend, fast_paths = slot.backend, slot.fast_paths
     if isinstance(fast_paths, _CollectingPaths) and fast_paths.thread == threading.get_ident():

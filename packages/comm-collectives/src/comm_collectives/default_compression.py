@@ -17,7 +17,8 @@ def set_compression(compression: Compressing, group: Group = None) -> None:
     """Compress what collectives on ``group`` send, unless a call has a ``compression`` of its own.
 
     All ranks of the group call this alike. It concerns ``all_reduce``, ``reduce_scatter``, ``all_gather`` and
-    ``all_to_all`` in all their forms. Calls that it cannot serve, for their dtype or op, travel as they are.
+    ``all_to_all`` with lists and without, but not the ``*_coalesced`` calls. Calls that it cannot serve, for their
+    dtype or op, travel as they are.
 
     Args:
         compression: a codec such as ``"int8"``, or a ``Compression``; None or ``"none"`` for none.

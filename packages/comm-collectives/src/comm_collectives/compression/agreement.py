@@ -12,7 +12,7 @@ from comm_utils.errors import CollectiveMismatchError
 
 __all__ = ["Agreement"]
 
-_DIGEST_BYTES, _TEXT_BYTES = 16, 104
+_DIGEST_BYTES, _TEXT_BYTES = 16, 232
 _BYTES = _DIGEST_BYTES + 8 + _TEXT_BYTES
 
 

@@ -48,6 +48,10 @@ class _Blocks(Codec):
         return 4 * -(-count // self.granularity) + -(-count * self.bits // 8)
 
     def encode(self, source: torch.Tensor, wire: torch.Tensor, error: torch.Tensor | None = None) -> None:
+        if wire.numel() != self.encoded_bytes(source.numel()):
+            raise ArgumentError(
+                f"{self.name}: wire: got {wire.numel()} bytes; expected {self.encoded_bytes(source.numel())}"
+            )
         if source.numel() == 0 or kernels.encode(self.name, source, wire, self.granularity, error):
             return
         values = source if error is None else source + error

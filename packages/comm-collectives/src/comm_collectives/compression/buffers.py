@@ -12,7 +12,7 @@ __all__ = ["Buffers"]
 # Of all that is kept for later calls, in bytes.
 _MOST_KEPT = 64 << 20
 _lock = threading.Lock()
-_kept: dict[tuple[torch.device, int], list[torch.Tensor]] = {}
+_kept: dict[tuple[object, int], list[torch.Tensor]] = {}
 _kept_bytes = 0
 
 
@@ -28,6 +28,10 @@ class Buffers:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        # What one stream of a device still reads is not for another one.
+        self._owner: object = device
+        if device.type != "cpu":
+            self._owner = device, torch.get_device_module(device).current_stream(device)
         self._taken: dict[int, torch.Tensor] = {}
         self._free: dict[int, list[torch.Tensor]] = {}
         self._scratch: torch.Tensor | None = None
@@ -44,7 +48,7 @@ class Buffers:
         with _lock:
             for memory in [*self._taken.values(), *(one for some in self._free.values() for one in some)]:
                 if _kept_bytes + memory.numel() <= _MOST_KEPT:
-                    _kept.setdefault((self._device, memory.numel()), []).append(memory)
+                    _kept.setdefault((self._owner, memory.numel()), []).append(memory)
                     _kept_bytes += memory.numel()
 
     def take(self, count: int) -> torch.Tensor:
@@ -62,7 +66,7 @@ class Buffers:
     def _from_earlier_calls(self, size: int) -> torch.Tensor | None:
         global _kept_bytes
         with _lock:
-            kept = _kept.get((self._device, size))
+            kept = _kept.get((self._owner, size))
             if not kept:
                 return None
             _kept_bytes -= size

@@ -150,6 +150,9 @@ def all_reduce(
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         if size > 1:
             pipeline.all_reduce(_make_link(inner, compression, used), elements, average, feedback)
+        elif feedback is not None:  # of a world with more ranks
+            elements.add_(feedback.local)
+            feedback.local.zero_()
 
     return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
 

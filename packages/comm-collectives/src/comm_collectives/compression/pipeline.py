@@ -133,7 +133,7 @@ def reduce_scatter(
     link: Link, output: torch.Tensor, slices: Sequence[torch.Tensor], average: bool, feedback: Feedback | None
 ) -> None:
     """Overwrite ``output``, (m,), with the sum or average of this rank's entry of every rank's ``slices``."""
-    counts = "x".join(str(one.numel()) for one in slices) if len(slices) < 9 else str(sum(map(len, slices)))
+    counts = "x".join(str(one.numel()) for one in slices)
     targets = [output if rank == link.rank else output[:0] for rank in range(link.size)]
     _reduce(link, slices, targets, average, feedback, f"reduce_scatter{_of(average)} of {counts} {output.dtype}", False)
 

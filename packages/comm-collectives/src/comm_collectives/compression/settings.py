@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from comm_collectives.compression.pipeline import Feedback
 from comm_collectives.compression.registry import codec_names, make_codec
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
+from comm_utils.log import logger
 
 __all__ = ["POWERSGD", "Compression", "as_compression", "forget_states"]
 
 POWERSGD = "powersgd"
-# Of tensors without a name, whose state goes when there are more.
-_MOST_UNNAMED = 4096
+# So many states that were used once and then lost with their memory tell that a program frees its tensors.
+_SUSPICIOUS = 8
 _State = Feedback | LowRank
 
 
@@ -28,8 +30,8 @@ class Compression:
     """A way to compress what collectives send, and what its encodings have lost so far.
 
     Give it to a call as ``compression=``. With error feedback, what a call loses is added to what the next one sends.
-    That belongs to one tensor: to the one at the same address with as many elements, or to the name of :meth:`of`,
-    which is what can be saved.
+    That belongs to one tensor: to the name of :meth:`of`, which can be saved, or else to a place in memory that is not
+    freed between two calls.
 
     Args:
         method: ``"fp16" "bf16" "fp8" "fp8_e4m3" "fp8_e5m2" "int8" "int4" "onebit" "topk" "powersgd"``, or a codec that
@@ -73,8 +75,8 @@ class Compression:
         if needed and error_feedback is False:
             raise ArgumentError(f"compression: {method} is of no use without error feedback; leave it on")
         self.error_feedback = needed if error_feedback is None else bool(error_feedback)
-        self._states: dict[Any, _State] = {}
-        self._lock = threading.Lock()
+        self._states: dict[str, _State] = {}
+        self._unnamed = _ByMemory()
         self._name: str | None = None
 
     def __repr__(self) -> str:
@@ -125,11 +127,8 @@ class Compression:
         state.average = average
         return state
 
-    def _key(self, place: torch.Tensor, count: int) -> Any:
-        return self._name or (place.data_ptr(), count)
-
     def _state(self, place: torch.Tensor, count: int) -> _State | None:
-        state = self._states.get(self._key(place, count))
+        state = self._unnamed.get(place, count) if self._name is None else self._states.get(self._name)
         if state is not None and state.local.numel() != count:
             raise ArgumentError(
                 f"compression: the error feedback of {self._name!r} is that of {state.local.numel()} elements; got a "
@@ -140,25 +139,24 @@ class Compression:
         return state
 
     def _keep(self, place: torch.Tensor, count: int, state: _State) -> None:
-        with self._lock:
-            self._states[self._key(place, count)] = state
-            unnamed = [key for key in self._states if not isinstance(key, str)]
-            if len(unnamed) > _MOST_UNNAMED:
-                del self._states[unnamed[0]]
+        if self._name is None:
+            self._unnamed.keep(place, count, state)
+        else:
+            self._states[self._name] = state
 
     def reset(self) -> None:
         """Forget what encodings have lost."""
         self._states.clear()
+        self._unnamed.clear()
 
     # --- saving
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this rank, of tensors that have a name; copies."""
         found: dict[str, Any] = {}
-        for key, state in self._states.items():
-            if isinstance(key, str):
-                other = state.reduced if isinstance(state, Feedback) else state.factor
-                found[key] = {"local": state.local.clone(), "other": other.clone(), "average": state.average}
+        for name, state in self._states.items():
+            other = state.reduced if isinstance(state, Feedback) else state.factor
+            found[name] = {"local": state.local.clone(), "other": other.clone(), "average": state.average}
         return {"compression": repr(self), "tensors": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,11 +170,11 @@ class Compression:
                 f"Compression.load_state_dict: got the state of {state.get('compression')!r}; expected that of {self!r}"
             )
         kind = LowRank if self.codec is None else Feedback
-        loaded: dict[Any, _State] = {
+        loaded: dict[str, _State] = {
             name: kind(_loaded(saved["local"]).view(-1), _loaded(saved["other"]), bool(saved["average"]))
             for name, saved in state["tensors"].items()
         }
-        self._states.clear()
+        self.reset()
         self._states.update(loaded)
 
     @staticmethod
@@ -210,6 +208,50 @@ class Compression:
                 other = first["other"].clone() if is_low_rank else torch.zeros(0)
                 found[rank]["tensors"][name] = {"local": local[rank], "other": other, "average": first["average"]}
         return found
+
+
+class _ByMemory:
+    """States of tensors without a name, each as long as the memory of its tensor exists."""
+
+    def __init__(self) -> None:
+        # By storage, place in it and number of elements; and how often each was used.
+        self._states: dict[tuple[int, int, int], tuple[_State, list[int]]] = {}
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._used_once = 0
+
+    def __reduce__(self) -> tuple[type[_ByMemory], tuple[()]]:
+        """Copy nothing: a copy, in this process or another, meets other tensors."""
+        return _ByMemory, ()
+
+    def get(self, place: torch.Tensor, count: int) -> _State | None:
+        found = self._states.get((id(place.untyped_storage()), int(place.storage_offset()), count))
+        if found is None:
+            return None
+        found[1][0] += 1
+        return found[0]
+
+    def keep(self, place: torch.Tensor, count: int, state: _State) -> None:
+        storage = place.untyped_storage()
+        if id(storage) not in self._alive:
+            self._alive[id(storage)] = weakref.ref(storage, partial(self._freed, id(storage)))
+        self._states[id(storage), int(place.storage_offset()), count] = state, [1]
+
+    def clear(self) -> None:
+        self._states.clear()
+        self._alive.clear()
+
+    def _freed(self, storage: int, _: object) -> None:
+        self._alive.pop(storage, None)
+        for key in [key for key in self._states if key[0] == storage]:
+            _, (uses,) = self._states.pop(key)
+            self._used_once += uses == 1
+        if self._used_once == _SUSPICIOUS:
+            self._used_once += 1
+            logger.warning(
+                "compression: the memory of %d tensors was freed after one call, and with it what error feedback kept; "
+                "name them with Compression.of(name), or keep them, as zero_grad(set_to_none=False) does for gradients",
+                _SUSPICIOUS,
+            )
 
 
 def _zeros(count: int, device: torch.device) -> torch.Tensor:
