@@ -404,7 +404,7 @@ def test_a_stopped_rank_is_named(pools: Pools) -> None:
     for rank, (found, printed) in enumerate(results):
         worst = found["stragglers"][0]
         assert worst["rank"] == 1
-        assert worst["last"] >= 8
+        assert worst["last"] >= 6
         assert worst["caused_ms"] > 3 * 8 * 40
         assert worst["typical_late_ms"] > 30
         assert found["stragglers"] == results[0][0]["stragglers"]
