@@ -34,7 +34,7 @@ def check_world(**options: Any) -> tuple[str, list[str]]:
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("comm").addHandler(handler)
     try:
-        dist.init_distributed(verbose=False, timeout=20 * patience(), **options)
+        dist.init_distributed(verbose=False, timeout=60, **options)
         dist.init_distributed(verbose=False, **options)
         rank, size = dist.get_rank(), dist.get_world_size()
         tensor = torch.arange(3.0) + rank
@@ -65,7 +65,7 @@ def without_comm_backend_ccl() -> None:
     """What each rank does where comm-backend-ccl is not installed."""
     assert importlib.util.find_spec("comm_backend_ccl") is None
     # Of groups beside a world on gloo: by the name that they register, and as they are.
-    dist.init_distributed("gloo", verbose=False, timeout=20 * patience())
+    dist.init_distributed("gloo", verbose=False, timeout=60)
     with pytest.raises(dist.BackendUnavailableError, match="backend 'cll' is not known to torch"):
         dist.new_group(backend="cll")
     assert BINDINGS not in sys.modules
@@ -122,7 +122,7 @@ def bring_along() -> None:
 
 def name_them_beside_ccl() -> None:
     bring_along()
-    dist.init_distributed("gloo", verbose=False, timeout=20 * patience())
+    dist.init_distributed("gloo", verbose=False, timeout=60)
     check_group("ccl")  # comm-backend-ccl's
     with pytest.raises(dist.BackendUnavailableError) as caught:
         dist.new_group(backend=BINDINGS)
