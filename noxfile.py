@@ -121,7 +121,16 @@ NEWEST_TESTS = [
     *COMMAND_TESTS,
     *(
         f"tests-integration/test_{name}.py"
-        for name in ("doctor", "init_distributed", "interoperability", "management", "shared_memory", "with_torch")
+        for name in (
+            "coalescing",
+            "compression",
+            "doctor",
+            "init_distributed",
+            "interoperability",
+            "management",
+            "shared_memory",
+            "with_torch",
+        )
     ),
 ]
 
