@@ -21,6 +21,7 @@ import torch.distributed as c10d
 
 import comm_orchestrator as dist
 from comm_collectives.recorded.backend import RecordingBackend
+from comm_orchestrator.rendezvous import join
 from comm_utils import active
 from comm_utils.testing import RankPool, patience, per_rank
 
@@ -468,9 +469,34 @@ def test_4_rank_that_does_not_come(bare_pools: Pools, tmp_path: Path, scheme: st
         assert f"rank {1 - present} of 2 did not come within 0.5 s (rank {present} on " in text
         assert "check that it was started" in text
     assert took_s < 0.5 + 2 * patience()
-    # That attempt leaves nothing behind on either side, once late ranks have had their time to hear of it.
-    time.sleep(4)
+    # That attempt leaves nothing behind on either side.
     assert [entry[:2] for entry in bare_pools(2).run(run_variables)] == [(0, 2), (1, 2)]
+
+
+def begin_anew(holds_store: bool, given_up: Path) -> tuple[int, int]:
+    """Start after a start that rank 0 gave up, with rank 0 the later one; return rank and world size."""
+    kept = []
+    if os.environ["RANK"] == "0":
+        with pytest.MonkeyPatch.context() as patch:
+            if holds_store:
+                patch.setattr(join, "_release_frames", lambda error: None)
+            try:
+                dist.init_distributed("gloo", verbose=False, config={"timeouts": {"init_s": 0.5}})
+            except dist.CommTimeoutError as error:
+                kept.append(error)
+        assert "rank 1 of 2 did not come within 0.5 s" in str(kept[0])
+        given_up.touch()
+        time.sleep(1)
+    while not given_up.exists():
+        time.sleep(0.01)
+    with world("gloo"):
+        return dist.get_rank(), dist.get_world_size()
+
+
+@pytest.mark.parametrize("holds_store", [False, True])
+def test_a_start_after_one_that_was_given_up(bare_pools: Pools, tmp_path: Path, holds_store: bool) -> None:
+    """Rank 1 waits for the new start, also where the error that the program keeps holds the store of the first."""
+    assert bare_pools(2).run(begin_anew, holds_store, tmp_path / "given_up") == [(0, 2), (1, 2)]
 
 
 # --- 5. which backend

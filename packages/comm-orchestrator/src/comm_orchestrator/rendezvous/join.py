@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import timedelta
@@ -46,11 +47,13 @@ class RendezvousResult:
 
     Attributes:
         launch: with what the launcher did not say about hosts.
+        host_of: the host of each rank, as a number.
         peer: an address of another host; None where all ranks are on this one.
         device_type, device_index: what this rank is to compute on.
     """
 
     launch: LaunchInfo
+    host_of: Sequence[int]
     choice: selector.Choice
     point: RendezvousPoint
     peer: str | None
@@ -91,7 +94,7 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
     addresses = agreed["addresses"]
     others = [address for host, address in enumerate(addresses) if host != launch.node_rank and address is not None]
     peer = others[0] if others else (launch.master_addr or "") if len(addresses) > 1 else None
-    return RendezvousResult(launch, choice, point, peer, kind, agreed["devices"][launch.rank])
+    return RendezvousResult(launch, agreed["host_of"], choice, point, peer, kind, agreed["devices"][launch.rank])
 
 
 def _meet_within(
@@ -129,7 +132,15 @@ def _meet_within(
         ) from outcome
     finally:
         points.clear()
+        _release_frames(outcome)
         del outcome  # an error that its own traceback keeps alive would keep the store alive
+
+
+def _release_frames(error: BaseException | None) -> None:
+    """Drop what the frames of a failed rendezvous hold: whoever keeps the error would keep the store listening."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def report_to_peers(

@@ -59,6 +59,7 @@ class RendezvousPoint:
         seal: signs and checks the records, where the ranks share a secret.
         agreed: called by one rank when all agreed.
         failed: called by each rank after it has read why they cannot go on.
+        given_up: called by the rank that hosts the store when it stops waiting for others to read that.
     """
 
     store: Store
@@ -69,6 +70,7 @@ class RendezvousPoint:
     seal: Seal = field(default_factory=Seal)
     agreed: Callable[[], None] = _nothing
     failed: Callable[[], None] = _nothing
+    given_up: Callable[[], None] = _nothing
 
 
 class Deadline:
@@ -292,6 +294,7 @@ def rendezvous(
         acknowledged = _counted(store, "acknowledged", 1)
     if point.hosted and acknowledged:
         _wait_until_acknowledged(store, acknowledged, mine.world_size, min(deadline.left_s(), _EARLY_GRACE_S))
+        point.given_up()
     kind = getattr(comm_utils.errors, str(verdict["kind"]), None)
     if not (isinstance(kind, type) and issubclass(kind, CommError)):
         kind = LaunchError

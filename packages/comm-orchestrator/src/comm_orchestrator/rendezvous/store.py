@@ -206,7 +206,11 @@ def _host(address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes
         secret = share_secret(identity)
         server["secret"] = "none" if secret is None else "file"
     seal = Seal(secret, _scope(address.port or store.port))
-    store.set(_GREETING, seal.sign(_GREETING, server))
+
+    def greet(ended: bool) -> None:
+        store.set(_GREETING, seal.sign(_GREETING, {**server, "ended": ended}))
+
+    greet(ended=False)
     return RendezvousPoint(
         _world_of(server, store),
         True,
@@ -214,6 +218,7 @@ def _host(address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes
         f"at {address}",
         lambda: unreachable_reason(address.host, store.port),
         seal.scoped(identity),
+        given_up=lambda: greet(ended=True),
     )
 
 
@@ -264,6 +269,7 @@ def _join(
     address: _Address, launch: LaunchInfo, limit: timedelta, deadline: Deadline, secret: bytes | None
 ) -> RendezvousPoint:
     who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
+    patience: Deadline | None = None
     while True:
         try:
             own = wait_for_listener(address.host, address.port, deadline, address.source)
@@ -285,6 +291,12 @@ def _join(
                 f"{who}: the store at {address} belongs to another job ({server['job']}, pid {server['pid']} on "
                 f"{server['host']}; this is {launch.job_id}); {_REMEDY}"
             )
+        if server.get("ended", False) and server["id"] != _Process.server:
+            # Rank 0 gave up waiting for ranks such as this one. It may begin anew; else they hear why it did.
+            patience = patience or Deadline(min(_CLOSING_S, deadline.left_s()))
+            if patience.pause(None):
+                del store
+                continue
         if server["id"] != _Process.server:
             try:
                 seal = _authenticated(store, server, address, launch, secret)
@@ -313,6 +325,7 @@ def _greeting(store: Store, deadline: Deadline) -> dict[str, Any] | None:
         isinstance(found, dict)
         and all(isinstance(found.get(name), str) for name in ("id", "host", "secret"))
         and type(found.get("pid")) is int
+        and type(found.get("ended", False)) is bool
         and isinstance(found.get("job", 0), str | None)
     )
     if not well_formed:
