@@ -63,7 +63,7 @@ def train(options: dict[str, Any] | None, seed: int, epochs: int, lr: float) -> 
                 dist.all_reduce(parameter.grad, "avg", compression=compression and compression.of(name))
             optimizer.step()
     share = 2 * (world_size - 1) / world_size  # of an uncompressed all_reduce
-    sent = sum(row.calls * (row.wire_bytes if row.codec else round(share * row.size_bytes)) for row in dist.log_rows())
+    sent = sum(row.calls * (row.wire_bytes if row.method else round(share * row.size_bytes)) for row in dist.log_rows())
     with torch.no_grad():
         output = model(images[held_out])
         loss = torch.nn.functional.cross_entropy(output, labels[held_out])

@@ -14,10 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import re
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -25,23 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from measuring import MIB, interval, machine, named
+from shaped_hosts import RATES, acknowledged_bytes, run_ranks, spelled
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "compression.md"
 BEGIN, END = "<!-- begin: python benchmarks/compression.py --write -->", "<!-- end -->"
 #: Of which sums keep something of every element; ``error`` is relative to the largest of the sum.
 CODECS = ("fp16", "bf16", "fp8", "int8", "int4", "onebit", "topk", "powersgd")
-PORT = 29400
-#: What ``tbf`` lets through between two ticks of the kernel's clock.
-BURST = {"1gbit": "500kb", "10gbit": "5mb"}
-
-
-def acknowledged_bytes() -> int:
-    """Return the bytes that this host's connections over its network have delivered."""
-    listed = subprocess.run(["ss", "-tinH"], capture_output=True, text=True, check=True).stdout
-    connections = re.split(r"\n(?=\S)", listed)
-    remote = [text for text in connections if "127.0.0.1" not in text.split("\n")[0]]
-    return sum(int(found) for text in remote for found in re.findall(r"bytes_acked:(\d+)", text))
 
 
 def rank_main(size_bytes: int, rounds: int) -> None:
@@ -87,54 +74,9 @@ def rank_main(size_bytes: int, rounds: int) -> None:
 
 def measured(rate: str, ranks_per_host: int, size_bytes: int, rounds: int) -> dict[str, dict[str, Any]]:
     """Return times, bytes and errors by codec on a link of ``rate``."""
-    sys.path.insert(0, str(ROOT / "tests-integration"))
-    from launchers.hosts import missing, two_hosts
-
-    if missing():
-        raise SystemExit(missing())
-    cores = sorted(os.sched_getaffinity(0))
-    with two_hosts("compression-a", "compression-b") as hosts:
-        for host in hosts:
-            shape = [
-                "tc",
-                "qdisc",
-                "add",
-                "dev",
-                "eth0",
-                "root",
-                "tbf",
-                "rate",
-                rate,
-                "burst",
-                "256kb",
-                "latency",
-                "50ms",
-            ]
-            subprocess.run(host.command(shape).arguments, check=True)
-        ranks = []
-        for rank in range(2 * ranks_per_host):
-            host = hosts[rank // ranks_per_host]
-            program = [sys.executable, __file__, "--as-rank", "--size", str(size_bytes), "--rounds", str(rounds)]
-            environment = {
-                "RANK": str(rank),
-                "WORLD_SIZE": str(2 * ranks_per_host),
-                "LOCAL_RANK": str(rank % ranks_per_host),
-                "LOCAL_WORLD_SIZE": str(ranks_per_host),
-                "MASTER_ADDR": hosts[0].address,
-                "MASTER_PORT": str(PORT),
-                "GLOO_SOCKET_IFNAME": "eth0",
-                "COMM_JOB_SECRET": "of-a-benchmark-on-one-machine-alone",
-                "OMP_NUM_THREADS": "1",
-            }
-            pinned = ["taskset", "--cpu-list", str(cores[rank // ranks_per_host % len(cores)])]
-            command = host.command([*pinned, *program]).arguments
-            ranks.append(
-                subprocess.Popen(command, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
-            )
-        outputs = [one.communicate()[0] for one in ranks]
-        if any(one.returncode for one in ranks):
-            raise SystemExit(f"exit statuses {[one.returncode for one in ranks]}")
-    found: dict[str, dict[str, Any]] = json.loads(outputs[0].splitlines()[-1])
+    host_of = [0] * ranks_per_host + [1] * ranks_per_host
+    output = run_ranks(rate, host_of, [__file__, "--as-rank", "--size", str(size_bytes), "--rounds", str(rounds)])
+    found: dict[str, dict[str, Any]] = json.loads(output.splitlines()[-1])
     return found
 
 
@@ -151,7 +93,7 @@ def ratio(found: dict[str, dict[str, Any]], name: str, rounds: int) -> tuple[flo
 def table(rate: str, ranks_per_host: int, size_bytes: int, found: dict[str, dict[str, Any]]) -> str:
     rounds, ranks = len(found["float32"]["s"]), "one rank" if ranks_per_host == 1 else f"{ranks_per_host} ranks"
     lines = [
-        f"Two hosts with {ranks} each, {rate.replace('bit', ' bit').replace('g ', ' G')}/s, {named(size_bytes)}:",
+        f"Two hosts with {ranks} each, {spelled(rate)}, {named(size_bytes)}:",
         "",
         "| codec | ms | times as fast (lower end) | MiB a host sent | largest error / largest sum |",
         "|---|---:|---:|---:|---:|",
@@ -167,7 +109,7 @@ def table(rate: str, ranks_per_host: int, size_bytes: int, found: dict[str, dict
 
 def main(arguments: list[str] | None = None, write: Callable[[str], object] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", nargs="+", choices=BURST, default=list(BURST), help="of the link")
+    parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES), help="of the link")
     parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--size", type=int, default=64 * MIB, help="bytes of the tensor")
     parser.add_argument("--rounds", type=int, default=7)

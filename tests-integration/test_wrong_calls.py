@@ -88,6 +88,7 @@ def test_every_function_is_covered() -> None:
         "destroy_process_group",
         "empty_shared",  # in test_shared_memory.py
         "set_compression",  # test_compression
+        "set_hierarchical",  # test_hierarchical
         "shared_memory_stats",
         "enable_symm_mem_for_group",
         # in test_comms_logger.py

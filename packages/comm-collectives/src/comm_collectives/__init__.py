@@ -22,6 +22,7 @@ from comm_collectives.groups import (
     monitored_barrier,
     new_group,
 )
+from comm_collectives.hierarchical import set_hierarchical
 from comm_collectives.instrumentation import bare_backend, instrument, instrumented, labelled
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from comm_collectives.reduce_scatter import reduce_scatter, reduce_scatter_tensor
@@ -76,6 +77,7 @@ __all__ = [
     "scatter",
     "send",
     "set_compression",
+    "set_hierarchical",
     "shared_memory_stats",
     "split_group",
 ]

@@ -12,6 +12,7 @@ from comm_collectives import reduction
 from comm_collectives.annotations import Group, Op, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.collective import collective
+from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import as_bytes, concatenate, contiguous_elements, copyable, memory_view, overlapping
 from comm_collectives.reduction import encoding_for
 from comm_collectives.work import Completed, deliver
@@ -81,7 +82,8 @@ def all_reduce_coalesced(
     works, finishes = [], []
     for parts in kinds.values():
         joined = concatenate(parts) if len(parts) > 1 else parts[0]
-        works.append(reduction.all_reduce(backend, joined, reduce_op, group, async_op))
+        view = with_hierarchy("all_reduce", backend, group, joined.nbytes, joined.device)
+        works.append(reduction.all_reduce(view, joined, reduce_op, group, async_op))
         if len(parts) > 1:
             finishes.append(_splitter(joined, parts))
     return deliver(works, _all_of(finishes), list(tensors), async_op)
@@ -178,6 +180,7 @@ def all_gather_coalesced(
                 for target, part in zip(output, parts, strict=True):
                     copyable(target.detach()).copy_(part.view(target.shape))
 
+    backend = with_hierarchy("all_gather_into_tensor", backend, group, received.nbytes, sent.device)
     work = backend.all_gather_into_tensor(received.view(-1), sent, group, async_op)
     return deliver([work], finish, list(given), async_op)
 
@@ -276,7 +279,8 @@ def reduce_scatter_coalesced(
         parts = [math.ceil(tensors[position].numel() / W) for position in positions]
         joined = interleave([contiguous_elements(tensors[position]) for position in positions], parts, W)
         output = joined.new_empty(sum(parts))
-        works.append(reduction.reduce_scatter_tensor(backend, output, joined, reduce_op, group, async_op, call))
+        view = with_hierarchy("reduce_scatter_tensor", backend, group, joined.nbytes, joined.device)
+        works.append(reduction.reduce_scatter_tensor(view, output, joined, reduce_op, group, async_op, call))
         for position, part, piece in zip(positions, parts, torch.split(output, parts), strict=True):
             results[position] = piece[: max(0, min(part, tensors[position].numel() - rank * part))]
     return deliver(works, None, results, True) if async_op else results

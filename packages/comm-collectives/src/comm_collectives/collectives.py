@@ -21,6 +21,7 @@ from comm_collectives.annotations import Compressing, Group, Op, Timeout
 from comm_collectives.arguments import check_tensor, enter, group_rank_of, integer
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
+from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, as_bytes, contiguous, copy_back
 from comm_collectives.work import deliver
 from comm_utils.backend import Work
@@ -106,6 +107,7 @@ def _all_reduce(
     chosen = compressed.chosen(name, compression, tensor, reduce_op, group)
     if chosen is not None:
         return compressed.all_reduce(name, backend, tensor, reduce_op, group, async_op, chosen)
+    backend = with_hierarchy("all_reduce", backend, group, tensor.nbytes, tensor.device)
     native = (reduce_op, tensor.dtype) in backend.capabilities(group, tensor.device.type).reductions
     if native and tensor.is_contiguous():
         return backend.all_reduce(tensor, op, group, async_op)
@@ -272,6 +274,7 @@ def broadcast(
     position = group_rank_of("broadcast", "src", backend, group, src, group_src)
     is_src = backend.get_rank(group) == position
     check_tensor("broadcast", "tensor", tensor, backend, group, written=not is_src)
+    backend = with_hierarchy("broadcast", backend, group, tensor.nbytes, tensor.device)
     native = backend.capabilities(group, tensor.device.type).dtypes
     if is_src:
         work = backend.broadcast(as_bytes(contiguous(tensor), native), None, group, async_op, position)

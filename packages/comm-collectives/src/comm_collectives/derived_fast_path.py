@@ -9,6 +9,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.compression import calls as compressed
+from comm_collectives.hierarchy.choice import limit_of
 from comm_collectives.memory import concatenate
 from comm_collectives.reduction import fold
 from comm_utils.backend import Backend
@@ -26,10 +27,11 @@ def fast_path_of(
 ) -> FastPath | None:
     """Return the backend's fast path of ``operation``, or one made of others of its; None where there is none.
 
-    Where calls are compressed by default, it serves those that are too small for that.
+    Where calls are compressed by default, or hierarchical, it serves those that are too small for that.
     """
-    found = _uncompressed_fast_path(backend, operation, detail, group, async_op)
-    limit = compressed.threshold(operation, group)
+    found = _flat_fast_path(backend, operation, detail, group, async_op)
+    limits = compressed.threshold(operation, group), limit_of(backend, operation, group)
+    limit = min((one for one in limits if one is not None), default=None)
     if found is None or limit is None:
         return found
     fast = found
@@ -47,7 +49,7 @@ def _bytes(tensors: Any) -> int:
     return tensors.nbytes if isinstance(tensors, torch.Tensor) else 0
 
 
-def _uncompressed_fast_path(
+def _flat_fast_path(
     backend: Backend, operation: str, detail: object, group: ProcessGroup | None, async_op: bool
 ) -> FastPath | None:
     found = backend.fast_path(operation, detail, group, async_op)

@@ -20,6 +20,7 @@ from comm_collectives.arguments import (
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
 from comm_collectives.compression.settings import Compression
+from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, as_bytes, contiguous_elements, copy_back, copy_if_overlapping
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
@@ -142,6 +143,7 @@ def all_gather(
     sent = as_bytes(_copy_if_overlapping_any(contiguous_elements(tensor), buffers, backend.get_rank(group)), native)
     received = [as_bytes(buffer.memory, native) for buffer in buffers]
     if len({part.numel() for part in received}) == 1:
+        backend = with_hierarchy("all_gather", backend, group, W * tensor.nbytes, tensor.device)
         works = [backend.all_gather(received, sent, group, async_op)]
     else:
         works = _all_gather_uneven(backend, received, sent, group, async_op)
@@ -187,6 +189,7 @@ def _all_gather_one(
         )
         return finished if async_op else parts
     sent, received = as_bytes(contiguous_elements(tensor), native), as_bytes(gathered.view(-1), native)
+    backend = with_hierarchy("all_gather_into_tensor", backend, group, gathered.nbytes, tensor.device)
     work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], None, parts, True) if async_op else parts
 
@@ -270,6 +273,7 @@ def all_gather_into_tensor(
         return compressed.all_gather(
             call, backend, targets, source, group, async_op, chosen, buffer.copy_back, output_tensor
         )
+    backend = with_hierarchy(call, backend, group, buffer.memory.nbytes, input_tensor.device)
     sent, received = as_bytes(source, native), as_bytes(buffer.memory, native)
     work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], copy_back([buffer]), output_tensor, async_op)

@@ -20,6 +20,9 @@ from comm_collectives.arguments import as_timedelta, describe, enter, integer, i
 from comm_collectives.collective import collective
 from comm_collectives.compression import background
 from comm_collectives.compression.defaults import forget_defaults
+from comm_collectives.hierarchy.choice import forget_settings
+from comm_collectives.hierarchy.layout import set_hosts
+from comm_collectives.hierarchy.plan import forget_plans
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_utils.active import slot
 from comm_utils.errors import (
@@ -58,6 +61,9 @@ def forget_groups() -> None:
     _made.clear()
     forget_defaults()
     background.forget()
+    forget_plans()
+    forget_settings()
+    set_hosts(None)
 
 
 def get_rank(group: Group = None) -> int:
@@ -312,8 +318,8 @@ def destroy_process_group(group: Group = None) -> None:
         forget_groups()
     else:
         own = background.forget(group)
-        if own is not None:
-            backend.destroy_process_group(own)
+        for made in (*([] if own is None else [*forget_plans(own), own]), *forget_plans(group)):
+            backend.destroy_process_group(made)
     backend.destroy_process_group(group)
 
 

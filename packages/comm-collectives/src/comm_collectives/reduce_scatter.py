@@ -11,6 +11,7 @@ from comm_collectives.annotations import Compressing, Group, Op, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
+from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, contiguous_elements, copy_if_overlapping
 from comm_collectives.work import After, run
 from comm_utils.backend import Work
@@ -101,6 +102,7 @@ def reduce_scatter(
             buffer.copy_back,
             next((one for one in input_list if one.numel()), output),
         )
+    backend = with_hierarchy("reduce_scatter_tensor", backend, group, size_bytes, output.device)
     work = reduction.reduce_scatter(backend, buffer.memory, input_list, reduce_op, group, async_op)
     return _deliver_staged(work, buffer, output, async_op)
 
@@ -191,6 +193,7 @@ def _reduce_scatter_tensor(
         return compressed.reduce_scatter(
             call, backend, buffer.memory, slices, input, reduce_op, group, async_op, chosen, buffer.copy_back, input
         )
+    backend = with_hierarchy("reduce_scatter_tensor", backend, group, source.nbytes, input.device)
     work = reduction.reduce_scatter_tensor(backend, buffer.memory, source, reduce_op, group, async_op, call)
     return _deliver_staged(work, buffer, output, async_op)
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from comm_config.models import (
         CommConfig,
         CommsLoggerConfig,
+        HierarchicalConfig,
         LaunchConfig,
         ObjectsConfig,
         ProcessGroupConfig,
@@ -29,6 +30,7 @@ __all__ = [
     "CompressionConfig",
     "ConfigError",
     "GlooConfig",
+    "HierarchicalConfig",
     "LaunchConfig",
     "NcclConfig",
     "NetworkConfig",
@@ -53,6 +55,7 @@ _MODULES = {
     "models": (
         "CommConfig",
         "CommsLoggerConfig",
+        "HierarchicalConfig",
         "LaunchConfig",
         "ObjectsConfig",
         "ProcessGroupConfig",

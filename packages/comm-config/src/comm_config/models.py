@@ -15,6 +15,7 @@ from comm_config.network import NetworkConfig
 __all__ = [
     "CommConfig",
     "CommsLoggerConfig",
+    "HierarchicalConfig",
     "LaunchConfig",
     "ObjectsConfig",
     "ProcessGroupConfig",
@@ -126,6 +127,15 @@ class ObjectsConfig(Section):
     max_bytes: Positive = Field(default=2**30, description="Largest encoded object that is accepted, in bytes.")
 
 
+class HierarchicalConfig(Section):
+    """Collectives of groups that span hosts, in steps within hosts and steps between them."""
+
+    enabled: bool = Field(default=True, description="Let collectives go in such steps.")
+    min_size_bytes: Annotated[int, Field(ge=0), not_a_flag] | None = Field(
+        default=None, description="Size from which on they do; null for that at which they are measured to be faster."
+    )
+
+
 class CommConfig(Section):
     """Settings of distributed communication."""
 
@@ -143,6 +153,9 @@ class CommConfig(Section):
         default_factory=NetworkConfig, description="Interfaces, and the variables of NCCL, gloo and oneCCL."
     )
     objects: ObjectsConfig = Field(default_factory=ObjectsConfig, description="Python objects sent between ranks.")
+    hierarchical: HierarchicalConfig = Field(
+        default_factory=HierarchicalConfig, description="Collectives in steps within hosts and between them."
+    )
     communication_data_type: DataType | None = Field(
         default=None,
         description="Data type in which float tensors travel; 'fp32' or null for their own.",

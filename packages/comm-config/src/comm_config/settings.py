@@ -32,6 +32,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "trace": None,
     },
     "objects": {"allow_pickle": False, "max_bytes": 1 << 30},
+    "hierarchical": {"enabled": True, "min_size_bytes": None},
 }
 _VARIABLES = ("COMM_", "DEEPSPEED_TIMEOUT")
 _PLAIN: Mapping[str, Callable[[Any], bool]] = {

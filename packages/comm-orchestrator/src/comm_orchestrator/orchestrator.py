@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,10 +63,16 @@ class InitOptions:
 
 @dataclass(frozen=True)
 class InitResult:
-    """The facts that ``init_distributed`` found and the settings that it chose."""
+    """The facts that ``init_distributed`` found and the settings that it chose.
+
+    Attributes:
+        fresh: the world is new to this package.
+        host_of: the host of each rank, as a number; None where that is not known.
+    """
 
     config: comm_config.Settings
     fresh: bool
+    host_of: Sequence[int] | None = None
 
 
 class _Current:
@@ -156,11 +162,11 @@ def initialize(options: InitOptions) -> InitResult:
             "or leave dist_init_required out"
         )
     try:
-        _start(options, settings)
+        host_of = _start(options, settings)
     except BaseException:
         remember_rank(None)
         raise
-    return InitResult(settings, fresh=True)
+    return InitResult(settings, fresh=True, host_of=host_of)
 
 
 def _settings(options: InitOptions) -> comm_config.Settings:
@@ -207,7 +213,8 @@ def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
         )
 
 
-def _start(options: InitOptions, settings: comm_config.Settings) -> None:
+def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int]:
+    """Start a new world; return the host of each rank."""
     collective_s, start_s = settings.timeouts.collective_s, settings.timeouts.init_s
     timeout = timedelta(seconds=collective_s) if collective_s is not None else None
     start_up = timedelta(seconds=start_s) if start_s is not None else timeout or _START_UP_TIMEOUT
@@ -234,6 +241,7 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> None:
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", headline(choice, launch))
         logger.debug("%s", describe(choice, launch, settings, joined.point.description))
+    return joined.host_of
 
 
 def _check_limits(rank: int) -> None:

@@ -186,12 +186,12 @@ class _Kind(NamedTuple):
     size_bytes: int
     ranks: tuple[int, ...]
     caller: str
-    codec: str
+    method: str
     wire_bytes: int
 
 
 def _kind(row: Row) -> _Kind:
-    return _Kind(row.name, row.operation, row.size_bytes, row.ranks, row.caller, row.codec, row.wire_bytes)
+    return _Kind(row.name, row.operation, row.size_bytes, row.ranks, row.caller, row.method, row.wire_bytes)
 
 
 def _attributes(kind: _Kind, rank: int | None) -> dict[str, str | int]:
@@ -206,7 +206,7 @@ def _attributes(kind: _Kind, rank: int | None) -> dict[str, str | int]:
         found["comm.rank"] = rank
     if kind.caller:
         found["code.function.name"] = kind.caller
-    if kind.codec:
-        found["comm.codec"] = kind.codec
+    if kind.method:
+        found["comm.method"] = kind.method
         found["comm.wire_bytes"] = kind.wire_bytes
     return found

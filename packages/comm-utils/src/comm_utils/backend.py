@@ -191,6 +191,9 @@ class Backend(Protocol):
     def check_group(self, group: ProcessGroup | None = None) -> None:
         """Raise ``BrokenGroupError`` if ``group`` failed, ``NotInitializedError`` if it no longer exists."""
 
+    def mark_broken(self, group: ProcessGroup | None, reason: str) -> None:
+        """Have :meth:`check_group` raise ``BrokenGroupError``: a call of several operations failed in one of them."""
+
     def empty_shared(
         self, shape: Sequence[int], dtype: torch.dtype | None = None, group: ProcessGroup | None = None
     ) -> torch.Tensor:

@@ -99,15 +99,25 @@ _made: Counter[tuple[int, ...]] = Counter()
 
 
 def start(
-    name: str, backend: Backend, group: ProcessGroup | None, call: Callable[[ProcessGroup], None], result: Any
+    name: str,
+    backend: Backend,
+    group: ProcessGroup | None,
+    call: Callable[[ProcessGroup], None],
+    result: Any,
+    prepare: Callable[[ProcessGroup], object] | None = None,
 ) -> BackgroundWork:
     """Start ``call``, which gets the group to communicate in, after those of ``group`` that were started before.
 
     The first call of a group makes that group, on all of its ranks.
+
+    Args:
+        prepare: called with that group before, in the caller's thread, which makes groups in the order of all ranks.
     """
     worker = _workers.get(group)
     if worker is None:
         worker = _workers[group] = _Worker(_same_ranks(backend, group))
+    if prepare is not None:
+        prepare(worker.group)
     work = BackgroundWork(name, result)
     worker.start(call, work)
     return work

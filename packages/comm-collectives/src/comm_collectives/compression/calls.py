@@ -9,13 +9,13 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction
-from comm_collectives.compression import background, low_rank, pipeline
+from comm_collectives.composed import run_composed
+from comm_collectives.compression import low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.defaults import default_of
 from comm_collectives.compression.pipeline import Link
 from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
 from comm_collectives.memory import memory_view
-from comm_collectives.work import Completed
 from comm_utils import operations
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
@@ -89,43 +89,6 @@ def _make_link(backend: Backend, compression: Compression, group: ProcessGroup |
     return Link(backend, group, compression.codec)
 
 
-def _run(
-    call: str,
-    backend: Backend,
-    group: ProcessGroup | None,
-    counted: torch.Tensor,
-    op: ReduceOp | None,
-    async_op: bool,
-    compression: Compression,
-    wire_bytes: int,
-    body: Callable[[Backend, ProcessGroup | None], None],
-    result: Any,
-) -> Work | None:
-    """Do ``body``, now or in the group's thread, and have it recorded as one call of the user's."""
-
-    def started(inner: Backend) -> Work | None:
-        if not async_op:
-            with torch.inference_mode():  # outside of it, tensors made inside of it cannot be written
-                body(inner, group)
-            return None
-        if counted.device.type != "cpu":  # what the current stream orders, another thread's would not
-            with torch.inference_mode():
-                body(inner, group)
-            return Completed(result)
-
-        def in_thread(own: ProcessGroup) -> None:
-            with torch.inference_mode():
-                body(inner, own)
-
-        return background.start(call, backend, group, in_thread, result)
-
-    observe = getattr(type(backend), "observe_compressed", None)
-    if observe is None:
-        return started(backend)
-    outcome: Work | None = observe(backend, call, group, counted, op, async_op, repr(compression), wire_bytes, started)
-    return outcome
-
-
 def all_reduce(
     call: str,
     backend: Backend,
@@ -154,7 +117,7 @@ def all_reduce(
             elements.add_(feedback.local)
             feedback.local.zero_()
 
-    return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
+    return run_composed(call, backend, group, tensor, op, async_op, repr(compression), wire_bytes, body, tensor)
 
 
 def _all_reduce_low_rank(
@@ -183,7 +146,7 @@ def _all_reduce_low_rank(
                 low_rank.all_reduce(reduce, tensor, elements, op is ReduceOp.AVG, size, compression.rank, state)
 
     wire_bytes = 2 * (size - 1) * 4 * count // size
-    return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
+    return run_composed(call, backend, group, tensor, op, async_op, repr(compression), wire_bytes, body, tensor)
 
 
 def reduce_scatter(
@@ -216,7 +179,7 @@ def reduce_scatter(
             output.copy_(slices[0])
         finish()
 
-    return _run(call, backend, group, counted, op, async_op, compression, wire_bytes, body, output)
+    return run_composed(call, backend, group, counted, op, async_op, repr(compression), wire_bytes, body, output)
 
 
 def all_gather(
@@ -242,7 +205,7 @@ def all_gather(
             targets[0].copy_(source)
         finish()
 
-    return _run(call, backend, group, source, None, async_op, compression, wire_bytes, body, result)
+    return run_composed(call, backend, group, source, None, async_op, repr(compression), wire_bytes, body, result)
 
 
 def all_to_all(
@@ -273,4 +236,4 @@ def all_to_all(
             plain(inner, used)
         finish()
 
-    return _run(call, backend, group, counted, None, async_op, compression, wire_bytes, body, result)
+    return run_composed(call, backend, group, counted, None, async_op, repr(compression), wire_bytes, body, result)

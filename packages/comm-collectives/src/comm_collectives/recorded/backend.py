@@ -43,24 +43,27 @@ class RecordingBackend(TimedCalls):
         call = self.inner.fast_path(operation, detail, group, async_op)
         return None if call is None else recorded_fast_path(self, operation, detail, group, async_op, call)
 
-    def observe_compressed(
+    def observe_composed(
         self,
         call: str,
         group: ProcessGroup | None,
         counted: torch.Tensor,
         op: object,
         async_op: bool,
-        codec: str,
+        method: str,
         wire_bytes: int,
+        root: tuple[int | None, int | None],
         started: Callable[[Backend], Work | None],
     ) -> Work | None:
         """Do what ``started`` does with the wrapped backend, and record it as one ``call``.
 
         Args:
             counted: whose size is that of the call.
+            method: how it is done: a codec, or the steps of a hierarchical collective.
             wire_bytes: what this rank sends.
+            root: a global rank or a group rank.
         """
-        like = self._compressed_like(call, group, counted, op, async_op, codec, wire_bytes)
+        like = self._composed_like(call, group, counted, op, async_op, method, wire_bytes, root)
         begin, outcome, end = self._marked(like, async_op, started, (self.inner,))
         series, counter, own, what = like
         sequence = next(counter)

@@ -78,7 +78,7 @@ class CallSeries(BackendWrapper):
         root: tuple[int | None, int | None],
         tag: int,
         async_op: bool,
-        codec: str = "",
+        method: str = "",
         wire_bytes: int = 0,
     ) -> Like:
         log, (log_name, prof) = self._log, label
@@ -114,7 +114,7 @@ class CallSeries(BackendWrapper):
             asynchronous=async_op,
             caller=_caller() if log.debug else "",
             on_device=tensor is not None and not tensor.is_cpu,
-            codec=codec,
+            method=method,
             wire_bytes=wire_bytes,
         )
         if not (prof or log.wants(what.name)):
@@ -122,23 +122,24 @@ class CallSeries(BackendWrapper):
         series = log.series(what)
         return Like(series, counter, _own(what, series.operation), what)
 
-    def _compressed_like(
+    def _composed_like(
         self,
         call: str,
         group: ProcessGroup | None,
         counted: Any,
         op: object,
         async_op: bool,
-        codec: str,
+        method: str,
         wire_bytes: int,
+        root: tuple[int | None, int | None],
     ) -> Like:
-        """Return the series in which compressed calls of this kind are recorded."""
+        """Return the series in which calls of this kind are recorded that are made of several exchanges."""
         log, label, known = self._log, labels.label.get(), self._known
         usual = log.is_plain and label is NO_LABEL
-        key = (call, counted.nbytes, counted.dtype, group, op, codec, wire_bytes, async_op, self.call)
+        key = (call, counted.nbytes, counted.dtype, group, op, method, wire_bytes, root, async_op, self.call)
         found: Like | None = known.get(key) if usual else None
         if found is None:
-            found = self._new_like(label, call, group, counted, op, NO_ROOT, 0, async_op, codec, wire_bytes)
+            found = self._new_like(label, call, group, counted, op, root, 0, async_op, method, wire_bytes)
             if usual and found.series is not None:
                 if len(known) >= _MOST_KNOWN:
                     known.clear()

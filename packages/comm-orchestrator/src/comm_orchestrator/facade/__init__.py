@@ -58,6 +58,7 @@ from comm_collectives import (
     scatter,
     send,
     set_compression,
+    set_hierarchical,
     shared_memory_stats,
     split_group,
 )
@@ -255,6 +256,7 @@ __all__ = [
     "send_object_list",
     "set_backend",
     "set_compression",
+    "set_hierarchical",
     "set_object_policy",
     "shared_memory_stats",
     "split_group",

@@ -12,6 +12,8 @@ from torch.distributed import ProcessGroup, Store
 import comm_collectives
 import comm_config
 from comm_collectives import arguments, groups, object_codec
+from comm_collectives.hierarchy.choice import set_setting
+from comm_collectives.hierarchy.layout import set_hosts
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_orchestrator import orchestrator, selector
 from comm_orchestrator.facade import comms_log
@@ -160,10 +162,18 @@ def _initialize(options: orchestrator.InitOptions) -> None:
         _compress(settings)
         return
     groups.forget_groups()
+    set_hosts(result.host_of)
+    _set_hierarchical(settings)
     _compress(settings)
     object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
     comms_log.begin(settings)
     comms_log.begin_trace(settings)
+
+
+def _set_hierarchical(settings: comm_config.Settings) -> None:
+    wanted = settings.hierarchical
+    if not wanted.enabled or wanted.min_size_bytes is not None:
+        set_setting(wanted.min_size_bytes if wanted.enabled else None, None)
 
 
 def _compress(settings: comm_config.Settings) -> None:

@@ -137,7 +137,7 @@ def _meet_within(
 
 
 def _release_frames(error: BaseException | None) -> None:
-    """Drop what the frames of a failed rendezvous hold: whoever keeps the error would keep the store listening."""
+    """Drop what the frames of a failed rendezvous hold: who keeps the error would keep the store listening."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

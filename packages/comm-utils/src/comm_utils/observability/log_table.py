@@ -36,7 +36,7 @@ def _named(name: str, caller: str) -> str:
 
 
 def _compressed(row: Row) -> str:
-    return f" as {row.codec}, {format_size(row.wire_bytes)} sent" if row.codec else ""
+    return f" as {row.method}, {format_size(row.wire_bytes)} sent" if row.method else ""
 
 
 def _group(ranks: tuple[int, ...]) -> str:

@@ -26,8 +26,9 @@ class Row:
         name: what it was recorded as: ``log_name`` of the call, or else the operation.
         ranks: the global ranks of the group.
         caller: with ``debug``, the function that called.
-        codec: what compressed it, such as ``"int8(block_size=256)"``; empty for nothing.
-        wire_bytes: what this rank sent in a call in place of uncompressed elements; 0 without a codec.
+        method: how it was done where that was not the library's own way: a codec, such as
+            ``"int8(block_size=256)"``, or ``"hierarchical(2 hosts x 2 ranks)"``.
+        wire_bytes: what this rank sent in a call; between hosts where it was hierarchical; 0 without a method.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Row:
     busbw_gb_per_s: float
     ranks: tuple[int, ...]
     caller: str = ""
-    codec: str = ""
+    method: str = ""
     wire_bytes: int = 0
 
 
@@ -224,7 +225,7 @@ def _nothing() -> None:
 
 
 def _key(operation: Operation) -> _Key:
-    compressed = operation.codec, operation.wire_bytes
+    compressed = operation.method, operation.wire_bytes
     return (operation.name, operation.operation, operation.size_bytes, operation.ranks, operation.caller, *compressed)
 
 
@@ -233,7 +234,7 @@ def _order(key: _Key) -> tuple[object, ...]:
 
 
 def _row(key: _Key, times: Histogram) -> Row:
-    name, operation, size, ranks, caller, codec, wire_bytes = key
+    name, operation, size, ranks, caller, method, wire_bytes = key
     median_s = times.quantile_ns(0.5) * 1e-9
     rate = bandwidth(operation, size, median_s, len(ranks))
     return Row(
@@ -252,6 +253,6 @@ def _row(key: _Key, times: Histogram) -> Row:
         busbw_gb_per_s=rate.busbw_gb_per_s,
         ranks=ranks,
         caller=caller,
-        codec=codec,
+        method=method,
         wire_bytes=wire_bytes,
     )

@@ -225,6 +225,10 @@ class ProcessGroups:
 
     # --- failures
 
+    def mark_broken(self, group: ProcessGroup | None, reason: str) -> None:
+        self._state(group).broken = reason
+        self.fast_paths.clear()
+
     def _failure(self, operation: str, group: ProcessGroup | None, error: BaseException) -> BaseException:
         """Mark the group as broken and return ``error`` as a :class:`CommError`; return an unrelated one as it is."""
         kind = classify(error)

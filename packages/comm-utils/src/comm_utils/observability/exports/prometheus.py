@@ -34,9 +34,9 @@ _QUANTILES: tuple[tuple[str, Callable[[Row], float]], ...] = (
     ("1", lambda row: row.max_s),
 )
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
-_OURS = ("operation", "name", "size_bytes", "world_size", "ranks", "caller", "codec", "wire_bytes")
+_OURS = ("operation", "name", "size_bytes", "world_size", "ranks", "caller", "method", "wire_bytes")
 # Left out where no row has them: an empty label is none, and node_exporter wants the same labels in all series.
-_OPTIONAL = ("caller", "codec", "wire_bytes")
+_OPTIONAL = ("caller", "method", "wire_bytes")
 _ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
@@ -44,7 +44,7 @@ def write_prometheus(path: str | os.PathLike[str], rows: Iterable[Row], **labels
     """Write counters of operations, bytes and seconds, and a summary of the times, for each row.
 
     Labels of a row are ``operation``, ``name``, ``size_bytes``, ``world_size``, ``ranks`` (those of large groups as
-    runs, ``0-63``) and, where they are known, ``caller``, and ``codec`` and ``wire_bytes`` of compressed calls.
+    runs, ``0-63``) and, where they are known, ``caller``, and ``method`` and ``wire_bytes`` of compressed calls.
 
     Args:
         labels: what all rows have besides, such as ``rank=3``. What differs each time, such as the time, is no label:

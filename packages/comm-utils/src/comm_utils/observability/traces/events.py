@@ -30,8 +30,9 @@ class Operation:
         output_splits: likewise, from each rank.
         caller: with ``debug``, the function that called.
         on_device: the tensor is on an accelerator, whose own times these are.
-        codec: what compressed it, such as ``"int8(block_size=256)"``; empty for nothing.
-        wire_bytes: what the rank sends in place of uncompressed elements; 0 without a codec.
+        method: how it was done where that was not the library's own way: a codec, such as
+            ``"int8(block_size=256)"``, or ``"hierarchical(2 hosts x 2 ranks)"``.
+        wire_bytes: what the rank sends; between hosts where it is hierarchical; 0 without a method.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Operation:
     output_splits: tuple[int, ...] = ()
     caller: str = ""
     on_device: bool = False
-    codec: str = ""
+    method: str = ""
     wire_bytes: int = 0
 
     @property

@@ -1,0 +1,169 @@
+"""A view of a backend whose collectives on one group are hierarchical."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives.composed import run_composed
+from comm_collectives.hierarchy import algorithms
+from comm_collectives.hierarchy.plan import Plan, find_plan
+from comm_collectives.memory import memory_view
+from comm_collectives.wrapping import BackendWrapper
+from comm_utils.backend import Backend, Capabilities, Work
+from comm_utils.errors import CommError
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
+
+__all__ = ["HierarchicalBackend"]
+
+
+class HierarchicalBackend(BackendWrapper):
+    """Does collectives of a group that spans hosts in steps; everything else is the wrapped backend's.
+
+    Each call is recorded as one, with the steps as its method.
+
+    Args:
+        inner: in the course of a call.
+        plan: of ``group``.
+    """
+
+    def __init__(self, inner: Backend, plan: Plan, group: ProcessGroup | None) -> None:
+        super().__init__(inner)
+        self._plan, self._group = plan, group
+
+    def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
+        """Return what the groups within hosts and between them both do, of one rounding at most a step."""
+        found = self._plan.capabilities.get(device_type)
+        if found is None:
+            within, between = (
+                self.inner.capabilities(one, device_type) for one in (self._plan.within, self._plan.between)
+            )
+            # An average of averages would be rounded twice.
+            reductions = {pair for pair in within.reductions & between.reductions if pair[0] is not ReduceOp.AVG}
+            found = self._plan.capabilities[device_type] = Capabilities(
+                reductions=frozenset(reductions),
+                dtypes=within.dtypes & between.dtypes,
+                operations=frozenset((*within.operations, *_composed())),
+            )
+        return found
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
+    ) -> Work | None:
+        elements, hosts = memory_view(tensor), len(self._plan.layout.hosts)
+        sent = 2 * (hosts - 1) * tensor.nbytes // (hosts * self._plan.layout.ranks_per_host)
+
+        def steps(backend: Backend, plan: Plan) -> None:
+            algorithms.all_reduce(backend, plan, elements, parse_reduce_op(op))
+
+        return self._run("all_reduce", tensor, op, async_op, sent, steps, tensor)
+
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        src: int | None = None,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+        group_src: int | None = None,
+    ) -> Work | None:
+        if group_src is None:
+            assert src is not None
+            group_src = self.inner.get_process_group_ranks(group).index(src)
+        root, elements, layout = group_src, memory_view(tensor), self._plan.layout
+        is_sender = layout.host == layout.position(root)[0]
+        sent = (len(layout.hosts) - 1) * tensor.nbytes // layout.ranks_per_host if is_sender else 0
+
+        def steps(backend: Backend, plan: Plan) -> None:
+            algorithms.broadcast(backend, plan, elements, root)
+
+        return self._run("broadcast", tensor, None, async_op, sent, steps, tensor, (None, root))
+
+    def all_gather_into_tensor(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        sent = (len(self._plan.layout.hosts) - 1) * input_tensor.nbytes
+
+        def steps(backend: Backend, plan: Plan) -> None:
+            algorithms.all_gather_into_tensor(backend, plan, memory_view(output_tensor), memory_view(input_tensor))
+
+        return self._run("all_gather_into_tensor", input_tensor, None, async_op, sent, steps, output_tensor)
+
+    def all_gather(
+        self,
+        tensor_list: list[torch.Tensor],
+        tensor: torch.Tensor,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        sent = (len(self._plan.layout.hosts) - 1) * tensor.nbytes
+
+        def steps(backend: Backend, plan: Plan) -> None:
+            gathered = tensor.new_empty(len(tensor_list), tensor.numel())
+            algorithms.all_gather_into_tensor(backend, plan, gathered.view(-1), memory_view(tensor))
+            for target, row in zip(tensor_list, gathered, strict=True):
+                memory_view(target).copy_(row)
+
+        return self._run("all_gather", tensor, None, async_op, sent, steps, tensor_list)
+
+    def reduce_scatter_tensor(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        op: object = "sum",
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        sent = (len(self._plan.layout.hosts) - 1) * output.nbytes
+
+        def steps(backend: Backend, plan: Plan) -> None:
+            target, source = memory_view(output), memory_view(input)
+            algorithms.reduce_scatter_tensor(backend, plan, target, source, parse_reduce_op(op))
+
+        return self._run("reduce_scatter_tensor", output, op, async_op, sent, steps, output)
+
+    def _run(
+        self,
+        operation: str,
+        counted: torch.Tensor,
+        op: object,
+        async_op: bool,
+        wire_bytes: int,
+        steps: Callable[[Backend, Plan], None],
+        result: Any,
+        root: tuple[int | None, int | None] = (None, None),
+    ) -> Work | None:
+        def body(inner: Backend, used: ProcessGroup | None) -> None:
+            plan = self._plan if used is self._group else find_plan(inner, used)
+            try:
+                steps(inner, plan)
+            except CommError as error:
+                # A step failed on one of the groups; ranks may disagree about how far this one has come.
+                inner.mark_broken(used, f"{operation}: {error}")
+                raise
+
+        return run_composed(
+            operation,
+            self.inner,
+            self._group,
+            counted,
+            None if op is None else parse_reduce_op(op),
+            async_op,
+            f"hierarchical({self._plan.layout})",
+            wire_bytes,
+            body,
+            result,
+            root,
+            partial(find_plan, self.inner),
+        )
+
+
+def _composed() -> tuple[str, ...]:
+    return tuple(name for name in vars(HierarchicalBackend) if hasattr(Backend, name) and name != "capabilities")

@@ -1,0 +1,98 @@
+"""The groups within hosts and between them, made once for each group."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass, field
+
+from torch.distributed import ProcessGroup
+
+from comm_collectives.hierarchy.layout import Layout, layout_of
+from comm_utils.backend import Backend, Capabilities
+from comm_utils.torch_support.initialization import timeout_of
+
+__all__ = ["Plan", "find_layout", "find_plan", "forget_plans"]
+
+
+@dataclass
+class Plan:
+    """The groups of one group that spans hosts.
+
+    Attributes:
+        within: of the ranks of this rank's host.
+        between: of the ranks with this rank's position on every host, in the order of hosts.
+        capabilities: of both, by kind of device.
+        min_size_bytes: from how many bytes on hierarchical calls are faster, by operation; None for at no size.
+    """
+
+    layout: Layout
+    within: ProcessGroup
+    between: ProcessGroup
+    capabilities: dict[str, Capabilities] = field(default_factory=dict)
+    min_size_bytes: dict[str, int | None] = field(default_factory=dict)
+
+
+_layouts: dict[ProcessGroup, Layout | None] = {}
+_plans: dict[ProcessGroup, Plan] = {}
+_making = threading.Lock()
+
+
+def _key(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
+    return backend.get_world_group() if group is None else group
+
+
+def find_layout(backend: Backend, group: ProcessGroup | None) -> Layout | None:
+    """Return the layout of ``group``; None where hierarchical collectives have nothing to offer."""
+    key = _key(backend, group)
+    if key not in _layouts:
+        _layouts[key] = layout_of(backend.get_process_group_ranks(group), backend.get_rank(group))
+    return _layouts[key]
+
+
+def find_plan(backend: Backend, group: ProcessGroup | None) -> Plan:
+    """Return the plan of ``group``, which has a layout; all of its ranks call this alike, as it may make groups.
+
+    Raises:
+        BackendUnavailableError: the library cannot make these groups.
+        CommTimeoutError, PeerLostError: not every rank came.
+    """
+    key = _key(backend, group)
+    with _making:
+        plan = _plans.get(key)
+        if plan is None:
+            layout = find_layout(backend, group)
+            assert layout is not None
+            plan = _plans[key] = _make(backend, group, layout)
+    return plan
+
+
+def _make(backend: Backend, group: ProcessGroup | None, layout: Layout) -> Plan:
+    ranks = backend.get_process_group_ranks(group)
+    limit = None if group is None else timeout_of(group)
+    # Groups of the same ranks have different names, and so have those made here of each.
+    parent = str(getattr(_key(backend, group), "group_name", ""))
+    digest = hashlib.sha256(f"{parent} {ranks}".encode()).hexdigest()[:16]
+
+    def create(members: list[int], name: str) -> ProcessGroup:
+        name = f"comm-hierarchy-{digest}-{name}"
+        return backend.create_group([ranks[one] for one in members], name, limit, backend.get_backend(group))
+
+    within = create(list(layout.hosts[layout.host]), f"host-{layout.host}")
+    between = create([members[layout.local] for members in layout.hosts], f"local-rank-{layout.local}")
+    return Plan(layout, within, between)
+
+
+def forget_plans(group: ProcessGroup | None = None) -> list[ProcessGroup]:
+    """Forget the plan of ``group``, which is destroyed; those of all groups where that is the world group.
+
+    Returns:
+        The groups made for it, to be destroyed as well; none where the world is destroyed.
+    """
+    if group is None:
+        _layouts.clear()
+        _plans.clear()
+        return []
+    _layouts.pop(group, None)
+    plan = _plans.pop(group, None)
+    return [] if plan is None else [plan.between, plan.within]

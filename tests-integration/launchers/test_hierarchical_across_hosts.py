@@ -1,0 +1,97 @@
+"""Hierarchical collectives between hosts: what crosses the network, and what the log says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from launchers.hosts import Host
+from launchers.launcher import reports
+from launchers.processes import run
+
+SCRIPT = """
+import json, os, re, subprocess, sys, time
+import torch
+import comm_orchestrator as dist
+
+def acknowledged_bytes():
+    listed = subprocess.run(["ss", "-tinH"], capture_output=True, text=True, check=True).stdout
+    found = 0
+    for one in re.split(r"\\n(?=\\S)", listed):
+        own, peer = (address.rpartition(":")[0].replace("[::ffff:", "").rstrip("]") for address in one.split()[3:5])
+        if own != peer and not own.startswith("127."):
+            found += sum(map(int, re.findall(r"bytes_acked:(\\d+)", one)))
+    return found
+
+def settled():  # what was delivered, once no rank waits for an acknowledgement
+    dist.barrier()
+    before = -1
+    while (found := acknowledged_bytes()) != before:
+        before = found
+        time.sleep(0.2)
+    dist.barrier()
+    return found
+
+config = json.loads(sys.argv[2])
+dist.init_distributed(sys.argv[1], verbose=False, timeout=60, config=config)
+rank, W = dist.get_rank(), dist.get_world_size()
+report = {"rank": rank}
+count = 1 << 20
+for repeat in range(2):  # connections are made by the first calls
+    report["sent"] = []
+    gathered = torch.empty(count)
+    tensor = (torch.arange(count) % 1000).float() * (rank + 1)
+    for call in (
+        lambda: dist.all_reduce(tensor),
+        lambda: dist.broadcast(tensor, W - 1),
+        lambda: dist.all_gather_into_tensor(gathered, torch.full((count // W,), float(rank))),
+        lambda: dist.reduce_scatter_tensor(torch.empty(count // W), tensor),
+    ):
+        if repeat:
+            dist.configure(enabled=True)
+        before = settled()
+        call()
+        report["sent"].append((settled() - before) / (4 * count))
+assert torch.equal(gathered, torch.arange(W).float().repeat_interleave(count // W))
+report["sum"] = float(tensor[999] / 999)
+report["methods"] = sorted({(row.operation, row.method) for row in dist.log_rows() if row.operation != "barrier"})
+dist.destroy_process_group()
+print(json.dumps(report), flush=True)
+"""
+OPERATIONS = ("all_gather_into_tensor", "all_reduce", "broadcast", "reduce_scatter_tensor")
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("script") / "program.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.mark.parametrize("host_of", [(0, 0, 1, 1), (0, 1, 0, 1)])
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_each_byte_crosses_the_network_once(
+    two_hosts: tuple[Host, Host], script: Path, backend: str, host_of: tuple[int, ...]
+) -> None:
+    """A host sends half of what the ranks of the other need of a reduction, or gather, and all of a broadcast."""
+    for setting, name in (({"min_size_bytes": 0}, "hierarchical(2 hosts x 2 ranks)"), ({"enabled": False}, "")):
+        commands = []
+        for rank, place in enumerate(host_of):
+            variables = {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_PORT": "29500"}
+            variables |= {"MASTER_ADDR": two_hosts[0].name, "OMP_NUM_THREADS": "1"}
+            program = [sys.executable, str(script), backend, json.dumps({"hierarchical": setting})]
+            commands.append(two_hosts[place].command(program, variables))
+        found = reports(run(commands, 120))
+        for one in found:
+            assert one["sum"] == 10
+            assert one["methods"] == [[operation, name] for operation in OPERATIONS]
+            if name:
+                # Of a broadcast, from the last rank's host, the other one sends nothing.
+                is_sender = host_of[one["rank"]] == host_of[-1]
+                assert one["sent"] == pytest.approx([1, float(is_sender), 0.5, 0.5], rel=0.03, abs=0.001)
+        if not name:
+            # In one step it is more, which shows that the measurement can tell.
+            assert max(one["sent"][0] for one in found) > 1.2

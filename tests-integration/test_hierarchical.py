@@ -1,0 +1,334 @@
+"""Hierarchical collectives: ranks of one machine that are told to be on several hosts.
+
+Real hosts, with a network between them, are in ``launchers/test_hierarchical_across_hosts.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import distributed_c10d
+
+import comm_orchestrator as dist
+from comm_collectives.hierarchy import algorithms, choice
+from comm_collectives.hierarchy import plan as plans
+from comm_collectives.hierarchy.layout import layout_of, set_hosts
+from comm_utils.errors import ArgumentError, CommError
+from comm_utils.testing import RankPool, patience, run_ranks_outcomes
+
+Pools = Callable[[int], RankPool]
+
+#: The library and what chooses its engine.
+BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
+    "gloo": ("gloo", {}),
+    "shared memory": ("ccl", {}),
+    "oneCCL": ("ccl", {"CCL_SHARED_MEMORY": "0"}),
+}
+HOST_BY_HOST, ROUND_ROBIN = (0, 0, 1, 1), (0, 1, 0, 1)
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
+
+
+def on(backend: str, host_of: tuple[int, ...], body: Callable[..., Any], *args: Any) -> Any:
+    """Call ``body`` on every rank of a world on ``backend`` whose ranks are said to be on these hosts."""
+    library, variables = BACKENDS[backend]
+    os.environ.update(variables)
+    dist.init_distributed(library, verbose=False, timeout=60)
+    set_hosts(host_of)
+    try:
+        return body(*args)
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for name in variables:
+            del os.environ[name]
+
+
+def values(count: int, dtype: torch.dtype, rank: int) -> torch.Tensor:
+    """Return elements whose sums are exact in every dtype, whatever their order."""
+    return ((torch.arange(count) * 7 + rank * 3) % 5).to(dtype)
+
+
+def methods() -> list[str]:
+    return sorted({row.method for row in dist.log_rows()})
+
+
+def every_collective(piece_bytes: int) -> list[str]:
+    """Compare hierarchical calls with flat ones; return the methods of the former."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    algorithms._PIECE_BYTES = piece_bytes
+    dist.configure(enabled=True)
+    dist.reset_log()
+
+    def both(call: Callable[[], Any]) -> Any:
+        dist.set_hierarchical(False)
+        expected = call()
+        dist.set_hierarchical(0)
+        found = call()
+        assert torch.equal(found, expected)
+        return found
+
+    for dtype in DTYPES:
+        for count in (0, 1, 7, 1001):
+
+            def reduced(op: str, asynchronous: bool, dtype: torch.dtype = dtype, count: int = count) -> torch.Tensor:
+                tensor = values(count, dtype, rank)
+                work = dist.all_reduce(tensor, op, async_op=asynchronous)
+                if work is not None:
+                    work.wait()
+                return tensor
+
+            def scattered(op: str, dtype: torch.dtype = dtype, count: int = count) -> torch.Tensor:
+                output = torch.empty(count, dtype=dtype)
+                dist.reduce_scatter_tensor(output, values(W * count, dtype, rank), op)
+                again = torch.empty(count, dtype=dtype)
+                dist.reduce_scatter(again, list(values(W * count, dtype, rank).view(W, count)), op)
+                assert torch.equal(again, output)
+                return output
+
+            def gathered(dtype: torch.dtype = dtype, count: int = count) -> torch.Tensor:
+                output = torch.empty(W * count, dtype=dtype)
+                dist.all_gather_into_tensor(output, values(count, dtype, rank))
+                listed = [torch.empty(count, dtype=dtype) for _ in range(W)]
+                dist.all_gather(listed, values(count, dtype, rank))
+                assert torch.equal(torch.cat(listed), output)
+                return output
+
+            def sent(src: int, dtype: torch.dtype = dtype, count: int = count) -> torch.Tensor:
+                tensor = values(count, dtype, rank)
+                dist.broadcast(tensor, src)
+                assert torch.equal(tensor, values(count, dtype, src))
+                return tensor
+
+            ops = ["sum"] if dtype is torch.complex64 else ["sum", "max", "product"]
+            for op in ops + (["avg"] if dtype.is_floating_point else []):
+                both(lambda op=op: reduced(op, False))
+                both(lambda op=op: reduced(op, True))
+                both(lambda op=op: scattered(op))
+            both(gathered)
+            for src in range(W):
+                both(lambda src=src: sent(src))
+    uneven = [torch.ones(r + 1) * (rank + 1) for r in range(W)]
+    part = torch.empty(rank + 1)
+    dist.reduce_scatter(part, uneven)
+    assert torch.equal(part, torch.full((rank + 1,), float(sum(range(1, W + 1)))))
+    pieces = [torch.empty(r + 1) for r in range(W)]
+    dist.all_gather(pieces, torch.full((rank + 1,), float(rank)))
+    assert [piece.tolist() for piece in pieces] == [[float(r)] * (r + 1) for r in range(W)]
+    algorithms._PIECE_BYTES = 4 << 20
+    return methods()
+
+
+@pytest.mark.parametrize("piece_bytes", [2048, 4 << 20])
+@pytest.mark.parametrize("host_of", [HOST_BY_HOST, ROUND_ROBIN, (0, 1, 1, 0)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_collective_has_the_result_of_a_flat_one(
+    bare_pools: Pools, backend: str, host_of: tuple[int, ...], piece_bytes: int
+) -> None:
+    found = bare_pools(4).run(on, backend, host_of, every_collective, piece_bytes)
+    assert found == [["", "hierarchical(2 hosts x 2 ranks)"]] * 4
+
+
+@pytest.mark.parametrize("host_of", [(0, 0, 0, 1, 1, 1), (0, 1, 2, 0, 1, 2)])
+def test_other_numbers_of_hosts(bare_pools: Pools, host_of: tuple[int, ...]) -> None:
+    expected = f"hierarchical({len(set(host_of))} hosts x {6 // len(set(host_of))} ranks)"
+    assert bare_pools(6).run(on, "gloo", host_of, every_collective, 1000) == [["", expected]] * 6
+
+
+def which_are_hierarchical() -> dict[str, list[str]]:
+    """Return the methods of calls on groups of other layouts, and with other settings."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    dist.configure(enabled=True)
+    found: dict[str, list[str]] = {}
+
+    def called(name: str, group: Any = None, count: int = 1000) -> None:
+        dist.reset_log()
+        tensor = torch.ones(count)
+        dist.all_reduce(tensor, group=group)
+        members = W if group is None else dist.get_world_size(group)
+        assert tensor[0] == members
+        found[name] = methods()
+
+    dist.set_hierarchical(4000)
+    called("at the size")
+    called("below it", count=999)
+    called("again", count=1001)
+    dist.set_hierarchical(False)
+    called("never")
+    dist.set_hierarchical(0)
+    whole = dist.new_group(list(range(W)))
+    called("another group of all", whole)
+    dist.set_hierarchical(False, whole)
+    called("that group never", whole)
+    called("the world still")
+    if rank < 3:
+        called("two ranks and one", dist.new_group([0, 1, 2]))
+    if rank in (0, 2):
+        called("one rank a host", dist.new_group([0, 2]))
+    if rank in (0, 1):
+        called("one host", dist.new_group([0, 1]))
+    set_hosts(None)
+    called("hosts that nobody knows", dist.new_group(list(range(W))))
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_hierarchical(bare_pools: Pools, backend: str) -> None:
+    name = ["hierarchical(2 hosts x 2 ranks)"]
+    of_world = {
+        "at the size": name,
+        "below it": [""],
+        "again": name,
+        "never": [""],
+        "another group of all": name,
+        "that group never": [""],
+        "the world still": name,
+        "hosts that nobody knows": [""],
+    }
+    of_some = {"two ranks and one": (0, 1, 2), "one rank a host": (0, 2), "one host": (0, 1)}
+    for rank, found in enumerate(bare_pools(4).run(on, backend, HOST_BY_HOST, which_are_hierarchical)):
+        assert found == of_world | {one: [""] for one, ranks in of_some.items() if rank in ranks}
+
+
+def measured() -> list[tuple[int | None, bool]]:
+    """Return from where on calls were found to be faster, and whether the largest took that choice."""
+    dist.configure(enabled=True)
+    found = []
+    for call in (
+        lambda: dist.all_reduce(torch.ones(1 << 19)),
+        lambda: dist.broadcast(torch.ones(1 << 19), 1),
+        lambda: dist.all_gather_into_tensor(torch.empty(1 << 19), torch.ones(1 << 17)),
+        lambda: dist.reduce_scatter_tensor(torch.empty(1 << 17), torch.ones(1 << 19)),
+    ):
+        call()
+        dist.reset_log()
+        call()
+        (plan,) = plans._plans.values()
+        limit = list(plan.min_size_bytes.values())[-1]
+        (row,) = dist.log_rows()
+        found.append((limit, bool(row.method) == (limit is not None)))
+    return found
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_groups_measure_what_is_faster(bare_pools: Pools, backend: str) -> None:
+    first, *others = bare_pools(4).run(on, backend, HOST_BY_HOST, measured)
+    assert all(one == first for one in others)
+    assert len(first) == 4
+    for limit, chosen in first:
+        assert limit is None or limit in choice._MEASURED_BYTES
+        assert chosen
+
+
+def asynchronous() -> list[str]:
+    """Start calls, do others, and wait in another order."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    dist.configure(enabled=True)
+    dist.set_hierarchical(0)
+    tensors = [torch.full((5000,), float(rank + number)) for number in range(6)]
+    handles = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    between = torch.full((5000,), float(rank))
+    dist.all_reduce(between)
+    for handle in reversed(handles):
+        handle.wait()
+    assert between[0] == sum(range(W))
+    for number, tensor in enumerate(tensors):
+        assert torch.equal(tensor, torch.full((5000,), float(sum(range(W)) + number * W)))
+    return methods()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_asynchronous_calls(bare_pools: Pools, backend: str) -> None:
+    assert bare_pools(4).run(on, backend, ROUND_ROBIN, asynchronous) == [["hierarchical(2 hosts x 2 ranks)"]] * 4
+
+
+def left_by_groups() -> bool:
+    """Return whether groups that are destroyed leave neither groups nor connections behind."""
+    W = dist.get_world_size()
+
+    def held() -> tuple[int, int]:
+        return len(distributed_c10d._world.pg_map), len(os.listdir("/proc/self/fd"))
+
+    def make_use_and_destroy() -> None:
+        group = dist.new_group(list(range(W)))
+        dist.all_reduce(torch.ones(1000), group=group)
+        dist.all_reduce(torch.ones(1000), group=group, async_op=True).wait()
+        dist.destroy_process_group(group)
+
+    dist.set_hierarchical(0)
+    make_use_and_destroy()
+    before = held()
+    for _ in range(3):
+        make_use_and_destroy()
+    end = time.monotonic() + patience()
+    while held() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    dist.barrier()
+    return held() <= before
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_groups_leave_nothing(bare_pools: Pools, backend: str) -> None:
+    assert bare_pools(4).run(on, backend, HOST_BY_HOST, left_by_groups) == [True] * 4
+
+
+def lose_a_rank() -> tuple[str, str]:
+    """Return how a call with a peer that is gone ends, and the next call of the group."""
+    dist.set_hierarchical(0)
+    group = dist.new_group(list(range(dist.get_world_size())), timeout=5)
+    dist.all_reduce(torch.ones(1000), group=group)
+    if dist.get_rank() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = []
+    for _ in range(2):
+        try:
+            dist.all_reduce(torch.ones(1000), group=group)
+        except CommError as error:
+            found.append(type(error).__name__)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shared memory"])
+def test_a_rank_that_is_lost(backend: str) -> None:
+    outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, lose_a_rank, timeout_s=120)
+    for outcome in outcomes[:3]:
+        first, second = outcome.value
+        assert first in ("PeerLostError", "CommTimeoutError")
+        assert second == "BrokenGroupError"
+
+
+def refusals() -> list[str]:
+    found = []
+    for wrong in (-1, "often", True, 1.5, object):
+        try:
+            dist.set_hierarchical(wrong)  # type: ignore[arg-type]
+        except ArgumentError as error:
+            found.append(str(error).split(";")[1])
+    return found
+
+
+def test_wrong_settings(bare_pools: Pools) -> None:
+    expected = " expected 0 or more bytes, 'auto', or False"
+    assert bare_pools(1).run(on, "gloo", (0,), refusals) == [[expected] * 5]
+
+
+def test_layouts() -> None:
+    set_hosts((0, 1, 2, 0, 1, 2))
+    try:
+        whole = layout_of(range(6), 4)
+        assert whole is not None
+        assert (whole.hosts, whole.host, whole.local) == (((0, 3), (1, 4), (2, 5)), 1, 1)
+        assert whole.position(5) == (2, 1)
+        assert layout_of([0, 1, 3], 0) is None
+        assert layout_of([0, 3], 0) is None
+        assert layout_of([0, 1, 2], 0) is None
+        part = layout_of([5, 1, 4, 2], 1)
+        assert part is not None
+        assert (part.hosts, part.host, part.local) == (((0, 3), (1, 2)), 1, 0)
+    finally:
+        set_hosts(None)
