@@ -89,6 +89,7 @@ def test_every_function_is_covered() -> None:
         "empty_shared",  # in test_shared_memory.py
         "set_compression",  # test_compression
         "set_hierarchical",  # test_hierarchical
+        "set_deterministic_reductions",  # test_deterministic_reductions
         "shared_memory_stats",
         "enable_symm_mem_for_group",
         # in test_comms_logger.py

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from comm_collectives.reduction import fold
 from comm_utils import ReduceOp
+from comm_utils.torch_support.folding import fold_compensated
 
 IN_PYTHON = {
     ReduceOp.SUM: lambda a, b: a + b,
@@ -102,3 +105,60 @@ def test_averages_are_divided_before_they_are_rounded(dtype: torch.dtype) -> Non
     out = torch.empty(2, dtype=dtype)
     fold(parts, ReduceOp.AVG, out)
     assert torch.equal(out, parts.double().mean(0).to(dtype))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(1, 9),
+    st.sampled_from([torch.float32, torch.float64]),
+    st.integers(0, 60),
+    st.integers(0, 2**32 - 1),
+    st.booleans(),
+)
+def test_compensated_sums_keep_the_bound_of_their_source(
+    W: int, dtype: torch.dtype, spread: int, seed: int, average: bool
+) -> None:
+    random = torch.Generator().manual_seed(seed)
+    parts = torch.randn(W, 20, generator=random, dtype=torch.float64)
+    parts *= 2.0 ** torch.randint(-spread, spread + 1, parts.shape, generator=random)
+    parts[-1] -= parts[:-1].sum(0) * (seed % 2)  # of which nearly nothing is left
+    parts = parts.to(dtype)
+    before, out = parts.clone(), torch.empty(20, dtype=dtype)
+    fold_compensated(parts, ReduceOp.AVG if average else ReduceOp.SUM, out)
+    assert torch.equal(parts, before)
+    unit = Fraction(torch.finfo(dtype).eps) / 2
+    gamma = (W - 1) * unit / (1 - (W - 1) * unit)
+    for column, found in zip(parts.T.tolist(), out.tolist(), strict=True):
+        exact = sum(map(Fraction, column))
+        bound = unit * abs(exact) + gamma**2 * sum(abs(Fraction(one)) for one in column)
+        if average:  # which is rounded once more
+            exact, bound = exact / W, bound / W * (1 + unit) + unit * abs(exact) / W
+        assert abs(Fraction(found) - exact) <= bound
+
+
+def test_compensation_finds_what_additions_lose() -> None:
+    parts = torch.tensor([[1e8], [0.3], [-1e8]])
+    plain, compensated = torch.empty(1), torch.empty(1)
+    fold(parts, ReduceOp.SUM, plain)
+    fold_compensated(parts, ReduceOp.SUM, compensated)
+    assert (plain.item(), compensated.item()) == (0.0, pytest.approx(0.3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_compensation_leaves_what_is_not_finite(dtype: torch.dtype) -> None:
+    inf, nan, most = float("inf"), float("nan"), torch.finfo(torch.float32).max
+    columns = [[inf, 1, 2], [1, -inf, 2], [inf, -inf, 1], [nan, 1, 2], [most, most, -most], [1, 2, inf]]
+    parts = torch.tensor(columns, dtype=torch.float32).T.contiguous().to(dtype)
+    out = torch.empty(len(columns), dtype=dtype)
+    fold_compensated(parts, ReduceOp.SUM, out)
+    expected = parts[0].float() + parts[1].float() + parts[2].float()
+    torch.testing.assert_close(out, expected.to(dtype), equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.PRODUCT, ReduceOp.MIN, ReduceOp.MAX])
+def test_other_ops_need_no_compensation(op: ReduceOp) -> None:
+    parts = torch.randn(5, 100, generator=torch.Generator().manual_seed(1))
+    plain, compensated = torch.empty(100), torch.empty(100)
+    fold(parts, op, plain)
+    fold_compensated(parts, op, compensated)
+    assert torch.equal(plain, compensated)

@@ -40,6 +40,7 @@ def test_defaults() -> None:
         "trace": None,
     }
     assert config.objects.model_dump() == {"allow_pickle": False, "max_bytes": 2**30}
+    assert config.reductions.model_dump() == {"deterministic": False, "compensated": False}
     assert config.communication_data_type is None
     assert config.compress_communication is False
     unset = {None: 0}
@@ -219,3 +220,13 @@ def test_unknown_keys_that_resemble_nothing_list_what_is_known() -> None:
     assert problem({"timeouts": {"zzz": 1}}) == (
         "configuration dict: timeouts.zzz: unknown key (known here: init_s, collective_s)"
     )
+
+
+@pytest.mark.parametrize("key", ["deterministic", "compensated"])
+@pytest.mark.parametrize("compression", [{"compress_communication": True}, {"communication_data_type": "bf16"}])
+def test_deterministic_reductions_are_not_compressed(key: str, compression: dict[str, Any]) -> None:
+    assert problem({"reductions": {key: True}, **compression}).startswith(
+        f"configuration dict: reductions.{key}: got True together with compress_communication or"
+    )
+    assert load({"reductions": {key: False}, **compression}).compression()
+    assert getattr(load({"reductions": {key: True}, "communication_data_type": "fp32"}).reductions, key)

@@ -84,4 +84,5 @@ IN_SHARED_MEMORY = Capabilities(
     operations=PRIMITIVES,
     messages_of_any_dtype=True,
     preserving_reduce=True,
+    fixed_order=True,
 )

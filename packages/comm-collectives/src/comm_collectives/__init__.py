@@ -6,6 +6,7 @@ from comm_collectives.coalescing import coalescing
 from comm_collectives.collectives import all_reduce, barrier, broadcast, inference_all_reduce, reduce
 from comm_collectives.compression import Compression
 from comm_collectives.default_compression import set_compression
+from comm_collectives.deterministic_reductions import set_deterministic_reductions
 from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor, gather, scatter
 from comm_collectives.groups import (
     destroy_process_group,
@@ -77,6 +78,7 @@ __all__ = [
     "scatter",
     "send",
     "set_compression",
+    "set_deterministic_reductions",
     "set_hierarchical",
     "shared_memory_stats",
     "split_group",

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from comm_collectives import arguments
+from comm_collectives.buffers import Buffers
 from comm_collectives.coalesced import all_gather_coalesced, interleave
 from comm_collectives.collectives import all_reduce
-from comm_collectives.compression.buffers import Buffers
 from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.memory import contiguous_elements, copyable, is_dense

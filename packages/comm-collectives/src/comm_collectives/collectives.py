@@ -108,7 +108,10 @@ def _all_reduce(
     if chosen is not None:
         return compressed.all_reduce(name, backend, tensor, reduce_op, group, async_op, chosen)
     backend = with_hierarchy("all_reduce", backend, group, tensor.nbytes, tensor.device)
-    native = (reduce_op, tensor.dtype) in backend.capabilities(group, tensor.device.type).reductions
+    capabilities = backend.capabilities(group, tensor.device.type)
+    native = (reduce_op, tensor.dtype) in capabilities.reductions and not reduction.needed_order(
+        group, reduce_op, tensor.dtype, capabilities, backend.get_world_size(group)
+    )
     if native and tensor.is_contiguous():
         return backend.all_reduce(tensor, op, group, async_op)
     return reduction.all_reduce(backend, tensor, reduce_op, group, async_op, name)

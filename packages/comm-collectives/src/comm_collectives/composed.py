@@ -1,4 +1,4 @@
-"""Calls that are made of several exchanges, done and recorded as one."""
+"""Calls that take several exchanges: recorded as one, and in the background where they are asynchronous."""
 
 from __future__ import annotations
 
@@ -8,36 +8,61 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.compression import background
+from comm_collectives import background
 from comm_collectives.work import Completed
 from comm_utils.backend import Backend, Work
+from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["run_composed"]
+__all__ = ["observed", "run"]
+
+NO_ROOT: tuple[int | None, int | None] = (None, None)
 
 
-def run_composed(
-    operation: str,
+def observed(
+    call: str,
     backend: Backend,
     group: ProcessGroup | None,
     counted: torch.Tensor,
-    op: object,
+    op: ReduceOp | None,
     async_op: bool,
-    method: str,
-    wire_bytes: int,
-    body: Callable[[Backend, ProcessGroup | None], None],
-    result: Any,
-    root: tuple[int | None, int | None] = (None, None),
-    prepare: Callable[[ProcessGroup], object] | None = None,
+    started: Callable[[Backend], Work | None],
+    method: str = "",
+    wire_bytes: int = 0,
+    root: tuple[int | None, int | None] = NO_ROOT,
 ) -> Work | None:
-    """Do ``body``, now or in the group's thread, and have it recorded as one ``operation``.
+    """Do ``started`` with ``backend``, or with the one that it records, and have it recorded as one ``call``.
 
     Args:
         counted: whose size is that of the call.
-        method: how it is done, for the record.
-        wire_bytes: what this rank sends, for the record.
-        body: gets the backend without the recording of its parts, and the group to communicate in: ``group``, or
-            another one of the same ranks.
-        root: a global rank or a group rank, for the record.
+        method, wire_bytes: how it is done, and what this rank sends, for the record.
+        root: its global rank, or its rank in the group.
+    """
+    observe = getattr(type(backend), "observe_composed", None)
+    if observe is None:
+        return started(backend)
+    outcome: Work | None = observe(backend, call, group, counted, op, async_op, method, wire_bytes, started, root)
+    return outcome
+
+
+def run(
+    call: str,
+    backend: Backend,
+    group: ProcessGroup | None,
+    counted: torch.Tensor,
+    op: ReduceOp | None,
+    async_op: bool,
+    body: Callable[[Backend, ProcessGroup | None], None],
+    result: Any,
+    method: str = "",
+    wire_bytes: int = 0,
+    root: tuple[int | None, int | None] = NO_ROOT,
+    prepare: Callable[[ProcessGroup], object] | None = None,
+) -> Work | None:
+    """Do ``body``, which gets the group to communicate in, now or in the group's thread, recorded as one ``call``.
+
+    Args:
+        counted, method, wire_bytes, root: as for :func:`observed`.
+        result: of the handle.
         prepare: makes what ``body`` needs in another group of the same ranks.
     """
 
@@ -55,10 +80,6 @@ def run_composed(
             with torch.inference_mode():
                 body(inner, own)
 
-        return background.start(operation, backend, group, in_thread, result, prepare)
+        return background.start(call, backend, group, in_thread, result, prepare)
 
-    observe = getattr(type(backend), "observe_composed", None)
-    if observe is None:
-        return started(backend)
-    outcome: Work | None = observe(backend, operation, group, counted, op, async_op, method, wire_bytes, root, started)
-    return outcome
+    return observed(call, backend, group, counted, op, async_op, started, method, wire_bytes, root)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,9 +11,11 @@ from torch.distributed import ProcessGroup
 from comm_collectives.compression import calls as compressed
 from comm_collectives.hierarchy.choice import limit_of
 from comm_collectives.memory import concatenate
-from comm_collectives.reduction import fold
+from comm_collectives.reduction import fold, ordered_dtypes
+from comm_utils import operations
 from comm_utils.backend import Backend
 from comm_utils.fast_path import FastPath
+from comm_utils.operations import Role
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.flattening import flat_view, flattened
@@ -29,7 +31,7 @@ def fast_path_of(
 
     Where calls are compressed by default, or hierarchical, it serves those that are too small for that.
     """
-    found = _flat_fast_path(backend, operation, detail, group, async_op)
+    found = _in_order(_flat_fast_path(backend, operation, detail, group, async_op), backend, operation, detail, group)
     limits = compressed.threshold(operation, group), limit_of(backend, operation, group)
     limit = min((one for one in limits if one is not None), default=None)
     if found is None or limit is None:
@@ -47,6 +49,32 @@ def _bytes(tensors: Any) -> int:
     if isinstance(tensors, (list, tuple)):
         return sum(map(_bytes, tensors))
     return tensors.nbytes if isinstance(tensors, torch.Tensor) else 0
+
+
+def _in_order(
+    found: FastPath | None, backend: Backend, operation: str, detail: object, group: ProcessGroup | None
+) -> FastPath | None:
+    """Keep from a fast path what the library would add in an order of its own."""
+    row = operations.get(operation)
+    if found is None or not row.pattern.reduces:
+        return found
+    op = detail[1] if row.argument(Role.ROOT) is not None else detail  # type: ignore[index]
+    ordered, fast = ordered_dtypes(backend, parse_reduce_op(op), group), found
+    if not ordered:
+        return found
+
+    def exact(*tensors: Any) -> Any:
+        return ordered.isdisjoint(_dtypes(tensors)) and fast(*tensors)
+
+    return exact
+
+
+def _dtypes(tensors: Any) -> Iterator[torch.dtype]:
+    for one in tensors:
+        if isinstance(one, torch.Tensor):
+            yield one.dtype
+        elif isinstance(one, (list, tuple)):
+            yield from _dtypes(one)
 
 
 def _flat_fast_path(

@@ -14,6 +14,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.compression.calls import threshold
+from comm_collectives.reduction import needed_order
 from comm_utils.active import is_active, slot
 from comm_utils.errors import CommError
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
@@ -79,6 +80,8 @@ def _serves(operation: str, op: Any, dtype: torch.dtype, device: str, group: Pro
         if op == NO_OP:
             return operation in capabilities.operations and dtype in capabilities.dtypes
         reduce_op = parse_reduce_op(op, operation)
+        if needed_order(group, reduce_op, dtype, capabilities, slot.backend.get_world_size(group)) is not None:
+            return False
         # A library may have this operation for sums alone.
         native = operation in capabilities.operations or reduce_op is ReduceOp.SUM
         return native and (reduce_op, dtype) in capabilities.reductions

@@ -14,16 +14,16 @@ import torch
 from torch.distributed import GroupMember, ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
-from comm_collectives import arguments
+from comm_collectives import arguments, background
 from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import as_timedelta, describe, enter, integer, is_member
 from comm_collectives.collective import collective
-from comm_collectives.compression import background
 from comm_collectives.compression.defaults import forget_defaults
 from comm_collectives.hierarchy.choice import forget_settings
 from comm_collectives.hierarchy.layout import set_hosts
 from comm_collectives.hierarchy.plan import forget_plans
 from comm_collectives.keyword_errors import with_keyword_errors
+from comm_collectives.reduction import forget_orders
 from comm_utils.active import slot
 from comm_utils.errors import (
     ArgumentError,
@@ -60,6 +60,7 @@ def forget_groups() -> None:
     """Start counting anew; the store of the next generation is empty."""
     _made.clear()
     forget_defaults()
+    forget_orders()
     background.forget()
     forget_plans()
     forget_settings()

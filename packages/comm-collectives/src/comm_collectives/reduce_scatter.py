@@ -191,7 +191,7 @@ def _reduce_scatter_tensor(
     if chosen is not None:
         slices = torch.split(source, output.numel()) if output.numel() else [source] * W
         return compressed.reduce_scatter(
-            call, backend, buffer.memory, slices, input, reduce_op, group, async_op, chosen, buffer.copy_back, input
+            call, backend, buffer.memory, slices, output, reduce_op, group, async_op, chosen, buffer.copy_back, input
         )
     backend = with_hierarchy("reduce_scatter_tensor", backend, group, source.nbytes, input.device)
     work = reduction.reduce_scatter_tensor(backend, buffer.memory, source, reduce_op, group, async_op, call)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         LaunchConfig,
         ObjectsConfig,
         ProcessGroupConfig,
+        ReductionsConfig,
         TimeoutsConfig,
     )
     from comm_config.network import CclConfig, GlooConfig, NcclConfig, NetworkConfig
@@ -36,6 +37,7 @@ __all__ = [
     "NetworkConfig",
     "ObjectsConfig",
     "ProcessGroupConfig",
+    "ReductionsConfig",
     "Settings",
     "TimeoutsConfig",
     "json_schema",
@@ -59,6 +61,7 @@ _MODULES = {
         "LaunchConfig",
         "ObjectsConfig",
         "ProcessGroupConfig",
+        "ReductionsConfig",
         "TimeoutsConfig",
     ),
     "network": ("CclConfig", "GlooConfig", "NcclConfig", "NetworkConfig"),

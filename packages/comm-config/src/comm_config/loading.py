@@ -50,8 +50,18 @@ def load_config(
     sources = {dotted(path): label for path, (_, label) in effective.items()}
     check_options({path[0]: value for path, (value, _) in effective.items() if len(path) == 1}, sources)
     config = CommConfig.model_validate(nested({path: value for path, (value, _) in effective.items()}))
+    _check_reductions(config, sources)
     config._sources = sources
     return config
+
+
+def _check_reductions(config: CommConfig, sources: Mapping[str, str]) -> None:
+    """Raise where results are to depend on the ranks' elements alone, and on a compression."""
+    asked = [key for key, value in config.reductions if value]
+    if asked and config.compression() is not None:
+        key = f"reductions.{asked[0]}"
+        text = "got True together with compress_communication or communication_data_type, whose results depend on "
+        raise ConfigError.at(sources.get(key, ""), key, f"{text}where an element lies; leave one of them out")
 
 
 def sources_of(config: CommConfig) -> dict[str, str]:

@@ -19,6 +19,7 @@ __all__ = [
     "LaunchConfig",
     "ObjectsConfig",
     "ProcessGroupConfig",
+    "ReductionsConfig",
     "TimeoutsConfig",
     "without_auto",
 ]
@@ -136,6 +137,17 @@ class HierarchicalConfig(Section):
     )
 
 
+class ReductionsConfig(Section):
+    """Rules for the addition of float tensors."""
+
+    deterministic: bool = Field(
+        default=False, description="Add in an order that depends on neither size, split, timing nor library."
+    )
+    compensated: bool = Field(
+        default=False, description="Add the rounding errors of float sums back; turns `deterministic` on."
+    )
+
+
 class CommConfig(Section):
     """Settings of distributed communication."""
 
@@ -155,6 +167,9 @@ class CommConfig(Section):
     objects: ObjectsConfig = Field(default_factory=ObjectsConfig, description="Python objects sent between ranks.")
     hierarchical: HierarchicalConfig = Field(
         default_factory=HierarchicalConfig, description="Collectives in steps within hosts and between them."
+    )
+    reductions: ReductionsConfig = Field(
+        default_factory=ReductionsConfig, description="Rules for the addition of float tensors."
     )
     communication_data_type: DataType | None = Field(
         default=None,

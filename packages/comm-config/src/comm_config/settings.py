@@ -33,6 +33,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "objects": {"allow_pickle": False, "max_bytes": 1 << 30},
     "hierarchical": {"enabled": True, "min_size_bytes": None},
+    "reductions": {"deterministic": False, "compensated": False},
 }
 _VARIABLES = ("COMM_", "DEEPSPEED_TIMEOUT")
 _PLAIN: Mapping[str, Callable[[Any], bool]] = {

@@ -75,6 +75,7 @@ class Capabilities:
         any_source: ``recv(src=None)`` works.
         tags: point-to-point tags other than 0 work.
         preserving_reduce: ``reduce`` leaves the tensors of the other ranks as they were.
+        fixed_order: its reductions of floats give the bits of ``comm_utils.torch_support.folding.fold``.
     """
 
     reductions: frozenset[tuple[ReduceOp, torch.dtype]]
@@ -84,6 +85,7 @@ class Capabilities:
     any_source: bool = False
     tags: bool = False
     preserving_reduce: bool = False
+    fixed_order: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Comparing what the ranks are about to compress, before anything is encoded for others."""
+"""Comparing what the ranks are about to do, before anything else is sent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,18 @@ class Agreement:
     Args:
         what: the operation, its sizes and its codec.
         number: what may differ between ranks, for :meth:`largest`.
+        subject: what ranks that differ disagree about, for the error.
     """
 
-    def __init__(self, backend: Backend, group: ProcessGroup | None, what: str, number: int = 0) -> None:
-        self._backend, self._group, self._largest = backend, group, number
+    def __init__(
+        self,
+        backend: Backend,
+        group: ProcessGroup | None,
+        what: str,
+        number: int = 0,
+        subject: str = "a compressed collective, of which nothing was sent",
+    ) -> None:
+        self._backend, self._group, self._largest, self._subject = backend, group, number, subject
         text = what.encode()
         own = hashlib.sha256(text).digest()[:_DIGEST_BYTES] + number.to_bytes(8, "little")
         own += text[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
@@ -53,9 +61,7 @@ class Agreement:
             ranks = self._backend.get_process_group_ranks(self._group)
             texts = [row[_DIGEST_BYTES + 8 :].rstrip(b"\0").decode(errors="replace") for row in rows]
             said = "; ".join(f"rank {rank}: {text}" for rank, text in zip(ranks, texts, strict=True))
-            raise CollectiveMismatchError(
-                f"the ranks disagree about a compressed collective, of which nothing was sent: {said}"
-            )
+            raise CollectiveMismatchError(f"the ranks disagree about {self._subject}: {said}")
         self._largest = max(int.from_bytes(row[_DIGEST_BYTES : _DIGEST_BYTES + 8], "little") for row in rows)
 
     def largest(self) -> int:

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives import reduction
-from comm_collectives.composed import run_composed
+from comm_collectives import composed, reduction
 from comm_collectives.compression import low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.defaults import default_of
 from comm_collectives.compression.pipeline import Link
 from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
 from comm_collectives.memory import memory_view
+from comm_collectives.reduction.order import order_of
 from comm_utils import operations
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
@@ -62,7 +62,8 @@ def chosen(
             :func:`all_to_all` finds out whether it is large enough.
 
     Raises:
-        ArgumentError: it was asked for in this call, and there is none for its dtype, op or operation.
+        ArgumentError: it was asked for in this call, and there is none for its dtype, op or operation; or it is a
+            reduction on a group whose reductions are to be deterministic.
     """
     asked = given is not None
     found = as_compression(call, given) if asked else default_of(group)
@@ -78,7 +79,16 @@ def chosen(
         refusal = f"{found.method} compresses {served} alone"
     if not refusal:
         size_bytes = tensor.nbytes if size_bytes is None else size_bytes
-        return found if size_bytes >= found.min_size_bytes or operations.get(call).pattern.uneven else None
+        if size_bytes < found.min_size_bytes and not operations.get(call).pattern.uneven:
+            return None
+        if op is None or order_of(group) is None:
+            return found
+        # Where an element lies decides with which others it is encoded, and who adds it without encoding.
+        raise ArgumentError(
+            f"{call}: compression: got {found.method!r} {'in this call' if asked else 'from set_compression()'} on a "
+            "group with deterministic reductions, whose results must not depend on where an element lies; give "
+            "compression='none', or call set_deterministic_reductions(False)"
+        )
     if asked:
         raise ArgumentError(f"{call}: compression: {refusal}")
     return None
@@ -87,6 +97,24 @@ def chosen(
 def _make_link(backend: Backend, compression: Compression, group: ProcessGroup | None) -> Link:
     assert compression.codec is not None
     return Link(backend, group, compression.codec)
+
+
+def _run(
+    call: str,
+    backend: Backend,
+    group: ProcessGroup | None,
+    counted: torch.Tensor,
+    op: ReduceOp | None,
+    async_op: bool,
+    compression: Compression,
+    wire_bytes: int,
+    body: Callable[[Backend, ProcessGroup | None], None],
+    result: Any,
+) -> Work | None:
+    """Do ``body``, now or in the group's thread, and have it recorded as one call of the user's."""
+    return composed.run(
+        call, backend, group, counted, op, async_op, body, result, method=repr(compression), wire_bytes=wire_bytes
+    )
 
 
 def all_reduce(
@@ -117,7 +145,7 @@ def all_reduce(
             elements.add_(feedback.local)
             feedback.local.zero_()
 
-    return run_composed(call, backend, group, tensor, op, async_op, repr(compression), wire_bytes, body, tensor)
+    return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
 
 
 def _all_reduce_low_rank(
@@ -146,7 +174,7 @@ def _all_reduce_low_rank(
                 low_rank.all_reduce(reduce, tensor, elements, op is ReduceOp.AVG, size, compression.rank, state)
 
     wire_bytes = 2 * (size - 1) * 4 * count // size
-    return run_composed(call, backend, group, tensor, op, async_op, repr(compression), wire_bytes, body, tensor)
+    return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
 
 
 def reduce_scatter(
@@ -179,7 +207,7 @@ def reduce_scatter(
             output.copy_(slices[0])
         finish()
 
-    return run_composed(call, backend, group, counted, op, async_op, repr(compression), wire_bytes, body, output)
+    return _run(call, backend, group, counted, op, async_op, compression, wire_bytes, body, output)
 
 
 def all_gather(
@@ -205,7 +233,7 @@ def all_gather(
             targets[0].copy_(source)
         finish()
 
-    return run_composed(call, backend, group, source, None, async_op, repr(compression), wire_bytes, body, result)
+    return _run(call, backend, group, source, None, async_op, compression, wire_bytes, body, result)
 
 
 def all_to_all(
@@ -236,4 +264,4 @@ def all_to_all(
             plain(inner, used)
         finish()
 
-    return run_composed(call, backend, group, counted, None, async_op, repr(compression), wire_bytes, body, result)
+    return _run(call, backend, group, counted, None, async_op, compression, wire_bytes, body, result)

@@ -17,8 +17,8 @@ from itertools import pairwise
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.buffers import Buffers
 from comm_collectives.compression.agreement import Agreement
-from comm_collectives.compression.buffers import Buffers
 from comm_collectives.compression.codec import Codec
 from comm_utils.backend import Backend, Work
 

@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from comm_collectives import reduction
-from comm_collectives.compression.buffers import Buffers
+from comm_collectives.buffers import Buffers
 from comm_collectives.hierarchy.plan import Plan
 from comm_collectives.memory import as_bytes
 from comm_utils.backend import Backend, Work

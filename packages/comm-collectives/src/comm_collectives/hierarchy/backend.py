@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.composed import run_composed
+from comm_collectives import composed
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.plan import Plan, find_plan
 from comm_collectives.memory import memory_view
@@ -149,17 +149,17 @@ class HierarchicalBackend(BackendWrapper):
                 inner.mark_broken(used, f"{operation}: {error}")
                 raise
 
-        return run_composed(
+        return composed.run(
             operation,
             self.inner,
             self._group,
             counted,
             None if op is None else parse_reduce_op(op),
             async_op,
-            f"hierarchical({self._plan.layout})",
-            wire_bytes,
             body,
             result,
+            f"hierarchical({self._plan.layout})",
+            wire_bytes,
             root,
             partial(find_plan, self.inner),
         )

@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.hierarchy.backend import HierarchicalBackend
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
+from comm_collectives.reduction.order import order_of
 from comm_collectives.wrapping import bare_backend
 from comm_utils import operations
 from comm_utils.active import slot
@@ -84,7 +85,8 @@ def with_hierarchy(
 ) -> Backend:
     """Return ``backend``, or a view of it with hierarchical collectives where this call is to be one.
 
-    The first such call of a group makes groups, and measures.
+    The first such call of a group makes groups, and measures. Where the order of additions is settled, reductions go in
+    one step.
 
     Args:
         operation: that travels.
@@ -94,6 +96,8 @@ def with_hierarchy(
     if setting is None or size_bytes < (_LEAST_BYTES if isinstance(setting, str) else setting):
         return backend
     if device.type != "cpu" or find_layout(backend, group) is None:
+        return backend
+    if operations.get(operation).pattern.reduces and order_of(group) is not None:
         return backend
     plan = find_plan(backend, group)
     if isinstance(setting, str):

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.recorded.call_series import ANYBODY
+from comm_collectives.recorded.call_series import ANYBODY, NO_ROOT
 from comm_collectives.recorded.device_times import DeviceTimes
 from comm_collectives.recorded.fast_path import recorded_fast_path, splits_of
 from comm_collectives.recorded.timed_calls import TimedCalls
@@ -52,10 +52,10 @@ class RecordingBackend(TimedCalls):
         async_op: bool,
         method: str,
         wire_bytes: int,
-        root: tuple[int | None, int | None],
         started: Callable[[Backend], Work | None],
+        root: tuple[int | None, int | None] = NO_ROOT,
     ) -> Work | None:
-        """Do what ``started`` does with the wrapped backend, and record it as one ``call``.
+        """Do what ``started`` does with the wrapped backend, compressed or in several steps; record it as one ``call``.
 
         Args:
             counted: whose size is that of the call.

@@ -1,9 +1,10 @@
 """Low-Level Reduction Operations: operations that a backend does not provide, built once from those that it does.
 
 avg from sum, a reduce that leaves the other ranks' tensors alone, small integers in wider ones, list forms from flat
-ones, and reductions on each rank where the backend has none.
+ones, reductions on each rank where the backend has none, and those that add in an order that depends on nothing else.
 """
 
+from comm_collectives.reduction.order import forget_orders, needed_order, ordered_dtypes
 from comm_collectives.reduction.reducing import (
     all_reduce,
     reduce,
@@ -18,6 +19,9 @@ __all__ = [
     "all_reduce",
     "encoding_for",
     "fold",
+    "forget_orders",
+    "needed_order",
+    "ordered_dtypes",
     "reduce",
     "reduce_scatter",
     "reduce_scatter_tensor",

@@ -11,6 +11,8 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.memory import as_bytes, concatenate, contiguous, contiguous_elements, memory_view
+from comm_collectives.reduction import fixed_order
+from comm_collectives.reduction.order import needed_order
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
@@ -30,11 +32,13 @@ def all_reduce(
 ) -> Work | None:
     """Reduce a dense ``tensor`` in place, in the order of its memory."""
     capabilities = backend.capabilities(group, tensor.device.type)
-    encoding = encoding_for(call, op, tensor.dtype, capabilities)
+    encoding, W = encoding_for(call, op, tensor.dtype, capabilities), backend.get_world_size(group)
+    order = needed_order(group, op, tensor.dtype, capabilities, W)
+    if order is not None:
+        return fixed_order.all_reduce(backend, tensor, memory_view(tensor), op, group, async_op, order, call)
     # Profilers show the shape of what travels.
     elements = tensor.detach() if encoding.native and tensor.is_contiguous() else memory_view(tensor)
     wire = encoding.encode(elements)
-    W = backend.get_world_size(group)
     if encoding.native:
         work = backend.all_reduce(wire, encoding.op, group, async_op)
         return deliver([work], _decoder(encoding, wire, elements, W), tensor, async_op)
@@ -49,12 +53,15 @@ def reduce(
 ) -> Work | None:
     """Reduce into the dense ``tensor`` of ``group_dst``, in logical order; the others' stay as they are, bitwise."""
     capabilities = backend.capabilities(group, tensor.device.type)
-    encoding = encoding_for("reduce", op, tensor.dtype, capabilities)
-    elements = contiguous(tensor) if encoding.native else contiguous_elements(tensor)
-    is_own = elements.data_ptr() == tensor.data_ptr()  # else a copy
-    wire = encoding.encode(elements)
-    W = backend.get_world_size(group)
+    encoding, W = encoding_for("reduce", op, tensor.dtype, capabilities), backend.get_world_size(group)
     is_dst = backend.get_rank(group) == group_dst
+    order = needed_order(group, op, tensor.dtype, capabilities, W)
+    elements = contiguous(tensor) if encoding.native and order is None else contiguous_elements(tensor)
+    is_own = elements.data_ptr() == tensor.data_ptr()  # else a copy
+    if order is not None:
+        back = _copied_back(None, elements, tensor, is_dst and not is_own)
+        return fixed_order.reduce(backend, tensor, elements, group_dst, op, group, async_op, order, back)
+    wire = encoding.encode(elements)
     if encoding.native:
         if not is_dst and is_own and encoding.shares and not capabilities.preserving_reduce:
             wire = wire.clone()
@@ -82,8 +89,11 @@ def reduce_scatter_tensor(
 ) -> Work | None:
     """Reduce ``input``, (W*n,), and leave this rank's part in ``output``, (n,), both one-dimensional and contiguous."""
     capabilities = backend.capabilities(group, input.device.type)
-    encoding = encoding_for(call, op, input.dtype, capabilities)
-    W = backend.get_world_size(group)
+    encoding, W = encoding_for(call, op, input.dtype, capabilities), backend.get_world_size(group)
+    order = needed_order(group, op, input.dtype, capabilities, W)
+    if order is not None:
+        sizes = [output.numel()] * W
+        return fixed_order.reduce_scatter(backend, output, input, sizes, op, group, async_op, order, call)
     if not (encoding.native and "reduce_scatter_tensor" in capabilities.operations):
         return _exchange_and_fold(backend, output, input, [output.numel()] * W, encoding, group, async_op)
     wire_in = encoding.encode(input)
@@ -107,6 +117,9 @@ def reduce_scatter(
         return reduce_scatter_tensor(backend, output, joined, op, group, async_op, "reduce_scatter")
     capabilities = backend.capabilities(group, joined.device.type)
     encoding = encoding_for("reduce_scatter", op, joined.dtype, capabilities)
+    order = needed_order(group, op, joined.dtype, capabilities, len(sizes))
+    if order is not None:
+        return fixed_order.reduce_scatter(backend, output, joined, sizes, op, group, async_op, order, "reduce_scatter")
     return _exchange_and_fold(backend, output, joined, sizes, encoding, group, async_op)
 
 

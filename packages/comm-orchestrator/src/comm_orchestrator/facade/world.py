@@ -15,6 +15,7 @@ from comm_collectives import arguments, groups, object_codec
 from comm_collectives.hierarchy.choice import set_setting
 from comm_collectives.hierarchy.layout import set_hosts
 from comm_collectives.keyword_errors import with_keyword_errors
+from comm_collectives.reduction.order import Order, order_of
 from comm_orchestrator import orchestrator, selector
 from comm_orchestrator.facade import comms_log
 from comm_utils import active
@@ -160,11 +161,13 @@ def _initialize(options: orchestrator.InitOptions) -> None:
         if comms_log.named(settings):
             comms_log.begin(settings)
         _compress(settings)
+        _order_reductions(settings)
         return
     groups.forget_groups()
     set_hosts(result.host_of)
     _set_hierarchical(settings)
     _compress(settings)
+    _order_reductions(settings)
     object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
     comms_log.begin(settings)
     comms_log.begin_trace(settings)
@@ -180,6 +183,14 @@ def _compress(settings: comm_config.Settings) -> None:
     """Compress what the configuration says; nothing changes where it says nothing."""
     if settings.compression is not None:
         comm_collectives.set_compression(comm_collectives.Compression(**settings.compression))
+
+
+def _order_reductions(settings: comm_config.Settings) -> None:
+    """Make reductions deterministic where the configuration says so; nothing changes where it says nothing."""
+    compensated = settings.reductions.compensated
+    wanted = Order.COMPENSATED if compensated else Order.FIXED if settings.reductions.deterministic else None
+    if wanted not in (None, order_of(None)):
+        comm_collectives.set_deterministic_reductions(compensated=compensated)
 
 
 @with_keyword_errors

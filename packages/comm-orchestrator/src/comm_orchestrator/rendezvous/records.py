@@ -28,6 +28,8 @@ AGREED_SETTINGS = (
     "comms_logger.prof_all",
     "comms_logger.prof_ops",
     "comms_logger.trace",
+    "reductions.deterministic",
+    "reductions.compensated",
 )
 # torch wraps every group of a rank that has it, and the wrappers talk to each other.
 AGREED_VARIABLES = ("TORCH_DISTRIBUTED_DEBUG",)

@@ -9,7 +9,7 @@ import torch
 from comm_utils import kernels
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["fold"]
+__all__ = ["fold", "fold_compensated"]
 
 _STEPS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.SUM: torch.add,
@@ -22,6 +22,8 @@ _STEPS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
     ReduceOp.BXOR: torch.bitwise_xor,
 }
 _ROUNDED_ONCE = frozenset((torch.float16, torch.bfloat16))
+# Elements for which all temporaries stay in a core's cache.
+_CHUNK = 1 << 14
 
 
 def fold(parts: torch.Tensor, op: ReduceOp, out: torch.Tensor) -> None:
@@ -43,3 +45,34 @@ def fold(parts: torch.Tensor, op: ReduceOp, out: torch.Tensor) -> None:
 
     total = tree(inputs)
     out.copy_(total / len(inputs) if op is ReduceOp.AVG else total)
+
+
+def fold_compensated(parts: torch.Tensor, op: ReduceOp, out: torch.Tensor) -> None:
+    """Add ``parts``, (W, n), of a float dtype, over its first dimension into ``out``, (n,), with their rounding errors.
+
+    16-bit floats are added in float32. The error of a sum is at most u * abs(sum) + g(W)**2 * sum(abs(parts)), where u
+    is half the distance from 1 to the next number, and g(W) = (W-1) * u / (1 - (W-1) * u): as if it were added with
+    twice the digits and rounded once. An average is divided after that rounding. Where a sum overflows, the result is
+    infinite or NaN, as without compensation.
+
+    Source: algorithm 4.4 (Sum2) and proposition 4.5 of Ogita, Rump, Oishi: "Accurate sum and dot product", SIAM
+    Journal on Scientific Computing 26 (2005), with Knuth's TwoSum.
+
+    Args:
+        op: SUM or AVG; :func:`fold` does all others.
+    """
+    if op not in (ReduceOp.SUM, ReduceOp.AVG):
+        fold(parts, op, out)
+        return
+    for begin in range(0, parts.shape[1], _CHUNK):
+        columns = parts[:, begin : begin + _CHUNK]
+        if parts.dtype in _ROUNDED_ONCE:
+            columns = columns.float()
+        total, lost = columns[0], torch.zeros_like(columns[0])
+        for part in columns[1:]:
+            added = total + part
+            back = added - total
+            lost += (total - (added - back)) + (part - back)
+            total = added
+        total = torch.where(lost.isfinite(), total + lost, total)
+        out[begin : begin + _CHUNK].copy_(total / len(parts) if op is ReduceOp.AVG else total)

@@ -1,4 +1,4 @@
-"""Compressed collectives that were started and go on while the caller computes.
+"""Calls of several exchanges that were started and go on while the caller computes.
 
 They take several exchanges, which other calls must not come between: so each group has a thread, which does one call
 after the other, and a second group of the same ranks, which nobody else uses.
