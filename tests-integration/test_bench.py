@@ -107,6 +107,63 @@ def test_all_reductions_leave_out_what_does_not_exist(run: Run, tmp_path: Path) 
     assert "# note: torch on gloo does not do all_reduce in place uint16 sum" in done.stdout
 
 
+def test_compressed_calls_beside_uncompressed_ones(run: Run, tmp_path: Path) -> None:
+    what = ("all_reduce", "all_gather", "reduce_scatter", "alltoall", "broadcast", "-d", "float,int32")
+    codecs = ("--compression", "none,int8,onebit", "--backend", ",".join(USABLE))
+    files = ("--json", "a.json", "--csv", "a.csv", "--plot", "a.svg")
+    done = run(*what, "-b", "64K", "-e", "64K", *QUICK, *codecs, *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = load(tmp_path / "a.json")
+    assert found.options["compressions"] == ["none", "int8", "onebit"]
+    moving = {"all_gather_into_tensor", "all_to_all_single"}
+    served = {
+        "": {"all_reduce", "reduce_scatter_tensor", "broadcast", *moving},
+        "int8(block_size=256)": {"all_reduce", "reduce_scatter_tensor", *moving},
+        "onebit(block_size=2048)+error_feedback": {"all_reduce", "reduce_scatter_tensor"},
+    }
+    for backend in USABLE:
+        own = [one for one in found.results if one.backend == backend]
+        assert {codec: {one.operation for one in own if one.codec == codec} for codec in served} == served
+        assert {one.dtype for one in own if one.codec} == {"float32"}
+    for one in found.results:
+        factor = {"all_reduce": 1.0, "broadcast": 1.0}.get(one.operation, 0.5)
+        # Bandwidths are those of what is asked for, whatever travels.
+        assert one.busbw_gb_per_s == pytest.approx(one.size_bytes / one.time_us / 1e3 * factor)
+        if not one.codec:
+            assert (one.wire_bytes, one.wrong) == (0, 0)
+        elif "int8" in one.codec:
+            assert one.wire_bytes == pytest.approx(factor * one.size_bytes * 1.015625 / 4, rel=0.001)
+            assert one.wrong == 0
+        else:
+            assert 0 < one.wire_bytes < factor * one.size_bytes / 30
+            assert one.wrong is None  # with error feedback, only the sum of many calls is near the exact one
+    assert "wire" in done.stdout
+    assert "# note: ours with int8(block_size=256) on gloo does not do broadcast" in done.stdout
+    with (tmp_path / "a.csv").open(newline="") as file:
+        assert [row["wire_bytes"] for row in csv.DictReader(file)] == [str(one.wire_bytes) for one in found.results]
+    assert "int8" in (tmp_path / "a.svg").read_text()
+    # Codecs are compared with themselves.
+    compare = ("--compression", "int8", "--compare", "a.json", "--tolerance", "1000")
+    again = run("-b", "64K", "-e", "64K", *QUICK, "--backend", "gloo", *compare)
+    assert "# 1 compared, 0 slower" in again.stdout, again.stdout + again.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compression", "int7"), "--compression: compression: got 'int7'; expected one of "),
+        (("broadcast", "--compression", "int8"), "--compression: got int8 for broadcast; expected one of all_reduce"),
+        (("--compression", "int8,"), "--compression: got 'int8,'; expected names with a comma between them"),
+    ],
+)
+def test_compression_that_cannot_be_is_refused_before_ranks_start(
+    run: Run, options: tuple[str, ...], message: str
+) -> None:
+    done = run(*options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed")
 def test_beside_deepspeed(run: Run, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from comm_utils.sizes import bandwidth, busbw_factor, format_size, message_size_bytes
+from comm_utils.sizes import bandwidth, busbw_factor, encoded_size_bytes, format_size, message_size_bytes
 
 W = st.integers(1, 4096)
 BYTES = st.integers(0, 2**44)
@@ -102,3 +102,13 @@ def test_text_gives_the_size_back(size: int) -> None:
     number, unit = format_size(size).split()
     factor = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
     assert math.isclose(float(number) * factor, size, rel_tol=1e-3)
+
+
+@given(st.sampled_from([*TWICE, *OTHERS_PART]), st.integers(0, 2**40), st.integers(2, 4096))
+def test_an_uncompressed_call_sends_its_own_size(operation: str, size: int, world_size: int) -> None:
+    sent = size * busbw_factor(operation, world_size)
+    assert encoded_size_bytes(operation, round(sent), world_size) == pytest.approx(size, abs=2)
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert encoded_size_bytes("all_reduce", 0, 1) == 0

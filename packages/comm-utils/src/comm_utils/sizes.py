@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from comm_utils import operations
 
-__all__ = ["Bandwidth", "bandwidth", "busbw_factor", "format_size", "message_size_bytes"]
+__all__ = ["Bandwidth", "bandwidth", "busbw_factor", "encoded_size_bytes", "format_size", "message_size_bytes"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,18 @@ def message_size_bytes(operation: str, part_bytes: int, world_size: int) -> int:
         UnknownOperationError: an operation without a row; a KeyError.
     """
     return part_bytes * world_size if operations.get(operation).pattern.whole_array else part_bytes
+
+
+def encoded_size_bytes(operation: str, wire_bytes: int, world_size: int) -> float:
+    """Return the size of an uncompressed ``operation`` in which a rank sends ``wire_bytes``, as compressed ones do.
+
+    A rank sends the size times the bus factor: 2 (W-1)/W for all_reduce, (W-1)/W for the others that are compressed.
+
+    Raises:
+        UnknownOperationError: an operation without a row; a KeyError.
+    """
+    factor = busbw_factor(operation, world_size)
+    return wire_bytes / factor if factor else 0.0
 
 
 def busbw_factor(operation: str, world_size: int) -> float:

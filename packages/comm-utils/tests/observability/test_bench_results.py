@@ -55,6 +55,7 @@ COUNTS = st.integers(0, 2**60)
     count=COUNTS,
     root=st.integers(-1, 2**20),
     wrong=st.none() | COUNTS,
+    codec=st.text(),
 )
 def test_what_is_saved_is_loaded(
     tmp_path_factory: pytest.TempPathFactory,
@@ -65,6 +66,7 @@ def test_what_is_saved_is_loaded(
     count: int,
     root: int,
     wrong: int | None,
+    codec: str,
 ) -> None:
     result = dataclasses.replace(
         RESULT,
@@ -75,6 +77,8 @@ def test_what_is_saved_is_loaded(
         size_bytes=count,
         root=root,
         wrong=wrong,
+        codec=codec,
+        wire_bytes=count,
     )
     path = tmp_path_factory.mktemp("bench") / "bench.json"
     file = dataclasses.replace(FILE, command=text, results=(result, RESULT))
@@ -163,3 +167,16 @@ def test_a_link_and_a_device_stay_what_they_are(tmp_path: Path) -> None:
     assert pipe.is_fifo()
     assert b"comm-bench" in os.read(reader, 100)
     os.close(reader)
+
+
+def test_files_from_before_compression_are_read(tmp_path: Path) -> None:
+    save(FILE, path := tmp_path / "bench.json")
+    document = json.loads(path.read_text())
+    for one in document["results"]:
+        del one["codec"], one["wire_bytes"]
+    path.write_text(json.dumps(document))
+    assert load(path) == FILE
+    document["results"][0]["wire_bytes"] = -1
+    path.write_text(json.dumps(document))
+    with pytest.raises(ArgumentError, match="-1 as 'wire_bytes' of result 0"):
+        load(path)

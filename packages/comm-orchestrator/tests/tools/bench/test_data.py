@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from comm_collectives.compression import make_codec
 from comm_orchestrator.tools.bench.data import PERIOD, Data
 from comm_orchestrator.tools.bench.operations import ITEM_BYTES, REDUCTIONS, averages, benchmark, benchmarks, reduces
 from comm_orchestrator.tools.bench.plan import Row
@@ -21,7 +22,7 @@ def of_group(size: int) -> list[Data]:
     return [Data(members, rank, CPU) for rank in range(size)]
 
 
-def filled(row: Row, group: list[Data], call: int) -> Buffers:
+def filled(row: Row, group: list[Data], call: int, lossy: bool = False) -> Buffers:
     dtype = getattr(torch, row.dtype)
     sizes = benchmark(row.operation).elements(row.count, len(group))
     found = []
@@ -29,9 +30,40 @@ def filled(row: Row, group: list[Data], call: int) -> Buffers:
         source, target = (torch.zeros(elements, dtype=dtype) for elements in sizes)
         if not benchmark(row.operation).in_parts and row.operation != "send":
             target = source
-        data.fill(row, source, target, call)
+        data.fill(row, source, target, call, lossy)
         found.append((source, target))
     return found
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "fp8", "int8", "int4"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("operation", "op"),
+    [
+        ("all_reduce", "sum"),
+        ("all_reduce", "avg"),
+        ("reduce_scatter_tensor", "sum"),
+        ("all_gather_into_tensor", ""),
+        ("all_to_all_single", ""),
+    ],
+)
+def test_lossy_results_keep_the_bound_of_their_codec_and_stale_ones_do_not(
+    operation: str, op: str, size: int, codec: str
+) -> None:
+    row, found = Row(operation, "float32", op, -1, 70_000, 0), make_codec(codec)
+    group = of_group(size)
+    buffers = filled(row, group, 5, lossy=True)
+    for source, _ in buffers:  # as they arrive elsewhere
+        wire = torch.empty(found.encoded_bytes(source.numel()), dtype=torch.uint8)
+        found.encode(source.clone(), wire)
+        found.decode(wire, source)
+    perform(row, buffers)
+    for data, (source, target) in zip(group, buffers, strict=True):
+        assert data.wrong(row, source, target, 5, found) == 0
+        # Most elements of another call are further off than any codec here may be.
+        assert data.wrong(row, source, target, 9, found) > target.numel() // 4
+        target[7] = float("nan")
+        assert data.wrong(row, source, target, 5, found) == 1
 
 
 def reduced(inputs: list[torch.Tensor], op: str) -> torch.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -243,3 +244,19 @@ def test_groups_that_do_not_fit_are_refused() -> None:
         placement("aaaa", 1, 2).shape((2, 3))
     with pytest.raises(ArgumentError, match="multiple of 2 ranks"):
         placement("aaaa", 3, 3, "mesh").shape((0, 2))
+
+
+def test_compressed_calls_cost_what_their_bytes_cost() -> None:
+    plain = operation()
+    int8 = replace(plain, codec="int8(block_size=256)", wire_bytes=plain.size_bytes // 4)
+    int4 = replace(plain, codec="int4(block_size=256)", wire_bytes=plain.size_bytes // 8)
+    events = [event(one, number, 10 * number, 10 * number + 2) for number, one in enumerate((plain, int8, int4))]
+    traces = job(events, events)
+    found = predict(traces, Estimator(model("all_reduce"), network=NETWORK), Placement.of(traces, 4, 8))
+    each = {row.codec.partition("(")[0]: row for row in found.rows}
+    assert {name: row.size_bytes for name, row in each.items()} == dict.fromkeys(("", "int8", "int4"), 1 << 20)
+    # Two ranks send once the size each: a quarter and an eighth of it; so do 32.
+    for name, share in (("", 1), ("int8", 1 / 4), ("int4", 1 / 8)):
+        each_s = (62 * 15 + 62 / 32 * share * (1 << 20) * 1e-3) / 1e6
+        assert each[name].predicted.value_s == pytest.approx(each_s)
+        assert ("codec" in each[name].estimate.marks) == bool(name)

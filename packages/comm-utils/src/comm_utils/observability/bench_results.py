@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,10 @@ class BenchResult:
     busbw_gb_per_s: float
     wrong: int | None
     """Elements with a wrong value; None where nothing was checked."""
+    codec: str = ""
+    """What compressed the calls, such as ``"int8(block_size=256)"``; empty for nothing."""
+    wire_bytes: int = 0
+    """What a rank sent in a call, the most of all ranks; 0 without a codec. Bandwidths are of ``size_bytes``."""
 
     @property
     def is_empty(self) -> bool:
@@ -147,9 +151,11 @@ def _named(value: object) -> str:
     return "nothing" if value is None else type(value).__name__
 
 
-_TEXTS = frozenset({"operation", "library", "backend", "way", "dtype", "op"})
+_TEXTS = frozenset({"operation", "library", "backend", "way", "dtype", "op", "codec"})
 _NUMBERS = frozenset({"time_us", "min_us", "p50_us", "p95_us", "p99_us", "max_us", "algbw_gb_per_s", "busbw_gb_per_s"})
 _NAMES = tuple(one.name for one in fields(BenchResult))
+# Files of earlier releases lack these.
+_ADDED = frozenset(one.name for one in fields(BenchResult) if one.default is not MISSING)
 
 
 def _result(data: object, path: str | Path, number: int) -> BenchResult:
@@ -157,6 +163,8 @@ def _result(data: object, path: str | Path, number: int) -> BenchResult:
         raise ArgumentError(_message(path, f"{_named(data)} as result {number}"))
     values: dict[str, Any] = {}
     for name in _NAMES:
+        if name not in data and name in _ADDED:
+            continue
         if name not in data:
             raise ArgumentError(_message(path, f"no {name!r} in result {number}"))
         value = data[name]

@@ -74,5 +74,5 @@ def fold_compensated(parts: torch.Tensor, op: ReduceOp, out: torch.Tensor) -> No
             back = added - total
             lost += (total - (added - back)) + (part - back)
             total = added
-        total = torch.where(lost.isfinite(), total + lost, total)
+        total = torch.where(lost.isfinite() & (lost != 0), total + lost, total)  # a sum of -0 stays -0
         out[begin : begin + _CHUNK].copy_(total / len(parts) if op is ReduceOp.AVG else total)

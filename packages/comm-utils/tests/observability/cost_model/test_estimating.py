@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -279,3 +281,44 @@ def test_a_file_that_is_no_model_is_refused_in_a_sentence(tmp_path, change, expe
         load(file)
     assert expected in str(caught.value)
     assert str(file) in str(caught.value)
+
+
+INT8 = "int8(block_size=256)"
+
+
+def compressed(of: Key) -> Key:
+    return dataclasses.replace(of, codec=INT8)
+
+
+def test_compressed_calls_take_what_was_measured_with_their_codec(tmp_path: Path) -> None:
+    slow = points("all_reduce", "ring", [Shape(2), Shape(4)], 20.0, 1e-3)
+    save(model({key(): WITHIN, compressed(key()): slow}), path := tmp_path / "model.json")
+    estimator = Estimator(load(path))
+    found = estimator.estimate("all_reduce", 8192, Shape(4), "float32", "sum", INT8, 2080)
+    assert found.time_us == pytest.approx(6 * 20 + 1.5 * 8192 * 1e-3)
+    assert found.marks == frozenset()
+    # Of which calls without compression know nothing.
+    assert estimator.estimate("all_reduce", 8192, Shape(4), "float32", "sum").time_us == pytest.approx(
+        6 * 2 + 1.5 * 8192 * 1e-4
+    )
+
+
+def test_a_codec_that_was_not_measured_is_priced_by_its_bytes() -> None:
+    estimator = Estimator(model({key(): WITHIN}))
+    found = estimator.estimate("all_reduce", 1 << 20, Shape(4), "float32", "sum", INT8, 266_240.4)
+    plain = estimator.estimate("all_reduce", 266_240, Shape(4), "float32", "sum")
+    assert (found.time_us, found.low_us, found.high_us) == (plain.time_us, plain.low_us, plain.high_us)
+    assert found.marks == plain.marks | {"codec"}
+    alone = estimator.estimate("all_reduce", 1 << 20, Shape(1), "float32", "sum", INT8, 0.0)
+    assert (alone.time_us, alone.marks) == (0, {"free"})
+
+
+def test_over_another_network_only_the_bytes_count() -> None:
+    between = points("all_reduce", "ring", [Shape(4, 2)], 50.0, 1e-3)
+    some = {key(level="inter"): between, compressed(key(level="inter")): between, key(): WITHIN}
+    network = Link(5.0, 1e-4)
+    estimator = Estimator(model(some, Link(10.0, 1e-3)), network=network)
+    found = estimator.estimate("all_reduce", 1 << 20, Shape(4, 2), "float32", "sum", INT8, 1 << 18)
+    plain = estimator.estimate("all_reduce", 1 << 18, Shape(4, 2), "float32", "sum")
+    assert found.time_us == plain.time_us
+    assert "codec" in found.marks

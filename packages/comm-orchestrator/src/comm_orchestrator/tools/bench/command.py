@@ -11,15 +11,18 @@ from pathlib import Path
 import psutil
 import torch
 
+from comm_collectives import Compression
 from comm_orchestrator import devices, facade
 from comm_orchestrator.tools import local_ranks
 from comm_orchestrator.tools.bench import plot, rank
+from comm_orchestrator.tools.bench.operations import benchmarks
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import check_world, plan
 from comm_utils import operations
 from comm_utils.errors import ArgumentError, BackendUnavailableError, CommError
 from comm_utils.launch import LaunchInfo, discover, mpi_launcher, with_plugins
 from comm_utils.observability.bench_results import load
+from comm_utils.operations import Role
 
 __all__ = ["check_files", "check_libraries", "check_memory", "run"]
 
@@ -100,6 +103,26 @@ def check_libraries(options: Options, environ: Mapping[str, str], by_mpi: bool) 
         )
 
 
+def check_compression(options: Options) -> None:
+    """Codecs exist, and some operation is compressed.
+
+    Raises:
+        ArgumentError: none is, or a codec is unknown; says which there are.
+    """
+    for name in options.compressions:
+        if name != "none":
+            try:
+                Compression(name)
+            except ArgumentError as error:
+                raise ArgumentError(f"--compression: {error}") from None
+    served = [row.name for row in map(operations.get, benchmarks()) if row.argument(Role.COMPRESSION)]
+    if set(options.compressions) - {"none"} and not set(options.operations) & set(served):
+        raise ArgumentError(
+            f"--compression: got {', '.join(options.compressions)} for {', '.join(options.operations)}; expected one "
+            f"of {', '.join(served)} among the operations"
+        )
+
+
 def check_memory(options: Options, local_ranks: int) -> None:
     """Two buffers a rank, and what the library needs beside them, fit into the memory that is free.
 
@@ -144,6 +167,7 @@ def _check(options: Options, launch: LaunchInfo, launched: bool, by_mpi: bool, r
             "has started the ranks; leave it out, or run commctl without a launcher"
         )
     check_libraries(options, os.environ, by_mpi)
+    check_compression(options)
     if launch.rank == 0:
         check_files(options)
     on_this_host = (launch.local_world_size or 1) if launched else ranks

@@ -94,6 +94,10 @@ def bench(
         str | None,
         typer.Option(help="Others beside us: a list of torch, mpi4py, deepspeed.", rich_help_panel=_WHERE),
     ] = None,
+    compression: Annotated[
+        str | None,
+        typer.Option(help="Codecs of ours, side by side: a list such as none,int8.", rich_help_panel=_WHAT),
+    ] = None,
     json: Annotated[
         str, typer.Option("-J", "--json", metavar="FILE", help="Write everything.", rich_help_panel=_OUTPUT)
     ] = "",
@@ -120,6 +124,7 @@ def bench(
     commctl bench all -b 1K -e 1M -d float,bfloat16  every operation, two types
     commctl bench broadcast -e 64K -I                times of single calls
     commctl bench --backend gloo,ccl --peers torch   side by side, in turns
+    commctl bench --compression none,int8            beside compressed calls
     commctl bench --ranks 4 --group-size 2           two groups at once
     commctl bench --json new.json --plot new.svg     for programs and people
     commctl bench --compare old.json                 slower than before?
@@ -134,8 +139,8 @@ def bench(
     try:
         options = _options(
             operations or [], minbytes, maxbytes, stepfactor, stepbytes, op, datatype, root, iters, warmup_iters,
-            rounds, check, average, per_iter_timing, timeout, ranks, backend, group_size, peers, json, csv, plot,
-            compare, tolerance,
+            rounds, check, average, per_iter_timing, timeout, ranks, backend, group_size, peers, compression, json, csv,
+            plot, compare, tolerance,
         )  # fmt: skip
     except ArgumentError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -165,6 +170,7 @@ def _options(
     backend: str | None,
     group_size: int | None,
     peers: str | None,
+    compression: str | None,
     json: str,
     csv: str,
     plot: str,
@@ -209,6 +215,7 @@ def _options(
         backends=asked.words("--backend", backend),
         group_size=group_size or 0,
         peers=asked.peers(peers),
+        compressions=asked.words("--compression", compression),
         rounds=rounds,
         json=json,
         csv=csv,

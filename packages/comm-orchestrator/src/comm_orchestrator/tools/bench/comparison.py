@@ -15,12 +15,12 @@ from comm_utils.sizes import format_size
 
 __all__ = ["Comparison", "Pair", "compare", "rendered"]
 
-Key = tuple[str, str, str, str, str, str, int, int, int, int]
+Key = tuple[str, str, str, str, str, str, str, int, int, int, int]
 
 
 def _key(one: BenchResult) -> Key:
     return (
-        *(one.operation, one.library, one.backend, one.way, one.dtype, one.op),
+        *(one.operation, one.library, one.backend, one.codec, one.way, one.dtype, one.op),
         *(one.root, one.world_size, one.groups, one.size_bytes),
     )
 
@@ -131,6 +131,6 @@ def _table(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _named(one: BenchResult) -> str:
-    parts = [f"{one.library}/{one.backend}", one.operation, "" if one.is_empty else one.way]
+    parts = [f"{one.library}/{one.backend}", one.codec, one.operation, "" if one.is_empty else one.way]
     parts += [one.dtype, one.op, f"root {one.root}" if one.root >= 0 else "", f"{one.world_size} ranks"]
     return " ".join(part for part in parts if part)

@@ -15,6 +15,7 @@ import functools
 
 import torch
 
+from comm_collectives.compression import Codec
 from comm_orchestrator.tools.bench.plan import Row
 
 __all__ = ["PERIOD", "Data"]
@@ -34,23 +35,35 @@ class Data:
         self._table = functools.lru_cache(maxsize=16)(self._make_table)
         self._reduced = functools.lru_cache(maxsize=4)(self._make_reduced)
 
-    def fill(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int) -> None:
-        """Write inputs for the ``call``-th call, and an output that no call leaves; ``target`` may be ``source``."""
+    def fill(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int, lossy: bool = False) -> None:
+        """Write inputs for the ``call``-th call, and an output that no call leaves; ``target`` may be ``source``.
+
+        Args:
+            lossy: numbers are to be moved, not any bits: what moves them rounds.
+        """
         _bits(target).fill_(_POISON)
         if row.pattern.is_empty:
             return
-        if row.pattern.reduces:
+        if lossy and not row.pattern.reduces and source.dtype.is_floating_point:
+            _write(source, self._contribution(self.rank, source.dtype, "sum", call))
+        elif row.pattern.reduces:
             _write(source, self._contribution(self.rank, source.dtype, row.op, call))
         elif self._sends(row):
             _write(_bits(source), self._moved(self.rank, source.dtype, call))
 
-    def wrong(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int) -> int:
-        """Return how many elements of this rank's output are not what the ``call``-th call has to leave."""
+    def wrong(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int, codec: Codec | None = None) -> int:
+        """Return how many elements of this rank's output are not what the ``call``-th call has to leave.
+
+        Args:
+            codec: what compressed it, whose bound elements have to keep.
+        """
         pattern, n = row.pattern, row.count
         if pattern.is_empty or not self._receives(row):
             return 0
         # A receiver's part lies at its place in what the sender has, or in what is reduced.
         start = self.rank * n if pattern.uneven or pattern.output_is_part else 0
+        if codec is not None:
+            return self._far(row, target, start, call, codec)
         if pattern.reduces:
             expected, tolerance = self._reduced(target.dtype, row.op, call)
             return _differing(target, start, expected, tolerance)
@@ -62,6 +75,26 @@ class Data:
             _differing(got[one * n : (one + 1) * n], start, self._moved(one, dtype, call))
             for one in range(len(self.members))
         )
+
+    def _far(self, row: Row, target: torch.Tensor, start: int, call: int, codec: Codec) -> int:
+        """Return how many elements are further from the exact ones than their encodings allow."""
+        size, n, op = len(self.members), row.count, row.op or "sum"
+        numbers = [self._whole_numbers(one, target.dtype, op, call).double() for one in range(size)]
+        rounding = torch.finfo(target.dtype).eps
+
+        def lost(largest: float) -> float:
+            return float(codec.bound(torch.full((1,), largest))) + rounding * largest
+
+        if not row.pattern.reduces:
+            return sum(
+                _differing(target[one * n : (one + 1) * n], start, part.to(self.device), within=lost(float(part.max())))
+                for one, part in enumerate(numbers)
+            )
+        # Each part is encoded once, and the result as well, where all ranks get it.
+        share = size if op == "avg" else 1
+        exact, of_parts = torch.stack(numbers).sum(0) / share, sum(lost(float(part.max())) for part in numbers) / share
+        within = of_parts + lost(float(exact.max()) + of_parts)
+        return _differing(target, start, exact.to(self.device), within=within)
 
     def _receives(self, row: Row) -> bool:
         if row.pattern.is_message:  # of a ping-pong, both ends do
@@ -154,19 +187,26 @@ def _write(tensor: torch.Tensor, period: torch.Tensor) -> None:
     tensor[whole:].copy_(period[: tensor.numel() - whole])
 
 
-def _differing(tensor: torch.Tensor, start: int, period: torch.Tensor, tolerance: float = 0.0) -> int:
-    """Return how many elements of (n,) are not those of ``period``, repeated, from its element ``start`` on."""
+def _differing(
+    tensor: torch.Tensor, start: int, period: torch.Tensor, tolerance: float = 0.0, within: float = 0.0
+) -> int:
+    """Return how many elements of (n,) are not those of ``period``, repeated, from its element ``start`` on.
+
+    Args:
+        tolerance: a share of the expected element by which a correct one may differ.
+        within: an error that it may have.
+    """
     tensor, period = _comparable(tensor), period.roll(-(start % PERIOD))
     whole = tensor.numel() // PERIOD * PERIOD
     periods = tensor[:whole].view(-1, PERIOD)
-    found = _count(tensor[whole:], period[: tensor.numel() - whole], tolerance)
+    found = _count(tensor[whole:], period[: tensor.numel() - whole], tolerance, within)
     for first in range(0, len(periods), _AT_ONCE):
-        found += _count(periods[first : first + _AT_ONCE], period, tolerance)
+        found += _count(periods[first : first + _AT_ONCE], period, tolerance, within)
     return found
 
 
-def _count(got: torch.Tensor, expected: torch.Tensor, tolerance: float) -> int:
-    if not tolerance:
+def _count(got: torch.Tensor, expected: torch.Tensor, tolerance: float, within: float) -> int:
+    if not tolerance and not within:
         return int(got.ne(expected).sum())
-    near = (got.double() - expected).abs() <= expected.abs() * tolerance
+    near = (got.double() - expected).abs() <= expected.abs() * tolerance + within
     return int((~near).sum())  # which NaN is not, either

@@ -29,21 +29,24 @@ class Table:
     """Lines of text.
 
     Args:
-        libraries: names and backends; a column says which, where there are several.
+        libraries: names, backends and, of compressed ones, codecs; a column says which, where there are several.
         percentiles: columns for single calls.
         narrow: a line for each way instead of two halves, which fits 80 columns.
     """
 
-    def __init__(self, libraries: Sequence[tuple[str, str]], percentiles: bool, narrow: bool = False) -> None:
+    def __init__(self, libraries: Sequence[tuple[str, ...]], percentiles: bool, narrow: bool = False) -> None:
         self._narrow = narrow
         self._of_rows: tuple[str, ...] | None = None
-        self._alone = len({name for name, _ in libraries}) == len(libraries)
+        self._alone = len({name for name, *_ in libraries}) == len(libraries)
+        self._compressed = any(one[2:] and one[2] for one in libraries)
         self._names = [_named(*one) for one in libraries]
         self._width = max(len(name) for name in self._names) if len(libraries) > 1 else 0
         columns: tuple[str, ...] = ("time", "algbw", "busbw", "#wrong")
         units: tuple[str, ...] = ("(us)", "(GB/s)", "(GB/s)", "")
         if percentiles:
             columns, units = (*columns, "min", "p50", "p99", "max"), (*units, *("(us)",) * 4)
+        if self._compressed:
+            columns, units = (*columns, "wire"), (*units, "(B)")
         self._percentiles = percentiles
         self._cells = len(columns)
         self._columns, self._units = columns, units
@@ -69,8 +72,8 @@ class Table:
         if self._narrow:
             return self._narrow_rows(row, results)
         lines = []
-        for library in dict.fromkeys((one.library, one.backend) for one in results):
-            by_way = {one.way: one for one in results if (one.library, one.backend) == library}
+        for library in dict.fromkeys(map(_which, results)):
+            by_way = {one.way: one for one in results if _which(one) == library}
             cells = [text for way in (OUT_OF_PLACE, IN_PLACE) for text in self._result(by_way.get(way))]
             lines.append(self._line(values, _named(*library), _cells(cells)).rstrip())
         return lines
@@ -82,7 +85,7 @@ class Table:
             self._of_rows = kind
             lines += [f"# {' '.join(filter(None, kind))}"] if any(kind) else []
         for one in results:
-            library = one.library if self._alone else _named(one.library, one.backend)
+            library = one.library if self._alone else _named(*_which(one))
             way = "in" if one.way == IN_PLACE else "out"
             cells = self._shown(self._result(one))
             lines.append(self._narrow_line(format_size(row.size_bytes), library, way, cells).rstrip())
@@ -103,7 +106,8 @@ class Table:
         wrong = "N/A" if one.wrong is None else str(one.wrong)
         cells = [number(one.time_us), number(one.algbw_gb_per_s), number(one.busbw_gb_per_s), wrong]
         times_us = (one.min_us, one.p50_us, one.p99_us, one.max_us) if self._percentiles else ()
-        return cells + [number(time) for time in times_us]
+        cells += [number(time) for time in times_us]
+        return [*cells, _wire(one)] if self._compressed else cells
 
     def _line(self, values: Sequence[object], library: str, cells: str) -> str:
         which = f"  {library:<{self._width}}" if self._width else ""
@@ -115,8 +119,19 @@ _NARROW_UNITS = {"time": "time us", **{name: f"{name} us" for name in ("min", "p
 _NARROW_UNITS |= {"algbw": "algGB/s", "busbw": "busGB/s"}
 
 
-def _named(library: str, backend: str) -> str:
-    return f"{library}/{backend}"
+def _which(one: BenchResult) -> tuple[str, str, str]:
+    return one.library, one.backend, one.codec
+
+
+def _named(library: str, backend: str, codec: str = "") -> str:
+    """Return the name of a library; a codec without its options, which the files have."""
+    return f"{library}/{backend} {codec.partition('(')[0]}".rstrip()
+
+
+def _wire(one: BenchResult) -> str:
+    """Return the bytes that a rank sent, in 7 places; "-" where nobody counts them."""
+    text = str(one.wire_bytes) if one.codec else "-"
+    return text if len(text) <= 7 else f"{one.wire_bytes / 2**20:.1f}M"
 
 
 def _cells(texts: Sequence[str]) -> str:
@@ -140,9 +155,9 @@ def closing(results: Sequence[BenchResult]) -> list[str]:
     wrong = sum(checked)
     state = "not checked" if not checked else f"{wrong} {'FAILED' if wrong else 'OK'}"
     lines = [f"# {'Out of bounds values':<20} : {state}"]
-    libraries = list(dict.fromkeys((one.library, one.backend) for one in results))
+    libraries = list(dict.fromkeys(map(_which, results)))
     for library in libraries:
-        speeds = [one.busbw_gb_per_s for one in results if (one.library, one.backend) == library and not one.is_empty]
+        speeds = [one.busbw_gb_per_s for one in results if _which(one) == library and not one.is_empty]
         if speeds:
             which = f" ({_named(*library)})" if len(libraries) > 1 else ""
             lines.append(f"# {'Avg bus bandwidth':<20} : {sum(speeds) / len(speeds):g} GB/s{which}")
@@ -212,7 +227,7 @@ class Printer:
         self._operation = ""
         columns = shutil.get_terminal_size().columns
         self._width = columns if sys.stdout.isatty() and columns < _WIDE else None
-        named = [(one.name, one.backend) for one in libraries]
+        named = [(one.name, one.backend, repr(one.compression) if one.compression else "") for one in libraries]
         self._table = Table(named, options.per_iteration, narrow=self._width is not None)
         self._several = len({row.operation for row in made.rows}) > 1
         self._progress = Progress(len(made.rows))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from comm_collectives import Compression
 from comm_orchestrator.tools.bench import timing
 from comm_orchestrator.tools.bench.data import Data
 from comm_orchestrator.tools.bench.libraries import Group, Library, UnsupportedError
@@ -19,6 +20,7 @@ from comm_orchestrator.tools.bench.operations import IN_PLACE, benchmark
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import Row
 from comm_orchestrator.tools.bench.system import Exchange
+from comm_orchestrator.tools.bench.wire_bytes import counted_bytes
 from comm_utils.errors import CommError
 
 __all__ = ["Measured", "Measuring"]
@@ -32,6 +34,7 @@ class Measured:
         rounds_us: time per call of each round; empty on ranks that take no part.
         calls_us: times of single calls, where they were asked for.
         wrong: elements; None where nothing was checked.
+        wire_bytes: what this rank sends in a compressed call.
     """
 
     library: Library
@@ -39,6 +42,7 @@ class Measured:
     rounds_us: list[float] = field(default_factory=list)
     calls_us: list[float] = field(default_factory=list)
     wrong: int | None = None
+    wire_bytes: int = 0
 
 
 @dataclass
@@ -48,6 +52,19 @@ class _Variant:
     target: torch.Tensor
     function: Callable[..., object]
     arguments: Sequence[object]
+
+    @property
+    def compression(self) -> Compression | None:
+        return self.measured.library.compression
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.compression is not None
+
+    @property
+    def checkable(self) -> bool:
+        """Return whether a single result is near the exact one; with error feedback, only the sum of many is."""
+        return self.compression is None or not self.compression.error_feedback
 
     def call(self) -> None:
         self.function(*self.arguments)
@@ -81,6 +98,11 @@ class Measuring:
             for _ in range(self._options.rounds):
                 for variant in variants:
                     self._round(row, variant)
+        for variant in variants:
+            if variant.compression is not None:
+                with counted_bytes() as counted:
+                    variant.call()
+                variant.measured.wire_bytes = counted.wire_bytes
         return [variant.measured for variant in variants]
 
     def forget(self) -> None:
@@ -102,7 +124,8 @@ class Measuring:
     # --- one variant
 
     def _prepare(self, row: Row, library: Library, way: str) -> _Variant | None:
-        key = (library.name, library.backend, row.operation, way, row.dtype, row.op)
+        name = library.name if library.compression is None else f"{library.name} with {library.compression!r}"
+        key = (name, library.backend, row.operation, way, row.dtype, row.op)
         if key in self._refused:
             return None
         source, target = self._buffers(row, library.device, way)
@@ -112,7 +135,7 @@ class Measuring:
             function, arguments = library.call(row, way, source, target)
             variant = _Variant(Measured(library, way), source, target, function, arguments)
             if not known:
-                self._data[library.device].fill(row, source, target, self._next())
+                self._data[library.device].fill(row, source, target, self._next(), variant.is_lossy)
                 variant.call()
         except UnsupportedError as error:
             problem = str(error)
@@ -169,10 +192,10 @@ class Measuring:
     def _round(self, row: Row, variant: _Variant) -> None:
         options, measured = self._options, variant.measured
         device, data = measured.library.device, self._data[measured.library.device]
-        data.fill(row, variant.source, variant.target, self._next())
+        data.fill(row, variant.source, variant.target, self._next(), variant.is_lossy)
         timing.loop(options.warmup_iters, variant.function, variant.arguments)
         number = self._next()
-        data.fill(row, variant.source, variant.target, number)
+        data.fill(row, variant.source, variant.target, number, variant.is_lossy)
         self._exchange.meet()
         # One way of a ping-pong is half of it.
         share = 0.5 if row.pattern.is_message else 1.0
@@ -183,18 +206,19 @@ class Measuring:
         else:
             average_us = timing.loop_us(device, options.iters, variant.function, variant.arguments)
         measured.rounds_us.append(share * average_us)
-        if options.check and not row.pattern.is_empty:
+        if options.check and not row.pattern.is_empty and variant.checkable:
             repeatable = measured.way in benchmark(row.operation).repeatable
             measured.wrong = (measured.wrong or 0) + self._wrong(row, variant, number if repeatable else None)
 
     def _wrong(self, row: Row, variant: _Variant, timed: int | None) -> int:
         data = self._data[variant.measured.library.device]
-        found = 0 if timed is None else data.wrong(row, variant.source, variant.target, timed)
+        codec = None if variant.compression is None else variant.compression.codec
+        found = 0 if timed is None else data.wrong(row, variant.source, variant.target, timed, codec)
         for _ in range(self._options.check):
             number = self._next()
-            data.fill(row, variant.source, variant.target, number)
+            data.fill(row, variant.source, variant.target, number, variant.is_lossy)
             variant.call()
-            found += data.wrong(row, variant.source, variant.target, number)
+            found += data.wrong(row, variant.source, variant.target, number, codec)
         return found
 
 

@@ -53,6 +53,7 @@ class Options:
         root: a rank of the group; -1 for each in turn.
         average: 0 rank 0, 1 average, 2 minimum, 3 maximum over the ranks.
         backends: empty for the world's own choice.
+        compressions: codecs of our collectives, ``none`` among them; empty where nothing was said of them.
         ranks, group_size: 0 where nobody said.
         tolerance: a share of the old time.
         command: what to show as the command line.
@@ -78,6 +79,7 @@ class Options:
     backends: tuple[str, ...] = ()
     group_size: int = 0
     peers: tuple[str, ...] = ()
+    compressions: tuple[str, ...] = ()
     rounds: int = 5
     json: str = ""
     csv: str = ""

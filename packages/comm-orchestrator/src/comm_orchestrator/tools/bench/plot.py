@@ -27,6 +27,8 @@ class Point(Protocol):
     @property
     def backend(self) -> str: ...
     @property
+    def codec(self) -> str: ...
+    @property
     def way(self) -> str: ...
     @property
     def dtype(self) -> str: ...
@@ -81,10 +83,9 @@ def plot(results: Sequence[Point], path: str, title: str = "") -> None:
 def _panels(latency: Any, speed: Any, operation: str, results: Sequence[Point]) -> None:
     lines: dict[tuple[Any, ...], list[Point]] = {}
     for one in results:
-        lines.setdefault((one.library, one.backend, one.way, one.dtype, one.op, one.root, one.world_size), []).append(
-            one
-        )
-    told = [number for number in range(7) if number < 2 or len({key[number] for key in lines}) > 1]
+        parts = (one.library, one.backend, one.way, one.dtype, one.op, one.root, one.world_size, one.codec)
+        lines.setdefault(parts, []).append(one)
+    told = [number for number in range(8) if number < 2 or len({key[number] for key in lines}) > 1]
     looks = list(dict.fromkeys((*key[:2], *key[3:]) for key in lines))
     for key, points in lines.items():
         points = sorted(points, key=lambda one: one.size_bytes)

@@ -6,15 +6,17 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import cast
 
 import torch
 
 from comm_orchestrator import facade
 from comm_orchestrator.tools.bench import system
 from comm_orchestrator.tools.bench.display import Printer
-from comm_orchestrator.tools.bench.libraries import Group, open_library
+from comm_orchestrator.tools.bench.libraries import Group, Library, open_library
+from comm_orchestrator.tools.bench.libraries.torch_like import TorchLike
 from comm_orchestrator.tools.bench.measuring import Measured, Measuring
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import Plan, Row, check_world, plan
@@ -58,8 +60,10 @@ def _run(options: Options) -> int:
     made = plan(options, len(group.members))
     backends = options.backends or (facade.get_backend(),)
     with _stdout_for_tables():
-        libraries = [open_library("ours", backend, group) for backend in backends]
-        libraries += [open_library(peer, backends[0], group) for peer in options.peers]
+        opened = [open_library("ours", backend, group) for backend in backends]
+        libraries = [one for ours in opened for one in _compressed(ours, options.compressions)]
+        peers = [open_library(peer, backends[0], group) for peer in options.peers]
+        opened, libraries = [*opened, *peers], [*libraries, *peers]
     facts = exchange.facts({**system.rank_facts(libraries[0].device), "group": group.all_members.index(group.members)})
     printer = Printer(options, facts, made, libraries) if exchange.rank == 0 else None
     measuring = Measuring(options, group, libraries, exchange)
@@ -77,10 +81,17 @@ def _run(options: Options) -> int:
             printer.show(row, results, measuring.notes)
     code = printer.conclude() if printer is not None else 0
     findings = exchange.gather([float(code)])
-    for library in reversed(libraries):
+    for library in reversed(opened):
         library.close()
     facade.destroy_process_group()
     return int(findings[0][0])
+
+
+def _compressed(ours: Library, compressions: Sequence[str]) -> list[Library]:
+    """Return ``ours`` with each compression that was asked for."""
+    if not compressions:
+        return [ours]
+    return [ours if method == "none" else cast(TorchLike, ours).compressed(method) for method in compressions]
 
 
 def _reserved(made: Plan, measuring: Measuring) -> Iterator[Row]:
@@ -101,7 +112,7 @@ def _results(
     rounds, calls = options.rounds, options.rounds * options.iters if options.per_iteration else 0
     own = [number for one in measured for number in _seen(row, one, exchange.rank, setting).numbers()]
     everyone = exchange.gather(own)
-    each = 1 + rounds + calls
+    each = 2 + rounds + calls
     return [
         summed_up(
             row,
@@ -110,6 +121,7 @@ def _results(
             one.way,
             [Seen.of(numbers[each * place : each * (place + 1)], rounds, calls) for numbers in everyone],
             setting,
+            "" if one.library.compression is None else repr(one.library.compression),
         )
         for place, one in enumerate(measured)
     ]
@@ -120,7 +132,7 @@ def _seen(row: Row, one: Measured, rank: int, setting: Setting) -> Seen:
     if row.pattern.is_message and rank % setting.world_size not in (0, setting.world_size - 1):
         nothing = float("nan")
         return Seen(wrong, [nothing] * len(one.rounds_us), [nothing] * len(one.calls_us))
-    return Seen(wrong, one.rounds_us, one.calls_us)
+    return Seen(wrong, one.rounds_us, one.calls_us, one.wire_bytes)
 
 
 @contextmanager

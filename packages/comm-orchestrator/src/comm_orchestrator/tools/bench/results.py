@@ -19,19 +19,24 @@ __all__ = ["Seen", "Setting", "over_ranks", "percentile", "summed_up", "write_cs
 
 @dataclass(frozen=True)
 class Seen:
-    """The times of a variant on one rank; NaN on a rank that took no part; ``wrong``: -1 for unchecked."""
+    """The times of a variant on one rank; NaN on a rank that took no part; ``wrong``: -1 for unchecked.
+
+    ``wire_bytes`` are those that it sends in a compressed call.
+    """
 
     wrong: int
     rounds_us: list[float]
     calls_us: list[float]
+    wire_bytes: int = 0
 
     def numbers(self) -> list[float]:
         """As one list, for :meth:`of`."""
-        return [float(self.wrong), *self.rounds_us, *self.calls_us]
+        return [float(self.wrong), float(self.wire_bytes), *self.rounds_us, *self.calls_us]
 
     @classmethod
     def of(cls, numbers: Sequence[float], rounds: int, calls: int) -> Seen:
-        return cls(int(numbers[0]), list(numbers[1 : 1 + rounds]), list(numbers[1 + rounds : 1 + rounds + calls]))
+        times = list(numbers[2 : 2 + rounds + calls])
+        return cls(int(numbers[0]), times[:rounds], times[rounds:], int(numbers[1]))
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,9 @@ def over_ranks(average: int, times: Sequence[float]) -> float:
     return functions[average](there)
 
 
-def summed_up(row: Row, library: str, backend: str, way: str, seen: Sequence[Seen], setting: Setting) -> BenchResult:
+def summed_up(
+    row: Row, library: str, backend: str, way: str, seen: Sequence[Seen], setting: Setting, codec: str = ""
+) -> BenchResult:
     """Return the result of a variant; ``seen[rank]`` is what that rank saw."""
     rounds_us = [over_ranks(setting.average, times) for times in zip(*(one.rounds_us for one in seen), strict=True)]
     calls_us = [over_ranks(setting.average, times) for times in zip(*(one.calls_us for one in seen), strict=True)]
@@ -89,6 +96,8 @@ def summed_up(row: Row, library: str, backend: str, way: str, seen: Sequence[See
         algbw_gb_per_s=speed.algbw_gb_per_s,
         busbw_gb_per_s=speed.busbw_gb_per_s,
         wrong=sum(one.wrong for one in seen) if checked else None,
+        codec=codec,
+        wire_bytes=max(one.wire_bytes for one in seen),
     )
 
 

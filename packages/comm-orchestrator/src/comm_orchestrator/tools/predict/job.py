@@ -10,6 +10,7 @@ from comm_orchestrator.tools.predict.simulation import Exchange, programs, simul
 from comm_utils.errors import ArgumentError
 from comm_utils.observability.cost_model import Estimate, Estimator, NoFitError, Shape
 from comm_utils.observability.traces import RankTrace
+from comm_utils.sizes import encoded_size_bytes
 
 __all__ = ["Interval", "Job", "Row", "predict"]
 
@@ -28,6 +29,7 @@ class Row:
     """Exchanges that are alike.
 
     Attributes:
+        codec: what compressed them; empty for nothing.
         recorded_s: what they took in the recorded job, without waiting for ranks that came later.
         kept: the model has no fit: the recorded time stands in its place.
     """
@@ -40,6 +42,7 @@ class Row:
     kept: bool = False
     calls: int = 0
     recorded_s: float = 0.0
+    codec: str = ""
 
     @property
     def predicted(self) -> Interval:
@@ -120,7 +123,10 @@ def predict(
     lacking: dict[str, str] = {}
     for exchange in exchanges:
         operation = exchange.operation
-        key = (operation.operation, exchange.size_bytes, operation.ranks, exchange.queue, operation.dtype, operation.op)
+        key = (
+            *(operation.operation, exchange.size_bytes, operation.ranks, exchange.queue, operation.dtype, operation.op),
+            *(operation.codec, operation.wire_bytes),
+        )
         row = rows.get(key)
         if row is None:
             try:
@@ -171,13 +177,20 @@ def _row(exchange: Exchange, estimator: Estimator, placement: Placement, keep_pa
     size = exchange.size_bytes
     if keep_parts and operation.pattern.whole_array:
         size = size * shape.ranks // recorded.ranks
+    encoded = 0.0
+    if operation.codec and exchange.size_bytes:  # in groups of another size, a size shrinks as it did when recorded
+        sent_as = encoded_size_bytes(operation.operation, operation.wire_bytes, recorded.ranks)
+        encoded = size * sent_as / exchange.size_bytes
     try:
-        estimate = estimator.estimate(operation.operation, size, shape, operation.dtype, operation.op)
+        estimate = estimator.estimate(
+            operation.operation, size, shape, operation.dtype, operation.op, operation.codec, encoded
+        )
     except NoFitError:
         if not keep_recorded:
             raise
-        return Row(operation.operation, size, recorded, shape, Estimate(0.0, 0.0, 0.0), kept=True)
-    return Row(operation.operation, size, recorded, shape, estimate)
+        nothing = Estimate(0.0, 0.0, 0.0)
+        return Row(operation.operation, size, recorded, shape, nothing, kept=True, codec=operation.codec)
+    return Row(operation.operation, size, recorded, shape, estimate, codec=operation.codec)
 
 
 def _message(exchange: Exchange, placement: Placement) -> tuple[Shape, Shape]:
@@ -202,7 +215,7 @@ def _merged(rows: Iterable[Row]) -> list[Row]:
     """Rows of different groups of one shape together, the longest first."""
     merged: dict[tuple[object, ...], Row] = {}
     for row in rows:
-        key = (row.operation, row.size_bytes, row.recorded_shape, row.shape, row.estimate, row.kept)
+        key = (row.operation, row.size_bytes, row.recorded_shape, row.shape, row.estimate, row.kept, row.codec)
         if key in merged:
             merged[key].calls += row.calls
             merged[key].recorded_s += row.recorded_s

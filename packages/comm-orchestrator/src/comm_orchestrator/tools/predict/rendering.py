@@ -43,7 +43,7 @@ def show(stream: TextIO, parts: Iterable[RenderableType]) -> None:
 
 
 def _of(key: Key) -> tuple[str, str]:
-    words = (f"{key.library}/{key.backend}", key.level, key.way.replace("_", " "), key.dtype, key.op)
+    words = (f"{key.library}/{key.backend}", key.level, key.way.replace("_", " "), key.dtype, key.op, key.codec)
     return key.operation, " ".join(word for word in words if word)
 
 
@@ -158,7 +158,7 @@ def job_tables(
 def _row(row: Row) -> tuple[str, ...]:
     marks = "as recorded" if row.kept else ", ".join(sorted(row.estimate.marks))
     return (
-        row.operation,
+        f"{row.operation} {row.codec.partition('(')[0]}".rstrip(),
         format_size(row.size_bytes),
         _shape(row.shape),
         row.estimate.algorithm,

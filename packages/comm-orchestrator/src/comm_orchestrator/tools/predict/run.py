@@ -181,6 +181,7 @@ def _document(
         {
             "operation": row.operation,
             "size_bytes": row.size_bytes,
+            "codec": row.codec,
             "ranks": row.shape.ranks,
             "nodes": row.shape.nodes,
             "recorded_ranks": row.recorded_shape.ranks,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from comm_utils import operations
 from comm_utils.errors import ArgumentError
@@ -24,6 +24,7 @@ MARKS: dict[str, str] = {
     "algorithm": "the algorithm is assumed: groups of one size only were measured, and the interval spans the others",
     "network": "the network is a given one, not that of the measurements",
     "dtype": "measured with another dtype or reduction",
+    "codec": "compressed calls are taken for uncompressed ones that send as many bytes: encoding costs nothing",
     "unchecked": "too few sizes for cross validation: the interval is a factor of two",
     "free": "groups of one rank, of which the model has none, are taken to cost nothing",
 }
@@ -86,19 +87,40 @@ class Estimator:
         self._fits = [fit for fit in model.fits if (fit.key.library, fit.key.backend) == fitting[0]]
         self._by_key = {fit.key: fit for fit in self._fits}
 
-    def estimate(self, operation: str, size_bytes: int, shape: Shape, dtype: str = "", op: str = "") -> Estimate:
+    def estimate(
+        self,
+        operation: str,
+        size_bytes: int,
+        shape: Shape,
+        dtype: str = "",
+        op: str = "",
+        codec: str = "",
+        encoded_bytes: float = 0.0,
+    ) -> Estimate:
         """Estimate how long ``operation`` takes.
+
+        A compressed call has the time that was measured with its codec. Without such a measurement, or over another
+        network, it has that of an uncompressed call that sends as many bytes.
 
         Args:
             operation: as a program calls it, or as a bench file names it.
             size_bytes: as nccl-tests counts it.
+            codec: what compresses it; empty for nothing.
+            encoded_bytes: of a compressed call, :func:`comm_utils.sizes.encoded_size_bytes`.
 
         Raises:
             NoFitError: nothing in the model can tell.
         """
         row = operations.find(operation)
         measured_as = operation if row is None else row.measured_as
-        fits = [fit for fit in self._fits if fit.key.operation == measured_as]
+        if codec:
+            fits = [fit for fit in self._fits if (fit.key.operation, fit.key.codec) == (measured_as, codec)]
+            elsewhere = shape.level == "inter" and self.network is not None
+            if elsewhere or not any(fit.key.level == shape.level for fit in fits):
+                plain = self.estimate(operation, max(1, round(encoded_bytes)), shape, dtype, op)
+                return replace(plain, marks=plain.marks | {"codec"} if plain.time_us else plain.marks)
+        else:
+            fits = [fit for fit in self._fits if fit.key.operation == measured_as and not fit.key.codec]
         if shape.ranks == 1 and not any(fit.key.level == "local" for fit in fits):
             return Estimate(0.0, 0.0, 0.0, marks=frozenset(["free"]))
         fit, over = self._choose(measured_as, fits, shape, dtype, op)

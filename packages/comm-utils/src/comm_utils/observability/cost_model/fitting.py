@@ -69,7 +69,7 @@ class Fit:
 
 def within_key(key: Key) -> Key:
     """Return the fit within a host that belongs to one between hosts."""
-    return Key(key.operation, key.library, key.backend, "intra", key.way, key.dtype, key.op)
+    return Key(key.operation, key.library, key.backend, "intra", key.way, key.dtype, key.op, key.codec)
 
 
 def time_us(

@@ -168,7 +168,7 @@ def _positive(value: object) -> int:
 
 def _fit_from_json(data: dict[str, Any]) -> Fit:
     names = ("operation", "library", "backend", "level", "way", "dtype", "op")
-    key = Key(*(str(data[name]) for name in names))
+    key = Key(**{name: str(data[name]) for name in names}, codec=str(data.get("codec", "")))
     if not operations.is_benchmarked(key.operation) or key.level not in ("local", "intra", "inter"):
         raise ValueError(f"a fit of {key.operation!r} at level {key.level!r}, which is unknown")
     known = candidates(key.operation, key.level)

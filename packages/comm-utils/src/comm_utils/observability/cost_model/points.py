@@ -25,7 +25,7 @@ _SHORTEST_US = 1e-6
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """The properties that measurements of one fit share; ``level`` is :attr:`Shape.level`."""
+    """The properties that measurements of one fit share; ``level`` is :attr:`Shape.level`, ``codec`` empty for none."""
 
     operation: str
     library: str
@@ -34,10 +34,11 @@ class Key:
     way: str
     dtype: str
     op: str
+    codec: str = ""
 
     def __str__(self) -> str:
         words = (self.operation, f"{self.library}/{self.backend}", self.level, self.way, self.dtype, self.op)
-        return " ".join(word for word in words if word)
+        return " ".join(word for word in (*words, self.codec) if word)
 
 
 @dataclass(frozen=True, order=True)
@@ -77,7 +78,7 @@ def collect(files: Iterable[BenchFile], statistic: str = "median") -> Collected:
             untimed += 1
         else:
             shape = Shape(one.world_size, one.nodes)
-            key = Key(one.operation, one.library, one.backend, shape.level, one.way, one.dtype, one.op)
+            key = Key(one.operation, one.library, one.backend, shape.level, one.way, one.dtype, one.op, one.codec)
             found.setdefault(key, []).append((one.groups, Point(shape, one.size_bytes, time_us)))
     notes = []
     if wrong:

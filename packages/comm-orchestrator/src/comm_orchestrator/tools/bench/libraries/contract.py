@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from comm_collectives import Compression
 from comm_orchestrator.tools.bench.plan import Row
 
 __all__ = ["Group", "Library", "UnsupportedError"]
@@ -44,11 +45,13 @@ class Library(Protocol):
         name: as in the results, such as ``"torch"``.
         backend: the library below, such as ``"gloo"``.
         device: where its tensors are.
+        compression: what compresses its calls; None for nothing.
     """
 
     name: str
     backend: str
     device: torch.device
+    compression: Compression | None
 
     def call(
         self, row: Row, way: str, source: torch.Tensor, target: torch.Tensor

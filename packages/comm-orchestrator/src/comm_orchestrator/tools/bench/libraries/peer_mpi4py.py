@@ -44,7 +44,7 @@ def open_mpi4py(backend: str, group: Group) -> _Mpi4py:
 
 
 class _Mpi4py:
-    name, device = "mpi4py", torch.device("cpu")
+    name, device, compression = "mpi4py", torch.device("cpu"), None
 
     def __init__(self, mpi: Any, comm: Any, group: Group) -> None:
         self._mpi, self._comm, self._group = mpi, comm, group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
+from comm_collectives import Compression
 from comm_orchestrator import facade
 from comm_orchestrator.tools.bench.libraries.contract import Group, UnsupportedError
 from comm_orchestrator.tools.bench.plan import Row
@@ -28,6 +30,7 @@ class TorchLike:
         handle: the group to pass, None for the world.
         op_of: turns the name of a reduction into what ``module`` takes.
         close: frees what was made for this.
+        compression: of all calls.
     """
 
     def __init__(
@@ -39,16 +42,29 @@ class TorchLike:
         handle: Any,
         op_of: Callable[[str], Any],
         close: Callable[[], object] = lambda: None,
+        compression: Compression | None = None,
     ) -> None:
+        self.compression = compression
         self.name, self.backend, self.device = name, backend, device_of(backend)
         self._module, self._group, self._handle, self._op_of, self._close = module, group, handle, op_of, close
 
     def call(
         self, row: Row, way: str, source: torch.Tensor, target: torch.Tensor
     ) -> tuple[Callable[..., object], Sequence[object]]:
+        operation = operations.get(row.operation)
+        if self.compression is not None:
+            if operation.argument(Role.COMPRESSION) is None:
+                raise UnsupportedError(f"{row.operation} is not compressed")
+            function = functools.partial(self._function(operation), compression=self.compression)
+            return function, self._arguments(row, source, target)
         if row.pattern.is_message:
             return self._ping_pong(source, target), ()
-        return self._function(operations.get(row.operation)), self._arguments(row, source, target)
+        return self._function(operation), self._arguments(row, source, target)
+
+    def compressed(self, method: str) -> TorchLike:
+        """Return the same library on the same group with all calls compressed; this one is to be closed."""
+        same = self.name, self.backend, self._module, self._group, self._handle, self._op_of
+        return TorchLike(*same, compression=Compression(method))
 
     def _function(self, operation: OperationSpec) -> Callable[..., object]:
         # By their new names torch's do not warn, which takes longer than a short call.

@@ -1,0 +1,46 @@
+"""The bytes that compressed calls send, as they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, cast
+
+from comm_collectives import BackendWrapper, instrument, instrumented
+from comm_utils.backend import Backend, Work
+
+__all__ = ["Counted", "counted_bytes"]
+
+
+class Counted:
+    """The sum over all compressed calls of this rank."""
+
+    wire_bytes = 0
+
+
+@contextmanager
+def counted_bytes() -> Iterator[Counted]:
+    """Count what compressed calls within the block send."""
+    counted, usual = Counted(), instrumented()
+
+    class Counting(BackendWrapper):
+        def observe_compressed(
+            self,
+            call: str,
+            group: Any,
+            tensor: Any,
+            op: Any,
+            async_op: bool,
+            codec: str,
+            wire_bytes: int,
+            started: Callable[[Backend], Work | None],
+            root: Any,
+        ) -> Work | None:
+            counted.wire_bytes += wire_bytes
+            return started(self.inner)
+
+    instrument(*usual, lambda inner: cast(Backend, Counting(inner)))
+    try:
+        yield counted
+    finally:
+        instrument(*usual)
