@@ -525,7 +525,7 @@ def test_every_operation_that_is_recorded_has_a_known_name() -> None:
     moving = {
         name for name, value in inspect.getmembers(RecordingBackend, inspect.isfunction) if not name.startswith("_")
     }
-    assert moving - methods == {"around", "during", "fast_path", "batch_isend_irecv", "observe_compressed"}
+    assert moving - methods == {"around", "during", "fast_path", "batch_isend_irecv", "observe_composed"}
     assert {row.name for row in operations.rows() if row.recorded and methods & set(row.travels_as)} == (
         operations.recorded()
     )

@@ -45,6 +45,7 @@ INTERNAL = {
     "fast_path",
     "get_store",
     "get_timeout",
+    "mark_broken",
 }
 #: What users can say and backends need not know: these have isend and irecv, and during() for timeouts.
 ADDED = {"send": ["async_op", "timeout*"], "recv": ["async_op", "timeout*"], "barrier": ["timeout"]}

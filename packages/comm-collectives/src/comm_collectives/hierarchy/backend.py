@@ -16,6 +16,7 @@ from comm_collectives.memory import memory_view
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import CommError
+from comm_utils.observability.traces.events import HIERARCHICAL
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 
 __all__ = ["HierarchicalBackend"]
@@ -158,7 +159,7 @@ class HierarchicalBackend(BackendWrapper):
             async_op,
             body,
             result,
-            f"hierarchical({self._plan.layout})",
+            f"{HIERARCHICAL}({self._plan.layout})",
             wire_bytes,
             root,
             partial(find_plan, self.inner),

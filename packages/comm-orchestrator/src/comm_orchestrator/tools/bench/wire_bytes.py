@@ -24,14 +24,14 @@ def counted_bytes() -> Iterator[Counted]:
     counted, usual = Counted(), instrumented()
 
     class Counting(BackendWrapper):
-        def observe_compressed(
+        def observe_composed(
             self,
             call: str,
             group: Any,
             tensor: Any,
             op: Any,
             async_op: bool,
-            codec: str,
+            method: str,
             wire_bytes: int,
             started: Callable[[Backend], Work | None],
             root: Any,

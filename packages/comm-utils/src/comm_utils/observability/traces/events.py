@@ -7,7 +7,11 @@ from functools import cached_property
 
 from comm_utils import operations
 
-__all__ = ["Event", "Operation", "RankTrace", "Wait"]
+__all__ = ["HIERARCHICAL", "Event", "Operation", "RankTrace", "Wait"]
+
+
+#: The beginning of the method of calls in steps within hosts and between them.
+HIERARCHICAL = "hierarchical"
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ class Operation:
     on_device: bool = False
     method: str = ""
     wire_bytes: int = 0
+
+    @property
+    def codec(self) -> str:
+        """Return what compressed it; empty for nothing."""
+        return "" if self.method.startswith(HIERARCHICAL) else self.method
 
     @property
     def world_size(self) -> int:
