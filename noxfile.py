@@ -479,6 +479,13 @@ def launchers(session: nox.Session) -> None:
 def ecosystem(session: nox.Session) -> None:
     """DeepSpeed with its communication replaced, and Accelerate (compiles a part of DeepSpeed)."""
     install_sources(session, *all_sources(*group("docs"), *group("ecosystem")))
+    # Beside the release with 1-bit optimizers, one that has them no more; it needs the same packages.
+    newest = Path(session.virtualenv.location) / "deepspeed-newest"
+    if not newest.is_dir():
+        none = write_constraints(session, "")
+        install(session, "--no-deps", "--target", str(newest), *group("ecosystem-newest"), constraints=none)
+    if newest.is_dir():  # nox -R installs nothing
+        session.env["DEEPSPEED_NEWEST"] = str(newest)
     if session.posargs:
         session.run("pytest", "-rs", ECOSYSTEM_TESTS, *session.posargs)
     else:

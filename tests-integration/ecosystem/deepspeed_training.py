@@ -28,13 +28,13 @@ LENGTH, BATCH, STEPS = 32, 8, 6
 class Model(nn.Module):
     """Predicts the next byte of a text."""
 
-    def __init__(self) -> None:
+    def __init__(self, symbols: int = 256) -> None:
         super().__init__()
-        self.embed = nn.Embedding(256, 32)
+        self.embed = nn.Embedding(symbols, 32)
         self.place = nn.Parameter(torch.zeros(LENGTH, 32))
         layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
-        self.head = nn.Linear(32, 256)
+        self.head = nn.Linear(32, symbols)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)

@@ -9,27 +9,30 @@ import deepspeed
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from comm_orchestrator import facade
 from comm_orchestrator.environment import apply_variables
+from comm_orchestrator.facade import deepspeed_compression
+from comm_orchestrator.facade.deepspeed_compression import AMENDED, COMPRESSED, ON_OTHER_DEVICES
 from comm_utils.errors import BackendUnavailableError, CommError
 
-__all__ = ["GONE", "KEPT", "REPLACED", "ReplacementError", "replace_comm"]
+__all__ = ["AMENDED", "COMPRESSED", "GONE", "KEPT", "REPLACED", "ReplacementError", "replace_comm"]
 
 _PACKAGE = "deepspeed.comm"
 #: modules that are ours from then on
 REPLACED = (_PACKAGE, f"{_PACKAGE}.comm", f"{_PACKAGE}.reduce_op")
 #: modules that stay DeepSpeed's own: names and defaults of its configuration, and helpers without communication
-KEPT = (f"{_PACKAGE}.config", f"{_PACKAGE}.constants", f"{_PACKAGE}.utils")
+KEPT = (f"{_PACKAGE}.config", f"{_PACKAGE}.constants", f"{_PACKAGE}.pg_utils", f"{_PACKAGE}.utils")
 #: modules that cannot be imported then: what is inside of what was replaced
 GONE = (f"{_PACKAGE}.backend", f"{_PACKAGE}.ccl", f"{_PACKAGE}.mori", f"{_PACKAGE}.torch")
 
@@ -51,6 +54,8 @@ class _Replacing(MetaPathFinder, Loader):
                 "this is a part of its inside",
                 name=fullname,
             )
+        if fullname in COMPRESSED or fullname in AMENDED:
+            return self._find_in_runtime(fullname, path)
         if fullname not in REPLACED:
             return None
         spec = ModuleSpec(fullname, self, origin=facade.__file__, is_package=fullname == _PACKAGE)
@@ -58,14 +63,38 @@ class _Replacing(MetaPathFinder, Loader):
             spec.submodule_search_locations.append(str(self._folder))
         return spec
 
+    def _find_in_runtime(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
+        own = PathFinder.find_spec(fullname, path)
+        if own is None or own.origin is None:  # this release does not have it
+            return None
+        if fullname in COMPRESSED:
+            return ModuleSpec(fullname, self, origin=deepspeed_compression.__file__)
+        own.loader = _Amending(fullname, own.origin)
+        return own
+
     def exec_module(self, module: ModuleType) -> None:
+        module.__dict__["__getattr__"] = functools.partial(_explain, module.__name__)
+        if (compressed := COMPRESSED.get(module.__name__)) is not None:
+            setattr(module, compressed.__name__, compressed)
+            module.__doc__ = f"{module.__name__}, replaced by comm_orchestrator."
+            return
         names = ["ReduceOp"] if module.__name__.endswith(".reduce_op") else facade.__all__
         for name in names:
             setattr(module, name, getattr(facade, name))
         if "init_distributed" in names:
             module.__dict__["init_distributed"] = _init_distributed
         module.__doc__ = f"{module.__name__}, replaced by comm_orchestrator."
-        module.__dict__["__getattr__"] = _explain
+
+
+class _Amending(SourceFileLoader):
+    """Executes DeepSpeed's module, and replaces names in it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        has_kernels = importlib.import_module("deepspeed.accelerator").get_accelerator().device_name() == "cuda"
+        for name, value in AMENDED[module.__name__].items():
+            if hasattr(module, name) and not (has_kernels and name in ON_OTHER_DEVICES):
+                setattr(module, name, value)
 
 
 @functools.wraps(facade.init_distributed)
@@ -78,9 +107,9 @@ def _init_distributed(*args: Any, **kwargs: Any) -> None:
             pass
 
 
-def _explain(name: str) -> Any:
+def _explain(module: str, name: str) -> Any:
     raise AttributeError(
-        f"deepspeed.comm, which comm_orchestrator has replaced, has no {name!r}: names inside of DeepSpeed's own "
+        f"{module}, which comm_orchestrator has replaced, has no {name!r}: names inside of DeepSpeed's own "
         "implementation are not provided"
     )
 
@@ -89,7 +118,8 @@ def replace_comm() -> None:
     """Make ``deepspeed.comm`` this API; called before ``deepspeed`` is imported, and on every rank.
 
     Calling it again does nothing. What is replaced are the modules in :data:`REPLACED`; those in :data:`KEPT` stay as
-    they are, and those in :data:`GONE` cannot be imported any more.
+    they are, and those in :data:`GONE` cannot be imported any more. The modules in :data:`COMPRESSED`, by which 1-bit
+    optimizers communicate, and names in those of :data:`AMENDED` are replaced where the release has them.
 
     Raises:
         BackendUnavailableError: DeepSpeed is not installed.
