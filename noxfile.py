@@ -124,6 +124,7 @@ NEWEST_TESTS = [
         for name in (
             "coalescing",
             "compression",
+            "deepspeed_compression",
             "doctor",
             "init_distributed",
             "interoperability",
