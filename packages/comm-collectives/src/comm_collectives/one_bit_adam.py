@@ -21,9 +21,9 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import check_numel, check_tensor, enter
+from comm_collectives.buffers import Buffers
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.block_codecs import OneBit
-from comm_collectives.compression.buffers import Buffers
 from comm_collectives.compression.calls import DTYPES
 from comm_collectives.compression.feedback import keep_error
 from comm_collectives.compression.pipeline import Link
