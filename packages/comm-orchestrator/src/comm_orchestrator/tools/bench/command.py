@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import torch
 
-from comm_collectives import Compression
 from comm_orchestrator import devices, facade
+from comm_orchestrator.facade import Compression
 from comm_orchestrator.tools import local_ranks
 from comm_orchestrator.tools.bench import plot, rank
 from comm_orchestrator.tools.bench.operations import benchmarks

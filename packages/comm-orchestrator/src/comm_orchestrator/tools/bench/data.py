@@ -12,19 +12,26 @@ many units in the last place as there are ranks.
 from __future__ import annotations
 
 import functools
+from typing import Protocol
 
 import torch
 
-from comm_collectives.compression import Codec
 from comm_orchestrator.tools.bench.plan import Row
 
-__all__ = ["PERIOD", "Data"]
+__all__ = ["PERIOD", "Bound", "Data"]
 
 PERIOD = 65521
 _SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _POISON = -86
 #: Periods compared at once, to bound what a comparison allocates.
 _AT_ONCE = 64
+
+
+class Bound(Protocol):
+    """The part of a codec that says how far elements may be off."""
+
+    def bound(self, elements: torch.Tensor) -> torch.Tensor:
+        """Return how far each of ``elements`` may be off, of the same shape."""
 
 
 class Data:
@@ -51,7 +58,7 @@ class Data:
         elif self._sends(row):
             _write(_bits(source), self._moved(self.rank, source.dtype, call))
 
-    def wrong(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int, codec: Codec | None = None) -> int:
+    def wrong(self, row: Row, source: torch.Tensor, target: torch.Tensor, call: int, codec: Bound | None = None) -> int:
         """Return how many elements of this rank's output are not what the ``call``-th call has to leave.
 
         Args:
@@ -76,7 +83,7 @@ class Data:
             for one in range(len(self.members))
         )
 
-    def _far(self, row: Row, target: torch.Tensor, start: int, call: int, codec: Codec) -> int:
+    def _far(self, row: Row, target: torch.Tensor, start: int, call: int, codec: Bound) -> int:
         """Return how many elements are further from the exact ones than their encodings allow."""
         size, n, op = len(self.members), row.count, row.op or "sum"
         numbers = [self._whole_numbers(one, target.dtype, op, call).double() for one in range(size)]

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from comm_collectives import Compression
+from comm_orchestrator.facade import Compression
+from comm_orchestrator.facade.wire_bytes import counted_bytes
 from comm_orchestrator.tools.bench import timing
 from comm_orchestrator.tools.bench.data import Data
 from comm_orchestrator.tools.bench.libraries import Group, Library, UnsupportedError
@@ -20,7 +21,6 @@ from comm_orchestrator.tools.bench.operations import IN_PLACE, benchmark
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import Row
 from comm_orchestrator.tools.bench.system import Exchange
-from comm_orchestrator.tools.bench.wire_bytes import counted_bytes
 from comm_utils.errors import CommError
 
 __all__ = ["Measured", "Measuring"]

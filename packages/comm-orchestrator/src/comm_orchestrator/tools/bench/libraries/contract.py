@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from comm_collectives import Compression
+from comm_orchestrator.facade import Compression
 from comm_orchestrator.tools.bench.plan import Row
 
 __all__ = ["Group", "Library", "UnsupportedError"]

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as c10d
 
-from comm_collectives import Compression
 from comm_orchestrator import facade
+from comm_orchestrator.facade import Compression
 from comm_orchestrator.tools.bench.libraries.contract import Group, UnsupportedError
 from comm_orchestrator.tools.bench.plan import Row
 from comm_orchestrator.tools.devices import device_of
