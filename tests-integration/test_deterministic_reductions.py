@@ -424,6 +424,7 @@ def run_recorded() -> set[tuple[str, int, int]]:
     W = dist.get_world_size()
     dist.set_deterministic_reductions()
     dist.configure(enabled=True)
+    dist.reset_log()
     try:
         for size in (8, 40_000):
             for asynchronous in (False, True):

@@ -43,8 +43,9 @@ def on(backend: str, host_of: tuple[int, ...], body: Callable[..., Any], *args: 
     try:
         return body(*args)
     finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        dist.configure(enabled=False)
+        dist.reset_log()
+        dist.destroy_process_group()
         for name in variables:
             del os.environ[name]
 
@@ -229,6 +230,7 @@ def asynchronous() -> list[str]:
     """Start calls, do others, and wait in another order."""
     rank, W = dist.get_rank(), dist.get_world_size()
     dist.configure(enabled=True)
+    dist.reset_log()
     dist.set_hierarchical(0)
     tensors = [torch.full((5000,), float(rank + number)) for number in range(6)]
     handles = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
