@@ -109,7 +109,7 @@ from deepspeed.runtime.zero import stage3
 assert stage3.all_to_all_quant_reduce is ours.all_to_all_quant_reduce
 assert stage3.reduce_scatter_coalesced is comm_orchestrator.reduce_scatter_coalesced
 assert stage3.CUDAQuantizer.__module__ == "comm_orchestrator.facade.deepspeed_compression"
-assert ours.all_to_all_loco_quant_reduce.__module__ == ours.__name__  # DeepSpeed's own, as before
+assert ours.all_to_all_loco_quant_reduce.__module__.startswith("deepspeed.")  # its own, as before
 try:
     from deepspeed.runtime.comm.nccl import my_gather
 except ImportError as error:
