@@ -246,7 +246,7 @@ def recorded() -> None:
     CompressedBackend().compressed_allreduce(torch.ones(1 << 20), torch.zeros(1 << 20), torch.zeros(1 << 19), 0)
     (row,) = dist.log_rows()
     assert (row.operation, row.size_bytes, row.calls) == ("all_reduce", 4 << 20, 1)
-    assert row.codec == "onebit(one scale)+error_feedback"
+    assert row.method == "onebit(one scale)+error_feedback"
     assert row.wire_bytes < (4 << 20) / 31
 
 

@@ -97,7 +97,7 @@ def train(name: str, steps: int) -> dict[str, Any]:
         dist.all_reduce(mean)
         losses.append(float(mean) / dist.get_world_size())
     engine.destroy()
-    compressed = sum(row.calls for row in dist.log_rows() if row.codec.startswith("onebit"))
+    compressed = sum(row.calls for row in dist.log_rows() if row.method.startswith("onebit"))
     return {
         "losses": losses,
         "compressed": compressed,

@@ -48,7 +48,7 @@ def train(options: dict[str, Any]) -> dict[str, Any]:
     rows = dist.log_rows()
     return {
         "losses": losses,
-        "int4 calls": sum(row.calls for row in rows if row.codec.startswith("int4")),
+        "int4 calls": sum(row.calls for row in rows if row.method.startswith("int4")),
         "gathered bytes": sum(row.calls * row.size_bytes for row in rows if row.operation.startswith("all_gather")),
     }
 

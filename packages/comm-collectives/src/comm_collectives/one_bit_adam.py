@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives import composed
 from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import check_numel, check_tensor, enter
 from comm_collectives.buffers import Buffers
@@ -96,15 +97,10 @@ def compressed_allreduce(
     row = Link(backend, group, codec).wire_bytes(server.numel())
     wire_bytes = 2 * (backend.get_world_size(group) - 1) * row
 
-    def started(inner: Backend) -> None:
-        with torch.inference_mode():  # outside of it, tensors made inside of it cannot be written
-            _average(Link(inner, group, codec), codec, elements, worker, server)
+    def body(inner: Backend, used: ProcessGroup | None) -> None:
+        _average(Link(inner, used, codec), codec, elements, worker, server)
 
-    observe: Any = getattr(type(backend), "observe_compressed", None)
-    if observe is None:
-        started(backend)
-    else:
-        observe(backend, _RECORDED_AS, group, tensor, ReduceOp.AVG, False, repr(codec), wire_bytes, started)
+    composed.run(_RECORDED_AS, backend, group, tensor, ReduceOp.AVG, False, body, tensor, repr(codec), wire_bytes)
     return tensor
 
 
