@@ -243,6 +243,7 @@ def test_ranks_with_different_tensors(bare_pools: Pools, backend: str) -> None:
 
 def recorded() -> None:
     dist.configure(enabled=True)
+    dist.reset_log()
     CompressedBackend().compressed_allreduce(torch.ones(1 << 20), torch.zeros(1 << 20), torch.zeros(1 << 19), 0)
     (row,) = dist.log_rows()
     assert (row.operation, row.size_bytes, row.calls) == ("all_reduce", 4 << 20, 1)

@@ -232,6 +232,8 @@ def test_a_configuration_written_out_reads_back_the_same(values_of: Any, schema:
 
     @given(values_of({**schema, "properties": served, "type": "object"}))
     def check(document: dict[str, Any]) -> None:
+        if document.get("communication_data_type") not in (None, "fp32"):
+            document.pop("reductions", None)  # refused together
         config = load_config(document, environ={})
         path.write_text(config.model_dump_json())
         assert load_config(path, environ={}) == config

@@ -65,12 +65,23 @@ class BackgroundWork:
 class _Worker:
     def __init__(self, group: ProcessGroup) -> None:
         self.group = group
+        self._prepared = False
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="comm-compression", daemon=True)
         self._thread.start()
 
     def start(self, call: Callable[[ProcessGroup], None], work: BackgroundWork) -> None:
         self._calls.put((call, work))
+
+    def prepare(self, make: Callable[[ProcessGroup], object]) -> None:
+        """Call the first ``make``, with no call under way: libraries make groups while nothing else communicates."""
+        if self._prepared:
+            return
+        idle = BackgroundWork("", None)
+        self.start(lambda _: None, idle)
+        idle.wait()
+        make(self.group)
+        self._prepared = True
 
     def end(self) -> None:
         self._calls.put(None)
@@ -111,13 +122,14 @@ def start(
     The first call of a group makes that group, on all of its ranks.
 
     Args:
-        prepare: called with that group before, in the caller's thread, which makes groups in the order of all ranks.
+        prepare: called with that group before its first call that has one, in the caller's thread, in which all ranks
+            make groups in one order.
     """
     worker = _workers.get(group)
     if worker is None:
         worker = _workers[group] = _Worker(_same_ranks(backend, group))
     if prepare is not None:
-        prepare(worker.group)
+        worker.prepare(prepare)
     work = BackgroundWork(name, result)
     worker.start(call, work)
     return work

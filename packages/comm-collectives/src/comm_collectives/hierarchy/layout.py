@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["Layout", "layout_of", "set_hosts"]
+__all__ = ["Layout", "layout_of", "set_hosts", "spans_hosts"]
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,18 @@ class Layout:
 
 class _World:
     host_of: ClassVar[tuple[int, ...]] = ()
+    spans_hosts: ClassVar[bool] = False
 
 
 def set_hosts(host_of: Sequence[int] | None) -> None:
     """Remember the host of each global rank, as a number; None where nobody knows."""
     _World.host_of = tuple(host_of or ())
+    _World.spans_hosts = len(set(_World.host_of)) > 1
+
+
+def spans_hosts() -> bool:
+    """Return whether the ranks of the world are known to be on several hosts."""
+    return _World.spans_hosts
 
 
 def layout_of(ranks: Sequence[int], own_rank: int) -> Layout | None:
@@ -55,7 +62,7 @@ def layout_of(ranks: Sequence[int], own_rank: int) -> Layout | None:
         own_rank: this process's group rank.
     """
     host_of = _World.host_of
-    if len(set(host_of)) < 2 or max(ranks) >= len(host_of):
+    if not _World.spans_hosts or max(ranks) >= len(host_of):
         return None
     by_host: dict[int, list[int]] = {}
     for position, rank in enumerate(ranks):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
 
-from comm_collectives.hierarchy.layout import Layout, layout_of
+from comm_collectives.hierarchy.layout import Layout, layout_of, spans_hosts
 from comm_utils.backend import Backend, Capabilities
 from comm_utils.torch_support.initialization import timeout_of
 
@@ -33,8 +34,9 @@ class Plan:
     min_size_bytes: dict[str, int | None] = field(default_factory=dict)
 
 
-_layouts: dict[ProcessGroup, Layout | None] = {}
-_plans: dict[ProcessGroup, Plan] = {}
+# Groups can also be destroyed through torch.distributed; a reference to them would keep their sockets open.
+_layouts: WeakKeyDictionary[ProcessGroup, Layout | None] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[ProcessGroup, Plan] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
@@ -44,6 +46,8 @@ def _key(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
 
 def find_layout(backend: Backend, group: ProcessGroup | None) -> Layout | None:
     """Return the layout of ``group``; None where hierarchical collectives have nothing to offer."""
+    if not spans_hosts():
+        return None
     key = _key(backend, group)
     if key not in _layouts:
         _layouts[key] = layout_of(backend.get_process_group_ranks(group), backend.get_rank(group))
@@ -58,6 +62,9 @@ def find_plan(backend: Backend, group: ProcessGroup | None) -> Plan:
         CommTimeoutError, PeerLostError: not every rank came.
     """
     key = _key(backend, group)
+    plan = _plans.get(key)
+    if plan is not None:  # without the lock, as a call in the background may be what other ranks wait for
+        return plan
     with _making:
         plan = _plans.get(key)
         if plan is None:

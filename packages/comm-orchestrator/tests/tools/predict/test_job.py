@@ -248,8 +248,8 @@ def test_groups_that_do_not_fit_are_refused() -> None:
 
 def test_compressed_calls_cost_what_their_bytes_cost() -> None:
     plain = operation()
-    int8 = replace(plain, codec="int8(block_size=256)", wire_bytes=plain.size_bytes // 4)
-    int4 = replace(plain, codec="int4(block_size=256)", wire_bytes=plain.size_bytes // 8)
+    int8 = replace(plain, method="int8(block_size=256)", wire_bytes=plain.size_bytes // 4)
+    int4 = replace(plain, method="int4(block_size=256)", wire_bytes=plain.size_bytes // 8)
     events = [event(one, number, 10 * number, 10 * number + 2) for number, one in enumerate((plain, int8, int4))]
     traces = job(events, events)
     found = predict(traces, Estimator(model("all_reduce"), network=NETWORK), Placement.of(traces, 4, 8))
