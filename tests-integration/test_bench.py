@@ -199,6 +199,7 @@ class Wrong:
     def __init__(self, backend, group):
         self.right = open_ours(backend, group)
         self.name, self.backend, self.device = "wrong", backend, self.right.device
+        self.compression = None
 
     def call(self, row, way, source, target):
         function, arguments = self.right.call(row, way, source, target)

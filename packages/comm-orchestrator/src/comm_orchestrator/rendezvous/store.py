@@ -235,7 +235,7 @@ def _served(address: _Address, launch: LaunchInfo, limit: timedelta) -> tuple[TC
             if error.pid == os.getpid():
                 with contextlib.suppress(RuntimeError):
                     return serve_again(address.host, address.port, limit), None
-            elif not error.closing:
+            elif not error.closing and error.pid is not None:  # without an owner, it may be closing
                 raise
             if not patience.pause(None):
                 raise
