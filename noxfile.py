@@ -45,7 +45,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 DIST = ROOT / "dist"
 # The package with a native library.
 NATIVE = "comm-backend-ccl"
-COVERAGE_PERCENT = 90
+COVERAGE_PERCENT = 85
 # Processes that run tests side by side; tests have ranks of their own.
 WORKERS = min(os.cpu_count() or 1, 4)
 # What plain nox leaves out.
@@ -723,7 +723,7 @@ def compat(session: nox.Session, torch: str) -> None:
 
 @nox.session(default=False, requires=["compat(newest)"], tags=FULL)
 def coverage(session: nox.Session) -> None:
-    """Asks that the tests on the newest Python, ranks counted, execute 90 % of the statements of every package."""
+    """Asks that the tests on the newest Python, ranks counted, execute 85 % of the statements of every package."""
     if not list(ROOT.glob(".coverage.*")):
         session.skip("compat(newest) recorded nothing: see why it was skipped")
     install(session, *group("coverage"))
