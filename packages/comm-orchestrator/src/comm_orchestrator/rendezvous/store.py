@@ -6,6 +6,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ _MOST_GREETING_BYTES = 4096
 _GREETING = "comm/server"
 # How long the last store of this process, or of the one before it, may take to leave its port.
 _CLOSING_S = 3.0
+# On a machine whose cores are all taken a single attempt may last longer than that.
+_CLOSING_ATTEMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,9 @@ def _scope(port: int) -> str:
 
 def _served(address: _Address, launch: LaunchInfo, limit: timedelta) -> tuple[TCPStore, str | None]:
     patience = Deadline(_CLOSING_S)
+    attempts = 0
     while True:
+        attempts += 1
         try:
             listener = listen(address.host, address.port, alone=launch.local_world_size == launch.world_size)
         except PortInUseError as error:
@@ -238,7 +243,9 @@ def _served(address: _Address, launch: LaunchInfo, limit: timedelta) -> tuple[TC
             elif not error.closing and error.pid is not None:  # without an owner, it may be closing
                 raise
             if not patience.pause(None):
-                raise
+                if attempts >= _CLOSING_ATTEMPTS:
+                    raise
+                time.sleep(0.05)
         else:
             bound = str(listener.getsockname()[0])
             return serve(listener, limit), bound if bound not in ("0.0.0.0", "::") else None
