@@ -728,6 +728,9 @@ def coverage(session: nox.Session) -> None:
         session.skip("compat(newest) recorded nothing: see why it was skipped")
     install(session, *group("coverage"))
     session.run("coverage", "combine", "--quiet")
+    # What is left was being written by a rank that a test killed.
+    for unfinished in ROOT.glob(".coverage.*"):
+        unfinished.unlink()
     low = []
     for package in PACKAGES.values():
         session.log(package.name)
@@ -736,7 +739,7 @@ def coverage(session: nox.Session) -> None:
         # 2 is how coverage says that a limit was missed: the other packages are reported all the same.
         session.run("coverage", "report", include, limit, success_codes=[0, 2])
         total = session.run("coverage", "report", include, "--format=total", silent=True, log=False)
-        if int(str(total)) < COVERAGE_PERCENT:
+        if int(str(total).split()[-1]) < COVERAGE_PERCENT:
             low.append(package.name)
     if low:
         session.error(f"below {COVERAGE_PERCENT} %: {', '.join(low)}")
