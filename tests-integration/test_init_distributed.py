@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ import torch.distributed as c10d
 import comm_orchestrator as dist
 from comm_collectives.recorded.backend import RecordingBackend
 from comm_orchestrator.rendezvous import join
+from comm_orchestrator.rendezvous.server import listen
 from comm_utils import active
 from comm_utils.testing import RankPool, patience, per_rank, run_ranks
 
@@ -907,6 +909,34 @@ def run_generations(times: int) -> list[float]:
         dist.destroy_process_group()
         assert not dist.is_initialized()
     return found
+
+
+def listen_after_a_world(library: str, shared_memory: str | None) -> str | None:
+    """Use up a world while nothing collects cycles of references; return what rank 0's listener is bound to then."""
+    gc.collect()
+    gc.disable()
+    try:
+        if shared_memory is not None:
+            os.environ["CCL_SHARED_MEMORY"] = shared_memory
+        dist.init_distributed(library, verbose=False)
+        tensor = torch.ones(4)
+        dist.all_reduce(tensor)
+        dist.isend(tensor, 1).wait() if dist.get_rank() == 0 else dist.recv(tensor, 0)
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        if rank != 0:
+            return None
+        with listen("127.0.0.1", int(os.environ["MASTER_PORT"]), alone=True) as listener:
+            return str(listener.getsockname()[0])
+    finally:
+        os.environ.pop("CCL_SHARED_MEMORY", None)
+        gc.enable()
+
+
+@pytest.mark.parametrize(("library", "shared_memory"), [("gloo", None), ("ccl", None), ("ccl", "0")])
+def test_the_store_ends_with_its_world(bare_pools: Pools, library: str, shared_memory: str | None) -> None:
+    found = bare_pools(2).run(listen_after_a_world, library, shared_memory)
+    assert found == ["127.0.0.1", None]
 
 
 def test_destroy_and_initialise_again(bare_pools: Pools) -> None:

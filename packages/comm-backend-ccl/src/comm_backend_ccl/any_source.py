@@ -147,10 +147,11 @@ class AnySource:
             self._lock.release()
 
     def close(self) -> None:
-        """Forget what is queued."""
+        """Forget what is queued, and who starts receives: it owns this object."""
         with self._lock:
             self._queue.clear()
             _waiting.discard(self)
+            self._start = _closed
 
     def _can_look(self) -> bool:
         with suppress(RuntimeError):
@@ -180,6 +181,10 @@ def match_all() -> bool:
     for one in list(_waiting):
         one.match()
     return bool(_waiting)
+
+
+def _closed(tensor: torch.Tensor, source: int) -> EngineHandle:
+    raise RuntimeError("this process group no longer exists")
 
 
 def _below(store: Store) -> Store:
