@@ -1,6 +1,7 @@
 """What compression gains on a slow network: all_reduce of float32 between two hosts, by codec and speed of the link.
 
-    python benchmarks/compression.py [--rates 1gbit 10gbit] [--ranks-per-host N] [--size BYTES] [--rounds N] [--write]
+    python benchmarks/compression.py [--rates 1gbit 10gbit] [--ranks-per-host N] [--size BYTES] [--rounds N]
+        [--codecs NAME ...] [--no-chosen] [--write]
 
 Needs root: the hosts are namespaces of this machine, and Linux's ``tbf`` limits the link between them in both
 directions. In each round, all codecs and gloo's own all_reduce take turns in the same ranks; the slowest rank counts.
@@ -17,11 +18,11 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from measuring import MIB, interval, machine, named
+from measuring import KIB, MIB, interval, machine, named
 from shaped_hosts import RATES, acknowledged_bytes, run_ranks, spelled
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,9 +30,13 @@ PAGE = ROOT / "docs" / "compression.md"
 BEGIN, END = "<!-- begin: python benchmarks/compression.py --write -->", "<!-- end -->"
 #: Of which sums keep something of every element; ``error`` is relative to the largest of the sum.
 CODECS = ("fp16", "bf16", "fp8", "int8", "int4", "onebit", "topk", "powersgd")
+#: Of a codec that is used from the size on at which the group measured it to be faster.
+CHOSEN = "auto:"
+CHOSEN_CODECS = ("fp16", "int8")
+CHOSEN_SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 
 
-def rank_main(size_bytes: int, rounds: int) -> None:
+def rank_main(size_bytes: int, rounds: int, codecs: list[str]) -> None:
     import torch
 
     import comm_orchestrator as dist
@@ -42,7 +47,10 @@ def rank_main(size_bytes: int, rounds: int) -> None:
     count = size_bytes // 4
     source = torch.randn(1024, count // 1024, generator=torch.Generator().manual_seed(0)) * (rank + 1)
     total = source / (rank + 1) * sum(range(1, W + 1))
-    handles: dict[str, Any] = {"float32": None, **{name: dist.Compression(name) for name in CODECS}}
+    handles: dict[str, Any] = {"float32": None}
+    for name in codecs:
+        least: Any = "auto" if name.startswith(CHOSEN) else 0
+        handles[name] = dist.Compression(name.removeprefix(CHOSEN), min_size_bytes=least)
     found: dict[str, dict[str, Any]] = {name: {"s": [], "bytes": 0, "error": 0.0} for name in handles}
     tensor = torch.empty_like(source)
 
@@ -72,10 +80,13 @@ def rank_main(size_bytes: int, rounds: int) -> None:
     dist.destroy_process_group()
 
 
-def measured(rate: str, ranks_per_host: int, size_bytes: int, rounds: int) -> dict[str, dict[str, Any]]:
+def measured(
+    rate: str, ranks_per_host: int, size_bytes: int, rounds: int, codecs: Sequence[str] = CODECS
+) -> dict[str, dict[str, Any]]:
     """Return times, bytes and errors by codec on a link of ``rate``."""
     host_of = [0] * ranks_per_host + [1] * ranks_per_host
-    output = run_ranks(rate, host_of, [__file__, "--as-rank", "--size", str(size_bytes), "--rounds", str(rounds)])
+    options = ["--size", str(size_bytes), "--rounds", str(rounds), "--codecs", *codecs]
+    output = run_ranks(rate, host_of, [__file__, "--as-rank", *options])
     found: dict[str, dict[str, Any]] = json.loads(output.splitlines()[-1])
     return found
 
@@ -107,25 +118,51 @@ def table(rate: str, ranks_per_host: int, size_bytes: int, found: dict[str, dict
     return "\n".join(lines)
 
 
+def chosen_table(rate: str, ranks_per_host: int, rounds: int) -> str:
+    """Return how calls fare whose codec is used where the group measured it to be faster."""
+    ranks = "one rank" if ranks_per_host == 1 else f"{ranks_per_host} ranks"
+    titles = " | ".join(f"{name}, times as fast (lower end) | MiB a host sent" for name in CHOSEN_CODECS)
+    lines = [
+        f'Two hosts with {ranks} each, {spelled(rate)}, `min_size_bytes="auto"`:',
+        "",
+        f"| size | float32, ms | {titles} |",
+        "|---:|---:|" + "---:|---:|" * len(CHOSEN_CODECS),
+    ]
+    for size in CHOSEN_SIZES:
+        codecs = [CHOSEN + name for name in CHOSEN_CODECS]
+        found = measured(rate, ranks_per_host, size, max(rounds, 21 if size < 16 * MIB else 0), codecs)
+        cells = [named(size), f"{statistics.median(found['float32']['s']) * 1e3:.2f}"]
+        for name in codecs:
+            gain, low = ratio(found, name, len(found[name]["s"]))
+            cells += [f"{gain:.2f} ({low:.2f})", f"{found[name]['bytes'] / MIB:.2f}"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
 def main(arguments: list[str] | None = None, write: Callable[[str], object] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES), help="of the link")
     parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--size", type=int, default=64 * MIB, help="bytes of the tensor")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--codecs", nargs="*", default=list(CODECS))
+    parser.add_argument("--no-chosen", action="store_true", help="leave out the calls that a measurement chooses")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/compression.md")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.as_rank:
-        return rank_main(given.size, given.rounds)
+        return rank_main(given.size, given.rounds, given.codecs)
     facts = machine()
     parts = [
         f"Measured on {facts['processor']}, {facts['cores']} cores, Linux {facts['kernel']}, {given.rounds} rounds."
     ]
     for rate in given.rates:
-        found = measured(rate, given.ranks_per_host, given.size, given.rounds)
+        found = measured(rate, given.ranks_per_host, given.size, given.rounds, given.codecs)
         parts.append(table(rate, given.ranks_per_host, given.size, found))
         write(parts[-1] + "\n")
+        if not given.no_chosen:
+            parts.append(chosen_table(rate, given.ranks_per_host, given.rounds))
+            write(parts[-1] + "\n")
     if given.write:
         text = PAGE.read_text()
         before, rest = text.split(BEGIN)

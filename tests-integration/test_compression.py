@@ -17,7 +17,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 import comm_orchestrator as dist
-from comm_collectives.compression import Codec, make_codec
+from comm_collectives.compression import Codec, make_codec, selection
 from comm_utils import kernels
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError, CommTimeoutError
 from comm_utils.testing import RankPool, patience
@@ -443,6 +443,74 @@ def test_calls_are_compressed_by_default(bare_pools: Pools, backend: str) -> Non
     bare_pools(2).run(on, backend, by_default)
 
 
+def slowed(call: Callable[..., Any]) -> Callable[..., Any]:
+    def after_a_while(*args: Any) -> Any:
+        time.sleep(0.11)
+        return call(*args)
+
+    return after_a_while
+
+
+def methods_of(elements: int, given: Any) -> list[str]:
+    """Return how a call of each operation travels, the last of which nobody knows to be small before it is made."""
+    W = dist.get_world_size()
+    tensor, whole = torch.ones(elements), torch.ones(elements * W)
+    rows = []
+    for call in (
+        lambda: dist.all_reduce(tensor, compression=given),
+        lambda: dist.all_reduce(tensor, compression=given, async_op=True).wait(),
+        lambda: dist.all_gather(list(torch.empty_like(whole).view(W, -1)), tensor, compression=given),
+        lambda: dist.all_gather_into_tensor(whole, tensor, compression=given),
+        lambda: dist.reduce_scatter(tensor, list(whole.view(W, -1)), compression=given),
+        lambda: dist.reduce_scatter_tensor(tensor, whole, compression=given),
+        lambda: dist.all_to_all_single(torch.empty_like(whole), whole, compression=given),
+    ):
+        dist.configure(enabled=True)
+        dist.reset_log()
+        call()
+        rows += dist.log_rows()
+        dist.configure(enabled=False)
+        dist.reset_log()
+    return [row.method for row in rows]
+
+
+def by_measurement(is_slow: str) -> list[list[str]]:
+    """Return how small and larger calls travel where what is slow was made to be so: the codec, or anything else."""
+    compression = dist.Compression("int8", min_size_bytes="auto")
+    prepared_call = selection.prepared_call
+    if is_slow == "codec":
+        compression.codec.encode = slowed(compression.codec.encode)  # type: ignore[method-assign, union-attr]
+    else:
+        selection.prepared_call = lambda *args: slowed(prepared_call(*args))
+    try:
+        found = [methods_of(elements, compression) for elements in (1 << 9, 1 << 15)]
+        dist.set_compression(compression)
+        found += [methods_of(elements, None) for elements in (1 << 9, 1 << 15)]
+        return [*found, methods_of(1 << 15, None)]  # once more, through what fast path there is
+    finally:
+        selection.prepared_call = prepared_call
+
+
+@pytest.mark.parametrize(("is_slow", "expected"), [("codec", ""), ("network", "int8(block_size=256)")])
+def test_groups_measure_from_which_size_on_compressing_pays(bare_pools: Pools, is_slow: str, expected: str) -> None:
+    for small, large, *by_default in bare_pools(2).run(on, "gloo", by_measurement, is_slow):
+        assert small[:-1] == [""] * 6
+        assert large == [expected] * 7
+        assert by_default == [small, large, large]
+
+
+def every_choice() -> list[str]:
+    """Return how large calls travel, as was really measured."""
+    dist.set_compression(dist.Compression("fp16", min_size_bytes="auto"))
+    return methods_of(1 << 20, None)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_ranks_choose_alike(bare_pools: Pools, backend: str) -> None:
+    first, *others = bare_pools(3).run(on, backend, every_choice)
+    assert all(one == first for one in others)
+
+
 def of_different_sizes() -> int:
     """Ranks have less or more than what is compressed by default, and agree all the same."""
     rank, W, plain = dist.get_rank(), dist.get_world_size(), 0
@@ -554,6 +622,8 @@ def refusals() -> list[str]:
         lambda: dist.Compression("int8", ratio=0.5),
         lambda: dist.Compression("onebit", error_feedback=False),
         lambda: dist.Compression("int8", min_size_bytes=-1),
+        lambda: dist.Compression("int8", min_size_bytes="automatic"),
+        lambda: dist.Compression("powersgd", min_size_bytes="auto"),
         lambda: dist.set_compression("int7"),
         lambda: dist.set_compresion("int8"),  # type: ignore[attr-defined]
     ]
@@ -578,7 +648,10 @@ def test_refusals(bare_pools: Pools) -> None:
         "ArgumentError: all_gather: compression: powersgd compresses all_reduce alone",
         "ArgumentError: compression: int8 does not take all of: ratio",
         "ArgumentError: compression: onebit is of no use without error feedback; leave it on",
-        "ArgumentError: compression: min_size_bytes: got -1; expected 0 or more bytes",
+        "ArgumentError: compression: min_size_bytes: got -1; expected 0 or more bytes, or 'auto'",
+        "ArgumentError: compression: min_size_bytes: got 'automatic'; expected 0 or more bytes, or 'auto'",
+        "ArgumentError: compression: min_size_bytes: got 'auto'; whether powersgd is faster depends on the shape of a "
+        "tensor too; give a size",
         "ArgumentError: set_compression: compression: got 'int7'; expected one of ",
     ]
     for text, begin in zip(found, expected, strict=True):

@@ -48,6 +48,10 @@ REST = {"block_size": None, "error_feedback": None, "min_size_bytes": 65536, "ra
         ({"compress_communication": True}, {"method": "fp16", "min_size_bytes": 65536}),
         ({"compress_communication": 1, "communication_data_type": "bf16"}, {"method": "bf16", "min_size_bytes": 65536}),
         ({"compress_communication": {}}, {**REST, "method": "fp16"}),
+        (
+            {"compress_communication": {"method": "int8", "min_size_bytes": "auto"}},
+            {**REST, "method": "int8", "min_size_bytes": "auto"},
+        ),
         ({"compress_communication": {}, "communication_data_type": "int8"}, {**REST, "method": "int8"}),
         ({"compress_communication": {"method": "1-bit"}}, {**REST, "method": "onebit"}),
         (
@@ -120,6 +124,18 @@ def test_a_stronger_source_can_turn_it_off() -> None:
         (
             {"compress_communication": {"rank": 2}, "communication_data_type": "int8"},
             "compress_communication: got {'rank': 2}, but rank is not for 'int8', but for 'powersgd'",
+        ),
+        (
+            {"compress_communication": {"method": "powersgd", "min_size_bytes": "auto"}},
+            "compress_communication: got {'method': 'powersgd', 'min_size_bytes': 'auto'}, but min_size_bytes cannot ",
+        ),
+        (
+            {"compress_communication": {"min_size_bytes": -1}},
+            "compress_communication.min_size_bytes: got -1, ",
+        ),
+        (
+            {"compress_communication": {"min_size_bytes": "often"}},
+            "compress_communication.min_size_bytes: got 'often', expected 'auto'",
         ),
         (
             {"compress_communication": {"method": "topk", "error_feedback": False}},

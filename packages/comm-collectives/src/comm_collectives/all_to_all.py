@@ -13,6 +13,7 @@ from comm_collectives.annotations import Compressing, Group, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, splits
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
+from comm_collectives.compression import selection
 from comm_collectives.memory import (
     StagingBuffer,
     as_bytes,
@@ -111,7 +112,7 @@ def all_to_all_single(
     buffer = StagingBuffer(output)
     sizes_out, sizes_in = [rows * row for rows in rows_out], [rows * row for rows in rows_in]
     source = copy_if_overlapping(contiguous_elements(input), buffer.memory)
-    chosen = compressed.chosen(call, compression, input, None, group)
+    chosen = selection.choose(call, compression, input, None, group)
     if chosen is not None:
         targets, sources = torch.split(buffer.memory, sizes_out), torch.split(source, sizes_in)
 
@@ -192,7 +193,7 @@ def all_to_all(
         for output, part in zip(output_tensor_list, torch.split(received, sizes_out), strict=True):
             copyable(output.detach()).copy_(part.view(output.shape))
 
-    chosen = compressed.chosen("all_to_all", compression, joined, None, group)
+    chosen = selection.choose("all_to_all", compression, joined, None, group)
     if chosen is not None:
         targets, sources = torch.split(received, sizes_out), torch.split(joined, sizes_in)
 

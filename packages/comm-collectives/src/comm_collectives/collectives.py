@@ -21,6 +21,7 @@ from comm_collectives.annotations import Compressing, Group, Op, Timeout
 from comm_collectives.arguments import check_tensor, enter, group_rank_of, integer
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
+from comm_collectives.compression import selection
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, as_bytes, contiguous, copy_back
 from comm_collectives.work import deliver
@@ -104,7 +105,7 @@ def _all_reduce(
         return None
     check_tensor(name, "tensor", tensor, backend, group, written=True)
     reduce_op = parse_reduce_op(op, name)
-    chosen = compressed.chosen(name, compression, tensor, reduce_op, group)
+    chosen = selection.choose(name, compression, tensor, reduce_op, group)
     if chosen is not None:
         return compressed.all_reduce(name, backend, tensor, reduce_op, group, async_op, chosen)
     backend = with_hierarchy("all_reduce", backend, group, tensor.nbytes, tensor.device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.compression import calls as compressed
+from comm_collectives.compression.selection import threshold
 from comm_collectives.hierarchy.choice import limit_of
 from comm_collectives.memory import concatenate
 from comm_collectives.reduction import fold, ordered_dtypes
@@ -32,7 +32,7 @@ def fast_path_of(
     Where calls are compressed by default, or hierarchical, it serves those that are too small for that.
     """
     found = _in_order(_flat_fast_path(backend, operation, detail, group, async_op), backend, operation, detail, group)
-    limits = compressed.threshold(operation, group), limit_of(backend, operation, group)
+    limits = threshold(operation, group), limit_of(backend, operation, group)
     limit = min((one for one in limits if one is not None), default=None)
     if found is None or limit is None:
         return found

@@ -19,6 +19,7 @@ from comm_collectives.arguments import (
 )
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
+from comm_collectives.compression import selection
 from comm_collectives.compression.settings import Compression
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, as_bytes, contiguous_elements, copy_back, copy_if_overlapping
@@ -137,7 +138,7 @@ def all_gather(
     buffers = [StagingBuffer(output) for output in tensor_list]
     # This rank's own size may differ from the others'.
     size_bytes = max(output.nbytes for output in tensor_list)
-    chosen = compressed.chosen("all_gather", compression, tensor, None, group, size_bytes)
+    chosen = selection.choose("all_gather", compression, tensor, None, group, size_bytes)
     if chosen is not None:
         return _all_gather_compressed(backend, buffers, tensor, group, async_op, chosen, tensor_list)
     sent = as_bytes(_copy_if_overlapping_any(contiguous_elements(tensor), buffers, backend.get_rank(group)), native)
@@ -181,7 +182,7 @@ def _all_gather_one(
     native = backend.capabilities(group, tensor.device.type).dtypes
     gathered = torch.empty((backend.get_world_size(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
     parts = list(gathered.unbind(0))
-    chosen = compressed.chosen("all_gather", compression, tensor, None, group)
+    chosen = selection.choose("all_gather", compression, tensor, None, group)
     if chosen is not None:
         targets, source = [part.view(-1) for part in parts], contiguous_elements(tensor)
         finished = compressed.all_gather(
@@ -267,7 +268,7 @@ def all_gather_into_tensor(
     native = backend.capabilities(group, input_tensor.device.type).dtypes
     buffer = StagingBuffer(output_tensor)
     source = copy_if_overlapping(contiguous_elements(input_tensor), buffer.memory, own_slot=n * backend.get_rank(group))
-    chosen = compressed.chosen(call, compression, input_tensor, None, group)
+    chosen = selection.choose(call, compression, input_tensor, None, group)
     if chosen is not None:
         targets = [buffer.memory[rank * n : (rank + 1) * n] for rank in range(W)]
         return compressed.all_gather(

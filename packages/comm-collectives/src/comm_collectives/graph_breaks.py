@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.compression.calls import threshold
+from comm_collectives.compression.selection import threshold
 from comm_collectives.reduction import needed_order
 from comm_utils.active import is_active, slot
 from comm_utils.errors import CommError

@@ -18,7 +18,7 @@ from comm_collectives import arguments, background
 from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import as_timedelta, describe, enter, integer, is_member
 from comm_collectives.collective import collective
-from comm_collectives.compression.defaults import forget_defaults
+from comm_collectives.compression.selection import forget_choices
 from comm_collectives.hierarchy.choice import forget_settings
 from comm_collectives.hierarchy.layout import set_hosts
 from comm_collectives.hierarchy.plan import forget_plans
@@ -59,7 +59,7 @@ _made: Counter[tuple[int, ...]] = Counter()
 def forget_groups() -> None:
     """Start counting anew; the store of the next generation is empty."""
     _made.clear()
-    forget_defaults()
+    forget_choices()
     forget_orders()
     background.forget()
     forget_plans()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from comm_collectives import arguments
 from comm_collectives.annotations import Group
 from comm_collectives.arguments import is_member
-from comm_collectives.hierarchy.choice import AUTO, set_setting
+from comm_collectives.hierarchy.choice import set_setting
 from comm_collectives.keyword_errors import with_keyword_errors
+from comm_collectives.measured_choice import AUTO
 from comm_utils.errors import ArgumentError
 from comm_utils.given import shown
 

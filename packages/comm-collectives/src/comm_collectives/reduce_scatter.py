@@ -11,6 +11,7 @@ from comm_collectives.annotations import Compressing, Group, Op, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.collective import collective
 from comm_collectives.compression import calls as compressed
+from comm_collectives.compression import selection
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, contiguous_elements, copy_if_overlapping
 from comm_collectives.work import After, run
@@ -86,7 +87,7 @@ def reduce_scatter(
     reduce_op = parse_reduce_op(op, "reduce_scatter")
     # This rank's own size may differ from the others'.
     size_bytes = sum(one.nbytes for one in input_list)
-    chosen = compressed.chosen("reduce_scatter", compression, output, reduce_op, group, size_bytes)
+    chosen = selection.choose("reduce_scatter", compression, output, reduce_op, group, size_bytes)
     if chosen is not None:
         slices = [copy_if_overlapping(contiguous_elements(one), buffer.memory) for one in input_list]
         return compressed.reduce_scatter(
@@ -187,7 +188,7 @@ def _reduce_scatter_tensor(
     buffer = StagingBuffer(output)
     reduce_op = parse_reduce_op(op, call)
     source = copy_if_overlapping(contiguous_elements(input), buffer.memory)
-    chosen = compressed.chosen(call, compression, input, reduce_op, group)
+    chosen = selection.choose(call, compression, input, reduce_op, group)
     if chosen is not None:
         slices = torch.split(source, output.numel()) if output.numel() else [source] * W
         return compressed.reduce_scatter(

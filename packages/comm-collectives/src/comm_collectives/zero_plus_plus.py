@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives.arguments import check_tensor, describe, enter, is_member
 from comm_collectives.coalesced import reduce_scatter_coalesced
 from comm_collectives.compression import Compression
-from comm_collectives.compression.calls import DTYPES
+from comm_collectives.compression.selection import DTYPES
 from comm_collectives.memory import contiguous_elements
 from comm_collectives.reduce_scatter import reduce_scatter_tensor
 from comm_utils.backend import Backend

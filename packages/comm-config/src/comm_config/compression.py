@@ -51,6 +51,16 @@ _OWNERS = {
 _WITH_FEEDBACK = ("onebit", "topk", "powersgd")
 
 
+def _size_tag(value: object) -> str:
+    return "choice" if isinstance(value, str) and not value.strip().lstrip("+-").isdecimal() else "number"
+
+
+_Size = Annotated[
+    Annotated[int, Field(ge=0), not_a_flag, Tag("number")] | Annotated[Literal["auto"], Tag("choice")],
+    Discriminator(_size_tag),
+]
+
+
 class CompressionConfig(Section):
     """Settings of compression, on where the section is present."""
 
@@ -64,8 +74,9 @@ class CompressionConfig(Section):
     error_feedback: bool | None = Field(
         default=None, description="Add what one exchange lost to the next one; null where the codec needs it."
     )
-    min_size_bytes: Annotated[int, Field(ge=0), not_a_flag] = Field(
-        default=65536, description="Smaller tensors travel as they are."
+    min_size_bytes: _Size = Field(
+        default=65536,
+        description='Smaller tensors travel as they are; "auto" for the size at which compressing is measured to pay.',
     )
     ratio: Annotated[float, Field(gt=0, le=1), not_a_flag] | None = Field(
         default=None, description="Share of the elements that topk sends; null for 0.01."
@@ -73,7 +84,7 @@ class CompressionConfig(Section):
     rank: Positive | None = Field(default=None, description="Rank of the matrices of powersgd; null for 4.")
 
 
-UNION_TAGS = frozenset({"boolean", "object"})
+UNION_TAGS = frozenset({"boolean", "object", "number", "choice"})
 """Labels that pydantic puts into the location of an error inside `CompressionSetting`."""
 
 
@@ -103,6 +114,8 @@ def check_options(settings: Mapping[str, Any], sources: Mapping[str, str]) -> No
             wrong = f"{option} is not for {method!r}, but for {', '.join(map(repr, owners))}"
     if given.error_feedback is False and method in _WITH_FEEDBACK:
         wrong = f"error_feedback cannot be off for {method!r}, whose results are of no use without it"
+    if given.min_size_bytes == "auto" and method == "powersgd":
+        wrong = "min_size_bytes cannot be 'auto' for 'powersgd', which depends on the shapes of tensors too"
     if wrong:
         key = "compress_communication"
         raise ConfigError.at(sources.get(key, ""), key, f"got {given.model_dump(exclude_unset=True)!r}, but {wrong}")

@@ -11,87 +11,14 @@ from torch.distributed import ProcessGroup
 from comm_collectives import composed, reduction
 from comm_collectives.compression import low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
-from comm_collectives.compression.defaults import default_of
 from comm_collectives.compression.pipeline import Link
-from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
+from comm_collectives.compression.settings import Compression
 from comm_collectives.memory import memory_view
-from comm_collectives.reduction.order import order_of
 from comm_utils import operations
 from comm_utils.backend import Backend, Work
-from comm_utils.errors import ArgumentError
-from comm_utils.operations import Role
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["all_gather", "all_reduce", "all_to_all", "chosen", "reduce_scatter", "threshold"]
-
-#: Dtypes that are compressed; others are exact, or have no place in a format.
-DTYPES = frozenset((torch.float32, torch.float16, torch.bfloat16))
-_OPS = frozenset((ReduceOp.SUM, ReduceOp.AVG))
-
-
-def threshold(operation: str, group: ProcessGroup | None) -> int | None:
-    """Return from how many bytes on calls are compressed by default, so that no fast path serves them; None: none."""
-    found = default_of(group)
-    if found is None or not _serves(found, operation):
-        return None
-    # Where ranks have different sizes, all of them have to agree on what is small.
-    return 0 if operations.get(operation).pattern.uneven else found.min_size_bytes
-
-
-def _serves(compression: Compression, operation: str) -> bool:
-    row, codec = operations.get(operation), compression.codec
-    if row.argument(Role.COMPRESSION) is None:
-        return False
-    return row.is_in_place if codec is None else row.pattern.reduces or codec.gathers
-
-
-def chosen(
-    call: str,
-    given: Any,
-    tensor: torch.Tensor,
-    op: ReduceOp | None,
-    group: ProcessGroup | None,
-    size_bytes: int | None = None,
-) -> Compression | None:
-    """Return what compresses a call; None for nothing.
-
-    Args:
-        given: the call's own ``compression``.
-        op: of a reduction.
-        size_bytes: of the call, the same on every rank; None for that of ``tensor``. An all_to_all has no such size:
-            :func:`all_to_all` finds out whether it is large enough.
-
-    Raises:
-        ArgumentError: it was asked for in this call, and there is none for its dtype, op or operation; or it is a
-            reduction on a group whose reductions are to be deterministic.
-    """
-    asked = given is not None
-    found = as_compression(call, given) if asked else default_of(group)
-    if found is None:
-        return None
-    refusal = ""
-    if tensor.dtype not in DTYPES:
-        refusal = f"got a tensor of {tensor.dtype}; {found.method} compresses float32, float16 and bfloat16"
-    elif op is not None and op not in _OPS:
-        refusal = f"got op {op.name.lower()!r}; {found.method} compresses sums and averages"
-    elif not _serves(found, call):
-        served = "all_reduce" if found.method == POWERSGD else "all_reduce and reduce_scatter"
-        refusal = f"{found.method} compresses {served} alone"
-    if not refusal:
-        size_bytes = tensor.nbytes if size_bytes is None else size_bytes
-        if size_bytes < found.min_size_bytes and not operations.get(call).pattern.uneven:
-            return None
-        if op is None or order_of(group) is None:
-            return found
-        # Where an element lies decides with which others it is encoded, and who adds it without encoding.
-        raise ArgumentError(
-            f"{call}: compression: got {found.method!r} {'in this call' if asked else 'from set_compression()'} on a "
-            "group with deterministic reductions, whose results must not depend on where an element lies; give "
-            "compression='none', or call set_deterministic_reductions(False)"
-        )
-    if asked:
-        raise ArgumentError(f"{call}: compression: {refusal}")
-    return None
+__all__ = ["all_gather", "all_reduce", "all_to_all", "on_tensors", "reduce_scatter"]
 
 
 def _make_link(backend: Backend, compression: Compression, group: ProcessGroup | None) -> Link:
@@ -258,10 +185,42 @@ def all_to_all(
     wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(sources) if rank != sizing.rank)
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
-        least_bytes = 0 if plain is None else compression.min_size_bytes
+        least_bytes = 0 if plain is None else compression.settled_min_size_bytes
         if not pipeline.all_to_all(_make_link(inner, compression, used), targets, sources, least_bytes, plain is None):
             assert plain is not None
             plain(inner, used)
         finish()
 
     return _run(call, backend, group, counted, None, async_op, compression, wire_bytes, body, result)
+
+
+def on_tensors(
+    operation: str,
+    backend: Backend,
+    whole: torch.Tensor,
+    part: torch.Tensor,
+    group: ProcessGroup | None,
+    compression: Compression,
+) -> Work | None:
+    """Do any of these operations.
+
+    Args:
+        whole: (W * n,): what an all_reduce reduces, a reduce_scatter or all_to_all reads, an all_gather writes.
+        part: (n,): what a reduce_scatter writes, an all_gather reads.
+    """
+    row, length = operations.get(operation), max(1, part.numel())
+    parts = torch.split(whole, length)
+    if row.is_in_place:
+        return all_reduce(operation, backend, whole, ReduceOp.SUM, group, False, compression)
+
+    def finish() -> None:
+        """Leave the result where it is."""
+
+    if row.pattern.reduces:
+        return reduce_scatter(
+            operation, backend, part, parts, part, ReduceOp.SUM, group, False, compression, finish, whole
+        )
+    if row.pattern.input_is_part:
+        return all_gather(operation, backend, parts, part, group, False, compression, finish, whole)
+    targets = torch.split(torch.empty_like(whole), length)
+    return all_to_all(operation, backend, targets, parts, whole, group, False, compression, finish, whole)

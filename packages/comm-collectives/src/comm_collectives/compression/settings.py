@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.low_rank import LowRank
 from comm_collectives.compression.pipeline import Feedback
 from comm_collectives.compression.registry import codec_names, make_codec
+from comm_collectives.measured_choice import AUTO
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 from comm_utils.log import logger
@@ -38,7 +40,8 @@ class Compression:
             another package offers through the entry point ``comm_utils.codecs``.
         block_size: elements that share a scale: a multiple of 16 up to 4096; of formats with scales alone.
         error_feedback: keep what encodings lose; on by default where results are of no use otherwise, off elsewhere.
-        min_size_bytes: smaller tensors travel as they are.
+        min_size_bytes: smaller tensors travel as they are. ``"auto"``, which ``"powersgd"`` has not, for the size at
+            which a group measures that compressed calls are faster: in the first call of an operation from 64 KiB on.
         ratio: the share of elements that ``"topk"`` sends.
         rank: of the matrices that ``"powersgd"`` sends, 4 by default.
 
@@ -51,7 +54,7 @@ class Compression:
         method: str,
         block_size: int | None = None,
         error_feedback: bool | None = None,
-        min_size_bytes: int = 0,
+        min_size_bytes: int | str = 0,
         ratio: float | None = None,
         rank: int | None = None,
     ) -> None:
@@ -59,11 +62,18 @@ class Compression:
             raise ArgumentTypeError(f"compression: got {shown(method)}; expected a name such as 'int8'")
         if error_feedback not in (None, True, False):
             raise ArgumentTypeError(f"compression: error_feedback: got {shown(error_feedback)}; expected a flag")
-        if isinstance(min_size_bytes, bool) or not isinstance(min_size_bytes, int) or min_size_bytes < 0:
-            raise ArgumentError(f"compression: min_size_bytes: got {shown(min_size_bytes)}; expected 0 or more bytes")
+        if min_size_bytes != AUTO and (type(min_size_bytes) is not int or min_size_bytes < 0):
+            raise ArgumentError(
+                f"compression: min_size_bytes: got {shown(min_size_bytes)}; expected 0 or more bytes, or 'auto'"
+            )
         #: None for ``"powersgd"``, whose factors travel as they are.
         self.codec: Codec | None = None
         if method == POWERSGD:
+            if min_size_bytes == AUTO:
+                raise ArgumentError(
+                    "compression: min_size_bytes: got 'auto'; whether powersgd is faster depends on the shape of a "
+                    "tensor too; give a size"
+                )
             if block_size is not None or ratio is not None:
                 raise ArgumentError("compression: powersgd takes rank, and neither block_size nor ratio")
             if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int) or rank < 1):
@@ -89,10 +99,27 @@ class Compression:
         """Return the same compression for the tensor ``name``, whose state has that name and can be saved."""
         if not isinstance(name, str) or not name:
             raise ArgumentTypeError(f"Compression.of: got {shown(name)}; expected a name")
-        named = object.__new__(type(self))
-        named.__dict__.update(self.__dict__)
+        named = copy.copy(self)
         named._name = name
         return named
+
+    def with_min_size(self, min_size_bytes: int) -> Compression:
+        """Return the same compression, with the same state, for tensors from this size on."""
+        other = copy.copy(self)
+        other.min_size_bytes = min_size_bytes
+        return other
+
+    def without_state(self) -> Compression:
+        """Return the same compression with a state of its own, which is empty."""
+        other = copy.copy(self)
+        other._states, other._unnamed, other._name = {}, _ByMemory(), None
+        return other
+
+    @property
+    def settled_min_size_bytes(self) -> int:
+        """Bytes from which on tensors are compressed, where that was measured or is known."""
+        assert isinstance(self.min_size_bytes, int)
+        return self.min_size_bytes
 
     def feedback(self, place: torch.Tensor, count: int, owned: int, average: bool) -> Feedback | None:
         """Return the state of a tensor of ``count`` elements; None without feedback.

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -14,6 +10,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.hierarchy.backend import HierarchicalBackend
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
+from comm_collectives.measured_choice import AUTO, Call, least_faster_size, prepared_call
 from comm_collectives.reduction.order import order_of
 from comm_collectives.wrapping import bare_backend
 from comm_utils import operations
@@ -21,23 +18,16 @@ from comm_utils.active import slot
 from comm_utils.backend import Backend
 from comm_utils.errors import NotInitializedError
 from comm_utils.log import logger
-from comm_utils.operations import Direction, Role
-from comm_utils.reduce_op import ReduceOp
 from comm_utils.sizes import format_size
 
 __all__ = ["AUTO", "Setting", "forget_settings", "limit_of", "set_setting", "with_hierarchy"]
 
-#: Of calls from the size on at which they were measured to be faster.
-AUTO = "auto"
 #: ``"auto"``, or the size in bytes from which on calls are hierarchical; None for never.
 Setting: TypeAlias = str | int | None
 
 # Where hierarchical calls were slower in every measurement; what is smaller is not measured.
 _LEAST_BYTES = 32 << 10
 _MEASURED_BYTES = (32 << 10, 128 << 10, 512 << 10, 2 << 20)
-_ROUNDS = 3
-# Of one call, after which larger ones are not measured.
-_LONG_S = 0.1
 
 
 class _Settings:
@@ -112,48 +102,16 @@ def with_hierarchy(
 
 
 def _measured(operation: str, plan: Plan, group: ProcessGroup | None) -> int | None:
-    """Return from how many bytes on the hierarchical ``operation`` is faster; None for at none that was measured.
-
-    All ranks take turns with both, and agree on the times of the slowest rank.
-    """
+    """Return from how many bytes on the hierarchical ``operation`` is faster; None for at none that was measured."""
     flat = bare_backend().during(operation)
     hierarchical: Any = HierarchicalBackend(flat, plan, group)
-    least: int | None = None
-    for size_bytes in _MEASURED_BYTES:
-        calls = [_prepared(backend, operation, group, size_bytes) for backend in (flat, hierarchical)]
-        taken = torch.zeros(2, _ROUNDS, dtype=torch.float64)
-        for round_ in range(-1, _ROUNDS):  # one before, which opens connections and touches memory
-            for place, call in enumerate(calls):
-                begin = time.perf_counter()
-                call()
-                if round_ >= 0:
-                    taken[place, round_] = time.perf_counter() - begin
-        flat.all_reduce(taken, ReduceOp.MAX, group)
-        in_one_step, in_steps = (statistics.median(row) for row in taken.tolist())
-        if in_steps >= in_one_step:
-            least = None
-        elif least is None:
-            least = size_bytes
-        if max(in_one_step, in_steps) > _LONG_S:
-            break
+
+    def make(size_bytes: int) -> tuple[Call, Call]:
+        in_one_step, in_steps = (prepared_call(one, operation, group, size_bytes) for one in (flat, hierarchical))
+        return in_one_step, in_steps
+
+    least = least_faster_size(flat, group, _MEASURED_BYTES, make)
     if flat.get_rank(group) == 0:
         found = "no size" if least is None else f"{format_size(least)} and more"
         logger.info("%s of %s is hierarchical for %s", operation, plan.layout, found)
     return least
-
-
-def _prepared(backend: Backend, operation: str, group: ProcessGroup | None, size_bytes: int) -> Callable[[], object]:
-    """Return a call of ``operation`` on new tensors, of which the larger one has about ``size_bytes``."""
-    row, size = operations.get(operation), backend.get_world_size(group)
-    part = torch.zeros(size_bytes // 4 // size, dtype=torch.float32)
-    whole = torch.zeros(size * part.numel(), dtype=torch.float32)
-    arguments: dict[str, Any] = {}
-    for one in row.arguments:
-        if one.role is Role.TENSOR:
-            is_input, pattern = one.direction is Direction.INPUT, row.pattern
-            arguments[one.name] = part if (pattern.input_is_part if is_input else pattern.output_is_part) else whole
-        elif one.role is Role.GROUP:
-            arguments[one.name] = group
-        elif one.role is Role.GROUP_ROOT:
-            arguments[one.name] = 0
-    return partial(getattr(backend, operation), **arguments)
