@@ -334,3 +334,102 @@ def test_layouts() -> None:
         assert (part.hosts, part.host, part.local) == (((0, 3), (1, 2)), 1, 0)
     finally:
         set_hosts(None)
+
+
+def encoded_between_hosts(loses_something: bool) -> dict[str, list[int]]:
+    """Compare calls whose elements travel encoded between hosts with exact ones; return methods and bytes sent."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    int8 = dist.Compression("int8", between_hosts=True)
+    sent: dict[str, list[int]] = {}
+
+    def both(call: Callable[[Any], torch.Tensor], least: float = 0.0) -> None:
+        exact = call("none")
+        dist.configure(enabled=True)
+        dist.reset_log()
+        found = call(int8)
+        for row in dist.log_rows():
+            if row.operation != "broadcast":
+                sent.setdefault(row.method, []).append(row.wire_bytes)
+        dist.configure(enabled=False)
+        dist.reset_log()
+        assert found.dtype == exact.dtype
+        off = (found.float() - exact.float()).abs().max()
+        # Of each host's sum and of the sum: 1/254 of the largest of a block, and the rounding of bfloat16.
+        assert least <= off <= 0.06 * exact.abs().max()
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for count in (1, 1001, 100_000):
+            own = torch.randn(count * W, generator=torch.Generator().manual_seed(rank)).to(dtype)
+            least = 1e-4 if loses_something and count > 1 and dtype is torch.float32 else 0.0
+
+            def reduced(given: Any, op: str, own: torch.Tensor = own, asynchronous: bool = False) -> torch.Tensor:
+                tensor = own.clone()
+                work = dist.all_reduce(tensor, op, compression=given, async_op=asynchronous)
+                if work is not None:
+                    work.wait()
+                of_rank_0 = tensor.clone()
+                dist.broadcast(of_rank_0, 0)
+                assert torch.equal(of_rank_0, tensor)
+                return tensor
+
+            def scattered(given: Any, op: str, own: torch.Tensor = own, count: int = count) -> torch.Tensor:
+                output, again = (torch.empty(count, dtype=own.dtype) for _ in range(2))
+                dist.reduce_scatter_tensor(output, own, op, compression=given)
+                dist.reduce_scatter(again, list(own.view(W, count)), op, compression=given)
+                assert torch.equal(again, output)
+                return output
+
+            def gathered(given: Any, own: torch.Tensor = own) -> torch.Tensor:
+                output = torch.empty(W * own.numel(), dtype=own.dtype)
+                dist.all_gather_into_tensor(output, own, compression=given)
+                listed = [torch.empty_like(own) for _ in range(W)]
+                dist.all_gather(listed, own, compression=given)
+                assert torch.equal(torch.cat(listed), output)
+                return output
+
+            for op in ("sum", "avg"):
+                both(lambda given, op=op: reduced(given, op), least)
+                both(lambda given, op=op: scattered(given, op), least / 10)
+                both(lambda given, op=op: reduced(given, op, asynchronous=True), least)
+            both(gathered, least)
+    return sent
+
+
+@pytest.mark.parametrize("host_of", [HOST_BY_HOST, ROUND_ROBIN, (0, 0, 0, 1)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_travels_between_hosts_is_encoded(bare_pools: Pools, backend: str, host_of: tuple[int, ...]) -> None:
+    method = "int8(block_size=256) between hosts"
+    for sent in bare_pools(4).run(on, backend, host_of, encoded_between_hosts, True):
+        assert list(sent) == [method]
+        if sum(host_of) == 2:
+            # Of a tensor of 1.6 MB, half is a rank's share, of which half goes to the other host, twice.
+            assert sorted(sent[method])[-1] == pytest.approx(400_000 * 130 / 128, rel=0.01)
+
+
+@pytest.mark.parametrize("host_of", [(0, 0, 0, 0)])
+def test_on_one_host_nothing_is_encoded_between_hosts(bare_pools: Pools, host_of: tuple[int, ...]) -> None:
+    for sent in bare_pools(4).run(on, "gloo", host_of, encoded_between_hosts, False):
+        assert list(sent) == [""]
+
+
+def between_hosts_by_default() -> dict[tuple[str, int], str]:
+    """Return the methods of calls by operation and bytes."""
+    W = dist.get_world_size()
+    codec = dist.Compression("fp16", min_size_bytes=1024, between_hosts=True)
+    dist.set_compression(codec)
+    dist.configure(enabled=True)
+    dist.reset_log()
+    dist.all_reduce(torch.ones(1000))
+    dist.all_reduce(torch.ones(100))
+    dist.all_to_all_single(torch.empty(1000 * W), torch.ones(1000 * W))
+    dist.all_reduce(torch.ones(2000), group=dist.new_group([0, 1]))
+    refusal = "fp16 between hosts compresses all_reduce, reduce_scatter and all_gather alone"
+    with pytest.raises(ArgumentError, match=refusal):
+        dist.all_to_all_single(torch.empty(W), torch.ones(W), compression=codec)
+    return {(row.operation, row.size_bytes): row.method for row in dist.log_rows()}
+
+
+def test_calls_are_encoded_between_hosts_by_default(bare_pools: Pools) -> None:
+    of_world = {("all_reduce", 4000): "fp16 between hosts", ("all_reduce", 400): "", ("all_to_all_single", 16000): ""}
+    found = bare_pools(4).run(on, "gloo", HOST_BY_HOST, between_hosts_by_default)
+    assert found == [of_world | {("all_reduce", 8000): ""}] * 2 + [of_world] * 2

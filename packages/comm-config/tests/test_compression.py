@@ -36,7 +36,14 @@ def test_data_types_that_compress(value: str, name: str) -> None:
     assert config.compression() == {"method": name, "min_size_bytes": 65536}
 
 
-REST = {"block_size": None, "error_feedback": None, "min_size_bytes": 65536, "ratio": None, "rank": None}
+REST = {
+    "block_size": None,
+    "error_feedback": None,
+    "min_size_bytes": 65536,
+    "ratio": None,
+    "rank": None,
+    "between_hosts": False,
+}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +117,7 @@ def test_a_stronger_source_can_turn_it_off() -> None:
         (
             {"compress_communication": {"methods": "topk"}},
             "compress_communication.methods: unknown key; did you mean 'method'? (known here: method, block_size, "
-            "error_feedback, min_size_bytes, ratio, rank)",
+            "error_feedback, min_size_bytes, ratio, rank, between_hosts)",
         ),
         (
             {"compress_communication": {"block_size": 24}},
@@ -128,6 +135,10 @@ def test_a_stronger_source_can_turn_it_off() -> None:
         (
             {"compress_communication": {"method": "powersgd", "min_size_bytes": "auto"}},
             "compress_communication: got {'method': 'powersgd', 'min_size_bytes': 'auto'}, but min_size_bytes cannot ",
+        ),
+        (
+            {"compress_communication": {"method": "onebit", "between_hosts": True}},
+            "compress_communication: got {'method': 'onebit', 'between_hosts': True}, but between_hosts goes without ",
         ),
         (
             {"compress_communication": {"min_size_bytes": -1}},

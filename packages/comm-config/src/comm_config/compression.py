@@ -82,6 +82,7 @@ class CompressionConfig(Section):
         default=None, description="Share of the elements that topk sends; null for 0.01."
     )
     rank: Positive | None = Field(default=None, description="Rank of the matrices of powersgd; null for 4.")
+    between_hosts: bool = Field(default=False, description="Compress only what travels between hosts.")
 
 
 UNION_TAGS = frozenset({"boolean", "object", "number", "choice"})
@@ -114,6 +115,8 @@ def check_options(settings: Mapping[str, Any], sources: Mapping[str, str]) -> No
             wrong = f"{option} is not for {method!r}, but for {', '.join(map(repr, owners))}"
     if given.error_feedback is False and method in _WITH_FEEDBACK:
         wrong = f"error_feedback cannot be off for {method!r}, whose results are of no use without it"
+    if given.between_hosts and (given.error_feedback or method in _WITH_FEEDBACK):
+        wrong = "between_hosts goes without error feedback"
     if given.min_size_bytes == "auto" and method == "powersgd":
         wrong = "min_size_bytes cannot be 'auto' for 'powersgd', which depends on the shapes of tensors too"
     if wrong:

@@ -9,10 +9,12 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives import composed, reduction
-from comm_collectives.compression import low_rank, pipeline
+from comm_collectives.compression import between_hosts, low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.pipeline import Link
 from comm_collectives.compression.settings import Compression
+from comm_collectives.hierarchy import algorithms
+from comm_collectives.hierarchy.plan import Plan
 from comm_collectives.memory import memory_view
 from comm_utils import operations
 from comm_utils.backend import Backend, Work
@@ -58,12 +60,20 @@ def all_reduce(
     size = backend.get_world_size(group)
     if compression.codec is None:
         return _all_reduce_low_rank(call, backend, tensor, elements, op, group, async_op, compression)
+    if between_hosts.suits(compression, backend, group, tensor):
+
+        def in_steps(inner: Backend, plan: Plan, between: between_hosts.EncodedBetween) -> None:
+            algorithms.all_reduce(inner, plan, elements, ReduceOp.SUM, between)
+
+        def bytes_between(plan: Plan, link: Link) -> int:
+            return _bytes_of_all_reduce(link, -(-elements.numel() // plan.layout.ranks_per_host))
+
+        return between_hosts.run(
+            call, backend, group, tensor, op, async_op, compression, bytes_between, in_steps, tensor
+        )
     sizing = _make_link(backend, compression, group)
-    length = sizing.slice_elements(elements.numel())
-    counts = [max(0, min(length, elements.numel() - rank * length)) for rank in range(size)]
-    feedback = compression.feedback(tensor, tensor.numel(), counts[sizing.rank], average)
-    to_owners = sum(sizing.wire_bytes(count) for rank, count in enumerate(counts) if rank != sizing.rank)
-    wire_bytes = to_owners + (size - 1) * sizing.wire_bytes(counts[0])
+    feedback = compression.feedback(tensor, tensor.numel(), _slices(sizing, elements.numel())[sizing.rank], average)
+    wire_bytes = _bytes_of_all_reduce(sizing, elements.numel())
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         if size > 1:
@@ -73,6 +83,18 @@ def all_reduce(
             feedback.local.zero_()
 
     return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
+
+
+def _slices(link: Link, count: int) -> list[int]:
+    """Return how many of ``count`` elements each rank adds up."""
+    length = link.slice_elements(count)
+    return [max(0, min(length, count - rank * length)) for rank in range(link.size)]
+
+
+def _bytes_of_all_reduce(link: Link, count: int) -> int:
+    counts = _slices(link, count)
+    to_owners = sum(link.wire_bytes(one) for rank, one in enumerate(counts) if rank != link.rank)
+    return to_owners + (link.size - 1) * link.wire_bytes(counts[0])
 
 
 def _all_reduce_low_rank(
@@ -122,6 +144,18 @@ def reduce_scatter(
     Args:
         place: begins where the user's input does, of which ``slices`` may be copies.
     """
+    if between_hosts.suits(compression, backend, group, output, *slices):
+
+        def in_steps(inner: Backend, plan: Plan, between: between_hosts.EncodedBetween) -> None:
+            algorithms.reduce_scatter(inner, plan, output, slices, ReduceOp.SUM, between)
+            finish()
+
+        def bytes_between(plan: Plan, link: Link) -> int:
+            return (link.size - 1) * link.wire_bytes(output.numel())
+
+        return between_hosts.run(
+            call, backend, group, counted, op, async_op, compression, bytes_between, in_steps, output
+        )
     feedback = compression.feedback(place, sum(one.numel() for one in slices), 0, op is ReduceOp.AVG)
     sizing = _make_link(backend, compression, group)
     wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(slices) if rank != sizing.rank)
@@ -149,6 +183,18 @@ def all_gather(
     result: Any,
 ) -> Work | None:
     """Overwrite ``targets[r]``, (n,), with ``source``, (n,), of rank r, and then ``finish``."""
+    if between_hosts.suits(compression, backend, group, source, *targets):
+
+        def in_steps(inner: Backend, plan: Plan, between: between_hosts.EncodedBetween) -> None:
+            algorithms.all_gather(inner, plan, targets, source, between)
+            finish()
+
+        def bytes_between(plan: Plan, link: Link) -> int:
+            return (link.size - 1) * link.wire_bytes(source.numel())
+
+        return between_hosts.run(
+            call, backend, group, source, None, async_op, compression, bytes_between, in_steps, result
+        )
     sizing = _make_link(backend, compression, group)
     wire_bytes = (sizing.size - 1) * sizing.wire_bytes(source.numel())
 

@@ -13,6 +13,7 @@ from comm_collectives.compression import calls
 from comm_collectives.compression.defaults import default_of, forget_defaults
 from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
 from comm_collectives.hierarchy.choice import with_hierarchy
+from comm_collectives.hierarchy.plan import find_host_count
 from comm_collectives.measured_choice import AUTO, Call, least_faster_size, prepared_call, whole_and_part
 from comm_collectives.reduction.order import order_of
 from comm_collectives.wrapping import bare_backend
@@ -54,7 +55,7 @@ def forget_choices() -> None:
 def threshold(operation: str, group: ProcessGroup | None) -> int | None:
     """Return from how many bytes on calls are compressed by default, so that no fast path serves them; None: none."""
     found = default_of(group)
-    if found is None or not _serves(found, operation):
+    if found is None or not _serves(found, operation) or not _has_a_link(found, group):
         return None
     # Where ranks have different sizes, all of them have to agree on what is small.
     if operations.get(operation).pattern.uneven:
@@ -66,7 +67,22 @@ def _serves(compression: Compression, operation: str) -> bool:
     row, codec = operations.get(operation), compression.codec
     if row.argument(Role.COMPRESSION) is None:
         return False
+    if compression.between_hosts and row.pattern.uneven:
+        return False
     return row.is_in_place if codec is None else row.pattern.reduces or codec.gathers
+
+
+def _what_it_serves(compression: Compression) -> str:
+    served, where = "all_reduce and reduce_scatter", ""
+    if compression.method == POWERSGD:
+        served = "all_reduce"
+    elif compression.between_hosts:
+        served, where = "all_reduce, reduce_scatter and all_gather", " between hosts"
+    return f"{compression.method}{where} compresses {served} alone"
+
+
+def _has_a_link(compression: Compression, group: ProcessGroup | None) -> bool:
+    return not compression.between_hosts or find_host_count(active_backend(), group) > 1
 
 
 def choose(
@@ -101,8 +117,7 @@ def choose(
     elif op is not None and op not in _OPS:
         refusal = f"got op {op.name.lower()!r}; {found.method} compresses sums and averages"
     elif not _serves(found, call):
-        served = "all_reduce" if found.method == POWERSGD else "all_reduce and reduce_scatter"
-        refusal = f"{found.method} compresses {served} alone"
+        refusal = _what_it_serves(found)
     if not refusal:
         return _by_size(call, asked, found, tensor, op, group, tensor.nbytes if size_bytes is None else size_bytes)
     if asked:
@@ -120,6 +135,8 @@ def _by_size(
     size_bytes: int,
 ) -> Compression | None:
     row = operations.get(call)
+    if not _has_a_link(found, group):
+        return None
     if found.min_size_bytes == AUTO:
         if size_bytes < _MEASURED_BYTES[0] and not row.pattern.uneven:
             return None

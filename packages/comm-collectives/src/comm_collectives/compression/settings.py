@@ -44,6 +44,9 @@ class Compression:
             which a group measures that compressed calls are faster: in the first call of an operation from 64 KiB on.
         ratio: the share of elements that ``"topk"`` sends.
         rank: of the matrices that ``"powersgd"`` sends, 4 by default.
+        between_hosts: encode only what travels between hosts, and reduce or gather within each host before; calls on
+            one host travel as they are. Where hosts have one rank each, or different numbers, everything is encoded.
+            For codecs without error feedback; an all_to_all is not compressed then.
 
     Raises:
         ArgumentError: an option that the method does not have, or a value that is out of range.
@@ -57,6 +60,7 @@ class Compression:
         min_size_bytes: int | str = 0,
         ratio: float | None = None,
         rank: int | None = None,
+        between_hosts: bool = False,
     ) -> None:
         if not isinstance(method, str):
             raise ArgumentTypeError(f"compression: got {shown(method)}; expected a name such as 'int8'")
@@ -85,6 +89,14 @@ class Compression:
         if needed and error_feedback is False:
             raise ArgumentError(f"compression: {method} is of no use without error feedback; leave it on")
         self.error_feedback = needed if error_feedback is None else bool(error_feedback)
+        if between_hosts not in (True, False):
+            raise ArgumentTypeError(f"compression: between_hosts: got {shown(between_hosts)}; expected a flag")
+        if between_hosts and self.error_feedback:
+            raise ArgumentError(
+                f"compression: between_hosts goes without error feedback; got {method!r}"
+                + (", which needs it" if needed else " with error_feedback=True")
+            )
+        self.between_hosts = bool(between_hosts)
         self._states: dict[str, _State] = {}
         self._unnamed = _ByMemory()
         self._name: str | None = None
@@ -93,7 +105,8 @@ class Compression:
         """Return what ranks have to agree on."""
         if self.codec is None:
             return f"{POWERSGD}(rank={self.rank})"
-        return repr(self.codec) + ("+error_feedback" if self.error_feedback else "")
+        feedback, where = "+error_feedback" * self.error_feedback, " between hosts" * self.between_hosts
+        return f"{self.codec!r}{feedback}{where}"
 
     def of(self, name: str) -> Compression:
         """Return the same compression for the tensor ``name``, whose state has that name and can be saved."""

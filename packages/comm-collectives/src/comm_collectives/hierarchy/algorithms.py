@@ -9,19 +9,20 @@ two levels. Tensors travel in pieces: the link carries pieces while others are e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 
 from comm_collectives import reduction
 from comm_collectives.buffers import Buffers
+from comm_collectives.hierarchy.between import Between, gather
 from comm_collectives.hierarchy.plan import Plan
 from comm_collectives.memory import as_bytes
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["all_gather_into_tensor", "all_reduce", "broadcast", "reduce_scatter_tensor"]
+__all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
 
 # Bytes of a piece on one host: long enough to hide what starting a step costs, short enough to overlap.
 _PIECE_BYTES = 4 << 20
@@ -29,9 +30,9 @@ _PIECE_BYTES = 4 << 20
 _DEPTH = 2
 
 
-def _pieces(count: int, itemsize: int, unit: int) -> Iterator[slice]:
+def _pieces(count: int, itemsize: int, unit: int, most_bytes: int | None = None) -> Iterator[slice]:
     """Cut ``count`` elements into pieces of a multiple of ``unit``, but for the last one."""
-    length = max(1, _PIECE_BYTES // (itemsize * unit)) * unit
+    length = max(1, (most_bytes or _PIECE_BYTES) // (itemsize * unit)) * unit
     for begin in range(0, count, length):
         yield slice(begin, min(begin + length, count))
 
@@ -72,7 +73,7 @@ class _Memory:
             self._buffers.give_back(one.view(torch.uint8))
 
 
-def all_reduce(backend: Backend, plan: Plan, elements: torch.Tensor, op: ReduceOp) -> None:
+def all_reduce(backend: Backend, plan: Plan, elements: torch.Tensor, op: ReduceOp, between: Between) -> None:
     """Overwrite ``elements``, (n,), with their reduction over all ranks."""
     size = plan.layout.ranks_per_host
     under_way = _UnderWay()
@@ -80,68 +81,67 @@ def all_reduce(backend: Backend, plan: Plan, elements: torch.Tensor, op: ReduceO
         memory = _Memory(buffers, elements)
 
         def finish(piece: torch.Tensor, whole: torch.Tensor, share: torch.Tensor) -> None:
-            _gather(backend, plan, whole, share)
+            gather(backend, plan, whole, share)
             if whole is not piece:
                 piece.copy_(whole[: piece.numel()])
                 memory.give_back(whole)
             memory.give_back(share)
 
-        for place in _pieces(elements.numel(), elements.element_size(), size):
+        for place in _pieces(elements.numel(), elements.element_size(), size, between.piece_bytes):
             piece = elements[place]
             whole = piece if piece.numel() % size == 0 else _padded(piece, size, memory)
             share = memory.take(whole.numel() // size)
             reduction.reduce_scatter_tensor(backend, share, whole, op, plan.within, False)
-            work = reduction.all_reduce(backend, share, op, plan.between, True)
+            work = between.all_reduce(share, op)
             under_way.add(work, partial(finish, piece, whole, share))
         under_way.finish()
 
 
-def reduce_scatter_tensor(
-    backend: Backend, plan: Plan, output: torch.Tensor, input: torch.Tensor, op: ReduceOp
+def reduce_scatter(
+    backend: Backend, plan: Plan, output: torch.Tensor, rows: Sequence[torch.Tensor], op: ReduceOp, between: Between
 ) -> None:
-    """Overwrite ``output``, (n,), with this rank's part of the reduction of ``input``, (W*n,)."""
+    """Overwrite ``output``, (n,), with the reduction of this rank's entry of every rank's ``rows``, (n,) each."""
     hosts, size = plan.layout.hosts, plan.layout.ranks_per_host
-    rows = input.view(len(hosts) * size, output.numel())
     under_way = _UnderWay()
-    with Buffers(input.device) as buffers:
-        memory = _Memory(buffers, input)
-        for place in _pieces(output.numel(), input.element_size() * rows.shape[0], 1):
+    with Buffers(output.device) as buffers:
+        memory = _Memory(buffers, output)
+        for place in _pieces(output.numel(), output.element_size() * len(rows), 1, between.piece_bytes):
             count = place.stop - place.start
             # The part of each position on a host, for the ranks of that position on every host.
-            ordered = memory.take(rows.shape[0] * count)
+            ordered = memory.take(len(rows) * count)
             parts = iter(ordered.view(-1, count))
             for local in range(size):
                 for members in hosts:
-                    next(parts).copy_(rows[members[local], place])
+                    next(parts).copy_(rows[members[local]][place])
             share = memory.take(len(hosts) * count)
             reduction.reduce_scatter_tensor(backend, share, ordered, op, plan.within, False)
             memory.give_back(ordered)
-            work = reduction.reduce_scatter_tensor(backend, output[place], share, op, plan.between, True)
-            under_way.add(work, partial(memory.give_back, share))
+            under_way.add(between.reduce_scatter(output[place], share, op), partial(memory.give_back, share))
         under_way.finish()
 
 
-def all_gather_into_tensor(backend: Backend, plan: Plan, output: torch.Tensor, input: torch.Tensor) -> None:
-    """Overwrite ``output``, (W*n,), with every rank's ``input``, (n,)."""
+def all_gather(
+    backend: Backend, plan: Plan, rows: Sequence[torch.Tensor], input: torch.Tensor, between: Between
+) -> None:
+    """Overwrite every rank's entry of ``rows``, (n,) each, with its ``input``, (n,)."""
     hosts, size = plan.layout.hosts, plan.layout.ranks_per_host
-    rows = output.view(len(hosts) * size, input.numel())
     under_way = _UnderWay()
     with Buffers(input.device) as buffers:
         memory = _Memory(buffers, input)
 
         def finish(place: slice, share: torch.Tensor) -> None:
             count = place.stop - place.start
-            ordered = memory.take(rows.shape[0] * count)
-            _gather(backend, plan, ordered, share)
+            ordered = memory.take(len(rows) * count)
+            gather(backend, plan, ordered, share)
             parts = iter(ordered.view(-1, count))
             for local in range(size):
                 for members in hosts:
-                    rows[members[local], place].copy_(next(parts))
+                    rows[members[local]][place].copy_(next(parts))
             memory.give_back(ordered, share)
 
-        for place in _pieces(input.numel(), input.element_size() * rows.shape[0], 1):
+        for place in _pieces(input.numel(), input.element_size() * len(rows), 1, between.piece_bytes):
             share = memory.take(len(hosts) * (place.stop - place.start))
-            under_way.add(_gather(backend, plan, share, input[place], between=True), partial(finish, place, share))
+            under_way.add(between.all_gather(share, input[place]), partial(finish, place, share))
         under_way.finish()
 
 
@@ -157,7 +157,7 @@ def broadcast(backend: Backend, plan: Plan, elements: torch.Tensor, src: int) ->
 
         def finish(piece: torch.Tensor, whole: torch.Tensor, share: torch.Tensor) -> None:
             if plan.layout.host != root_host:
-                _gather(backend, plan, whole, share)
+                gather(backend, plan, whole, share)
                 if whole is not piece:
                     piece.copy_(whole[: piece.numel()])
             if whole is not piece:
@@ -181,12 +181,3 @@ def _padded(piece: torch.Tensor, unit: int, memory: _Memory) -> torch.Tensor:
     whole[: piece.numel()].copy_(piece)
     whole[piece.numel() :].zero_()
     return whole
-
-
-def _gather(
-    backend: Backend, plan: Plan, output: torch.Tensor, input: torch.Tensor, between: bool = False
-) -> Work | None:
-    """Gather within the host, or start to gather between hosts."""
-    group = plan.between if between else plan.within
-    native = backend.capabilities(group, input.device.type).dtypes
-    return backend.all_gather_into_tensor(as_bytes(output, native), as_bytes(input, native), group, between)

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives import composed
 from comm_collectives.hierarchy import algorithms
+from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.plan import Plan, find_plan
 from comm_collectives.memory import memory_view
 from comm_collectives.wrapping import BackendWrapper
@@ -59,7 +60,7 @@ class HierarchicalBackend(BackendWrapper):
         sent = 2 * (hosts - 1) * tensor.nbytes // (hosts * self._plan.layout.ranks_per_host)
 
         def steps(backend: Backend, plan: Plan) -> None:
-            algorithms.all_reduce(backend, plan, elements, parse_reduce_op(op))
+            algorithms.all_reduce(backend, plan, elements, parse_reduce_op(op), Between(backend, plan))
 
         return self._run("all_reduce", tensor, op, async_op, sent, steps, tensor)
 
@@ -93,7 +94,8 @@ class HierarchicalBackend(BackendWrapper):
         sent = (len(self._plan.layout.hosts) - 1) * input_tensor.nbytes
 
         def steps(backend: Backend, plan: Plan) -> None:
-            algorithms.all_gather_into_tensor(backend, plan, memory_view(output_tensor), memory_view(input_tensor))
+            rows = torch.split(memory_view(output_tensor), max(1, input_tensor.numel()))
+            algorithms.all_gather(backend, plan, rows, memory_view(input_tensor), Between(backend, plan))
 
         return self._run("all_gather_into_tensor", input_tensor, None, async_op, sent, steps, output_tensor)
 
@@ -107,10 +109,8 @@ class HierarchicalBackend(BackendWrapper):
         sent = (len(self._plan.layout.hosts) - 1) * tensor.nbytes
 
         def steps(backend: Backend, plan: Plan) -> None:
-            gathered = tensor.new_empty(len(tensor_list), tensor.numel())
-            algorithms.all_gather_into_tensor(backend, plan, gathered.view(-1), memory_view(tensor))
-            for target, row in zip(tensor_list, gathered, strict=True):
-                memory_view(target).copy_(row)
+            rows = [memory_view(target) for target in tensor_list]
+            algorithms.all_gather(backend, plan, rows, memory_view(tensor), Between(backend, plan))
 
         return self._run("all_gather", tensor, None, async_op, sent, steps, tensor_list)
 
@@ -125,8 +125,8 @@ class HierarchicalBackend(BackendWrapper):
         sent = (len(self._plan.layout.hosts) - 1) * output.nbytes
 
         def steps(backend: Backend, plan: Plan) -> None:
-            target, source = memory_view(output), memory_view(input)
-            algorithms.reduce_scatter_tensor(backend, plan, target, source, parse_reduce_op(op))
+            target, rows = memory_view(output), torch.split(memory_view(input), max(1, output.numel()))
+            algorithms.reduce_scatter(backend, plan, target, rows, parse_reduce_op(op), Between(backend, plan))
 
         return self._run("reduce_scatter_tensor", output, op, async_op, sent, steps, output)
 

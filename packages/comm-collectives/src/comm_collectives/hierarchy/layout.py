@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["Layout", "layout_of", "set_hosts", "spans_hosts"]
+__all__ = ["Layout", "host_count_of", "layout_of", "set_hosts", "spans_hosts"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,12 @@ def set_hosts(host_of: Sequence[int] | None) -> None:
 def spans_hosts() -> bool:
     """Return whether the ranks of the world are known to be on several hosts."""
     return _World.spans_hosts
+
+
+def host_count_of(ranks: Sequence[int]) -> int:
+    """Return on how many hosts the global ``ranks`` are; 1 where nobody knows."""
+    known = _World.spans_hosts and max(ranks) < len(_World.host_of)
+    return len({_World.host_of[rank] for rank in ranks}) if known else 1
 
 
 def layout_of(ranks: Sequence[int], own_rank: int) -> Layout | None:

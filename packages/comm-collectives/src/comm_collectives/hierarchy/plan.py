@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
 
-from comm_collectives.hierarchy.layout import Layout, layout_of, spans_hosts
+from comm_collectives.hierarchy.layout import Layout, host_count_of, layout_of, spans_hosts
 from comm_utils.backend import Backend, Capabilities
 from comm_utils.torch_support.initialization import timeout_of
 
-__all__ = ["Plan", "find_layout", "find_plan", "forget_plans"]
+__all__ = ["Plan", "find_host_count", "find_layout", "find_plan", "forget_plans"]
 
 
 @dataclass
@@ -36,12 +36,23 @@ class Plan:
 
 # Groups can also be destroyed through torch.distributed; a reference to them would keep their sockets open.
 _layouts: WeakKeyDictionary[ProcessGroup, Layout | None] = WeakKeyDictionary()
+_host_counts: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 _plans: WeakKeyDictionary[ProcessGroup, Plan] = WeakKeyDictionary()
 _making = threading.Lock()
 
 
 def _key(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
     return backend.get_world_group() if group is None else group
+
+
+def find_host_count(backend: Backend, group: ProcessGroup | None) -> int:
+    """Return on how many hosts the ranks of ``group`` are; 1 where nobody knows."""
+    if not spans_hosts():
+        return 1
+    key = _key(backend, group)
+    if key not in _host_counts:
+        _host_counts[key] = host_count_of(backend.get_process_group_ranks(group))
+    return _host_counts[key]
 
 
 def find_layout(backend: Backend, group: ProcessGroup | None) -> Layout | None:
@@ -97,9 +108,11 @@ def forget_plans(group: ProcessGroup | None = None) -> list[ProcessGroup]:
         The groups made for it, to be destroyed as well; none where the world is destroyed.
     """
     if group is None:
+        _host_counts.clear()
         _layouts.clear()
         _plans.clear()
         return []
+    _host_counts.pop(group, None)
     _layouts.pop(group, None)
     plan = _plans.pop(group, None)
     return [] if plan is None else [plan.between, plan.within]

@@ -1,0 +1,107 @@
+"""Hierarchical collectives that encode what travels between hosts, and nothing else, as ZeRO++ quantizes gradients.
+
+Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives import composed
+from comm_collectives.compression import pipeline
+from comm_collectives.compression.codec import Codec
+from comm_collectives.compression.pipeline import Link
+from comm_collectives.compression.settings import Compression
+from comm_collectives.hierarchy.between import Between
+from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
+from comm_utils.backend import Backend, Work
+from comm_utils.errors import CommError
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["EncodedBetween", "run", "suits"]
+
+#: The steps of a collective, given what does the one between hosts.
+Steps: TypeAlias = Callable[[Backend, Plan, "EncodedBetween"], None]
+
+
+class EncodedBetween(Between):
+    """Exchanges shares encoded, in the pieces of compressed collectives, and returns when that is complete.
+
+    Args:
+        average: return averages over all ranks, of shares that are sums over the ranks of a host.
+    """
+
+    piece_bytes = 32 << 20
+
+    def __init__(self, backend: Backend, plan: Plan, codec: Codec, average: bool) -> None:
+        super().__init__(backend, plan)
+        self._link, self._average = Link(backend, plan.between, codec), average
+
+    def all_reduce(self, share: torch.Tensor, op: ReduceOp) -> None:
+        pipeline.all_reduce(self._link, self._prescaled(share), self._average, None)
+
+    def reduce_scatter(self, output: torch.Tensor, share: torch.Tensor, op: ReduceOp) -> None:
+        rows = torch.split(self._prescaled(share), output.numel())
+        pipeline.reduce_scatter(self._link, output, rows, self._average, None)
+
+    def all_gather(self, share: torch.Tensor, own: torch.Tensor) -> None:
+        pipeline.all_gather(self._link, torch.split(share, own.numel()), own)
+
+    def _prescaled(self, share: torch.Tensor) -> torch.Tensor:
+        return share.div_(self._plan.layout.ranks_per_host) if self._average else share
+
+
+def suits(compression: Compression, backend: Backend, group: ProcessGroup | None, *tensors: torch.Tensor) -> bool:
+    """Return whether a call on ``tensors``, one a rank or one for all, is to go in steps.
+
+    Where hosts have one rank each, or different numbers of them, everything travels encoded, in one step.
+    """
+    return (
+        compression.between_hosts
+        and len({one.numel() for one in tensors}) == 1
+        and tensors[0].device.type == "cpu"
+        and find_layout(backend, group) is not None
+    )
+
+
+def run(
+    call: str,
+    backend: Backend,
+    group: ProcessGroup | None,
+    counted: torch.Tensor,
+    op: ReduceOp | None,
+    async_op: bool,
+    compression: Compression,
+    wire_bytes: Callable[[Plan, Link], int],
+    steps: Steps,
+    result: Any,
+) -> Work | None:
+    """Do ``steps``, now or in the group's thread, and have them recorded as one call of the user's.
+
+    Args:
+        wire_bytes: what this rank sends to other hosts, over a link.
+    """
+    codec = compression.codec
+    assert codec is not None
+
+    def body(inner: Backend, used: ProcessGroup | None) -> None:
+        plan = find_plan(inner, used)
+        try:
+            steps(inner, plan, EncodedBetween(inner, plan, codec, op is ReduceOp.AVG))
+        except CommError as error:
+            # A step failed on one of the groups; ranks may disagree about how far this one has come.
+            inner.mark_broken(used, f"{call}: {error}")
+            raise
+
+    plan = find_plan(backend, group)
+    sent = wire_bytes(plan, Link(backend, plan.between, codec))
+    prepare = partial(find_plan, backend)
+    method = repr(compression)
+    return composed.run(
+        call, backend, group, counted, op, async_op, body, result, method, sent, composed.NO_ROOT, prepare
+    )

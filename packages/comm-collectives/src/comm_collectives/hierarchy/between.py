@@ -1,0 +1,49 @@
+"""The step between hosts of a hierarchical collective."""
+
+from __future__ import annotations
+
+import torch
+
+from comm_collectives import reduction
+from comm_collectives.hierarchy.plan import Plan
+from comm_collectives.memory import as_bytes
+from comm_utils.backend import Backend, Work
+from comm_utils.reduce_op import ReduceOp
+
+__all__ = ["Between", "gather"]
+
+
+class Between:
+    """Exchanges shares among the ranks of the same position on every host, as they are.
+
+    Each method returns a handle where it has only started; then its tensors stay alive until that is complete.
+
+    Attributes:
+        piece_bytes: of a tensor on one host that is worth an exchange; None for what hierarchical collectives take.
+    """
+
+    piece_bytes: int | None = None
+
+    def __init__(self, backend: Backend, plan: Plan) -> None:
+        self._backend, self._plan = backend, plan
+
+    def all_reduce(self, share: torch.Tensor, op: ReduceOp) -> Work | None:
+        """Overwrite ``share``, (n,), with its reduction over all hosts."""
+        return reduction.all_reduce(self._backend, share, op, self._plan.between, True)
+
+    def reduce_scatter(self, output: torch.Tensor, share: torch.Tensor, op: ReduceOp) -> Work | None:
+        """Overwrite ``output``, (n,), with this host's part of the reduction of ``share``, (hosts * n,)."""
+        return reduction.reduce_scatter_tensor(self._backend, output, share, op, self._plan.between, True)
+
+    def all_gather(self, share: torch.Tensor, own: torch.Tensor) -> Work | None:
+        """Overwrite ``share``, (hosts * n,), with every host's ``own``, (n,)."""
+        return gather(self._backend, self._plan, share, own, between=True)
+
+
+def gather(
+    backend: Backend, plan: Plan, output: torch.Tensor, input: torch.Tensor, between: bool = False
+) -> Work | None:
+    """Gather bytes within the host, or start to gather them between hosts."""
+    group = plan.between if between else plan.within
+    native = backend.capabilities(group, input.device.type).dtypes
+    return backend.all_gather_into_tensor(as_bytes(output, native), as_bytes(input, native), group, between)
