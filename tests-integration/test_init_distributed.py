@@ -24,7 +24,7 @@ import torch.distributed as c10d
 import comm_orchestrator as dist
 from comm_collectives.recorded.backend import RecordingBackend
 from comm_orchestrator.rendezvous import join
-from comm_orchestrator.rendezvous.server import listen
+from comm_orchestrator.rendezvous.server import PortInUseError, listen
 from comm_utils import active
 from comm_utils.testing import RankPool, patience, per_rank, run_ranks
 
@@ -347,7 +347,6 @@ def test_4_address_from_the_configuration(bare_pools: Pools, free_port: int) -> 
 
 
 def run_alone(port: int | None) -> tuple[int, int, int, list[str]]:
-    import socket
 
     blocked = socket.socket()
     blocked.bind(("127.0.0.1", port or 0))
@@ -434,7 +433,6 @@ def test_4_contradictions(bare_pools: Pools, label: str) -> None:
 
 
 def run_port_in_use() -> str:
-    import socket
 
     with socket.socket() as blocked:
         blocked.bind(("127.0.0.1", 0))
@@ -449,27 +447,24 @@ def test_4_port_in_use(bare_pools: Pools) -> None:
     assert "set MASTER_PORT (or distributed_port) to a free port" in found
 
 
-def run_missing_rank(present: bool, arguments: dict[str, Any]) -> tuple[str, float]:
+def run_missing_rank(present: bool, port: int, arguments: dict[str, Any]) -> tuple[str, float]:
     if not present:
-        gc.collect()  # an error of an earlier test may hold the store of its world
         return "", 0.0
-    # The store of an earlier test may still be closing.
-    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    end = time.monotonic() + 5 * patience()
-    with contextlib.suppress(OSError):
-        while time.monotonic() < end:
-            socket.create_connection(address, timeout=1).close()
-            time.sleep(0.05)
-    start = time.monotonic()
-    found = refused(config={"timeouts": {"init_s": 0.5}, "process_group": {"backend": "gloo"}}, **arguments)
-    return found, time.monotonic() - start
+    # At the ranks' own port, something of an earlier test may still hold a store.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASTER_PORT", str(port))
+        start = time.monotonic()
+        found = refused(config={"timeouts": {"init_s": 0.5}, "process_group": {"backend": "gloo"}}, **arguments)
+        return found, time.monotonic() - start
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "file"])
 @pytest.mark.parametrize("present", [0, 1])
-def test_4_rank_that_does_not_come(bare_pools: Pools, tmp_path: Path, scheme: str, present: int) -> None:
+def test_4_rank_that_does_not_come(
+    bare_pools: Pools, tmp_path: Path, free_port: int, scheme: str, present: int
+) -> None:
     arguments = {"init_method": f"file://{tmp_path}/meet"} if scheme == "file" else {}
-    found = bare_pools(2).run(run_missing_rank, per_rank([present == 0, present == 1]), arguments)
+    found = bare_pools(2).run(run_missing_rank, per_rank([present == 0, present == 1]), free_port, arguments)
     text, took_s = found[present]
     assert text.startswith("CommTimeoutError: ")
     if scheme == "tcp" and present == 1:
@@ -912,31 +907,44 @@ def run_generations(times: int) -> list[float]:
     return found
 
 
-def listen_after_a_world(library: str, shared_memory: str | None) -> str | None:
+def listen_after_a_world(library: str, shared_memory: str | None, port: int) -> str | None:
     """Use up a world while nothing collects cycles of references; return what rank 0's listener is bound to then."""
     gc.collect()
     gc.disable()
     try:
-        if shared_memory is not None:
-            os.environ["CCL_SHARED_MEMORY"] = shared_memory
-        dist.init_distributed(library, verbose=False)
-        tensor = torch.ones(4)
-        dist.all_reduce(tensor)
-        dist.isend(tensor, 1).wait() if dist.get_rank() == 0 else dist.recv(tensor, 0)
-        rank = dist.get_rank()
-        dist.destroy_process_group()
-        if rank != 0:
-            return None
-        with listen("127.0.0.1", int(os.environ["MASTER_PORT"]), alone=True) as listener:
-            return str(listener.getsockname()[0])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MASTER_PORT", str(port))
+            if shared_memory is not None:
+                patch.setenv("CCL_SHARED_MEMORY", shared_memory)
+            dist.init_distributed(library, verbose=False)
+            tensor = torch.ones(4)
+            dist.all_reduce(tensor)
+            dist.isend(tensor, 1).wait() if dist.get_rank() == 0 else dist.recv(tensor, 0)
+            rank = dist.get_rank()
+            dist.destroy_process_group()
+        return listen_soon(port) if rank == 0 else None
     finally:
-        os.environ.pop("CCL_SHARED_MEMORY", None)
         gc.enable()
 
 
+def listen_soon(port: int) -> str:
+    """Return what a listener is bound to, once the threads that serve a store have left its port."""
+    end = time.monotonic() + 2 * patience()
+    while True:
+        try:
+            with listen("127.0.0.1", port, alone=True) as listener:
+                return str(listener.getsockname()[0])
+        except PortInUseError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+
+
 @pytest.mark.parametrize(("library", "shared_memory"), [("gloo", None), ("ccl", None), ("ccl", "0")])
-def test_the_store_ends_with_its_world(bare_pools: Pools, library: str, shared_memory: str | None) -> None:
-    found = bare_pools(2).run(listen_after_a_world, library, shared_memory)
+def test_the_store_ends_with_its_world(
+    bare_pools: Pools, free_port: int, library: str, shared_memory: str | None
+) -> None:
+    found = bare_pools(2).run(listen_after_a_world, library, shared_memory, free_port)
     assert found == ["127.0.0.1", None]
 
 

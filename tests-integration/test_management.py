@@ -282,7 +282,7 @@ def run_barriers_late() -> list[str]:
     ],
 )
 def test_monitored_barrier_names_missing_ranks(pools: Pools, missing: list[int], all_ranks: bool, named: str) -> None:
-    limit_s = round(0.4 * patience(), 1)
+    limit_s = round(1.0 * patience(), 1)
     found = pools(4).run(run_monitored, missing, all_ranks, limit_s)
     for rank, (text, took_s, lines) in enumerate(found):
         if rank in missing:
