@@ -23,7 +23,7 @@ import torch.distributed as c10d
 
 import comm_orchestrator as dist
 from comm_collectives.recorded.backend import RecordingBackend
-from comm_orchestrator.rendezvous import join
+from comm_orchestrator.rendezvous import join, store
 from comm_orchestrator.rendezvous.server import PortInUseError, listen
 from comm_utils import active
 from comm_utils.testing import RankPool, patience, per_rank, run_ranks
@@ -946,6 +946,36 @@ def test_the_store_ends_with_its_world(
 ) -> None:
     found = bare_pools(2).run(listen_after_a_world, library, shared_memory, free_port)
     assert found == ["127.0.0.1", None]
+
+
+def meet_at(port: int, forgets: bool) -> int:
+    """Start at ``port``, elsewhere, and at ``port`` again, where rank 0 comes late and its first store still listens.
+
+    Args:
+        forgets: whether rank 1 is as new to that store as a process that a launcher starts in its place.
+    """
+    rank = int(os.environ["RANK"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MASTER_PORT", str(port))
+        with world("gloo"):
+            kept = [c10d.distributed_c10d._get_default_store()] if rank == 0 else []
+        patch.undo()
+        with world("gloo"):
+            check_world(2)
+        patch.setenv("MASTER_PORT", str(port))
+        if forgets and rank == 1:
+            store._Process.servers.clear()
+        if rank == 0:
+            time.sleep(0.5)
+            kept.clear()
+        with world("gloo"):
+            check_world(2)
+            return dist.get_rank()
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_a_store_that_an_earlier_world_left_is_not_joined(bare_pools: Pools, free_port: int, forgets: bool) -> None:
+    assert bare_pools(2).run(meet_at, free_port, forgets) == [0, 1]
 
 
 def test_destroy_and_initialise_again(bare_pools: Pools) -> None:

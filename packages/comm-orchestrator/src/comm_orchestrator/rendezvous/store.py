@@ -54,12 +54,12 @@ class _Address:
 
 
 class _Process:
-    """The earlier stores of this process: the server of the last one, and each rendezvous that failed.
+    """The earlier stores of this process: the servers of those that it joined, and each rendezvous that failed.
 
     The key of a rendezvous identifies its store; the store itself is kept so that its id stays its own.
     """
 
-    server: str | None = None
+    servers: ClassVar[set[str]] = set()
     failed: ClassVar[dict[object, tuple[object, int]]] = {}
 
 
@@ -295,7 +295,7 @@ def _join(
             if isinstance(error, CommTimeoutError) and not isinstance(error, ConnectionEndedError):
                 raise CommTimeoutError(f"{who}: {error}") from None
             # The store of the last world, perhaps, which rank 0 is just closing.
-            if _Process.server is None or not deadline.pause(None):
+            if not _Process.servers or not deadline.pause(None):
                 raise CommTimeoutError(f"{who}: {error}") from error
             continue
         if server is None:
@@ -305,23 +305,35 @@ def _join(
                 f"{who}: the store at {address} belongs to another job ({server['job']}, pid {server['pid']} on "
                 f"{server['host']}; this is {launch.job_id}); {_REMEDY}"
             )
-        if server.get("ended", False) and server["id"] != _Process.server:
+        known = server["id"] in _Process.servers
+        if server.get("ended", False) and not known:
             # Rank 0 gave up waiting for ranks such as this one. It may begin anew; else they hear why it did.
             patience = patience or Deadline(min(_CLOSING_S, deadline.left_s()))
             if patience.pause(None):
                 del store
                 continue
-        if server["id"] != _Process.server:
+        if not known:
             try:
                 seal = _authenticated(store, server, address, launch, secret)
             except LaunchError as error:
+                if _is_replaced(store, server) and deadline.pause(None):
+                    continue  # it was rank 0's last store
                 raise LaunchError(f"{who}: {error}") from None
-            _Process.server = server["id"]
+            _Process.servers.add(server["id"])
             return RendezvousPoint(_world_of(server, store), False, own, f"at {address}", seal=seal)
         # Rank 0 has not begun its next world yet.
         del store
         if not deadline.pause(lambda: f"for rank 0, which is still in the last world at {address}"):
             raise CommTimeoutError(f"{who}: rank 0 is still in the last world, at {address}")
+
+
+def _is_replaced(store: Store, server: Mapping[str, Any]) -> bool:
+    """Return True where ``store`` is gone, or serves another world than ``server``, which was read from it."""
+    try:
+        now = _greeting(store, Deadline(0.0))
+    except (RuntimeError, LaunchError):
+        return True
+    return now is None or now["id"] != server["id"]
 
 
 def _greeting(store: Store, deadline: Deadline) -> dict[str, Any] | None:
