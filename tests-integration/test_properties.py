@@ -188,7 +188,7 @@ _COMMON = settings(
 )
 # A failure replaces all ranks, which takes seconds: what failed is shown as it is, not something smaller.
 _PHASES = [phase for phase in Phase if phase not in (Phase.shrink, Phase.explain)]
-FEW = settings(_COMMON, max_examples=12, derandomize=True, database=None, phases=_PHASES)
+FEW = settings(_COMMON, max_examples=8, derandomize=True, database=None, phases=_PHASES)
 EXAMPLES = int(os.environ.get("PROPERTY_EXAMPLES", "100"))
 MANY = settings(_COMMON, max_examples=EXAMPLES)
 
