@@ -165,7 +165,7 @@ def test_a_changed_key_ends_all_ranks_alike(
 ) -> None:
     intrude(free_port, changes)
     # Rank 0 keeps the store open for the third rank, until it has read why as well.
-    found = bare_pools(2).run(attempt, of_job(free_port, WORLD_SIZE="3", LOCAL_WORLD_SIZE="3"), limit_s=3.0)
+    found = bare_pools(2).run(attempt, of_job(free_port, WORLD_SIZE="3", LOCAL_WORLD_SIZE="3"), limit_s=6.0)
     assert len({one for one, _ in found}) == 1, found
     assert found[0][0].startswith("LaunchError: init_distributed: ")
     assert text in found[0][0]

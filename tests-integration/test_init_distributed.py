@@ -347,7 +347,6 @@ def test_4_address_from_the_configuration(bare_pools: Pools, free_port: int) -> 
 
 
 def run_alone(port: int | None) -> tuple[int, int, int, list[str]]:
-
     blocked = socket.socket()
     blocked.bind(("127.0.0.1", port or 0))
     blocked.listen()
@@ -433,7 +432,6 @@ def test_4_contradictions(bare_pools: Pools, label: str) -> None:
 
 
 def run_port_in_use() -> str:
-
     with socket.socket() as blocked:
         blocked.bind(("127.0.0.1", 0))
         blocked.listen()
