@@ -177,7 +177,8 @@ def test_peers_of_a_rank_with_a_mistake_time_out(pools: Pools, name: str) -> Non
 
 
 def run_lost_peer() -> str:
-    dist.init_distributed(dist_backend="gloo", verbose=False, timeout=5)
+    # The start takes seconds on a busy machine; a lost peer is noticed at once.
+    dist.init_distributed(dist_backend="gloo", verbose=False, timeout=20)
     check_group_works()
     if dist.get_rank() == 1:
         os._exit(0)
@@ -197,7 +198,7 @@ def run_lost_peer() -> str:
 
 def test_peer_that_dies(rank_environment: dict[str, Any]) -> None:
     survivor, dead = run_ranks_outcomes(run_lost_peer, 2, env=rank_environment, timeout_s=60)
-    assert dead.status == "died"
+    assert dead.status == "died", dead.report()
     assert survivor.ok, survivor.report()
     assert survivor.value.startswith(("PeerLostError: all_reduce on", "CommTimeoutError: all_reduce on"))
-    assert survivor.duration_s < 20 * patience()
+    assert survivor.duration_s < 30 * patience()

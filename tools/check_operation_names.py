@@ -31,7 +31,7 @@ ALLOWED: Mapping[str, str] = {
     "comm_utils/torch_support/fast_arguments.py": "what implementations accept",
     "comm_backend_ccl/arguments.py": "an implementation",
     "comm_backend_ccl/backend.py": "an implementation",
-    "comm_backend_ccl/fast_path.py": "an implementation",
+    "comm_backend_ccl/fast_path": "an implementation",
     "comm_backend_ccl/process_group.py": "an implementation",
     "comm_backend_torch/collectives.py": "an implementation",
     "comm_backend_torch/fast_path.py": "an implementation",
