@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +24,7 @@ import torch.distributed as c10d
 
 import comm_orchestrator as dist
 from comm_collectives.recorded.backend import RecordingBackend
+from comm_orchestrator import selector
 from comm_orchestrator.rendezvous import join, store
 from comm_orchestrator.rendezvous.server import PortInUseError, listen
 from comm_utils import active
@@ -997,6 +999,43 @@ for generation in range(3):
     dist.destroy_process_group()
 assert dict(os.environ) == before
 """
+
+
+class SlowStore(c10d.Store):
+    """A store that takes its time to tell gloo where the other ranks are."""
+
+    def __init__(self, inner: c10d.Store) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def set(self, key: str, value: str) -> None:
+        self._inner.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        time.sleep(0.2)
+        return self._inner.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self._inner.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._inner.check(keys)
+
+    def wait(self, keys: list[str], *limit: datetime.timedelta) -> None:
+        self._inner.wait(keys, *limit)
+
+
+def start_and_leave() -> None:
+    """Start a world and leave it at once, while rank 1 still connects to rank 2, through the store of rank 0."""
+    if os.environ["RANK"] == "1":
+        usual = selector.activate
+        selector.activate = lambda setup: usual(replace(setup, store=SlowStore(setup.store)))
+    dist.init_distributed("gloo", verbose=False, timeout=60)
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_leaves_at_once_waits_for_those_that_still_start(rank_environment: dict[str, Any]) -> None:
+    run_ranks(start_and_leave, 3, env=rank_environment)
 
 
 def test_under_torchrun(tmp_path: Path, rank_environment: dict[str, Any]) -> None:

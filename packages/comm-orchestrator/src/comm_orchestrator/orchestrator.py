@@ -19,6 +19,7 @@ from comm_orchestrator import interfaces, rank_discovery, selector
 from comm_orchestrator.environment import apply_variables, restore_variables
 from comm_orchestrator.rendezvous.authentication import remove_secrets
 from comm_orchestrator.rendezvous.join import join, report_to_peers
+from comm_orchestrator.rendezvous.started import StartedRanks
 from comm_orchestrator.report import describe, headline
 from comm_utils import active, process_limits
 from comm_utils.backend import Setup
@@ -34,6 +35,7 @@ __all__ = [
     "initialize",
     "load_config",
     "names_comms_logger",
+    "wait_for_others",
 ]
 
 _START_UP_TIMEOUT = timedelta(minutes=30)
@@ -79,6 +81,8 @@ class _Current:
     launch: LaunchInfo | None = None
     # The name by which the program chose the library, which torch may know by another.
     named: str | None = None
+    # None in a world of one, and in one that was adopted.
+    started: StartedRanks | None = None
 
 
 def current_launch() -> LaunchInfo | None:
@@ -119,10 +123,16 @@ def _plain(config: Any) -> Any:
     return {"comms_logger": {key: getattr(section.comms_logger, key) for key in keys}}
 
 
+def wait_for_others() -> None:
+    """Wait until the other ranks have started: they may still need this one, or its store."""
+    if _Current.started is not None:
+        _Current.started.wait()
+
+
 def finalize() -> None:
     """Forget the world that has ended, and put back what was set for it."""
     active.deactivate()
-    _Current.launch = _Current.named = None
+    _Current.launch = _Current.named = _Current.started = None
     remember_rank(None)
     remove_secrets()
     restore_variables()
@@ -236,6 +246,7 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int
             device = joined.bind() if options.device is None else options.device
             setup = Setup(choice.backend, launch.rank, launch.world_size, joined.point.store, timeout, device)
             active.activate(selector.activate(setup))
+    _Current.started = StartedRanks(joined.point.store, launch.world_size) if launch.world_size > 1 else None
     _Current.launch, _Current.named = launch, (settings.process_group.backend or "").strip().lower()
     if launch.rank == 0:
         if logger.isEnabledFor(logging.INFO):

@@ -270,6 +270,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         return
     if group is None:
         comms_log.end()
+        orchestrator.wait_for_others()
     groups.destroy_process_group(group)
     if group is None:
         orchestrator.finalize()

@@ -27,7 +27,7 @@ from comm_orchestrator.rendezvous.records import (
 from comm_utils.errors import CommError, LaunchError
 from comm_utils.log import logger
 
-__all__ = ["Deadline", "RendezvousPoint", "rendezvous"]
+__all__ = ["Deadline", "RendezvousPoint", "counted", "rendezvous"]
 
 # How long rank 0, whose end closes the store, waits until the other ranks have read why it fails; and how long for
 # ranks that have not started yet, where the start fails before its time limit.
@@ -118,7 +118,7 @@ class _Rendezvous:
     def read_records(self) -> Refusal | None:
         """Read the records written since the last call; return the first contradiction."""
         try:
-            count = _counted(self.store, "ranks")
+            count = counted(self.store, "ranks")
         except LaunchError as error:
             return Refusal("LaunchError", str(error))
         if not self.counted <= count <= self.counted + _MOST_RECORDS_PER_RANK * (self.mine.world_size + 64):
@@ -226,7 +226,7 @@ class _Rendezvous:
 
     def decide(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """Write ``verdict`` unless another rank has written one; return the one that holds."""
-        if _counted(self.store, "verdicts", 1) != 1:
+        if counted(self.store, "verdicts", 1) != 1:
             end = time.monotonic() + _GRACE_S
             while time.monotonic() < end:
                 if self.store.check(["verdict"]):
@@ -239,8 +239,8 @@ class _Rendezvous:
         return verdict
 
 
-def _counted(store: Store, key: str, more: int = 0) -> int:
-    """Add to a counter and return it.
+def counted(store: Store, key: str, more: int = 0) -> int:
+    """Add to a counter and return it; 0 where nothing was counted yet.
 
     Raises:
         LaunchError: another program has overwritten it, on which torch's store would close this rank's connection.
@@ -279,7 +279,7 @@ def rendezvous(
     store = point.store
     state = _Rendezvous(point, mine, deadline, {})
     try:
-        number = _counted(store, "ranks", 1)
+        number = counted(store, "ranks", 1)
         store.set(f"record/{number}", point.seal.sign(f"record/{number}", mine.to_plain()))
         verdict = state.decide(state.coordinate(judge)) if number == 1 else state.verdict()
         if "agreed" in verdict:
@@ -291,7 +291,7 @@ def rendezvous(
     point.failed()
     acknowledged = 0
     with suppress(LaunchError):
-        acknowledged = _counted(store, "acknowledged", 1)
+        acknowledged = counted(store, "acknowledged", 1)
     if point.hosted and acknowledged:
         _wait_until_acknowledged(store, acknowledged, mine.world_size, min(deadline.left_s(), _EARLY_GRACE_S))
         point.given_up()
@@ -306,9 +306,9 @@ def _wait_until_acknowledged(store: Store, acknowledged: int, world_size: int, l
     start, count = time.monotonic(), world_size
     while time.monotonic() - start < max(limit_s, _GRACE_S):
         with suppress(LaunchError):
-            count = _counted(store, "ranks")
+            count = counted(store, "ranks")
         if acknowledged >= (max(count, world_size) if time.monotonic() - start < limit_s else count):
             return
         time.sleep(0.01)
         with suppress(LaunchError):
-            acknowledged = _counted(store, "acknowledged")
+            acknowledged = counted(store, "acknowledged")
