@@ -1,1 +1,58 @@
 """Hooks that communicate while a model trains: data-parallel, sharded, model-parallel and pipeline building blocks."""
+
+from comm_collectives.hooks.parallel_groups import ParallelGroup, ParallelGroups
+from comm_collectives.hooks.pipeline import (
+    Schedule,
+    ScheduleReport,
+    TiedParameter,
+    check_schedule,
+    forward_only,
+    gpipe,
+    interleaved,
+    one_forward_one_backward,
+    run_schedule,
+    schedule_of,
+    tie_parameter,
+)
+from comm_collectives.hooks.tensor_parallel import (
+    ModelParallel,
+    broadcast_data,
+    copy_to_tensor_parallel_region,
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_parallel_region,
+    reduce_from_tensor_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    register_model_parallel_hooks,
+    scatter_to_sequence_parallel_region,
+    scatter_to_tensor_parallel_region,
+    sum_gradients,
+    vocabulary_parallel_cross_entropy,
+)
+
+__all__ = [
+    "ModelParallel",
+    "ParallelGroup",
+    "ParallelGroups",
+    "Schedule",
+    "ScheduleReport",
+    "TiedParameter",
+    "broadcast_data",
+    "check_schedule",
+    "copy_to_tensor_parallel_region",
+    "forward_only",
+    "gather_from_sequence_parallel_region",
+    "gather_from_tensor_parallel_region",
+    "gpipe",
+    "interleaved",
+    "one_forward_one_backward",
+    "reduce_from_tensor_parallel_region",
+    "reduce_scatter_to_sequence_parallel_region",
+    "register_model_parallel_hooks",
+    "run_schedule",
+    "scatter_to_sequence_parallel_region",
+    "scatter_to_tensor_parallel_region",
+    "schedule_of",
+    "sum_gradients",
+    "tie_parameter",
+    "vocabulary_parallel_cross_entropy",
+]
