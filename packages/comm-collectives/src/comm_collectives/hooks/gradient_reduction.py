@@ -28,7 +28,7 @@ _CALL = "GradientReduction"
 
 @dataclass(frozen=True)
 class GradientReduction:
-    """How the gradients of all ranks become one.
+    """Settings of the reduction of gradients, and what applies them.
 
     With a group of *W* ranks and the default settings, gradients are averaged in one step, and 16-bit floats are added
     in float32. The other ways of averaging are those of DeepSpeed's engine (``allreduce_bucket``), for gradients whose
