@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from comm_collectives.annotations import Group
@@ -14,7 +12,6 @@ from comm_collectives.reduce_scatter import reduce_scatter_tensor
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
 __all__ = [
-    "apply",
     "check_divides",
     "check_is_tensor",
     "checked_dim",
@@ -23,11 +20,6 @@ __all__ = [
     "reduced",
     "scattered_sum",
 ]
-
-
-def apply(function: type[torch.autograd.Function], *arguments: Any) -> Any:
-    """Return ``function.apply(*arguments)``, which torch does not annotate."""
-    return function.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 def check_is_tensor(call: str, tensor: object) -> None:

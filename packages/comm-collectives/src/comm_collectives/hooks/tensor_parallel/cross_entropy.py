@@ -16,7 +16,7 @@ from comm_collectives.annotations import Group
 from comm_collectives.collective import collective
 from comm_collectives.collectives import all_reduce
 from comm_collectives.groups import get_rank, get_world_size
-from comm_collectives.hooks.tensor_parallel.along import apply
+from comm_collectives.hooks.apply import apply
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 

@@ -14,8 +14,8 @@ import torch
 
 from comm_collectives.annotations import Group
 from comm_collectives.collective import collective
+from comm_collectives.hooks.apply import apply
 from comm_collectives.hooks.tensor_parallel.along import (
-    apply,
     check_divides,
     check_is_tensor,
     checked_dim,

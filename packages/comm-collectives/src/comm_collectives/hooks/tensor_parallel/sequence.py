@@ -16,8 +16,8 @@ from torch.utils.hooks import RemovableHandle
 
 from comm_collectives.annotations import Group
 from comm_collectives.collective import collective
+from comm_collectives.hooks.apply import apply
 from comm_collectives.hooks.tensor_parallel.along import (
-    apply,
     check_divides,
     checked_dim,
     gathered,
