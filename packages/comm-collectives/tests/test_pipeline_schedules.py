@@ -53,8 +53,9 @@ def test_any_order_that_can_complete_gets_messages_that_cannot_deadlock() -> Non
             orders.append(order)
         try:
             schedule = schedule_of(orders)
-        except ArgumentError as error:
-            assert "no rank can go on: rank" in str(error)
+        except ArgumentError:
+            with pytest.raises(ArgumentError, match="no rank can go on: rank"):
+                schedule_of(orders)
             refused += 1
         else:
             check_schedule(schedule)
@@ -79,7 +80,7 @@ def test_the_check_finds_what_is_wrong_and_names_the_ranks() -> None:
         check_schedule(edited(right, 1, [one for one in second if one != sends[0]]))
     with pytest.raises(ArgumentError, match=r"rank 1 receives activations of .* which rank 0 does not send"):
         check_schedule(edited(right, 0, [one for one in first if one != sends[0]]))
-    with pytest.raises(ArgumentError, match="rank 0 sends activations of micro-batch 0 .* before it has computed"):
+    with pytest.raises(ArgumentError, match=r"rank 0 sends activations of micro-batch 0 .* before it has computed"):
         check_schedule(edited(right, 0, [sends[0], *[one for one in first if one != sends[0]]]))
     late = [one for one in second if one != sends[0]]
     with pytest.raises(ArgumentError, match=r"rank 0 sends activations of micro-batch 0 .* where rank 1 receives"):
@@ -88,17 +89,9 @@ def test_the_check_finds_what_is_wrong_and_names_the_ranks() -> None:
         check_schedule(
             edited(right, 1, [Compute("forward", 1, 0), *[o for o in second if o != Compute("forward", 1, 0)]])
         )
+    gone = (Compute("backward", 1, 1), Compute("backward", 0, 1), Exchange((Message("backward", 1, 1, 1, 0),)))
+    without, other = ([one for one in actions if one not in gone] for actions in (second, first))
     with pytest.raises(ArgumentError, match="rank 0 has no backward of micro-batch 1 on stage 0"):
-        without = [
-            one
-            for one in second
-            if one != Compute("backward", 1, 1) and Message("backward", 1, 1, 1, 0) not in getattr(one, "messages", ())
-        ]
-        other = [
-            one
-            for one in first
-            if one != Compute("backward", 0, 1) and Message("backward", 1, 1, 1, 0) not in getattr(one, "messages", ())
-        ]
         check_schedule(edited(edited(right, 1, without), 0, other))
     with pytest.raises(
         ArgumentError, match="rank 0 has the forward of micro-batch 0 on stage 1; expected it on rank 1"
