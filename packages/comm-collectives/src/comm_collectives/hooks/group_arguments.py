@@ -6,12 +6,11 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from comm_collectives.groups import get_process_group_ranks
 from comm_collectives.hooks.parallel_groups import MESH_NAMES, ParallelGroup, ParallelGroups
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
-__all__ = ["group_along", "group_text"]
+__all__ = ["group_along"]
 
 
 def group_along(call: str, name: str, value: Any, axis: str) -> ProcessGroup | None:
@@ -49,10 +48,3 @@ def group_along(call: str, name: str, value: Any, axis: str) -> ProcessGroup | N
         f"{call}: {name}: got {shown(value)}; expected a process group of which this rank is a member, "
         "ParallelGroups, a DeviceMesh, or None for the world group"
     )
-
-
-def group_text(group: ProcessGroup | None) -> str:
-    """Return the name and the ranks of a group, for messages."""
-    ranks = ", ".join(map(str, get_process_group_ranks(group)))
-    name = "the world group" if group is None else getattr(group, "group_desc", "") or "a group"
-    return f"{name} (ranks {ranks})"

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from comm_collectives.annotations import Group
-from comm_collectives.groups import get_rank
-from comm_collectives.hooks.group_arguments import group_along, group_text
+from comm_collectives.groups import get_process_group_ranks, get_rank
+from comm_collectives.hooks.group_arguments import group_along
 from comm_collectives.hooks.handle import LAYERS, Handle, check_module, check_unregistered
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.tensor_parallel import layers
@@ -20,6 +20,7 @@ from comm_collectives.hooks.tensor_parallel.sharding import Shard, check_shard, 
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 from comm_utils.log import logger
+from comm_utils.torch_support.group_names import group_text
 
 __all__ = ["ModelParallel", "register_model_parallel_hooks"]
 
@@ -131,7 +132,12 @@ def register_model_parallel_hooks(
     check_on_all_ranks(_CALL, prepare, group)
     handle = ModelParallel(module, *found, group, sequence_dim)
     if get_rank(group) == 0:
-        logger.info("%s: divided %d parameters over %s", _CALL, len(handle.shards), group_text(group))
+        logger.info(
+            "%s: divided %d parameters over %s",
+            _CALL,
+            len(handle.shards),
+            group_text(get_process_group_ranks(group), getattr(group, "group_desc", "")),
+        )
     return handle
 
 
