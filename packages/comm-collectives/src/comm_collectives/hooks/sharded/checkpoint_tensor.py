@@ -53,7 +53,7 @@ class CheckpointTensor(torch.Tensor):
         """Return the shape of the whole tensor, or its size in one dimension."""
         return self._whole if dim is None else self._whole[dim]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         end = self.begin + self.part.numel()
         return f"CheckpointTensor(shape={tuple(self._whole)}, elements {self.begin} to {end} here)"
 
