@@ -26,6 +26,15 @@ from comm_collectives.hooks.pipeline import (
     schedule_of,
     tie_parameter,
 )
+from comm_collectives.hooks.sharded import (
+    CheckpointTensor,
+    MemoryUse,
+    Sharded,
+    partition,
+    partition_range,
+    register_sharded_hooks,
+    unpartition,
+)
 from comm_collectives.hooks.tensor_parallel import (
     ModelParallel,
     broadcast_data,
@@ -43,11 +52,13 @@ from comm_collectives.hooks.tensor_parallel import (
 
 __all__ = [
     "BucketState",
+    "CheckpointTensor",
     "DataParallel",
     "DataParallelOptions",
     "ExpertBatch",
     "GradientReduction",
     "Handle",
+    "MemoryUse",
     "ModelParallel",
     "ParallelGroup",
     "ParallelGroups",
@@ -55,6 +66,7 @@ __all__ = [
     "RingExchange",
     "Schedule",
     "ScheduleReport",
+    "Sharded",
     "TiedParameter",
     "broadcast_data",
     "check_schedule",
@@ -68,11 +80,14 @@ __all__ = [
     "interleaved",
     "join_context",
     "one_forward_one_backward",
+    "partition",
+    "partition_range",
     "reduce_bucket",
     "reduce_from_tensor_parallel_region",
     "reduce_scatter_to_sequence_parallel_region",
     "register_data_parallel_hooks",
     "register_model_parallel_hooks",
+    "register_sharded_hooks",
     "ring_attention",
     "ring_exchange",
     "run_schedule",
@@ -83,6 +98,7 @@ __all__ = [
     "sum_gradients",
     "tie_parameter",
     "top_k_routing",
+    "unpartition",
     "use_reduction",
     "vocabulary_parallel_cross_entropy",
 ]
