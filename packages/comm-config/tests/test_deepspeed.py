@@ -39,15 +39,14 @@ def test_a_whole_document() -> None:
     assert config.comms_logger.enabled
     assert config.comms_logger.prof_ops == ["all_reduce"]
     assert config.communication_data_type == "fp32"
-    assert config.model_copy(update={"comms_logger": CommConfig().comms_logger, "communication_data_type": None}) == (
-        CommConfig()
-    )
+    assert config.seq_parallel_communication_data_type == "bf16"
+    unset = {"communication_data_type": None, "seq_parallel_communication_data_type": None}
+    assert config.model_copy(update={"comms_logger": CommConfig().comms_logger, **unset}) == CommConfig()
 
 
 UNSERVED = {
     "gradient_predivide_factor": 2.0,
     "prescale_gradients": True,
-    "seq_parallel_communication_data_type": "bf16",
     "sparse_gradients": True,
 }
 

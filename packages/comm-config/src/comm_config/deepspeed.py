@@ -55,7 +55,6 @@ DEEPSPEED_KEYS = frozenset(
         "progressive_layer_drop",
         "quantize_training",
         "scheduler",
-        "seq_parallel_communication_data_type",
         "sequence_parallel_size",
         "sparse_attention",
         "sparse_gradients",
@@ -84,7 +83,6 @@ _EDITOR_KEY = "$schema"
 _UNSERVED: Mapping[str, Any] = {
     "gradient_predivide_factor": 1.0,
     "prescale_gradients": False,
-    "seq_parallel_communication_data_type": "fp32",
     "sparse_gradients": False,
 }
 _logger = logging.getLogger("comm")

@@ -31,7 +31,8 @@ def json_schema() -> dict[str, Any]:
         variables["propertyNames"] = {"pattern": library.variable_pattern()}
     logger = definitions[CommsLoggerConfig.__name__]["properties"]
     top = schema["properties"]
-    for fields, keys in ((logger, list(logger)), (top, ["communication_data_type", "compress_communication"])):
+    compression = ["communication_data_type", "compress_communication", "seq_parallel_communication_data_type"]
+    for fields, keys in ((logger, list(logger)), (top, compression)):
         for key in keys:
             fields[key] = _or_auto(fields[key])
     top["$schema"] = {"type": "string", "description": "The schema that an editor checks this file against."}
