@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import composed, reduction
 from comm_collectives.compression import between_hosts, low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
-from comm_collectives.compression.pipeline import Link
+from comm_collectives.compression.link import Link
 from comm_collectives.compression.settings import Compression
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.plan import Plan
@@ -105,7 +105,8 @@ def _slices(link: Link, count: int) -> list[int]:
 def _bytes_of_all_reduce(link: Link, count: int) -> int:
     counts = _slices(link, count)
     to_owners = sum(link.wire_bytes(one) for rank, one in enumerate(counts) if rank != link.rank)
-    return to_owners + (link.size - 1) * link.wire_bytes(counts[0])
+    summed = counts[link.rank] if link.size == 2 else counts[0]  # several ranks send as much as the first
+    return to_owners + (link.size - 1) * link.wire_bytes(summed)
 
 
 def _all_reduce_low_rank(

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import torch
 
 from comm_collectives.compression.codec import Codec
+from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.low_rank import LowRank
-from comm_collectives.compression.pipeline import Feedback
 from comm_collectives.compression.registry import codec_names, make_codec
 from comm_collectives.measured_choice import AUTO
 from comm_utils.errors import ArgumentError, ArgumentTypeError
