@@ -145,14 +145,14 @@ def chosen_table(rate: str, ranks_per_host: int, rounds: int) -> str:
     return "\n".join(lines)
 
 
-def times_table(times: dict[str, dict[float, float]]) -> str:
+def times_table(size_bytes: int, times: dict[str, dict[float, float]]) -> str:
     """Return the times in ms by codec and speed."""
     speeds = sorted(next(iter(times.values())))
     titles = " | ".join(f"{speed:g} Gbit/s" for speed in speeds)
     rows = (
         f"| {name} | {' | '.join(f'{by_speed[speed]:.1f}' for speed in speeds)} |" for name, by_speed in times.items()
     )
-    return "\n".join((f"| ms, by codec | {titles} |", "|---|" + "---:|" * len(speeds), *rows))
+    return "\n".join((f"| {named(size_bytes)}, ms | {titles} |", "|---|" + "---:|" * len(speeds), *rows))
 
 
 def put(text: str, begin: str, end: str) -> None:
@@ -200,8 +200,8 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
         for rate in MORE_RATES:
             if rate not in given.rates:
                 note(rate, measured(rate, given.ranks_per_host, given.size, PLOT_ROUNDS, given.codecs))
-        write(times_table(times))
-        put(times_table(times), TIMES_BEGIN, TIMES_END)
+        write(times_table(given.size, times))
+        put(times_table(given.size, times), TIMES_BEGIN, TIMES_END)
         plot_times(PICTURE, times, f"all_reduce of {named(given.size)} of float32 between two hosts")
     return None
 
