@@ -1,6 +1,6 @@
 """What compression does to training, by codec: accuracy of the digits example, and loss of a transformer on text.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/compressed_training.py [--write]
+    python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/compressed_training.py [--write] [--plot]
 
 Every gradient is averaged over the ranks, compressed. The digits have the batches and epochs of
 ``docs/examples/digits.py`` and a quarter of its learning rate, with which one bit an element diverges. The transformer
@@ -8,7 +8,7 @@ Every gradient is averaged over the ranks, compressed. The digits have the batch
 held out. Each codec trains from several seeds, which choose the weights and the batches. The bytes are those that one
 rank sends; the time is what a link of 1 Gbit/s needs for them.
 
-``--write`` puts the tables into docs/compression.md.
+``--write`` puts the tables into docs/compression.md; ``--plot`` draws docs/compression-loss.svg.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from plots import plot_losses
 from sklearn.datasets import load_digits
 
 import comm_orchestrator as dist
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = DOCS / "compression.md"
+PAGE, PICTURE = DOCS / "compression.md", DOCS / "compression-loss.svg"
 BEGIN, END = "<!-- begin: benchmarks/compressed_training.py --write -->", "<!-- end of training -->"
 METHODS: dict[str, dict[str, Any] | None] = {
     "float32": None,
@@ -153,21 +154,23 @@ def digits_table(given: argparse.Namespace) -> list[str]:
     return lines
 
 
-def transformer_table(given: argparse.Namespace) -> list[str]:
+def transformer_table(given: argparse.Namespace) -> tuple[list[str], list[tuple[str, float, float]]]:
+    """Return the table, and the name, MiB sent and loss of each codec."""
     lines = [
         f"| codec | loss, mean of {given.seeds} seeds | beside float32 | MiB a rank sent | s at 1 Gbit/s |",
         "|---|---:|---:|---:|---:|",
     ]
-    plain = 0.0
+    plain, rows = 0.0, []
     for name, options in METHODS.items():
         found = [train_transformer(options, seed, given.steps, given.adam_lr) for seed in range(given.seeds)]
         loss, sent = (statistics.mean(one) for one in zip(*found, strict=True))
         plain = plain or loss
+        rows.append((name, sent / 2**20, loss))
         lines.append(
             f"| {name} | {loss:.3f} | {loss / plain - 1:+.1%} | {sent / 2**20:.2f} | {sent * 8 / BITS_PER_S:.3f} |"
         )
         show(lines[-1])
-    return lines
+    return lines, rows
 
 
 def show(line: str) -> None:
@@ -183,13 +186,17 @@ def main() -> None:
     parser.add_argument("--adam-lr", type=float, default=2e-3, help="of the transformer")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="put the tables into docs/compression.md")
+    parser.add_argument("--plot", action="store_true", help="draw docs/compression-loss.svg")
     given = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_distributed(verbose=False, config={"comms_logger": {"enabled": True}})
+    digits, (transformer, rows) = digits_table(given), transformer_table(given)
     lines = [
-        *("The digits:", "", *digits_table(given), ""),
-        *(f"The transformer, after {given.steps} steps of Adam:", "", *transformer_table(given)),
+        *("The digits:", "", *digits, ""),
+        *(f"The transformer, after {given.steps} steps of Adam:", "", *transformer),
     ]
+    if given.plot and dist.get_rank() == 0:
+        plot_losses(PICTURE, rows, f"Loss of the transformer after {given.steps} steps, mean of {given.seeds} seeds")
     if given.write and dist.get_rank() == 0:
         before, rest = PAGE.read_text().split(BEGIN)
         after = rest.split(END, 1)[1]

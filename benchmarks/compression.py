@@ -1,14 +1,15 @@
 """What compression gains on a slow network: all_reduce of float32 between two hosts, by codec and speed of the link.
 
     python benchmarks/compression.py [--rates 1gbit 10gbit] [--ranks-per-host N] [--size BYTES] [--rounds N]
-        [--codecs NAME ...] [--no-chosen] [--write]
+        [--codecs NAME ...] [--no-chosen] [--write] [--plot]
 
 Needs root: the hosts are namespaces of this machine, and Linux's ``tbf`` limits the link between them in both
 directions. In each round, all codecs and gloo's own all_reduce take turns in the same ranks; the slowest rank counts.
 Results are compared with the exact sum, to the bounds of the codecs. What one host sent is what TCP had acknowledged to
 it (``ss``), of one call of each.
 
-``--write`` puts the table into docs/compression.md.
+``--write`` puts the table into docs/compression.md. ``--plot`` measures more speeds of the link, a few rounds of each,
+puts their times into the page and draws docs/compression-time.svg.
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ from pathlib import Path
 from typing import Any
 
 from measuring import KIB, MIB, interval, machine, named
-from shaped_hosts import RATES, acknowledged_bytes, run_ranks, spelled
+from plots import plot_times
+from shaped_hosts import MORE_RATES, RATES, acknowledged_bytes, gbit_per_s, run_ranks, spelled
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "compression.md"
 BEGIN, END = "<!-- begin: python benchmarks/compression.py --write -->", "<!-- end -->"
+PICTURE = ROOT / "docs" / "compression-time.svg"
+TIMES_BEGIN, TIMES_END = "<!-- begin: python benchmarks/compression.py --plot -->", "<!-- end of times -->"
+#: Of the speeds that are measured for the plot alone.
+PLOT_ROUNDS = 3
 #: Of which sums keep something of every element; ``error`` is relative to the largest of the sum.
 CODECS = ("fp16", "bf16", "fp8", "int8", "int4", "onebit", "topk", "powersgd")
 #: Of a codec that is used from the size on at which the group measured it to be faster.
@@ -139,15 +145,33 @@ def chosen_table(rate: str, ranks_per_host: int, rounds: int) -> str:
     return "\n".join(lines)
 
 
+def times_table(size_bytes: int, times: dict[str, dict[float, float]]) -> str:
+    """Return the times in ms by codec and speed."""
+    speeds = sorted(next(iter(times.values())))
+    titles = " | ".join(f"{speed:g} Gbit/s" for speed in speeds)
+    rows = (
+        f"| {name} | {' | '.join(f'{by_speed[speed]:.1f}' for speed in speeds)} |" for name, by_speed in times.items()
+    )
+    return "\n".join((f"| {named(size_bytes)}, ms | {titles} |", "|---|" + "---:|" * len(speeds), *rows))
+
+
+def put(text: str, begin: str, end: str) -> None:
+    """Write ``text`` between two marks of the page."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(begin)
+    after = rest.split(end, 1)[1]
+    PAGE.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None, write: Callable[[str], object] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", nargs="+", choices=RATES, default=list(RATES), help="of the link")
+    parser.add_argument("--rates", nargs="+", choices=RATES + MORE_RATES, default=list(RATES), help="of the link")
     parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--size", type=int, default=64 * MIB, help="bytes of the tensor")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--codecs", nargs="*", default=list(CODECS))
     parser.add_argument("--no-chosen", action="store_true", help="leave out the calls that a measurement chooses")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/compression.md")
+    parser.add_argument("--plot", action="store_true", help="measure more speeds, and draw docs/compression-time.svg")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.as_rank:
@@ -156,18 +180,29 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     parts = [
         f"Measured on {facts['processor']}, {facts['cores']} cores, Linux {facts['kernel']}, {given.rounds} rounds."
     ]
+    times: dict[str, dict[float, float]] = {}
+
+    def note(rate: str, found: dict[str, dict[str, Any]]) -> None:
+        for name, one in found.items():
+            times.setdefault(name, {})[gbit_per_s(rate)] = statistics.median(one["s"]) * 1e3
+
     for rate in given.rates:
         found = measured(rate, given.ranks_per_host, given.size, given.rounds, given.codecs)
+        note(rate, found)
         parts.append(table(rate, given.ranks_per_host, given.size, found))
         write(parts[-1] + "\n")
         if not given.no_chosen:
             parts.append(chosen_table(rate, given.ranks_per_host, given.rounds))
             write(parts[-1] + "\n")
     if given.write:
-        text = PAGE.read_text()
-        before, rest = text.split(BEGIN)
-        after = rest.split(END, 1)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n" + "\n\n".join(parts) + f"\n{END}{after}")
+        put("\n\n".join(parts), BEGIN, END)
+    if given.plot:
+        for rate in MORE_RATES:
+            if rate not in given.rates:
+                note(rate, measured(rate, given.ranks_per_host, given.size, PLOT_ROUNDS, given.codecs))
+        write(times_table(given.size, times))
+        put(times_table(given.size, times), TIMES_BEGIN, TIMES_END)
+        plot_times(PICTURE, times, f"all_reduce of {named(given.size)} of float32 between two hosts")
     return None
 
 

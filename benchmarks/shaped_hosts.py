@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["RATES", "acknowledged_bytes", "run_ranks", "spelled"]
+__all__ = ["MORE_RATES", "RATES", "acknowledged_bytes", "gbit_per_s", "run_ranks", "spelled"]
 
 ROOT = Path(__file__).resolve().parent.parent
 #: Of the link, as ``tc`` spells them.
 RATES = ("1gbit", "10gbit")
+MORE_RATES = ("250mbit", "2500mbit", "5gbit")
 # What ``tbf`` lets through between two ticks of the kernel's clock.
 _BURST = "256kb"
 _PORT = 29400
@@ -22,6 +23,11 @@ _PORT = 29400
 def spelled(rate: str) -> str:
     """Return a rate as people write it."""
     return rate.replace("gbit", " Gbit/s").replace("mbit", " Mbit/s")
+
+
+def gbit_per_s(rate: str) -> float:
+    """Return a rate as a number."""
+    return float(rate[: -len("gbit")]) * (1e-3 if rate.endswith("mbit") else 1)
 
 
 def acknowledged_bytes() -> int:

@@ -69,6 +69,21 @@ def test_results_are_those_of_single_calls(pools: Pools, world_size: int, async_
         assert sum(calls for _, calls in messages) <= 20, messages
 
 
+def reduce_both(one: torch.Tensor, other: torch.Tensor) -> None:
+    with dist.coalescing():
+        dist.all_reduce(one)
+        dist.all_reduce(other)
+
+
+def with_a_negated_view() -> None:
+    with pytest.raises(ArgumentError, match=r"lazily negated view.*call 2 within coalescing"):
+        reduce_both(torch.ones(5), torch._neg_view(torch.ones(5)))
+
+
+def test_a_negated_view_is_refused_as_in_a_single_call(pools: Pools) -> None:
+    pools(2).run(with_a_negated_view)
+
+
 def in_order() -> list[float]:
     tensor = torch.ones(4)
     with dist.coalescing():

@@ -555,6 +555,30 @@ def of_different_sizes() -> int:
     return plain
 
 
+def logged_when_small() -> list[tuple[str, int, int, str, int]]:
+    """Return what is logged of exchanges of which the first two are too small to be compressed."""
+    W = dist.get_world_size()
+    dist.configure(enabled=True)
+    dist.reset_log()
+    for elements in (16, 1024):
+        whole = torch.ones(elements * W)
+        compression = dist.Compression("int8", min_size_bytes=4 * 1024 * W)
+        dist.all_to_all_single(torch.empty_like(whole), whole, compression=compression)
+        dist.all_to_all_single(torch.empty_like(whole), whole, compression=compression, async_op=True).wait()
+    rows = [(row.name, row.size_bytes, row.calls, row.method, row.wire_bytes) for row in dist.log_rows()]
+    dist.configure(enabled=False)
+    return rows
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_exchange_too_small_is_logged_as_it_travelled(bare_pools: Pools, backend: str) -> None:
+    for rows in bare_pools(2).run(on, backend, logged_when_small):
+        assert rows == [
+            ("all_to_all_single", 128, 2, "", 0),
+            ("all_to_all_single", 8192, 2, "int8(block_size=256)", 1024 + 16),
+        ]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_ranks_agree_on_what_is_too_small(bare_pools: Pools, backend: str) -> None:
     assert bare_pools(2).run(on, backend, of_different_sizes) == [12, 12]
@@ -607,6 +631,42 @@ def test_configuration(bare_pools: Pools, config: dict[str, Any], least: float, 
     for plain, error in bare_pools(2).run(configured, config):
         assert plain
         assert least <= error <= most
+
+
+def of_sequence_parallelism(config: dict[str, Any] | None) -> list[float]:
+    """Return what averages lose: by default, on a group that has the named compression, and in a call that asks."""
+    dist.init_distributed("gloo", verbose=False, config=config)
+    group = dist.new_group(list(range(dist.get_world_size())))
+    dist.set_compression("seq_parallel", group)
+    found, exact = [], torch.linspace(-1, 1, 100_000)
+    for options in ({}, {"group": group}, {"compression": "seq_parallel"}):
+        for _ in range(3):  # the third takes what fast path there is
+            tensor = exact.clone()
+            dist.all_reduce(tensor, "avg", **options)
+        found.append(float((tensor - exact).abs().max()))
+    small = exact[:100].clone()
+    dist.all_reduce(small, "avg", group=group)
+    assert torch.equal(small, exact[:100])
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("config", "by_default", "named"),
+    [
+        (None, 0, 0),
+        ({"seq_parallel_communication_data_type": "bf16"}, 0, 2**-9),
+        ({"train_batch_size": 1, "communication_data_type": "fp16"}, 2**-12, 0),
+        ({"communication_data_type": "fp16", "seq_parallel_communication_data_type": "bf16"}, 2**-12, 2**-9),
+        ({"seq_parallel_communication_data_type": "fp32"}, 0, 0),  # after a world that had another one
+    ],
+)
+def test_sequence_parallelism_has_a_data_type_of_its_own(
+    bare_pools: Pools, config: dict[str, Any] | None, by_default: float, named: float
+) -> None:
+    for found in bare_pools(2).run(of_sequence_parallelism, config):
+        for lost, largest in zip(found, (by_default, named, named), strict=True):
+            assert largest / 4 <= lost <= 2 * largest, found
 
 
 def refusals() -> list[str]:

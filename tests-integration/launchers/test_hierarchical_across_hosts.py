@@ -11,30 +11,11 @@ import pytest
 from launchers.hosts import Host
 from launchers.launcher import reports
 from launchers.processes import run
+from launchers.traffic import SETTLED
 
-SCRIPT = """
-import json, os, re, subprocess, sys, time
-import torch
-import comm_orchestrator as dist
-
-def acknowledged_bytes():
-    listed = subprocess.run(["ss", "-tinH"], capture_output=True, text=True, check=True).stdout
-    found = 0
-    for one in re.split(r"\\n(?=\\S)", listed):
-        own, peer = (address.rpartition(":")[0].replace("[::ffff:", "").rstrip("]") for address in one.split()[3:5])
-        if own != peer and not own.startswith("127."):
-            found += sum(map(int, re.findall(r"bytes_acked:(\\d+)", one)))
-    return found
-
-def settled():  # what was delivered, once no rank waits for an acknowledgement
-    dist.barrier()
-    before = -1
-    while (found := acknowledged_bytes()) != before:
-        before = found
-        time.sleep(0.1)
-    dist.barrier()
-    return found
-
+SCRIPT = (
+    SETTLED
+    + """
 def measured(backend, hierarchical):  # of a world of its own
     dist.init_distributed(backend, verbose=False, timeout=60, config={"hierarchical": hierarchical})
     rank, W = dist.get_rank(), dist.get_world_size()
@@ -69,6 +50,7 @@ settings = json.loads(sys.argv[1])
 worlds = [measured(backend, setting) for backend in ("gloo", "ccl") for setting in settings]
 print(json.dumps({"rank": int(os.environ["RANK"]), "worlds": worlds}), flush=True)
 """
+)
 OPERATIONS = ("all_gather_into_tensor", "all_reduce", "broadcast", "reduce_scatter_tensor")
 
 

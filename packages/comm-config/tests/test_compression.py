@@ -36,6 +36,25 @@ def test_data_types_that_compress(value: str, name: str) -> None:
     assert config.compression() == {"method": name, "min_size_bytes": 65536}
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        ("auto", None),
+        ("fp32", None),
+        ("bfloat16", {"method": "bf16", "min_size_bytes": 65536}),
+        ("fp16", {"method": "fp16", "min_size_bytes": 65536}),
+    ],
+)
+def test_data_type_of_sequence_parallelism(value: str | None, expected: dict[str, Any] | None) -> None:
+    document = {"train_batch_size": 1, "communication_data_type": "int8", "seq_parallel_communication_data_type": value}
+    assert load_config(document, environ={}).seq_parallel_compression() == expected
+    assert resolve(document, environ={}).seq_parallel_compression == expected
+    assert resolve(document, environ={}).compression == {"method": "int8", "min_size_bytes": 65536}
+    del document["communication_data_type"]
+    assert resolve(document, environ={}).compression is None
+
+
 REST = {
     "block_size": None,
     "error_feedback": None,
@@ -108,6 +127,7 @@ def test_a_stronger_source_can_turn_it_off() -> None:
     [
         ({"communication_data_type": "fp61"}, "communication_data_type: got 'fp61', expected 'fp32', 'fp16', "),
         ({"communication_data_type": 16}, "communication_data_type: got 16, expected 'fp32', 'fp16', "),
+        ({"seq_parallel_communication_data_type": "fp61"}, "seq_parallel_communication_data_type: got 'fp61', "),
         ({"compress_communication": "often"}, "compress_communication: got 'often', expected true or false"),
         ({"compress_communication": {"method": "tpk"}}, "compress_communication.method: got 'tpk', expected 'fp16', "),
         (

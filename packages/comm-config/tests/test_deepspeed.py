@@ -39,39 +39,11 @@ def test_a_whole_document() -> None:
     assert config.comms_logger.enabled
     assert config.comms_logger.prof_ops == ["all_reduce"]
     assert config.communication_data_type == "fp32"
+    assert config.seq_parallel_communication_data_type == "bf16"
     assert config.training.stage == 3
     assert config.training.reduce_bucket_size is None
-    defaults = {key: getattr(CommConfig(), key) for key in ("comms_logger", "communication_data_type", "training")}
-    assert config.model_copy(update=defaults) == CommConfig()
-
-
-UNSERVED = {"seq_parallel_communication_data_type": "bf16"}
-
-
-@pytest.mark.parametrize("as_file", [False, True])
-def test_settings_that_nothing_serves_are_named(
-    as_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(deepspeed, "_warned", set())
-    monkeypatch.setattr(logging.getLogger("comm"), "propagate", True)
-    file = tmp_path / "ds.json"
-    file.write_text(json.dumps(UNSERVED))
-    for _ in range(2):
-        load_config(str(file) if as_file else UNSERVED, environ={})
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    for key in UNSERVED:
-        assert key in record.getMessage()
-    assert "not served" in record.getMessage()
-
-
-def test_defaults_of_settings_that_nothing_serves_are_no_news(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(deepspeed, "_warned", set())
-    monkeypatch.setattr(logging.getLogger("comm"), "propagate", True)
-    load_config({"seq_parallel_communication_data_type": "fp32", "sparse_gradients": None}, environ={})
-    assert caplog.records == []
+    read = ("comms_logger", "communication_data_type", "seq_parallel_communication_data_type", "training")
+    assert config.model_copy(update={key: getattr(CommConfig(), key) for key in read}) == CommConfig()
 
 
 TRAINING = {
@@ -88,14 +60,17 @@ TRAINING = {
 }
 
 
+@pytest.mark.parametrize("as_file", [False, True])
 def test_settings_of_training_are_read_and_name_who_serves_them(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    as_file: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(deepspeed, "_warned", set())
+    monkeypatch.setattr(deepspeed, "_logged", set())
     monkeypatch.setattr(logging.getLogger("comm"), "propagate", True)
     caplog.set_level(logging.INFO, "comm")
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps(TRAINING))
     for _ in range(2):
-        config = load_config(TRAINING, environ={})
+        config = load_config(str(file) if as_file else TRAINING, environ={})
     assert config.training.model_dump() == {
         "prescale_gradients": True,
         "gradient_predivide_factor": 2.0,

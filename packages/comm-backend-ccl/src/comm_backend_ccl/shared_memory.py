@@ -50,6 +50,7 @@ __all__ = [
     "join",
     "learns",
     "missing",
+    "move",
     "plain_tensor",
     "plain_tensors",
     "reduce",
@@ -175,6 +176,11 @@ def has_kernels() -> bool:
 def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: int) -> None:
     """Overwrite the ``count`` elements at ``output`` with the reduction of those at ``inputs``."""
     _native.reduce(dtype, OPS[op], output, inputs, count)
+
+
+def move(addresses: list[int], sizes: list[int], joined: int, size_bytes: int, joins: bool) -> None:
+    """Copy so many bytes at each address to the ``size_bytes`` at ``joined``, one after the other, or back."""
+    _native.move(addresses, sizes, joined, size_bytes, joins)
 
 
 def encode(codec: int, source: int, error: int, count: int, block: int, wire: int, size_bytes: int) -> None:

@@ -29,6 +29,7 @@ def observed(
     method: str = "",
     wire_bytes: int = 0,
     root: tuple[int | None, int | None] = NO_ROOT,
+    was_plain: Callable[[], bool] | None = None,
 ) -> Work | None:
     """Do ``started`` with ``backend``, or with the one that it records, and have it recorded as one ``call``.
 
@@ -36,11 +37,14 @@ def observed(
         counted: whose size is that of the call.
         method, wire_bytes: how it is done, and what this rank sends, for the record.
         root: its global rank, or its rank in the group.
+        was_plain: asked at the end of the call: it was done without ``method`` after all, and is recorded so.
     """
     observe = getattr(type(backend), "observe_composed", None)
     if observe is None:
         return started(backend)
-    outcome: Work | None = observe(backend, call, group, counted, op, async_op, method, wire_bytes, started, root)
+    outcome: Work | None = observe(
+        backend, call, group, counted, op, async_op, method, wire_bytes, started, root, was_plain
+    )
     return outcome
 
 
@@ -57,11 +61,12 @@ def run(
     wire_bytes: int = 0,
     root: tuple[int | None, int | None] = NO_ROOT,
     prepare: Callable[[ProcessGroup], object] | None = None,
+    was_plain: Callable[[], bool] | None = None,
 ) -> Work | None:
     """Do ``body``, which gets the group to communicate in, now or in the group's thread, recorded as one ``call``.
 
     Args:
-        counted, method, wire_bytes, root: as for :func:`observed`.
+        counted, method, wire_bytes, root, was_plain: as for :func:`observed`.
         result: of the handle.
         prepare: makes what ``body`` needs in another group of the same ranks.
     """
@@ -82,4 +87,4 @@ def run(
 
         return background.start(call, backend, group, in_thread, result, prepare)
 
-    return observed(call, backend, group, counted, op, async_op, started, method, wire_bytes, root)
+    return observed(call, backend, group, counted, op, async_op, started, method, wire_bytes, root, was_plain)

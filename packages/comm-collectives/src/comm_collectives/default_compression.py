@@ -21,7 +21,8 @@ def set_compression(compression: Compressing, group: Group = None) -> None:
     dtype or op, travel as they are.
 
     Args:
-        compression: a codec such as ``"int8"``, or a ``Compression``; None or ``"none"`` for none.
+        compression: a codec such as ``"int8"``, or a ``Compression``; None or ``"none"`` for none; ``"seq_parallel"``
+            for what the configuration's ``seq_parallel_communication_data_type`` says.
         group: None for the world group and all groups that have none of their own.
     """
     call = "set_compression"

@@ -26,7 +26,7 @@ from comm_collectives.buffers import Buffers
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.block_codecs import OneBit
 from comm_collectives.compression.feedback import keep_error
-from comm_collectives.compression.pipeline import Link
+from comm_collectives.compression.link import Link
 from comm_collectives.compression.selection import DTYPES
 from comm_collectives.memory import memory_view, overlapping
 from comm_utils.backend import Backend

@@ -1,4 +1,4 @@
-"""The keys of compression: `communication_data_type` and `compress_communication`."""
+"""The keys of compression: `communication_data_type`, `compress_communication`, and that of sequence parallelism."""
 
 from __future__ import annotations
 

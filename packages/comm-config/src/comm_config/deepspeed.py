@@ -10,7 +10,7 @@ from comm_config.errors import closest
 from comm_config.models import CommConfig
 from comm_config.validation import shorten
 
-__all__ = ["DEEPSPEED_KEYS", "is_deepspeed", "our_part", "warn_unserved"]
+__all__ = ["DEEPSPEED_KEYS", "is_deepspeed", "log_training", "our_part"]
 
 DEEPSPEED_KEYS = frozenset(
     {
@@ -55,7 +55,6 @@ DEEPSPEED_KEYS = frozenset(
         "progressive_layer_drop",
         "quantize_training",
         "scheduler",
-        "seq_parallel_communication_data_type",
         "sequence_parallel_size",
         "sparse_attention",
         "sparse_gradients",
@@ -80,16 +79,13 @@ DEEPSPEED_KEYS = frozenset(
 
 _EDITOR_KEY = "$schema"
 
-# Settings of DeepSpeed about communication that nothing here serves -> its default, which changes nothing.
-_UNSERVED: Mapping[str, Any] = {"seq_parallel_communication_data_type": "fp32"}
-
 # Where DeepSpeed's document has the keys of our section `training`: at the top, and in one of its own sections.
 _TRAINING = "training"
 _AT_THE_TOP = ("prescale_gradients", "gradient_predivide_factor", "sparse_gradients")
 _SECTION = "zero_optimization"
 _IN_THE_SECTION = ("stage", "reduce_bucket_size", "allgather_bucket_size", "overlap_comm")
 _logger = logging.getLogger("comm")
-_warned: set[str] = set()
+_logged: set[str] = set()
 
 
 def is_deepspeed(document: Mapping[str, Any]) -> bool:
@@ -124,32 +120,14 @@ def _training_part(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in found.items() if value is not None}
 
 
-def warn_unserved(document: Mapping[str, Any], source: str) -> None:
-    """Log DeepSpeed's settings about communication that have no effect on collectives, once in a process for each.
-
-    What nothing here serves is a warning: DeepSpeed's engine alone applies it. What the hooks of training serve is for
-    information, as a program that registers none runs without it.
-    """
-    served = {key: value for key, value in _training_part(document).items() if key not in _warned and value != "auto"}
-    if served:
-        _warned.update(served)
-        settings = ", ".join(f"{key}={shorten(value)}" for key, value in served.items())
+def log_training(document: Mapping[str, Any], source: str) -> None:
+    """Log once in a process for each of DeepSpeed's settings of training what serves it; collectives ignore them."""
+    found = {key: value for key, value in _training_part(document).items() if key not in _logged and value != "auto"}
+    if found:
+        _logged.update(found)
+        settings = ", ".join(f"{key}={shorten(value)}" for key, value in found.items())
         _logger.info(
             "%s: %s: served by initialize_module(config, model) and register_data_parallel_hooks(model, config)",
-            source,
-            settings,
-        )
-    found = {
-        key: document[key]
-        for key, default in _UNSERVED.items()
-        if key in document and document[key] not in (default, None) and key not in _warned
-    }
-    if found:
-        _warned.update(found)
-        settings = ", ".join(f"{key}={shorten(value)}" for key, value in found.items())
-        _logger.warning(
-            "%s: %s: not served by these packages and without effect on their collectives; only DeepSpeed's engine "
-            "applies them",
             source,
             settings,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from comm_config.compression import check_options
-from comm_config.deepspeed import our_part, warn_unserved
+from comm_config.deepspeed import log_training, our_part
 from comm_config.environment import FILE_VARIABLE, environment_settings, warn_unknown
 from comm_config.errors import ConfigError
 from comm_config.files import read_object
@@ -98,7 +98,7 @@ def _document(source: object, environ: Mapping[str, str]) -> Layer:
         path = environ.get(FILE_VARIABLE, "").strip()
         return _file(path, f"file {path} (named by {FILE_VARIABLE})") if path else {}
     if isinstance(source, Mapping):
-        warn_unserved(source, _DICT)
+        log_training(source, _DICT)
         return _layer(validate(our_part(source), _DICT), _DICT)
     if not isinstance(source, (str, os.PathLike)):
         kind = type(source).__name__
@@ -111,7 +111,7 @@ def _document(source: object, environ: Mapping[str, str]) -> Layer:
 
 def _file(path: str, label: str) -> Layer:
     document = read_object(path, label)
-    warn_unserved(document, label)
+    log_training(document, label)
     return _layer(validate(our_part(document), label), label)
 
 

@@ -216,6 +216,11 @@ class CommConfig(Section):
         default=False, description="Compress what float tensors send; true is `communication_data_type`, else fp16."
     )
 
+    seq_parallel_communication_data_type: DataType | None = Field(
+        default=None,
+        description="Data type in which sequence-parallel ranks send float tensors; 'fp32' or null for their own.",
+    )
+
     # Where each setting was read, by dotted key; None in a configuration that load_config did not make.
     _sources: dict[str, str] | None = PrivateAttr(default=None)
 
@@ -223,11 +228,14 @@ class CommConfig(Section):
         """Return the arguments of `comm_collectives.Compression` that these settings stand for; None for none."""
         return compression_options(self.communication_data_type, self.compress_communication)
 
+    def seq_parallel_compression(self) -> dict[str, Any] | None:
+        """Return the same for calls that ask for the compression "seq_parallel"."""
+        return compression_options(self.seq_parallel_communication_data_type, False)
+
     @model_validator(mode="before")
     @classmethod
     def _without_auto(cls, data: Any) -> Any:
-        own = {key: field for key, field in cls.model_fields.items() if key.startswith(("communication_", "compress_"))}
-        return without_auto(data, own)
+        return without_auto(data, {key: None for key in cls.model_fields if "compress" in key or "_data_type" in key})
 
     def __eq__(self, other: object) -> bool:
         """Return whether all settings are equal, wherever they were read."""

@@ -31,8 +31,9 @@ def json_schema() -> dict[str, Any]:
         variables["propertyNames"] = {"pattern": library.variable_pattern()}
     deepspeeds = [definitions[section.__name__]["properties"] for section in (CommsLoggerConfig, TrainingConfig)]
     top = schema["properties"]
+    compression = ["communication_data_type", "compress_communication", "seq_parallel_communication_data_type"]
     own = [(section, list(section)) for section in deepspeeds]
-    for fields, keys in (*own, (top, ["communication_data_type", "compress_communication"])):
+    for fields, keys in (*own, (top, compression)):
         for key in keys:
             fields[key] = _or_auto(fields[key])
     top["$schema"] = {"type": "string", "description": "The schema that an editor checks this file against."}

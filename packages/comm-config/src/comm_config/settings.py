@@ -61,12 +61,14 @@ class Settings:
     :param sources: where each was read, by dotted key, as `sources_of` says it
     :param variables: to set for the communication libraries, as `network_environment` says it
     :param compression: the arguments of `comm_collectives.Compression`; None for no compression
+    :param seq_parallel_compression: the same for what is compressed under the name "seq_parallel"
     """
 
     sections: Mapping[str, SimpleNamespace]
     sources: Mapping[str, str]
     variables: Mapping[str, str]
     compression: Mapping[str, Any] | None = None
+    seq_parallel_compression: Mapping[str, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self.sections:
@@ -120,4 +122,10 @@ def _loaded(source: Any, environ: Mapping[str, str], overrides: Mapping[str, Any
 
     config = load_config(source, environ=environ, overrides=overrides)
     values = {section: SimpleNamespace(**config.model_dump()[section]) for section in DEFAULTS}
-    return Settings(values, sources_of(config), network_environment(config, environ), config.compression())
+    return Settings(
+        values,
+        sources_of(config),
+        network_environment(config, environ),
+        config.compression(),
+        config.seq_parallel_compression(),
+    )

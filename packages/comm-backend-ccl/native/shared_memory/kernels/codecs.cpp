@@ -54,6 +54,18 @@ void integers_of(const float *values, size_t count, float inverse, int8_t *to) {
     }
 }
 
+// The lower halves of two bytes in one, the first in its lower half.
+void pack_nibbles(const int8_t *values, size_t pairs, uint8_t *to) {
+    for (size_t i = 0; i < pairs; ++i) {
+        uint16_t both;
+        std::memcpy(&both, values + 2 * i, 2);
+        if constexpr (std::endian::native == std::endian::big) {
+            both = static_cast<uint16_t>(both << 8 | both >> 8);
+        }
+        to[i] = static_cast<uint8_t>((both & 0xfu) | (both >> 4 & 0xf0u));
+    }
+}
+
 // Of OCP's 8-bit floats: as many bits of mantissa, and what the exponent's bias differs by from float32's.
 template <int Mantissa, int Bias>
 struct Eight {
@@ -184,15 +196,14 @@ float encode_block(int codec, const float *values, size_t count, uint8_t *to) {
         return scale;
     }
     case codec_int4: {
-        const float scale = scale_for(largest(values, count), 7.0f), inverse = inverse_of(scale);
-        for (size_t i = 0; i + 2 <= count; i += 2) {
-            const uint32_t low = bits_of(values[i] * inverse + rounder) & 0xfu;
-            const uint32_t high = bits_of(values[i + 1] * inverse + rounder) & 0xfu;
-            to[i / 2] = static_cast<uint8_t>(low | high << 4);
-        }
+        // In two loops, each of which the compiler makes vectors of.
+        alignas(64) int8_t integers[most_block];
+        const float scale = scale_for(largest(values, count), 7.0f);
+        integers_of(values, count, inverse_of(scale), integers);
         if (count % 2 != 0) {
-            to[count / 2] = static_cast<uint8_t>(bits_of(values[count - 1] * inverse + rounder) & 0xfu);
+            integers[count] = 0;
         }
+        pack_nibbles(integers, (count + 1) / 2, to);
         return scale;
     }
     default: {

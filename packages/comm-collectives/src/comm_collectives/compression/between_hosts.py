@@ -15,7 +15,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import composed
 from comm_collectives.compression import pipeline
 from comm_collectives.compression.codec import Codec
-from comm_collectives.compression.pipeline import Link
+from comm_collectives.compression.link import Link
 from comm_collectives.compression.settings import Compression
 from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan

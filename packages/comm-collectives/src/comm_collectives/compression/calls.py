@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import composed, reduction
 from comm_collectives.compression import between_hosts, low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
-from comm_collectives.compression.pipeline import Link
+from comm_collectives.compression.link import Link
 from comm_collectives.compression.settings import Compression
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.plan import Plan
@@ -39,10 +39,21 @@ def _run(
     wire_bytes: int,
     body: Callable[[Backend, ProcessGroup | None], None],
     result: Any,
+    was_plain: Callable[[], bool] | None = None,
 ) -> Work | None:
     """Do ``body``, now or in the group's thread, and have it recorded as one call of the user's."""
     return composed.run(
-        call, backend, group, counted, op, async_op, body, result, method=repr(compression), wire_bytes=wire_bytes
+        call,
+        backend,
+        group,
+        counted,
+        op,
+        async_op,
+        body,
+        result,
+        method=repr(compression),
+        wire_bytes=wire_bytes,
+        was_plain=was_plain,
     )
 
 
@@ -94,7 +105,8 @@ def _slices(link: Link, count: int) -> list[int]:
 def _bytes_of_all_reduce(link: Link, count: int) -> int:
     counts = _slices(link, count)
     to_owners = sum(link.wire_bytes(one) for rank, one in enumerate(counts) if rank != link.rank)
-    return to_owners + (link.size - 1) * link.wire_bytes(counts[0])
+    summed = counts[link.rank] if link.size == 2 else counts[0]  # several ranks send as much as the first
+    return to_owners + (link.size - 1) * link.wire_bytes(summed)
 
 
 def _all_reduce_low_rank(
@@ -230,14 +242,18 @@ def all_to_all(
     sizing = _make_link(backend, compression, group)
     wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(sources) if rank != sizing.rank)
 
+    was_plain = False
+
     def body(inner: Backend, used: ProcessGroup | None) -> None:
+        nonlocal was_plain
         least_bytes = 0 if plain is None else compression.settled_min_size_bytes
         if not pipeline.all_to_all(_make_link(inner, compression, used), targets, sources, least_bytes, plain is None):
             assert plain is not None
+            was_plain = True
             plain(inner, used)
         finish()
 
-    return _run(call, backend, group, counted, None, async_op, compression, wire_bytes, body, result)
+    return _run(call, backend, group, counted, None, async_op, compression, wire_bytes, body, result, lambda: was_plain)
 
 
 def on_tensors(

@@ -7,9 +7,38 @@ Compression Schemes", ICML 2019.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
-__all__ = ["keep_error"]
+__all__ = ["Feedback", "errors_of", "keep_error"]
+
+
+@dataclass
+class Feedback:
+    """The losses of the encodings of one tensor so far.
+
+    Attributes:
+        local: of what this rank sent, float32, as many elements as the tensor.
+        reduced: of the sum that this rank sent to all, float32, as many elements as its slice.
+        average: whether the result is an average, which ``reduced`` is of, too.
+    """
+
+    local: torch.Tensor
+    reduced: torch.Tensor
+    average: bool = False
+
+    def move_to(self, device: torch.device) -> None:
+        """Move the state to ``device``, that of its tensor; a saved one may come from another."""
+        self.local, self.reduced = self.local.to(device), self.reduced.to(device)
+
+
+def errors_of(feedback: Feedback | None, slices: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
+    """Return the part of ``feedback.local`` for each slice."""
+    if feedback is None:
+        return None
+    return torch.split(feedback.local, [one.numel() for one in slices])
 
 
 def keep_error(values: torch.Tensor, decoded: torch.Tensor, error: torch.Tensor) -> None:

@@ -15,43 +15,18 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from torch.distributed import ProcessGroup
 
 from comm_collectives.buffers import Buffers
 from comm_collectives.compression.agreement import Agreement
-from comm_collectives.compression.codec import Codec
-from comm_utils.backend import Backend, Work
+from comm_collectives.compression.feedback import Feedback, errors_of
+from comm_collectives.compression.link import Link, decode_into, sum_in
+from comm_collectives.compression.two_ranks import all_reduce_of_two
+from comm_utils.backend import Work
 
-__all__ = ["Feedback", "Link", "all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_to_all", "reduce_scatter"]
 
-# Bytes on the wire of a piece: long enough to hide what starting an operation costs, short enough to overlap.
-_PIECE_BYTES = 1 << 20
-_MOST_ELEMENTS = 1 << 20
-# Of the longest pieces, the shortest.
-_SHORTEST_PART = 8
-# Of the wire, at which the elements of each rank begin.
-_ALIGNMENT = 16
 # Pieces whose parts are under way at the same time.
 _DEPTH = 2
-
-
-@dataclass
-class Feedback:
-    """The losses of the encodings of one tensor so far.
-
-    Attributes:
-        local: of what this rank sent, float32, as many elements as the tensor.
-        reduced: of the sum that this rank sent to all, float32, as many elements as its slice.
-        average: whether the result is an average, which ``reduced`` is of, too.
-    """
-
-    local: torch.Tensor
-    reduced: torch.Tensor
-    average: bool = False
-
-    def move_to(self, device: torch.device) -> None:
-        """Move the state to ``device``, that of its tensor; a saved one may come from another."""
-        self.local, self.reduced = self.local.to(device), self.reduced.to(device)
 
 
 @dataclass
@@ -64,67 +39,13 @@ class _Piece:
     received: torch.Tensor
 
 
-class Link:
-    """The exchange of encoded pieces within a group.
-
-    Args:
-        backend: moves bytes, as uint8.
-    """
-
-    def __init__(self, backend: Backend, group: ProcessGroup | None, codec: Codec) -> None:
-        self.backend, self.group, self.codec = backend, group, codec
-        self.size, self.rank = backend.get_world_size(group), backend.get_rank(group)
-
-    def pieces(self, most: int) -> list[slice]:
-        """Return the pieces in which slices with up to ``most`` elements travel.
-
-        The last ones are smaller, because nothing else is under way with the last.
-        """
-        unit = max(1, self.codec.granularity)
-        bytes_of_units = max(1, self.codec.encoded_bytes(unit * 256)) / 256
-        longest = max(1, min(_MOST_ELEMENTS // unit, int(_PIECE_BYTES / bytes_of_units))) * unit
-        found, begin = [], 0
-        while begin < most:
-            half = -(-(most - begin) // (2 * unit)) * unit
-            length = min(longest, max(half, longest // _SHORTEST_PART))
-            found.append(slice(begin, min(most, begin + length)))
-            begin += length
-        return found
-
-    def wire_bytes(self, count: int) -> int:
-        """Return the bytes of ``count`` elements, with what aligns the next ones."""
-        return -(-self.codec.encoded_bytes(count) // _ALIGNMENT) * _ALIGNMENT
-
-    def slice_elements(self, count: int) -> int:
-        """Return the elements of a slice of a tensor of ``count``; the last slices may have fewer."""
-        unit = max(16, self.codec.granularity)
-        return -(-count // (self.size * unit)) * unit
-
-    def exchange(
-        self, received: torch.Tensor, sent: torch.Tensor, rows: Sequence[int], columns: Sequence[int], even: bool
-    ) -> Work:
-        """Start sending ``rows[r]`` bytes to rank r, and receiving ``columns[r]`` from it.
-
-        Args:
-            even: all of these are equal on all ranks.
-        """
-        takes, gives = (None, None) if even else (columns, rows)
-        work = self.backend.all_to_all_single(received, sent, takes, gives, self.group, True)
-        assert work is not None
-        return work
-
-    def gather(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
-        """Start sending ``sent`` to all."""
-        work = self.backend.all_gather_into_tensor(received, sent, self.group, True)
-        assert work is not None
-        return work
-
-
 def all_reduce(link: Link, elements: torch.Tensor, average: bool, feedback: Feedback | None) -> None:
     """Overwrite ``elements``, (n,), with their sum or average over all ranks."""
     size = link.slice_elements(elements.numel())
     begins = [min(rank * size, elements.numel()) for rank in range(link.size + 1)]
     slices = [elements[begin:end] for begin, end in pairwise(begins)]
+    if link.size == 2:
+        return all_reduce_of_two(link, slices, average, feedback)
     what = f"all_reduce{_of(average)} of {elements.numel()} {elements.dtype}"
     _reduce(link, slices, slices, average, feedback, what, True)
 
@@ -154,7 +75,7 @@ def _reduce(
     agreement = Agreement(link.backend, link.group, f"{what} with {link.codec!r}")
     mine, codec = slices[link.rank], link.codec
     pieces = link.pieces(max(one.numel() for one in slices))
-    errors = _errors_of(feedback, slices)
+    errors = errors_of(feedback, slices)
 
     with Buffers(mine.device) as buffers:
 
@@ -178,8 +99,8 @@ def _reduce(
         def add(one: _Piece) -> _Piece | None:
             place, received = one.place, one.received
             own = mine[place]
-            total = buffers.scratch(own.numel())
-            total.copy_(own)
+            target = targets[link.rank][place]
+            total = sum_in(target, own, buffers)
             if errors is not None:  # its own elements are not encoded, but those of an earlier world may have been
                 lost = errors[link.rank][place]
                 total.add_(lost)
@@ -194,20 +115,24 @@ def _reduce(
             if average:
                 total.div_(link.size)
             if not everywhere:
-                targets[link.rank][place].copy_(total)
+                if total is not target:
+                    target.copy_(total)
                 return None
             longest = link.wire_bytes(slices[0][place].numel())
             wire, gathered = buffers.take(longest), buffers.take(longest * link.size)
             if own.numel():
                 error = None if feedback is None else feedback.reduced[place]
                 codec.encode(total, wire[: codec.encoded_bytes(own.numel())], error)
-            return _Piece(place, link.gather(gathered, wire), wire, gathered)
+            started = _Piece(place, link.gather(gathered, wire), wire, gathered)
+            decode_into(codec, wire, target, buffers)  # while that is in the caches
+            return started
 
         def deliver(one: _Piece) -> None:
             one.work.wait()
             step = one.received.numel() // link.size
             for rank, target in enumerate(targets):
-                _decode(codec, one.received[rank * step :], target[one.place], buffers)
+                if rank != link.rank:
+                    decode_into(codec, one.received[rank * step :], target[one.place], buffers)
             buffers.give_back(one.sent, one.received)
 
         sending: deque[_Piece] = deque()
@@ -241,7 +166,7 @@ def all_gather(link: Link, targets: Sequence[torch.Tensor], source: torch.Tensor
         for one in _overlapped(link.pieces(source.numel()), send):
             step = one.received.numel() // link.size
             for rank, target in enumerate(targets):
-                _decode(codec, one.received[rank * step :], target[one.place], buffers)
+                decode_into(codec, one.received[rank * step :], target[one.place], buffers)
             buffers.give_back(one.sent, one.received)
         agreement.check()
 
@@ -275,7 +200,7 @@ def all_to_all(
                 wire = buffers.take(codec.encoded_bytes(part.numel()))
                 if part.numel():
                     codec.encode(buffers.float32(part), wire)
-                _decode(codec, wire, targets[link.rank][place], buffers)
+                decode_into(codec, wire, targets[link.rank][place], buffers)
                 buffers.give_back(wire)
         else:
             targets[link.rank].copy_(sources[link.rank])
@@ -297,7 +222,7 @@ def all_to_all(
             for rank, target in enumerate(targets):
                 part = target[arrived.place]
                 if rank != link.rank and part.numel():
-                    _decode(codec, arrived.received[at:], part, buffers)
+                    decode_into(codec, arrived.received[at:], part, buffers)
                     at += link.wire_bytes(part.numel())
             buffers.give_back(arrived.sent, arrived.received)
     return True
@@ -314,23 +239,3 @@ def _overlapped(pieces: Sequence[slice], send: Callable[[slice], _Piece]) -> Ite
     while sending:
         sending[0].work.wait()
         yield sending.popleft()
-
-
-def _decode(codec: Codec, wire: torch.Tensor, target: torch.Tensor, buffers: Buffers) -> None:
-    """Overwrite ``target``, of any float dtype, with what begins at ``wire``."""
-    if target.numel() == 0:
-        return
-    encoded = wire[: codec.encoded_bytes(target.numel())]
-    if target.dtype is torch.float32:
-        codec.decode(encoded, target)
-    else:
-        whole = buffers.scratch(target.numel())
-        codec.decode(encoded, whole)
-        target.copy_(whole)
-
-
-def _errors_of(feedback: Feedback | None, slices: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:
-    """Return the part of ``feedback.local`` for each slice."""
-    if feedback is None:
-        return None
-    return torch.split(feedback.local, [one.numel() for one in slices])

@@ -7,22 +7,24 @@ import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from comm_collectives.compression.codec import Codec
+from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.low_rank import LowRank
-from comm_collectives.compression.pipeline import Feedback
 from comm_collectives.compression.registry import codec_names, make_codec
 from comm_collectives.measured_choice import AUTO
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 from comm_utils.log import logger
 
-__all__ = ["POWERSGD", "Compression", "as_compression", "forget_states"]
+__all__ = ["POWERSGD", "SEQ_PARALLEL", "Compression", "as_compression", "configure_seq_parallel", "forget_states"]
 
 POWERSGD = "powersgd"
+#: The name of what the configuration says for sequence parallelism.
+SEQ_PARALLEL = "seq_parallel"
 # So many states that were used once and then lost with their memory tell that a program frees its tensors.
 _SUSPICIOUS = 8
 _State = Feedback | LowRank
@@ -304,14 +306,24 @@ def _loaded(saved: torch.Tensor) -> torch.Tensor:
     return saved.detach().to(torch.float32, copy=True).contiguous()
 
 
+class _Configured:
+    seq_parallel: ClassVar[Compression | None] = None
+
+
+def configure_seq_parallel(compression: Compression | None) -> None:
+    """Say what :data:`SEQ_PARALLEL` stands for in this world; None for no compression."""
+    _Configured.seq_parallel = compression
+
+
 @functools.lru_cache(maxsize=64)
 def _named(method: str) -> Compression:
     return Compression(method)
 
 
 def forget_states() -> None:
-    """Forget what encodings have lost in calls that gave a name alone."""
+    """Forget what encodings have lost in calls that gave a name alone, and what the configuration said."""
     _named.cache_clear()
+    configure_seq_parallel(None)
 
 
 def as_compression(call: str, given: Any) -> Compression | None:
@@ -325,6 +337,8 @@ def as_compression(call: str, given: Any) -> Compression | None:
     if isinstance(given, Compression):
         return given
     if isinstance(given, str):
+        if given == SEQ_PARALLEL:
+            return _Configured.seq_parallel
         try:
             return _named(given)
         except ArgumentError as error:

@@ -26,15 +26,30 @@ __all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
 
 # Bytes of a piece on one host: long enough to hide what starting a step costs, short enough to overlap.
 _PIECE_BYTES = 4 << 20
+# Of the longest pieces, the shortest.
+_SHORTEST_PART = 4
 # Pieces that the link carries at the same time.
 _DEPTH = 2
 
 
 def _pieces(count: int, itemsize: int, unit: int, most_bytes: int | None = None) -> Iterator[slice]:
-    """Cut ``count`` elements into pieces of a multiple of ``unit``, but for the last one."""
-    length = max(1, (most_bytes or _PIECE_BYTES) // (itemsize * unit)) * unit
-    for begin in range(0, count, length):
+    """Cut ``count`` elements into pieces of a multiple of ``unit``, but for the last one.
+
+    Where there are several, the first and the last ones are shorter: the link has nothing to carry while the first is
+    exchanged within the hosts, nor while the last is.
+
+    Args:
+        most_bytes: of pieces that are all of this size, but for the last one.
+    """
+    longest = max(1, (most_bytes or _PIECE_BYTES) // (itemsize * unit)) * unit
+    ramps = most_bytes is None and count > longest
+    shortest = max(1, longest // (_SHORTEST_PART * unit)) * unit if ramps else longest
+    begin, most = 0, shortest
+    while begin < count:
+        half = -(-(count - begin) // (2 * unit)) * unit
+        length = min(most, max(half, shortest))
         yield slice(begin, min(begin + length, count))
+        begin, most = begin + length, min(2 * most, longest)
 
 
 class _UnderWay:

@@ -54,6 +54,7 @@ class RecordingBackend(TimedCalls):
         wire_bytes: int,
         started: Callable[[Backend], Work | None],
         root: tuple[int | None, int | None] = NO_ROOT,
+        was_plain: Callable[[], bool] | None = None,
     ) -> Work | None:
         """Do what ``started`` does with the wrapped backend, compressed or in several steps; record it as one ``call``.
 
@@ -62,15 +63,21 @@ class RecordingBackend(TimedCalls):
             method: how it is done: a codec, or the steps of a hierarchical collective.
             wire_bytes: what this rank sends.
             root: a global rank or a group rank.
+            was_plain: asked at the end of the call: it was done without ``method`` after all.
         """
         like = self._composed_like(call, group, counted, op, async_op, method, wire_bytes, root)
+        instead = None
+        if was_plain is not None:
+            instead = was_plain, self._composed_like(call, group, counted, op, async_op, "", 0, root)
         begin, outcome, end = self._marked(like, async_op, started, (self.inner,))
+        if instead is not None and not async_op and instead[0]():
+            like = instead[1]
         series, counter, own, what = like
         sequence = next(counter)
         if series is None:
             return outcome
         if async_op and outcome is not None:
-            return ObservedWork(outcome, self._log, like, sequence, begin, end)
+            return ObservedWork(outcome, self._log, like, sequence, begin, end, instead=instead)
         if own is None:
             series.add(sequence, begin, end)
         else:

@@ -47,9 +47,10 @@ class ObservedWork:
 
     Args:
         timed: somebody else records; only who waits is recorded here.
+        instead: says at the end whether the record is another one than ``like``, and which.
     """
 
-    __slots__ = ("__weakref__", "_begin_ns", "_ended_ns", "_event", "_like", "_log", "_waited", "_work")
+    __slots__ = ("__weakref__", "_begin_ns", "_ended_ns", "_event", "_instead", "_like", "_log", "_waited", "_work")
 
     def __init__(
         self,
@@ -60,8 +61,9 @@ class ObservedWork:
         begin_ns: int,
         returned_ns: int,
         timed: bool = False,
+        instead: tuple[Callable[[], bool], Like] | None = None,
     ) -> None:
-        self._work = work
+        self._work, self._instead = work, instead
         self._log, self._like = log, like
         self._event: tuple[int, int, int] | None = None if timed else (sequence, begin_ns, returned_ns)
         self._begin_ns = begin_ns
@@ -90,6 +92,8 @@ class ObservedWork:
         sequence, begin_ns, returned_ns = event
         end_ns = max(end_ns or perf_counter_ns(), begin_ns)
         log, like = self._log, self._like
+        if self._instead is not None and self._instead[0]():
+            like = self._instead[1]
         assert like.series is not None
         if log.writes:
             like.series.add_event(sequence, begin_ns, end_ns, returned_ns, like.own)

@@ -35,9 +35,12 @@ def counted_bytes() -> Iterator[Counted]:
             wire_bytes: int,
             started: Callable[[Backend], Work | None],
             root: Any,
+            was_plain: Callable[[], bool] | None,
         ) -> Work | None:
-            counted.wire_bytes += wire_bytes
-            return started(self.inner)
+            outcome = started(self.inner)
+            if was_plain is None or async_op or not was_plain():
+                counted.wire_bytes += wire_bytes
+            return outcome
 
     instrument(*usual, lambda inner: cast(Backend, Counting(inner)))
     try:

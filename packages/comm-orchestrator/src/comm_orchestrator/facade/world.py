@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup, Store
 import comm_collectives
 import comm_config
 from comm_collectives import arguments, groups, object_codec
+from comm_collectives.compression.settings import configure_seq_parallel
 from comm_collectives.hierarchy.choice import set_setting
 from comm_collectives.hierarchy.layout import set_hosts
 from comm_collectives.hooks.stored_settings import forget_settings
@@ -183,6 +184,8 @@ def _compress(settings: comm_config.Settings) -> None:
     """Compress what the configuration says; nothing changes where it says nothing."""
     if settings.compression is not None:
         comm_collectives.set_compression(comm_collectives.Compression(**settings.compression))
+    if settings.seq_parallel_compression is not None:
+        configure_seq_parallel(comm_collectives.Compression(**settings.seq_parallel_compression))
 
 
 def _order_reductions(settings: comm_config.Settings) -> None:

@@ -1,0 +1,99 @@
+"""The exchange of encoded pieces within a group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed import ProcessGroup
+
+from comm_collectives.buffers import Buffers
+from comm_collectives.compression.codec import Codec
+from comm_utils.backend import Backend, Work
+
+__all__ = ["Link", "decode_into", "sum_in"]
+
+# Bytes on the wire of a piece: long enough to hide what starting an operation costs, short enough to overlap.
+_PIECE_BYTES = 1 << 20
+_MOST_ELEMENTS = 1 << 20
+# Of the longest pieces, the shortest.
+_SHORTEST_PART = 8
+# Of the wire, at which the elements of each rank begin.
+_ALIGNMENT = 16
+
+
+class Link:
+    """The exchange of encoded pieces within a group.
+
+    Args:
+        backend: moves bytes, as uint8.
+    """
+
+    def __init__(self, backend: Backend, group: ProcessGroup | None, codec: Codec) -> None:
+        self.backend, self.group, self.codec = backend, group, codec
+        self.size, self.rank = backend.get_world_size(group), backend.get_rank(group)
+
+    def pieces(self, most: int) -> list[slice]:
+        """Return the pieces in which slices with up to ``most`` elements travel.
+
+        The last ones are smaller, because nothing else is under way with the last.
+        """
+        unit = max(1, self.codec.granularity)
+        bytes_of_units = max(1, self.codec.encoded_bytes(unit * 256)) / 256
+        longest = max(1, min(_MOST_ELEMENTS // unit, int(_PIECE_BYTES / bytes_of_units))) * unit
+        found, begin = [], 0
+        while begin < most:
+            half = -(-(most - begin) // (2 * unit)) * unit
+            length = min(longest, max(half, longest // _SHORTEST_PART))
+            found.append(slice(begin, min(most, begin + length)))
+            begin += length
+        return found
+
+    def wire_bytes(self, count: int) -> int:
+        """Return the bytes of ``count`` elements, with what aligns the next ones."""
+        return -(-self.codec.encoded_bytes(count) // _ALIGNMENT) * _ALIGNMENT
+
+    def slice_elements(self, count: int) -> int:
+        """Return the elements of a slice of a tensor of ``count``; the last slices may have fewer."""
+        unit = max(16, self.codec.granularity)
+        return -(-count // (self.size * unit)) * unit
+
+    def exchange(
+        self, received: torch.Tensor, sent: torch.Tensor, rows: Sequence[int], columns: Sequence[int], even: bool
+    ) -> Work:
+        """Start sending ``rows[r]`` bytes to rank r, and receiving ``columns[r]`` from it.
+
+        Args:
+            even: all of these are equal on all ranks.
+        """
+        takes, gives = (None, None) if even else (columns, rows)
+        work = self.backend.all_to_all_single(received, sent, takes, gives, self.group, True)
+        assert work is not None
+        return work
+
+    def gather(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
+        """Start sending ``sent`` to all."""
+        work = self.backend.all_gather_into_tensor(received, sent, self.group, True)
+        assert work is not None
+        return work
+
+
+def decode_into(codec: Codec, wire: torch.Tensor, target: torch.Tensor, buffers: Buffers) -> None:
+    """Overwrite ``target``, of any float dtype, with what begins at ``wire``."""
+    if target.numel() == 0:
+        return
+    encoded = wire[: codec.encoded_bytes(target.numel())]
+    if target.dtype is torch.float32:
+        codec.decode(encoded, target)
+    else:
+        whole = buffers.scratch(target.numel())
+        codec.decode(encoded, whole)
+        target.copy_(whole)
+
+
+def sum_in(target: torch.Tensor, own: torch.Tensor, buffers: Buffers) -> torch.Tensor:
+    """Return ``own`` as float32, to be added to: in ``target`` itself where that is float32, else in scratch memory."""
+    total = target if target.dtype is torch.float32 else buffers.scratch(own.numel())
+    if total.data_ptr() != own.data_ptr():
+        total.copy_(own)
+    return total
