@@ -21,7 +21,15 @@ TOLERANCE = 1e-4
 LINES = 55
 
 # Of each script: ranks, options, and those with which plain.py trains the same model.
-CASES: tuple[tuple[str, int, dict[str, int], dict[str, int]], ...] = (("ddp", 2, {}, {}),)
+CASES: tuple[tuple[str, int, dict[str, int], dict[str, int]], ...] = (
+    ("ddp", 2, {}, {}),
+    ("data_parallel", 2, {}, {}),
+    *(("sharded", 2, {"stage": stage}, {}) for stage in (1, 2, 3)),
+    ("tensor_parallel", 2, {}, {}),
+    ("pipeline", 2, {}, {}),
+    ("data_tensor", 4, {}, {}),
+    ("expert_parallel", 2, {}, {"experts": 4}),
+)
 
 
 def losses(script: str, backend: str, options: dict[str, int]) -> list[float]:
