@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import torch
+import torch.distributed as c10d
 from language_model import batch, transformer
 from measuring import Meeting
 from peers.rank import CORES
@@ -20,6 +21,8 @@ __all__ = ["Trainer"]
 
 # Sequences a step of each rank.
 OF_A_RANK = 4
+# After a reduction of as many, a library has the buffers that it keeps for all later ones.
+WARM_UP_ELEMENTS = 1 << 22
 
 
 class Trainer:
@@ -77,6 +80,7 @@ class Trainer:
     def memory(self, millions: float, steps: int) -> dict[str, Any]:
         """Bytes that the model has in this rank between steps, and at most within one."""
         give_back()
+        c10d.all_reduce(torch.ones(WARM_UP_ELEMENTS))
         before = used_bytes()
         found = self.build(millions)
         self.train(steps)  # the optimizer makes its state in the first
