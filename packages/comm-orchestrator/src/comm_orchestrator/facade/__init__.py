@@ -63,6 +63,7 @@ from comm_collectives import (
     shared_memory_stats,
     split_group,
 )
+from comm_collectives import hooks as hooks
 from comm_collectives.object_codec import (
     ObjectDecodeError,
     ObjectExchangeError,

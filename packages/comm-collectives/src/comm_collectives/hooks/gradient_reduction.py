@@ -1,0 +1,132 @@
+"""The reduction of gradients: sums or averages, what is divided before and after, and compression."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+
+from comm_collectives.annotations import Compressing, Group
+from comm_collectives.collectives import all_reduce
+from comm_collectives.compression.defaults import default_of
+from comm_collectives.compression.selection import DTYPES
+from comm_collectives.compression.settings import as_compression
+from comm_collectives.groups import get_world_size
+from comm_collectives.reduce_scatter import reduce_scatter_tensor
+from comm_collectives.work import After
+from comm_utils.backend import Work
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
+from comm_utils.reduce_op import ReduceOp, parse_reduce_op
+
+__all__ = ["GradientReduction"]
+
+_CALL = "GradientReduction"
+
+
+@dataclass(frozen=True)
+class GradientReduction:
+    """How the gradients of all ranks become one.
+
+    With a group of *W* ranks and the default settings, gradients are averaged in one step, and 16-bit floats are added
+    in float32. The other ways of averaging are those of DeepSpeed's engine (``allreduce_bucket``), for gradients whose
+    sum is too large for their dtype.
+
+    Attributes:
+        op: ``"avg"`` or ``"sum"``.
+        prescale: divide gradients by W before they are added; DeepSpeed's ``prescale_gradients``.
+        predivide_factor: divide gradients by it before they are added, and an average by W / predivide_factor after;
+            a sum is multiplied by it after. DeepSpeed's ``gradient_predivide_factor``.
+        compression: a codec such as ``"int8"``, or a ``Compression``, for float32, float16 and bfloat16; None for what
+            :func:`comm_collectives.set_compression` set for the group.
+
+    Raises:
+        ArgumentError: another op; a factor that is not finite and above 0; prescale with a sum or a factor.
+    """
+
+    op: str = "avg"
+    prescale: bool = False
+    predivide_factor: float = 1.0
+    compression: Compressing = None
+
+    def __post_init__(self) -> None:
+        op = parse_reduce_op(self.op, _CALL)
+        if op not in (ReduceOp.AVG, ReduceOp.SUM):
+            raise ArgumentError(f"{_CALL}: op: got {shown(self.op)}; expected 'avg' or 'sum'")
+        object.__setattr__(self, "op", op.name.lower())
+        if not isinstance(self.prescale, bool):
+            raise ArgumentTypeError(f"{_CALL}: prescale: got {shown(self.prescale)}; expected True or False")
+        factor = self.predivide_factor
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+            raise ArgumentTypeError(f"{_CALL}: predivide_factor: got {shown(factor)}; expected a number")
+        if not (math.isfinite(factor) and factor > 0):
+            raise ArgumentError(f"{_CALL}: predivide_factor: got {factor}; expected a finite number above 0")
+        if self.prescale and op is ReduceOp.SUM:
+            raise ArgumentError(f"{_CALL}: prescale: got True with op='sum'; expected op='avg', as it divides by W")
+        if self.prescale and factor != 1:
+            raise ArgumentError(
+                f"{_CALL}: prescale: got True with predivide_factor={factor}; expected one of them: prescale divides "
+                "by W before the sum, which leaves nothing to divide after it"
+            )
+        as_compression(_CALL, self.compression)
+
+    def scales(self, group: Group = None) -> tuple[float, float]:
+        """Return what to multiply gradients by before they are added, and their sum by after."""
+        before, after = 1.0 / self.predivide_factor, self.predivide_factor
+        if self.op == "sum":
+            return before, after
+        W = get_world_size(group)
+        return (1.0 / W, 1.0) if self.prescale else (before, after / W)
+
+    def compresses(self, dtype: torch.dtype, group: Group = None) -> bool:
+        """Return whether tensors of ``dtype`` may be compressed, so that single elements of them are not exact."""
+        if dtype not in DTYPES:
+            return False
+        if self.compression is None:
+            return default_of(group) is not None
+        return as_compression(_CALL, self.compression) is not None
+
+    def start(self, flat: torch.Tensor, group: Group = None) -> Work:
+        """Start the reduction of ``flat`` over the ranks of ``group``, in place.
+
+        Args:
+            flat: dense, of a float or complex dtype, the same shape and dtype on every rank; overwritten with the
+                result. Not to be touched before ``wait()`` of the handle returns.
+            group: this rank is a member; None is the world group.
+        """
+        op, after = self._prepare(flat, group)
+        work = all_reduce(flat, op, group, True, compression=self._compression_of(flat.dtype))
+        return _scaled(cast(Work, work), flat, after)
+
+    def start_scatter(self, output: torch.Tensor, flat: torch.Tensor, group: Group = None) -> Work:
+        """Start the reduction of ``flat`` into the parts of the ranks of ``group``.
+
+        Args:
+            output: (n,), overwritten with this rank's part of the result: rank r of the group gets elements r*n to
+                (r+1)*n. It may be that part of ``flat``.
+            flat: (W*n,), of a float or complex dtype, the same on every rank; its elements may be divided in place.
+            group: this rank is a member; None is the world group.
+        """
+        op, after = self._prepare(flat, group)
+        work = reduce_scatter_tensor(output, flat, op, group, True, compression=self._compression_of(flat.dtype))
+        return _scaled(cast(Work, work), output, after)
+
+    def _prepare(self, flat: torch.Tensor, group: Group) -> tuple[str, float]:
+        """Divide ``flat`` if need be; return the reduce op, and what its result is to be multiplied by."""
+        if not self.prescale and self.predivide_factor == 1:
+            return self.op, 1.0
+        before, after = self.scales(group)
+        flat.mul_(before)
+        return "sum", after
+
+    def _compression_of(self, dtype: torch.dtype) -> Compressing:
+        return self.compression if dtype in DTYPES else None
+
+
+def _scaled(work: Work, result: torch.Tensor, factor: float) -> Work:
+    def finish() -> None:
+        result.mul_(factor)
+
+    return work if factor == 1 else After([work], finish, result)

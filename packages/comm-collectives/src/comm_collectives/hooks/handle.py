@@ -1,0 +1,144 @@
+"""Handles of registered hooks: what is registered on which parameters, and how it comes off again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
+
+__all__ = ["GRADIENTS", "LAYERS", "Handle", "check_module", "check_unregistered", "handles_of", "trainable_parameters"]
+
+#: Kinds of hooks. A parameter has at most one handle of each kind.
+GRADIENTS, LAYERS = "gradients", "layers"
+
+# Hooks keep their handle alive, and a handle that nothing keeps alive has no hooks.
+_registered: weakref.WeakSet[Handle] = weakref.WeakSet()
+_count = 0
+
+Self = TypeVar("Self", bound="Handle")
+
+
+class Handle:
+    """The hooks that one call registered on a model; leaving its ``with`` block removes them.
+
+    A subclass registers its hooks in its own ``__init__`` and gives what undoes each of them to :meth:`on_removal`.
+
+    Args:
+        call: the function that the user called, for messages.
+        model: the module that the hooks are of.
+        parameters: those that the hooks act on, by their names in ``model``.
+        kind: :data:`GRADIENTS` for hooks that reduce gradients, :data:`LAYERS` for those that change layers.
+    """
+
+    def __init__(self, call: str, model: nn.Module, parameters: Mapping[str, torch.Tensor], kind: str) -> None:
+        global _count
+        self.call, self.model, self.kind = call, model, kind
+        self.parameters = dict(parameters)
+        self._undo: list[Callable[[], object]] = []
+        self._is_registered = True
+        self._number = _count = _count + 1
+        _registered.add(self)
+
+    @property
+    def is_registered(self) -> bool:
+        """Return whether the hooks are in place: False after :meth:`remove`."""
+        return self._is_registered
+
+    def on_removal(self, undo: Callable[[], object]) -> None:
+        """Have :meth:`remove` call ``undo``; the last one given is called first."""
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        """Take the hooks off again, without a trace; a second call does nothing.
+
+        Raises:
+            ArgumentError: other hooks were registered on the same parameters later; remove these first.
+        """
+        if not self._is_registered:
+            return
+        later = [other for other in _sharing(self.parameters) if other._number > self._number]
+        if later:
+            raise ArgumentError(
+                f"remove: the hooks of {later[-1].call}() were registered on the same parameters later; remove these "
+                f"before those of {self.call}()"
+            )
+        self._is_registered = False
+        _registered.discard(self)
+        while self._undo:
+            self._undo.pop()()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.remove()
+
+
+def _sharing(parameters: Mapping[str, torch.Tensor]) -> list[Handle]:
+    """Return the handles that have one of ``parameters``, in the order of their registration."""
+    wanted = set(map(id, parameters.values()))
+    found = [one for one in _registered if not wanted.isdisjoint(map(id, one.parameters.values()))]
+    return sorted(found, key=lambda one: one._number)
+
+
+def handles_of(model: nn.Module) -> list[Handle]:
+    """Return the handles whose hooks act on parameters of ``model``, in the order of their registration."""
+    return _sharing(dict(model.named_parameters()))
+
+
+def check_module(call: str, model: object) -> nn.Module:
+    """Return ``model``.
+
+    Raises:
+        ArgumentTypeError: it is no ``torch.nn.Module``.
+    """
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"{call}: model: got {shown(model)}; expected a torch.nn.Module")
+    return model
+
+
+def trainable_parameters(call: str, model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of ``model`` that require gradients, each once, by name in the order of ``model``.
+
+    Raises:
+        ArgumentTypeError: one has no shape yet (``torch.nn.LazyLinear``) or no elements (``torch.device("meta")``).
+        ArgumentError: there is none.
+    """
+    found = {name.removeprefix("_orig_mod."): one for name, one in model.named_parameters() if one.requires_grad}
+    for name, parameter in found.items():
+        if nn.parameter.is_lazy(parameter):
+            raise ArgumentTypeError(
+                f"{call}: model: parameter {name!r} has no shape yet; call the model once before registering hooks"
+            )
+        if parameter.is_meta:
+            raise ArgumentTypeError(
+                f"{call}: model: parameter {name!r} is on the meta device; materialize the model with "
+                "model.to_empty(device=...) and initialize it before registering hooks"
+            )
+    if not found:
+        raise ArgumentError(f"{call}: model: got one without parameters that require gradients; expected at least one")
+    return found
+
+
+def check_unregistered(call: str, parameters: Mapping[str, torch.Tensor], kinds: Iterable[str] = (GRADIENTS,)) -> None:
+    """Check that no hooks of ``kinds`` act on one of ``parameters``.
+
+    Raises:
+        ArgumentError: names the parameter and the call that registered its hooks.
+    """
+    kinds = tuple(kinds)
+    for handle in _sharing(parameters):
+        if handle.kind in kinds:
+            taken = set(map(id, handle.parameters.values()))
+            name = next(name for name, one in parameters.items() if id(one) in taken)
+            raise ArgumentError(
+                f"{call}: model: parameter {name!r} has the hooks of {handle.call}(); call remove() of the handle that "
+                "it returned before"
+            )

@@ -1,0 +1,524 @@
+"""Data-parallel hooks: the gradients and the training of DDP and of one process."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import comm_orchestrator as dist
+from comm_orchestrator.facade import hooks
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+Options = hooks.DataParallelOptions
+Reduction = hooks.GradientReduction
+
+pytestmark = pytest.mark.cpu
+WORLD_SIZES = pytest.mark.parametrize("world_size", [1, 2, 3])
+#: So small that models of a test have several buckets.
+SMALL = {"bucket_size_bytes": 250, "first_bucket_size_bytes": 100}
+
+
+class Net(nn.Module):
+    """A model with tied weights, a layer that not every rank uses, and one that none does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 6)
+        self.hidden = nn.Linear(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.sometimes = nn.Linear(6, 6)
+        self.never = nn.Linear(3, 3)
+        self.head = nn.Linear(6, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: torch.Tensor, use: bool = True) -> torch.Tensor:
+        inner = self.norm(torch.tanh(self.hidden(self.embedding(tokens))))
+        return self.head(self.sometimes(inner) if use else inner)
+
+
+def made(kind: Callable[[], nn.Module], seed: int = 1) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return kind()
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def batches(steps: int, rank: int, size: int = 4) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for step in range(steps):
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        yield torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)
+
+
+def gradients_of(model: nn.Module) -> list[torch.Tensor | None]:
+    return [None if one.grad is None else one.grad.clone() for one in model.parameters()]
+
+
+def assert_close(got: nn.Module, expected: nn.Module, tolerance: float = 1e-6) -> None:
+    for (name, one), other in zip(got.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, msg=lambda text, name=name: name + text)
+
+
+def trains_as_one_process(set_to_none: bool, options: dict[str, Any]) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    # Other parameters on every rank: those of the first one count.
+    model, alone = made(mlp, seed=1 + rank), made(mlp)
+    with hooks.register_data_parallel_hooks(model, Options(**SMALL, **options)) as handle:
+        optimizers = [torch.optim.Adam(one.parameters(), lr=0.01) for one in (model, alone)]
+        for step in range(6):
+            for optimizer in optimizers:
+                optimizer.zero_grad(set_to_none=set_to_none)
+            inputs, targets = list(batches(step + 1, rank))[-1]
+            F.mse_loss(model(inputs), targets).backward()
+            every = [list(batches(step + 1, other))[-1] for other in range(W)]
+            inputs, targets = (torch.cat(parts) for parts in zip(*every, strict=True))
+            F.mse_loss(alone(inputs), targets).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+        assert_close(model, alone, 1e-5)
+        assert [len(one) for one in handle.buckets] == [3, 1, 2]
+
+
+@WORLD_SIZES
+def test_training_is_that_of_one_process(pools: Pools, world_size: int) -> None:
+    for set_to_none in (True, False):
+        pools(world_size).run(trains_as_one_process, set_to_none, {})
+    pools(world_size).run(trains_as_one_process, True, {"overlap": False})
+
+
+def gradients_are_those_of_ddp(options: dict[str, Any]) -> None:
+    rank = dist.get_rank()
+    model = made(Net)
+    reference = DistributedDataParallel(copy.deepcopy(model), find_unused_parameters=True)
+    handle = hooks.register_data_parallel_hooks(model, Options(**SMALL, **options))
+    assert handle is not None
+    for step in range(4):
+        tokens = torch.arange(5) + rank
+        use = step != 1 or rank == 0  # in the second step, one rank alone uses the layer; in the third, none
+        use = use and step != 2
+        for one in (model, reference):
+            one.zero_grad(set_to_none=True)
+            F.cross_entropy(one(tokens % 7, use), (tokens + step) % 7).backward()
+        for name, parameter in model.named_parameters():
+            expected = reference.module.get_parameter(name).grad
+            if expected is None:
+                assert parameter.grad is None, name
+            else:
+                torch.testing.assert_close(parameter.grad, expected, msg=f"{step} {name}")
+        for name, buffer in model.named_buffers():
+            if rank == 0:
+                torch.testing.assert_close(buffer, reference.module.get_buffer(name))
+    assert sum(map(len, handle.buckets)) == 9
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, model.norm.running_mean.tolist())
+    assert everyones.count(everyones[0]) == len(everyones)
+    handle.remove()
+
+
+@WORLD_SIZES
+def test_gradients_are_those_of_ddp(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(gradients_are_those_of_ddp, {})
+
+
+def accumulates(set_to_none: bool) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    model, alone = made(mlp), made(mlp)
+    handle = hooks.register_data_parallel_hooks(model, Options(**SMALL))
+    for _ in range(3):
+        for one in (model, alone):
+            one.zero_grad(set_to_none=set_to_none)
+        dist.configure(enabled=True)
+        dist.reset_log()
+        micro_batches = list(batches(3, rank))
+        with handle.no_sync():
+            for inputs, targets in micro_batches[:2]:
+                F.mse_loss(model(inputs), targets).backward()
+        assert not dist.log_rows()
+        inputs, targets = micro_batches[2]
+        F.mse_loss(model(inputs), targets).backward()
+        assert dist.log_rows()
+        dist.configure(enabled=False)
+        for other in range(W):
+            for inputs, targets in batches(3, other):
+                (F.mse_loss(alone(inputs), targets) / W).backward()
+        for one, expected in zip(model.parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, expected.grad)
+    model.zero_grad()
+    with handle.no_sync():
+        inputs, targets = next(batches(1, rank))
+        F.mse_loss(model(inputs), targets).backward()
+    handle.reduce_gradients()
+    alone.zero_grad()
+    for other in range(W):
+        inputs, targets = next(batches(1, other))
+        (F.mse_loss(alone(inputs), targets) / W).backward()
+    # Added to what is averaged already.
+    inputs, targets = list(batches(2, rank))[-1]
+    F.mse_loss(model(inputs), targets).backward()
+    for other in range(W):
+        inputs, targets = list(batches(2, other))[-1]
+        (F.mse_loss(alone(inputs), targets) / W).backward()
+    for one, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, expected.grad)
+    handle.remove()
+
+
+@WORLD_SIZES
+def test_gradients_accumulate_without_communication(pools: Pools, world_size: int) -> None:
+    for set_to_none in (True, False):
+        pools(world_size).run(accumulates, set_to_none)
+
+
+class Mixed(nn.Module):
+    """Linear layers of two dtypes, in turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        kinds = (torch.float32, torch.bfloat16, torch.float64, torch.bfloat16, torch.float32)
+        self.layers = nn.ModuleList(nn.Linear(8, 8, dtype=kind) for kind in kinds)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            inputs = layer(inputs.to(layer.weight.dtype))
+        return inputs.float()
+
+
+def reduces_every_dtype(options: dict[str, Any], tolerance: float, scale: bool) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    model = made(Mixed)
+    plain = copy.deepcopy(model)
+    handle = hooks.register_data_parallel_hooks(model, Options(reduction=Reduction(**options), **SMALL))
+    for step in range(3):
+        inputs = [torch.randn(4, 8, generator=torch.Generator().manual_seed(10 * step + one)) for one in range(W)]
+        model.zero_grad()
+        model(inputs[rank]).square().sum().backward()
+        expected: list[torch.Tensor] = []
+        for one in inputs:
+            plain.zero_grad()
+            plain(one).square().sum().backward()
+            mine = [parameter.grad.double() for parameter in plain.parameters()]
+            expected = [a + b for a, b in zip(expected, mine, strict=True)] if expected else mine
+        for (name, parameter), total in zip(model.named_parameters(), expected, strict=True):
+            total /= W if scale else 1
+            assert parameter.grad is not None
+            assert parameter.grad.dtype == parameter.dtype
+            error = float((parameter.grad.double() - total).abs().max() / total.abs().max())
+            limit = max(
+                tolerance if parameter.dtype is not torch.float64 else 0, 4e-2 * (parameter.dtype.itemsize == 2)
+            )
+            assert error <= max(limit, 1e-5), (name, step, error)
+    handle.remove()
+
+
+REDUCTIONS: list[tuple[dict[str, Any], float, bool]] = [
+    ({}, 1e-5, True),
+    ({"op": "sum"}, 1e-5, False),
+    ({"prescale": True}, 1e-5, True),
+    ({"predivide_factor": 4.0}, 1e-5, True),
+    ({"op": "sum", "predivide_factor": 2}, 1e-5, False),
+    ({"compression": "fp16"}, 2e-3, True),
+    ({"compression": "int8"}, 3e-2, True),
+    ({"op": "sum", "compression": dist.Compression("int8", error_feedback=True)}, 5e-2, False),
+]
+
+
+@WORLD_SIZES
+def test_every_reduction_of_every_dtype(pools: Pools, world_size: int) -> None:
+    for options, tolerance, scale in REDUCTIONS:
+        pools(world_size).run(reduces_every_dtype, options, tolerance, scale)
+
+
+def unused_with_compression() -> None:
+    rank = dist.get_rank()
+    model = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+    with hooks.register_data_parallel_hooks(model, Options(reduction=Reduction(compression="int8"))):
+        for _ in range(2):
+            model.zero_grad()
+            sum((one(torch.ones(64)) * 1e6).sum() for one in model[: 1 + (rank == 1)]).backward()
+            assert [one.weight.grad is None for one in model] == [False, dist.get_world_size() == 1, True]
+
+
+@WORLD_SIZES
+def test_what_ranks_used_is_exact_with_compression(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(unused_with_compression)
+
+
+def sparse(stays: bool) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    model = nn.ModuleDict({"a": nn.Embedding(9, 4, sparse=True), "b": nn.EmbeddingBag(5, 3, sparse=True)})
+    model["c"], model["unused"] = nn.Linear(4, 3), nn.Embedding(2, 2, sparse=True)
+    plain = copy.deepcopy(model)
+    handle = hooks.register_data_parallel_hooks(model, Options(sparse_gradients=stays))
+    plain.load_state_dict(model.state_dict())
+
+    def loss_of(model: nn.ModuleDict, rank: int) -> torch.Tensor:
+        tokens = torch.tensor([0, 2, 2, rank + 3][: 2 + rank])
+        loss = model["c"](model["a"](tokens)).square().sum()
+        return loss if rank == 0 else loss + model["b"](tokens[None] % 5).square().sum()
+
+    for _ in range(2):
+        for one in (model, plain):
+            one.zero_grad()
+        loss_of(model, rank).backward()
+        for other in range(W):
+            (loss_of(plain, other) / W).backward()
+        for (name, one), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+            if expected.grad is None:
+                assert one.grad is None, name
+                continue
+            assert one.grad is not None, name
+            assert one.grad.is_sparse == (stays and name != "c.weight" and name != "c.bias")
+            torch.testing.assert_close(one.grad.to_dense(), expected.grad.to_dense())
+    handle.remove()
+
+
+@WORLD_SIZES
+@pytest.mark.parametrize("stays", [True, False])
+def test_sparse_gradients(pools: Pools, world_size: int, stays: bool) -> None:
+    pools(world_size).run(sparse, stays)
+
+
+def leaves_no_trace() -> None:
+    rank = dist.get_rank()
+    used = dist.shared_memory_stats()["used_bytes"]
+    first, second = made(mlp), made(mlp, seed=2)
+    hands = [hooks.register_data_parallel_hooks(one) for one in (first, second)]
+    for step in range(2):
+        inputs, targets = list(batches(step + 1, rank))[-1]
+        (F.mse_loss(first(inputs), targets) + F.mse_loss(second(inputs), targets)).backward()
+    kept = [gradients_of(one) for one in (first, second)]
+    copied = copy.deepcopy(first)
+    copied(inputs).sum().backward()  # a copy has no hooks
+    for one in hands:
+        one.remove()
+        one.remove()
+    for model, gradients in zip((first, second), kept, strict=True):
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            assert torch.equal(parameter.grad, gradient)
+            assert parameter.grad.untyped_storage().nbytes() == parameter.grad.nbytes
+            assert not parameter._post_accumulate_grad_hooks
+    assert dist.shared_memory_stats()["used_bytes"] == used
+    with pytest.raises(ArgumentError, match="reduce_gradients: the hooks were removed"):
+        hands[0].reduce_gradients()
+    first.zero_grad()
+    dist.configure(enabled=True)
+    dist.reset_log()
+    first(torch.full((1, 4), float(rank))).sum().backward()
+    assert not dist.log_rows()
+    dist.configure(enabled=False)
+
+
+@WORLD_SIZES
+def test_two_models_and_removal(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(leaves_no_trace)
+
+
+def goes_on_after_a_failed_backward() -> None:
+    model = made(mlp)
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            return given.clone()
+
+        @staticmethod
+        def backward(ctx: Any, given: torch.Tensor) -> torch.Tensor:
+            raise ZeroDivisionError
+
+    with hooks.register_data_parallel_hooks(model, Options(**SMALL)):
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                model[2:](Fails.apply(model[:2](torch.ones(1, 4)))).sum().backward()
+            model.zero_grad()
+            model(torch.full((1, 4), dist.get_rank() + 1.0)).sum().backward()
+            everyones: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(everyones, [one.tolist() for one in gradients_of(model)])
+            assert everyones.count(everyones[0]) == len(everyones)
+
+
+def test_training_goes_on_after_a_failed_backward(pools: Pools) -> None:
+    pools(2).run(goes_on_after_a_failed_backward)
+
+
+def on_a_part_of_the_ranks() -> int:
+    group = dist.new_group([0, 2])
+    model = made(mlp, seed=dist.get_rank())
+    handle = hooks.register_data_parallel_hooks(model, group=group)
+    found = 0
+    if handle is None:
+        assert dist.get_rank() == 1
+    else:
+        model(torch.full((1, 4), float(dist.get_rank()))).sum().backward()
+        assert torch.equal(model[0].weight.detach(), made(mlp, seed=0)[0].weight.detach())
+        found = len(handle.buckets)
+        handle.remove()
+    dist.barrier()
+    if group != dist.NON_GROUP_MEMBER:
+        dist.destroy_process_group(group)
+    return found
+
+
+def test_hooks_on_a_sub_group(pools: Pools) -> None:
+    assert pools(3).run(on_a_part_of_the_ranks) == [1, 0, 1]
+
+
+def different_models(kind: str) -> str:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    odd = rank == W - 1
+    model: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 5 if odd and kind == "shape" else 4))
+    options = Options(bucket_size_bytes=1 << (10 + (odd and kind == "options")))
+    if odd:
+        if kind == "name":
+            model = nn.Sequential(model[0], nn.ReLU(), model[1])
+        elif kind == "dtype":
+            model[1].to(torch.bfloat16)
+        elif kind == "fewer":
+            model[1].bias.requires_grad_(False)
+        elif kind == "module":
+            model = [model]
+        elif kind == "twice":
+            hooks.DataParallel(model, Options(broadcast_parameters=False), None)
+    with pytest.raises((CollectiveMismatchError, ArgumentError)) as caught:
+        hooks.register_data_parallel_hooks(model, options)
+    dist.barrier()  # the group is of use
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+DIFFERENCES = {
+    "shape": r"parameter 2 is '1.weight' of shape \(5, 3\) and float32 on rank {odd} and '1.weight' of shape \(4, 3\)",
+    "name": r"parameter 2 is '2.weight' of shape \(4, 3\) and float32 on rank {odd} and '1.weight' .* on rank 0",
+    "dtype": r"parameter 2 is '1.weight' of shape \(4, 3\) and bfloat16 on rank {odd} and .* float32 on rank 0",
+    "fewer": r"parameter 3 is missing \(3 parameters\) on rank {odd} and '1.bias' of shape \(4,\) and float32 on",
+    "options": r"options: got .*bucket_size_bytes=2048.* on rank {odd} and .*=1024.* on rank 0; expected the same",
+}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_differences_between_ranks_name_rank_and_parameter(pools: Pools, world_size: int) -> None:
+    for kind, expected in DIFFERENCES.items():
+        # Of two ranks, neither is right: the first one's counts.
+        for message in pools(world_size).run(different_models, kind):
+            assert message.startswith("CollectiveMismatchError: register_data_parallel_hooks: "), message
+            assert re.search(expected.format(odd=world_size - 1), message), message
+    for kind, expected in (("module", "expected a torch.nn.Module"), ("twice", "call remove() of the handle")):
+        *others, odd = pools(world_size).run(different_models, kind)
+        assert expected in odd
+        for message in others:
+            assert f"rank {world_size - 1} refused its arguments: register_data_parallel_hooks: model: " in message
+
+
+class Twice(nn.Module):
+    """Uses a layer in two reentrant checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, given: torch.Tensor, times: int) -> torch.Tensor:
+        for _ in range(times):
+            given = checkpoint(self.inner, given, use_reentrant=True)
+        return self.outer(given)
+
+
+def wrong_uses() -> list[str]:
+    found = []
+
+    def refused(action: Callable[[], Any]) -> None:
+        with pytest.raises(ArgumentError) as caught:
+            action()
+        found.append(str(caught.value))
+
+    model: Any = made(mlp)
+    handle = hooks.register_data_parallel_hooks(model)
+    refused(lambda: hooks.register_data_parallel_hooks(model))
+    refused(lambda: hooks.register_data_parallel_hooks(model[2]))
+    model[0].bias.requires_grad_(False)
+    refused(lambda: model(torch.ones(1, 4)).sum().backward())
+    model[0].bias.requires_grad_(True)
+    model(torch.ones(1, 4)).sum().backward()
+    model.zero_grad()
+    refused(lambda: model(torch.ones(1, 4)).sum().backward(create_graph=True))
+    model.zero_grad()
+    hook = model[0].weight.register_post_accumulate_grad_hook(lambda _: handle.remove())
+    refused(lambda: model(torch.ones(1, 4)).sum().backward())
+    hook.remove()
+    handle.remove()
+
+    model[0].bias.requires_grad_(False)
+    with hooks.register_data_parallel_hooks(model):
+        model[0].bias.requires_grad_(True)
+        refused(lambda: model(torch.ones(1, 4)).sum().backward())
+    with hooks.register_data_parallel_hooks(model, Options(reduction=Reduction("sum"))) as handle:
+        model.zero_grad(set_to_none=False)
+        for _ in range(2):
+            model(torch.ones(1, 4)).sum().backward()
+            refused(lambda: model(torch.ones(1, 4)).sum().backward())
+            model.zero_grad(set_to_none=False)
+            with handle.no_sync():
+                model(torch.ones(1, 4)).sum().backward()
+            model(torch.ones(1, 4)).sum().backward()
+            model.zero_grad()
+    model = Twice()
+    with hooks.register_data_parallel_hooks(model):
+        for _ in range(2):
+            refused(lambda: model(torch.ones(2, 3, requires_grad=True), 2).sum().backward())
+            model.zero_grad()
+            model(torch.ones(2, 3, requires_grad=True), 1).sum().backward()
+    refused(lambda: hooks.register_data_parallel_hooks(nn.ReLU()))
+    refused(lambda: hooks.register_data_parallel_hooks(made(mlp), {"op": "sum"}))  # type: ignore[arg-type]
+    refused(lambda: hooks.register_data_parallel_hooks(made(mlp), opitons=None))  # type: ignore[call-arg]
+    return found
+
+
+def test_wrong_uses_name_the_culprit(pools: Pools) -> None:
+    expected = [
+        "register_data_parallel_hooks: model: parameter '0.weight' has the hooks of register_data_parallel_hooks()",
+        "register_data_parallel_hooks: model: parameter 'weight' has the hooks of register_data_parallel_hooks()",
+        "backward: parameter '0.bias' no longer requires a gradient",
+        "backward: the gradient of parameter '4.weight' is to be differentiated again (create_graph=True)",
+        "remove: a backward is under way",
+        "backward: parameter '0.bias' requires a gradient, which it did not when the hooks were registered",
+        *["backward: the gradient of parameter '4.bias' is a sum over all ranks already"] * 2,
+        *["backward: parameter 'inner.bias' got a second gradient in one backward"] * 2,
+        "register_data_parallel_hooks: model: got one without parameters that require gradients",
+        "register_data_parallel_hooks: options: got {'op': 'sum'}; expected DataParallelOptions",
+        "register_data_parallel_hooks: opitons: got an argument of this name, which does not exist",
+    ]
+    for messages in pools(2).run(wrong_uses):
+        assert len(messages) == len(expected), messages
+        for message, beginning in zip(messages, expected, strict=True):
+            assert message.startswith(beginning), (message, beginning)
+
+
+def test_wrong_settings_are_refused_at_once() -> None:
+    wrong: list[tuple[Callable[[], Any], type[ArgumentError], str]] = [
+        (lambda: Reduction("max"), ArgumentError, "GradientReduction: op: got 'max'; expected 'avg' or 'sum'"),
+        (lambda: Reduction(prescale=1), ArgumentTypeError, "prescale: got 1; expected True or False"),  # type: ignore[arg-type]
+        (lambda: Reduction("sum", prescale=True), ArgumentError, "prescale: got True with op='sum'"),
+        (lambda: Reduction(prescale=True, predivide_factor=2), ArgumentError, "prescale: got True with predivide_fact"),
+        (lambda: Reduction(predivide_factor=0), ArgumentError, "predivide_factor: got 0; expected a finite number"),
+        (lambda: Reduction(predivide_factor=float("inf")), ArgumentError, "predivide_factor: got inf; expected"),
+        (lambda: Reduction(predivide_factor="2"), ArgumentTypeError, "expected a number"),  # type: ignore[arg-type]
+        (lambda: Reduction(compression="zip"), ArgumentError, "GradientReduction: "),
+        (lambda: Options(reduction="sum"), ArgumentTypeError, "expected a GradientReduction"),  # type: ignore[arg-type]
+        (lambda: Options(bucket_size_bytes=0), ArgumentError, "bucket_size_bytes: got 0; expected 1 byte or more"),
+        (lambda: Options(first_bucket_size_bytes=2.5), ArgumentTypeError, "got 2.5; expected a number"),  # type: ignore[arg-type]
+        (lambda: Options(overlap="no"), ArgumentTypeError, "overlap: got 'no'; expected True or False"),  # type: ignore[arg-type]
+    ]
+    for make, kind, expected in wrong:
+        with pytest.raises(kind) as caught:
+            make()
+        assert expected in str(caught.value)
