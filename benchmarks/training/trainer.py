@@ -21,7 +21,6 @@ __all__ = ["Trainer"]
 
 # Sequences a step of each rank.
 OF_A_RANK = 4
-# After a reduction of as many, a library has the buffers that it keeps for all later ones.
 WARM_UP_ELEMENTS = 1 << 22
 
 
@@ -80,7 +79,11 @@ class Trainer:
     def memory(self, millions: float, steps: int) -> dict[str, Any]:
         """Bytes that the model has in this rank between steps, and at most within one."""
         give_back()
+        # What is imported at its first use, and the buffers that a library keeps, come with a smaller model.
         c10d.all_reduce(torch.ones(WARM_UP_ELEMENTS))
+        self.build(min(SIZES))
+        self.train(steps)
+        self.drop()
         before = used_bytes()
         found = self.build(millions)
         self.train(steps)  # the optimizer makes its state in the first
