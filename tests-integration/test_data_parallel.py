@@ -522,3 +522,78 @@ def test_wrong_settings_are_refused_at_once() -> None:
         with pytest.raises(kind) as caught:
             make()
         assert expected in str(caught.value)
+
+
+def as_hook_of_ddp(options: dict[str, Any], tolerance: float) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    reference = DistributedDataParallel(made(mlp), bucket_cap_mb=0.0002)
+    hooked = DistributedDataParallel(made(mlp), bucket_cap_mb=0.0002)
+    hooks.use_reduction(hooked, Reduction(**options))
+    for step in range(3):
+        for one in (reference, hooked):
+            one.zero_grad()
+            inputs, targets = list(batches(step + 1, rank))[-1]
+            F.mse_loss(one(inputs), targets).backward()
+        for one, expected in zip(hooked.parameters(), reference.parameters(), strict=True):
+            scale = W if options.get("op") == "sum" else 1
+            limit = tolerance * float(expected.grad.abs().max())
+            torch.testing.assert_close(one.grad / scale, expected.grad, rtol=0, atol=limit)
+
+
+@WORLD_SIZES
+def test_reductions_as_hooks_of_ddp(pools: Pools, world_size: int) -> None:
+    for options, tolerance, _ in REDUCTIONS:
+        pools(world_size).run(as_hook_of_ddp, options, tolerance)
+
+
+def as_hook_of_fsdp2(options: dict[str, Any], tolerance: float) -> None:
+    from torch.distributed.fsdp import fully_shard  # not before 2.6; takes seconds
+
+    rank, W = dist.get_rank(), dist.get_world_size()
+    mesh = dist.init_device_mesh("cpu", (W,))
+    reference, hooked = made(mlp), made(mlp)
+    for one in (reference, hooked):
+        fully_shard(one[2], mesh=mesh)
+        fully_shard(one, mesh=mesh)
+    hooks.use_reduction(hooked, Reduction(**options))
+    for step in range(2):
+        for one in (reference, hooked):
+            one.zero_grad()
+            inputs, targets = list(batches(step + 1, rank))[-1]
+            F.mse_loss(one(inputs), targets).backward()
+        for one, expected in zip(hooked.parameters(), reference.parameters(), strict=True):
+            scale = W if options.get("op") == "sum" else 1
+            part, wanted = one.grad.to_local(), expected.grad.to_local()
+            limit = tolerance * max(1.0, float(wanted.abs().max())) if wanted.numel() else 0
+            torch.testing.assert_close(part / scale, wanted, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_reductions_as_hooks_of_fsdp2(pools: Pools, world_size: int) -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(getattr(fsdp, "FSDPModule", None), "set_custom_reduce_scatter"):
+        pytest.skip("FSDP2 of this torch takes no such hook")
+    for options, tolerance, _ in REDUCTIONS[:7]:
+        pools(world_size).run(as_hook_of_fsdp2, options, tolerance)
+
+
+def compiled_models() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    model, alone = made(mlp), made(mlp)
+    whole = torch.compile(model, backend="aot_eager")
+    with hooks.register_data_parallel_hooks(whole if W == 2 else model, Options(**SMALL)) as handle:
+        for step in range(3):
+            inputs, targets = list(batches(step + 1, rank))[-1]
+            F.mse_loss(whole(inputs), targets).backward()
+            for other in range(W):
+                inputs, targets = list(batches(step + 1, other))[-1]
+                (F.mse_loss(alone(inputs), targets) / W).backward()
+            for one, expected in zip(model.parameters(), alone.parameters(), strict=True):
+                torch.testing.assert_close(one.grad, expected.grad)
+        assert {name for names in handle.buckets for name in names} == set(dict(model.named_parameters()))
+    torch._dynamo.reset()
+
+
+@WORLD_SIZES
+def test_compiled_models(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(compiled_models)

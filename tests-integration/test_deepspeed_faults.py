@@ -298,6 +298,7 @@ WITHOUT_A_WORLD: dict[str, Callable[[], Any]] = {
     "stop_profiling_comms": lambda: dist.stop_profiling_comms() is None,
     "stop_profiling_op": lambda: dist.stop_profiling_op(["all_reduce"]) is None,
     "set_object_policy": lambda: dist.set_object_policy(False, 1 << 30) is None,
+    "register_communication_hooks": lambda: dist.register_communication_hooks({}) is None,
 }
 #: What makes a world, or looks for one; tested elsewhere.
 MAKING_A_WORLD = {

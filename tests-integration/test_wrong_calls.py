@@ -113,6 +113,10 @@ def test_every_function_is_covered() -> None:
         "new_group",
         "new_subgroups",
         "new_subgroups_by_enumeration",
+        # in test_training_from_a_configuration.py
+        "register_communication_hooks",
+        "register_data_parallel_hooks",
+        "register_model_parallel_hooks",
         "register_object_type",
         "reset_log",
         "set_backend",

@@ -66,6 +66,8 @@ def _object(node: Schema, values: Callable[[Schema], st.SearchStrategy[Any]]) ->
     if "propertyNames" in node:
         names = st.from_regex(node["propertyNames"]["pattern"], fullmatch=True)
         return st.dictionaries(names, values(node["additionalProperties"]), max_size=2)
+    if "properties" not in node:
+        return st.dictionaries(st.text(max_size=5), values(node["additionalProperties"]), max_size=2)
     return st.fixed_dictionaries({}, optional={key: values(inner) for key, inner in node["properties"].items()})
 
 
@@ -76,7 +78,7 @@ def _integer(node: Schema, _: Any) -> st.SearchStrategy[int]:
 
 
 def _number(node: Schema, _: Any) -> st.SearchStrategy[float]:
-    return st.floats(node["exclusiveMinimum"], node["maximum"], exclude_min=True)
+    return st.floats(node["exclusiveMinimum"], node.get("maximum", 1e9), exclude_min=True)
 
 
 _OF_TYPE: dict[str, Callable[..., st.SearchStrategy[Any]]] = {

@@ -39,17 +39,13 @@ def test_a_whole_document() -> None:
     assert config.comms_logger.enabled
     assert config.comms_logger.prof_ops == ["all_reduce"]
     assert config.communication_data_type == "fp32"
-    assert config.model_copy(update={"comms_logger": CommConfig().comms_logger, "communication_data_type": None}) == (
-        CommConfig()
-    )
+    assert config.training.stage == 3
+    assert config.training.reduce_bucket_size is None
+    defaults = {key: getattr(CommConfig(), key) for key in ("comms_logger", "communication_data_type", "training")}
+    assert config.model_copy(update=defaults) == CommConfig()
 
 
-UNSERVED = {
-    "gradient_predivide_factor": 2.0,
-    "prescale_gradients": True,
-    "seq_parallel_communication_data_type": "bf16",
-    "sparse_gradients": True,
-}
+UNSERVED = {"seq_parallel_communication_data_type": "bf16"}
 
 
 @pytest.mark.parametrize("as_file", [False, True])
@@ -74,8 +70,66 @@ def test_defaults_of_settings_that_nothing_serves_are_no_news(
 ) -> None:
     monkeypatch.setattr(deepspeed, "_warned", set())
     monkeypatch.setattr(logging.getLogger("comm"), "propagate", True)
-    load_config({"prescale_gradients": False, "gradient_predivide_factor": 1, "sparse_gradients": None}, environ={})
+    load_config({"seq_parallel_communication_data_type": "fp32", "sparse_gradients": None}, environ={})
     assert caplog.records == []
+
+
+TRAINING = {
+    "prescale_gradients": True,
+    "gradient_predivide_factor": 2,
+    "sparse_gradients": False,
+    "zero_optimization": {
+        "stage": 2,
+        "reduce_bucket_size": 5e8,
+        "allgather_bucket_size": 1000,
+        "overlap_comm": False,
+        "offload_optimizer": {"device": "cpu"},
+    },
+}
+
+
+def test_settings_of_training_are_read_and_name_who_serves_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(deepspeed, "_warned", set())
+    monkeypatch.setattr(logging.getLogger("comm"), "propagate", True)
+    caplog.set_level(logging.INFO, "comm")
+    for _ in range(2):
+        config = load_config(TRAINING, environ={})
+    assert config.training.model_dump() == {
+        "prescale_gradients": True,
+        "gradient_predivide_factor": 2.0,
+        "sparse_gradients": False,
+        "stage": 2,
+        "reduce_bucket_size": 500_000_000,
+        "allgather_bucket_size": 1000,
+        "overlap_comm": False,
+        "model_parallel_plan": {},
+    }
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert "served by initialize_module(config, model) and register_data_parallel_hooks" in record.getMessage()
+    for key in (*TRAINING, *TRAINING["zero_optimization"]):  # type: ignore[misc]
+        assert (key in record.getMessage()) == (key not in ("zero_optimization", "offload_optimizer"))
+    # Our own section comes first, and "auto" and null are nothing.
+    config = load_config({**TRAINING, "training": {"stage": 1}}, environ={})
+    assert (config.training.stage, config.training.overlap_comm) == (1, False)
+    nothing = {"prescale_gradients": "auto", "zero_optimization": {"stage": None, "reduce_bucket_size": "auto"}}
+    assert load_config(nothing, environ={}) == CommConfig()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        ({"prescale_gradients": "perhaps"}, "training.prescale_gradients"),
+        ({"gradient_predivide_factor": 0}, "training.gradient_predivide_factor"),
+        ({"zero_optimization": {"stage": 4}}, "training.stage"),
+        ({"zero_optimization": {"reduce_bucket_size": 0}}, "training.reduce_bucket_size"),
+    ],
+)
+def test_wrong_settings_of_training_are_errors(wrong: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^configuration dict: {key}: got"):
+        load_config(wrong, environ={})
 
 
 def test_our_sections_in_it_are_read() -> None:
@@ -85,8 +139,9 @@ def test_our_sections_in_it_are_read() -> None:
 
 @pytest.mark.parametrize("key", sorted(DEEPSPEED_KEYS))
 def test_each_of_its_keys_marks_a_document(key: str) -> None:
-    assert is_deepspeed({key: {}})
-    assert load_config({key: {}, "somebody_elses": 1}, environ={}) == CommConfig()
+    value = None if key in TRAINING else {}
+    assert is_deepspeed({key: value})
+    assert load_config({key: value, "somebody_elses": 1}, environ={}) == CommConfig()
 
 
 @pytest.mark.parametrize("key", sorted(CommConfig.model_fields))
@@ -149,7 +204,7 @@ def test_keys_that_are_no_strings_are_refused() -> None:
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner), max_leaves=3)
 
 
-@given(st.dictionaries(st.sampled_from(sorted(DEEPSPEED_KEYS)), JSON, min_size=1), st.booleans())
+@given(st.dictionaries(st.sampled_from(sorted(DEEPSPEED_KEYS - {*TRAINING})), JSON, min_size=1), st.booleans())
 def test_whatever_its_sections_hold_is_ignored(document: dict[str, Any], enabled: bool) -> None:
     config = load_config({**document, "comms_logger": {"enabled": enabled}}, environ={})
     assert config.comms_logger.enabled is enabled

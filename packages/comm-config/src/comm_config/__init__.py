@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ProcessGroupConfig,
         ReductionsConfig,
         TimeoutsConfig,
+        TrainingConfig,
     )
     from comm_config.network import CclConfig, GlooConfig, NcclConfig, NetworkConfig
     from comm_config.schema import json_schema
@@ -40,6 +41,7 @@ __all__ = [
     "ReductionsConfig",
     "Settings",
     "TimeoutsConfig",
+    "TrainingConfig",
     "json_schema",
     "load_config",
     "network_environment",
@@ -63,6 +65,7 @@ _MODULES = {
         "ProcessGroupConfig",
         "ReductionsConfig",
         "TimeoutsConfig",
+        "TrainingConfig",
     ),
     "network": ("CclConfig", "GlooConfig", "NcclConfig", "NetworkConfig"),
     "schema": ("json_schema",),

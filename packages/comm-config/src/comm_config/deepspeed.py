@@ -81,12 +81,13 @@ DEEPSPEED_KEYS = frozenset(
 _EDITOR_KEY = "$schema"
 
 # Settings of DeepSpeed about communication that nothing here serves -> its default, which changes nothing.
-_UNSERVED: Mapping[str, Any] = {
-    "gradient_predivide_factor": 1.0,
-    "prescale_gradients": False,
-    "seq_parallel_communication_data_type": "fp32",
-    "sparse_gradients": False,
-}
+_UNSERVED: Mapping[str, Any] = {"seq_parallel_communication_data_type": "fp32"}
+
+# Where DeepSpeed's document has the keys of our section `training`: at the top, and in one of its own sections.
+_TRAINING = "training"
+_AT_THE_TOP = ("prescale_gradients", "gradient_predivide_factor", "sparse_gradients")
+_SECTION = "zero_optimization"
+_IN_THE_SECTION = ("stage", "reduce_bucket_size", "allgather_bucket_size", "overlap_comm")
 _logger = logging.getLogger("comm")
 _warned: set[str] = set()
 
@@ -103,18 +104,41 @@ def our_part(document: Mapping[str, Any]) -> dict[str, Any]:
     all of them. ``$schema``, which editors read, is left out.
     """
     foreign = is_deepspeed(document)
-    return {
+    ours = {
         key: value
         for key, value in document.items()
         if key != _EDITOR_KEY and not (foreign and isinstance(key, str) and not _meant_for_us(key))
     }
+    training, explicit = _training_part(document), ours.get(_TRAINING, {})
+    if training and isinstance(explicit, Mapping):
+        ours[_TRAINING] = {**training, **explicit}
+    return ours
+
+
+def _training_part(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return our section `training` of what DeepSpeed's document has in other places; null stands for nothing."""
+    section = document.get(_SECTION)
+    found = {key: document[key] for key in _AT_THE_TOP if key in document}
+    if isinstance(section, Mapping):
+        found.update({key: section[key] for key in _IN_THE_SECTION if key in section})
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def warn_unserved(document: Mapping[str, Any], source: str) -> None:
-    """Log DeepSpeed's settings about communication that nothing here serves, once in a process for each of them.
+    """Log DeepSpeed's settings about communication that have no effect on collectives, once in a process for each.
 
-    DeepSpeed's engine applies them itself; a program that only uses this project's collectives runs without them.
+    What nothing here serves is a warning: DeepSpeed's engine alone applies it. What the hooks of training serve is for
+    information, as a program that registers none runs without it.
     """
+    served = {key: value for key, value in _training_part(document).items() if key not in _warned and value != "auto"}
+    if served:
+        _warned.update(served)
+        settings = ", ".join(f"{key}={shorten(value)}" for key, value in served.items())
+        _logger.info(
+            "%s: %s: served by initialize_module(config, model) and register_data_parallel_hooks(model, config)",
+            source,
+            settings,
+        )
     found = {
         key: document[key]
         for key, default in _UNSERVED.items()

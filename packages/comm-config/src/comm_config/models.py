@@ -21,6 +21,7 @@ __all__ = [
     "ProcessGroupConfig",
     "ReductionsConfig",
     "TimeoutsConfig",
+    "TrainingConfig",
     "without_auto",
 ]
 
@@ -148,6 +149,39 @@ class ReductionsConfig(Section):
     )
 
 
+class TrainingConfig(Section):
+    """Settings of the hooks of training, with DeepSpeed's keys; without effect where none are registered."""
+
+    prescale_gradients: bool = Field(
+        default=False, description="Divide gradients by the group size before they are added, not after."
+    )
+    gradient_predivide_factor: Annotated[float, Field(gt=0, allow_inf_nan=False), not_a_flag] = Field(
+        default=1.0, description="Divide gradients by it before they are added, and the rest after."
+    )
+    sparse_gradients: bool = Field(
+        default=True, description="Exchange the gradients of sparse embeddings by rows; off, they become dense."
+    )
+    stage: Annotated[int, Field(ge=0, le=3), not_a_flag] = Field(
+        default=0,
+        description="Stage of sharding: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.",
+    )
+    reduce_bucket_size: Positive | None = Field(
+        default=None, description="Elements of 4 bytes in a bucket of gradients; null for 25 MiB."
+    )
+    allgather_bucket_size: Positive | None = Field(
+        default=None, description="The same of parameters that are gathered; read where `reduce_bucket_size` is null."
+    )
+    overlap_comm: bool = Field(default=True, description="Reduce gradients while the backward runs.")
+    model_parallel_plan: dict[str, str] = Field(
+        default_factory=dict, description="Styles of tensor-parallel layers by pattern of module names."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_auto(cls, data: Any) -> Any:
+        return without_auto(data, cls.model_fields)
+
+
 class CommConfig(Section):
     """Settings of distributed communication."""
 
@@ -170,6 +204,9 @@ class CommConfig(Section):
     )
     reductions: ReductionsConfig = Field(
         default_factory=ReductionsConfig, description="Rules for the addition of float tensors."
+    )
+    training: TrainingConfig = Field(
+        default_factory=TrainingConfig, description="Settings of the hooks of training, with DeepSpeed's keys."
     )
     communication_data_type: DataType | None = Field(
         default=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from comm_config.deepspeed import DEEPSPEED_KEYS
-from comm_config.models import CommConfig, CommsLoggerConfig
+from comm_config.models import CommConfig, CommsLoggerConfig, TrainingConfig
 from comm_config.network import CclConfig, GlooConfig, NcclConfig
 
 __all__ = ["json_schema"]
@@ -29,9 +29,10 @@ def json_schema() -> dict[str, Any]:
     for library in (NcclConfig, GlooConfig, CclConfig):
         variables = definitions[library.__name__]["properties"]["variables"]
         variables["propertyNames"] = {"pattern": library.variable_pattern()}
-    logger = definitions[CommsLoggerConfig.__name__]["properties"]
+    deepspeeds = [definitions[section.__name__]["properties"] for section in (CommsLoggerConfig, TrainingConfig)]
     top = schema["properties"]
-    for fields, keys in ((logger, list(logger)), (top, ["communication_data_type", "compress_communication"])):
+    own = [(section, list(section)) for section in deepspeeds]
+    for fields, keys in (*own, (top, ["communication_data_type", "compress_communication"])):
         for key in keys:
             fields[key] = _or_auto(fields[key])
     top["$schema"] = {"type": "string", "description": "The schema that an editor checks this file against."}

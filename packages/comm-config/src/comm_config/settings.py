@@ -34,6 +34,16 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "objects": {"allow_pickle": False, "max_bytes": 1 << 30},
     "hierarchical": {"enabled": True, "min_size_bytes": None},
     "reductions": {"deterministic": False, "compensated": False},
+    "training": {
+        "prescale_gradients": False,
+        "gradient_predivide_factor": 1.0,
+        "sparse_gradients": True,
+        "stage": 0,
+        "reduce_bucket_size": None,
+        "allgather_bucket_size": None,
+        "overlap_comm": True,
+        "model_parallel_plan": {},
+    },
 }
 _VARIABLES = ("COMM_", "DEEPSPEED_TIMEOUT")
 _PLAIN: Mapping[str, Callable[[Any], bool]] = {

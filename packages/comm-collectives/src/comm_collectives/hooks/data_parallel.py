@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import nn
@@ -104,7 +105,8 @@ class DataParallel(Handle):
         )
         self.on_removal(self._synchronization.release)
         for place, parameter in enumerate(trained):
-            hook = parameter.register_post_accumulate_grad_hook(self._synchronization.hook_of(place))
+            register: Any = parameter.register_post_accumulate_grad_hook
+            hook = register(self._synchronization.hook_of(place))
             self.on_removal(hook.remove)
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 
@@ -28,7 +27,7 @@ _CALL = "GradientReduction"
 
 @dataclass(frozen=True)
 class GradientReduction:
-    """How the gradients of all ranks become one.
+    """Settings of the reduction of gradients, and what applies them.
 
     With a group of *W* ranks and the default settings, gradients are averaged in one step, and 16-bit floats are added
     in float32. The other ways of averaging are those of DeepSpeed's engine (``allreduce_bucket``), for gradients whose
@@ -97,8 +96,8 @@ class GradientReduction:
             group: this rank is a member; None is the world group.
         """
         op, after = self._prepare(flat, group)
-        work = all_reduce(flat, op, group, True, compression=self._compression_of(flat.dtype))
-        return _scaled(cast(Work, work), flat, after)
+        work = all_reduce(flat, op, group, async_op=True, compression=self._compression_of(flat.dtype))
+        return _scaled(work, flat, after)
 
     def start_scatter(self, output: torch.Tensor, flat: torch.Tensor, group: Group = None) -> Work:
         """Start the reduction of ``flat`` into the parts of the ranks of ``group``.
@@ -110,8 +109,10 @@ class GradientReduction:
             group: this rank is a member; None is the world group.
         """
         op, after = self._prepare(flat, group)
-        work = reduce_scatter_tensor(output, flat, op, group, True, compression=self._compression_of(flat.dtype))
-        return _scaled(cast(Work, work), output, after)
+        work = reduce_scatter_tensor(
+            output, flat, op, group, async_op=True, compression=self._compression_of(flat.dtype)
+        )
+        return _scaled(work, output, after)
 
     def _prepare(self, flat: torch.Tensor, group: Group) -> tuple[str, float]:
         """Divide ``flat`` if need be; return the reduce op, and what its result is to be multiplied by."""

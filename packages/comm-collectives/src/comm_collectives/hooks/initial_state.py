@@ -40,5 +40,5 @@ def _broadcast(piece: list[torch.Tensor], group: Group) -> None:
     if flat is None:
         flat = contiguous_elements(piece[0].detach()).clone()
     broadcast(flat, None, group, group_src=0)
-    for one, part in zip(piece, flat.split([one.numel() for one in piece]), strict=True):
+    for one, part in zip(piece, torch.split(flat, [one.numel() for one in piece]), strict=True):
         copyable(one.data).copy_(copyable(part.view(one.shape)))  # .data: the version counter stays as it is

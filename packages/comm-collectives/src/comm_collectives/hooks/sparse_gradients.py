@@ -17,7 +17,7 @@ __all__ = ["reduce_rows", "sparse_parameters"]
 _NO_GRADIENT = -1
 
 
-def sparse_parameters(model: nn.Module) -> set[nn.Parameter]:
+def sparse_parameters(model: nn.Module) -> set[torch.Tensor]:
     """Return the weights of the embeddings of ``model`` that were made with ``sparse=True``."""
     return {one.weight for one in model.modules() if isinstance(one, (nn.Embedding, nn.EmbeddingBag)) and one.sparse}
 

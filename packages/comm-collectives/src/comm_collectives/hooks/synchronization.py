@@ -120,6 +120,7 @@ class Synchronization:
         for bucket in self.buckets:
             bucket.release()
         self.buckets = []
+        self._reset()
 
     # --- a backward
 

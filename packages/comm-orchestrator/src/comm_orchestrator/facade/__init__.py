@@ -41,6 +41,7 @@ from comm_collectives import (
     get_rank,
     get_world_group,
     get_world_size,
+    hooks,
     inference_all_reduce,
     init_device_mesh,
     initialize_mesh_device,
@@ -63,7 +64,6 @@ from comm_collectives import (
     shared_memory_stats,
     split_group,
 )
-from comm_collectives import hooks as hooks
 from comm_collectives.object_codec import (
     ObjectDecodeError,
     ObjectExchangeError,
@@ -118,13 +118,18 @@ from comm_orchestrator.facade.deepspeed_names import (
     patch_aws_sm_env_for_torch_nccl_backend,
     reduce_scatter_fn,
 )
+from comm_orchestrator.facade.training import (
+    initialize_module,
+    register_communication_hooks,
+    register_data_parallel_hooks,
+    register_model_parallel_hooks,
+)
 from comm_orchestrator.facade.world import (
     available_backends,
     destroy_process_group,
     get_local_rank,
     init_distributed,
     init_process_group,
-    initialize_module,
     is_available,
     is_initialized,
     set_backend,
@@ -218,6 +223,7 @@ __all__ = [
     "has_coalescing_manager",
     "has_comm_data",
     "has_reduce_scatter_tensor",
+    "hooks",
     "in_aml",
     "in_aws_sm",
     "in_dlts",
@@ -250,6 +256,9 @@ __all__ = [
     "reduce_scatter_fn",
     "reduce_scatter_single",
     "reduce_scatter_tensor",
+    "register_communication_hooks",
+    "register_data_parallel_hooks",
+    "register_model_parallel_hooks",
     "register_object_type",
     "reset_log",
     "scatter",

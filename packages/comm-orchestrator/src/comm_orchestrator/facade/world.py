@@ -14,6 +14,7 @@ import comm_config
 from comm_collectives import arguments, groups, object_codec
 from comm_collectives.hierarchy.choice import set_setting
 from comm_collectives.hierarchy.layout import set_hosts
+from comm_collectives.hooks.stored_settings import forget_settings
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.reduction.order import Order, order_of
 from comm_orchestrator import orchestrator, selector
@@ -28,7 +29,6 @@ __all__ = [
     "get_local_rank",
     "init_distributed",
     "init_process_group",
-    "initialize_module",
     "is_available",
     "is_initialized",
     "set_backend",
@@ -193,19 +193,6 @@ def _order_reductions(settings: comm_config.Settings) -> None:
         comm_collectives.set_deterministic_reductions(compensated=compensated)
 
 
-@with_keyword_errors
-def initialize_module(config: Any = None) -> None:
-    """``init_distributed`` with everything taken from a configuration: a dict, a path or a ``CommConfig``.
-
-    Args:
-        config: as for :func:`init_distributed`.
-
-    Raises:
-        CommError: as for :func:`init_distributed`.
-    """
-    init_distributed(config=config)
-
-
 def is_initialized() -> bool:
     """Return whether collectives can be called. Never raises."""
     return active.is_active() and active.active_backend().is_initialized()
@@ -270,6 +257,7 @@ def destroy_process_group(group: ProcessGroup | None = None) -> None:
         return
     if group is None:
         comms_log.end()
+        forget_settings()
     groups.destroy_process_group(group)
     if group is None:
         orchestrator.finalize()
