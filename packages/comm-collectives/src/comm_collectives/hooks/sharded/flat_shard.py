@@ -1,0 +1,178 @@
+"""Parameters one after another in flat memory, of which each rank owns an equal part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from comm_collectives.annotations import Group
+from comm_collectives.gather_scatter import all_gather_into_tensor
+from comm_collectives.groups import get_rank, get_world_size
+from comm_collectives.hooks.buckets import FlatLayout, flat_layout, flat_memory
+from comm_utils.backend import Work
+
+__all__ = ["FlatShard", "Segment", "flat_layout_of"]
+
+
+@dataclass
+class Segment:
+    """A range of this rank's part that one tensor of the optimizer stands for.
+
+    Attributes:
+        parameter: a view of the part; the optimizer updates it, and finds its gradient in ``.grad``.
+        begin, end: the range, in elements of the part.
+        positions: the parameters of the model of which it has elements, by position in the flat memory.
+    """
+
+    parameter: nn.Parameter
+    begin: int
+    end: int
+    positions: tuple[int, ...]
+
+
+def flat_layout_of(parameters: Sequence[torch.Tensor], world_size: int) -> FlatLayout:
+    """Return the places of ``parameters`` in flat memory that divides into equal parts for ``world_size`` ranks."""
+    return flat_layout(parameters, world_size)
+
+
+class FlatShard:
+    """Parameters of one dtype and device in flat memory, and this rank's part of it.
+
+    In stages 1 and 2, the flat memory stays, parameters are views of it, and the part is a slice of it. In stage 3, the
+    part has memory of its own, and the flat memory exists while the parameters are gathered. Its storage is resized
+    then: what autograd saved of it is valid again with the next gathering.
+
+    Args:
+        names: of the parameters in the model.
+        parameters: of one dtype and device, at least one.
+        group: whose ranks own a part each.
+        frees: memory of the parameters is freed between uses (stage 3).
+
+    Attributes:
+        full: (W * n,), the flat memory, with zeros between and behind the parameters.
+        shard: (n,), this rank's part.
+        segments: tensors of the optimizer that are views of the part; none where parameters need no gradients.
+        is_gathered: ``full`` has the values of all ranks, and the parameters are views of it.
+    """
+
+    def __init__(self, names: Sequence[str], parameters: Sequence[nn.Parameter], group: Group, frees: bool) -> None:
+        self.names, self.parameters, self.group, self.frees = list(names), list(parameters), group, frees
+        self.rank, self.world_size = get_rank(group), get_world_size(group)
+        self.layout = flat_layout_of(parameters, self.world_size)
+        self.shard_numel = self.layout.numel // self.world_size
+        self.begin = self.rank * self.shard_numel
+        self.dtype, self.device = parameters[0].dtype, parameters[0].device
+        self.requires_grad = parameters[0].requires_grad
+        self.is_gathered = True
+        self._work: Work | None = None
+        numel = self.layout.numel
+        self._size_bytes = numel * self.dtype.itemsize
+        with torch.no_grad():
+            if frees:
+                self.full = torch.zeros(numel, dtype=self.dtype, device=self.device)
+            else:
+                self.full = flat_memory(numel, self.dtype, self.device, group)
+            self._views = self.views_of(self.full)
+            for parameter, view in zip(self.parameters, self._views, strict=True):
+                view.copy_(parameter)
+                parameter.data = view
+            self.shard = self.full[self.begin : self.begin + self.shard_numel]
+            if frees:
+                self.shard = flat_memory(self.shard_numel, self.dtype, self.device, group).copy_(self.shard)
+                # Reads of a freed parameter give NaN in its shape, and writes raise.
+                nothing = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype)
+                nothing = nothing.to(self.device)
+                self._placeholders = [nothing.expand(one.shape) for one in self.parameters]
+        self.segments: list[Segment] = []
+        if self.requires_grad:
+            everything = tuple(range(len(self.parameters)))
+            self.segments = [self.segment(0, self.shard_numel, everything)]
+
+    def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the view of each parameter in ``flat``, which has the layout of this flat memory."""
+        return [
+            flat[span.start : span.end].view(one.shape)
+            for span, one in zip(self.layout.spans, self.parameters, strict=True)
+        ]
+
+    def gaps(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of ``flat`` that belong to no parameter."""
+        starts = [*(span.start for span in self.layout.spans[1:]), self.layout.numel]
+        ends = [span.end for span in self.layout.spans]
+        return [flat[end:start] for end, start in zip(ends, starts, strict=True) if end < start]
+
+    def segment(self, begin: int, end: int, positions: tuple[int, ...]) -> Segment:
+        """Return a tensor for the optimizer that stands for elements ``begin`` to ``end`` of this rank's part."""
+        return Segment(nn.Parameter(self.shard[begin:end]), begin, end, positions)
+
+    def range_of(self, position: int) -> tuple[int, int, int]:
+        """Return what this rank owns of the parameter at ``position``.
+
+        Returns:
+            The first element of the flattened parameter, the one after the last, and the place of the first in
+            ``shard``. The first two are equal where the rank owns nothing.
+        """
+        span = self.layout.spans[position]
+        begin, end = max(span.start, self.begin), min(span.end, self.begin + self.shard_numel)
+        if begin >= end:
+            return 0, 0, 0
+        return begin - span.start, end - span.start, begin - self.begin
+
+    def start_gather(self) -> None:
+        """Start to bring the parts of all ranks together; :meth:`finish_gather` makes the parameters valid."""
+        if self._work is not None:
+            return
+        if self.frees:
+            self.full.untyped_storage().resize_(self._size_bytes)
+        self._work = all_gather_into_tensor(self.full, self.shard, self.group, async_op=True)
+
+    def finish_gather(self) -> None:
+        """Wait for the gathering, which is started where it was not."""
+        if self._work is None:
+            self.start_gather()
+        work, self._work = self._work, None
+        assert work is not None
+        work.wait()
+        if self.frees:
+            for parameter, view in zip(self.parameters, self._views, strict=True):
+                parameter.data = view
+        self.is_gathered = True
+
+    @property
+    def is_in_flight(self) -> bool:
+        """Return whether a gathering was started and is not finished."""
+        return self._work is not None
+
+    def free(self) -> None:
+        """Free the memory of the parameters (stage 3); nothing to do where they are not gathered."""
+        if self._work is not None:
+            work, self._work = self._work, None
+            work.wait()
+        elif not self.is_gathered:
+            return
+        for parameter, placeholder in zip(self.parameters, self._placeholders, strict=True):
+            parameter.data = placeholder
+        self.full.untyped_storage().resize_(0)
+        self.is_gathered = False
+
+    def keep_own(self) -> None:
+        """Copy this rank's part of the gathered parameters to ``shard``, after they were changed."""
+        if self.frees:
+            with torch.no_grad():
+                self.shard.copy_(self.full[self.begin : self.begin + self.shard_numel])
+
+    def release(self) -> None:
+        """Give the parameters ordinary memory of their own, with the values of all ranks; the optimizer's as well."""
+        if not self.is_gathered or self.is_in_flight:
+            self.finish_gather()
+        with torch.no_grad():
+            for parameter, view in zip(self.parameters, self._views, strict=True):
+                parameter.data = view.clone()
+            for segment in self.segments:
+                segment.parameter.data = segment.parameter.detach().clone()
+        self._views.clear()
+        self.segments.clear()
+        self.full = self.shard = torch.empty(0, dtype=self.dtype, device=self.device)

@@ -1,0 +1,272 @@
+"""Stage 3: parameters exist while modules use them.
+
+ZeRO's partitioned parameters (Rajbhandari et al. 2020, section 5.3), by hooks of modules:
+
+1. Before the forward of a module, the parameters of its unit are gathered. The unit that the last pass used next is
+   gathered in the background meanwhile.
+2. After the forward, they are freed, unless the next use is of the same unit.
+3. Before the backward of a module, they are gathered again. When all their gradients have arrived, they are freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from comm_collectives.hooks.sharded.flat_shard import FlatShard
+from comm_collectives.hooks.sharded.parameter_access import watch_parameters
+from comm_collectives.hooks.sharded.units import Unit
+from comm_collectives.hooks.sharded.use_order import UseOrder
+from comm_utils.errors import ArgumentError
+
+__all__ = ["Gathering", "tensors_in"]
+
+
+class Gathering:
+    """The hooks of all modules of a model.
+
+    Args:
+        model: the model.
+        roots: units with the modules whose calls use all of their parameters.
+        prefetch: gather the next unit in the background.
+        begin_backward: called when a backward reaches the output of a module.
+        is_backward: returns whether a backward runs.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        roots: Sequence[tuple[Unit, nn.Module]],
+        prefetch: bool,
+        begin_backward: Callable[[], None],
+        is_backward: Callable[[], bool],
+    ) -> None:
+        self.units = [unit for unit, _ in roots]
+        self._prefetches, self._begin_backward, self._is_backward = prefetch, begin_backward, is_backward
+        self._forward, self._backward = UseOrder(), UseOrder()
+        self._depth = 0
+        self._is_open = False
+        # Read by modules that they do not belong to, in any pass so far.
+        self._outside: list[Unit] = []
+        self._current: Unit | None = None
+        self._undo: list[Callable[[], object]] = []
+        unit_of = {id(one): unit for unit in self.units for flat in unit.flats for one in flat.parameters}
+        for module in model.modules():
+            units = [unit for unit, root in roots if root is module]
+            own = {id(unit): unit for one in module._parameters.values() if (unit := unit_of.get(id(one)))}
+            units += [unit for unit in own.values() if unit not in units]
+            if units or module is model:
+                self._register(module, units, is_root=module is model)
+            if own:
+                self._undo.append(watch_parameters(module, unit_of, self._accessed))
+
+    def _register(self, module: nn.Module, units: list[Unit], is_root: bool) -> None:
+        def before(module: nn.Module, inputs: Any) -> None:
+            if torch.compiler.is_compiling():
+                raise ArgumentError(
+                    "torch.compile: got a model with the hooks of register_sharded_hooks(stage=3); expected stage 1 or "
+                    "2, whose parameters are not freed, or a model that is not compiled"
+                )
+            if is_root:
+                self._enter_model()
+            for unit in units:
+                unit.depth += 1
+                if unit.depth == 1 or not unit.is_gathered():
+                    self._use(unit)
+
+        def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            if torch.is_grad_enabled():
+                self._watch_backward(outputs, units, is_root)
+            for unit in units:
+                unit.depth -= 1
+                if not unit.depth:
+                    self._leave(unit)
+            if is_root:
+                self._leave_model()
+
+        # The hook after a forward that failed has to be called as well.
+        hooks: list[RemovableHandle] = [
+            module.register_forward_pre_hook(before),
+            module.register_forward_hook(after, always_call=True),
+        ]
+        self._undo += [hook.remove for hook in hooks]
+
+    # --- forward
+
+    def _enter_model(self) -> None:
+        self._depth += 1
+        if self._depth > 1 or self._is_backward():
+            return
+        # What an earlier pass left may be older than the last step of the optimizer.
+        for unit in self.units:
+            unit.depth, unit.is_needed = 0, False
+        self.free_all()
+        self._forward.begin()
+
+    def _leave_model(self) -> None:
+        self._depth -= 1
+        if self._depth or self._is_backward():
+            return
+        self._forward.end()
+        for unit in self.units:
+            unit.is_needed = False
+        kept = self._forward.expected[-1:] if torch.is_grad_enabled() else []
+        for unit in self.units:
+            if unit not in kept:
+                _free(unit)
+
+    def _use(self, unit: Unit) -> None:
+        """Gather ``unit``, and begin with the one that follows it."""
+        if self._is_backward():
+            self._use_in_backward(unit)
+            return
+        follows = None
+        if self._depth:
+            self._forward.use(unit)
+            follows = self._forward.next()
+        self._gather(unit, follows)
+
+    def _leave(self, unit: Unit) -> None:
+        if self._is_open or unit.is_needed or self._is_backward():
+            return
+        is_last = self._forward.is_at_end() and torch.is_grad_enabled()
+        if self._depth and (self._forward.next() is unit or is_last):
+            return
+        _free(unit)
+
+    def _gather(self, unit: Unit, follows: Unit | None) -> None:
+        for flat in unit.flats:
+            if not flat.is_gathered:
+                flat.start_gather()
+        for flat in unit.flats:
+            if not flat.is_gathered:
+                flat.finish_gather()
+        if self._prefetches and follows is not None and follows is not unit:
+            for flat in follows.flats:
+                if not flat.is_gathered:
+                    flat.start_gather()
+
+    def _accessed(self, unit: Unit) -> None:
+        """Gather a unit of which a parameter is read; between the passes nothing is sent."""
+        runs = self._depth or self._is_backward() or any(one.depth for one in self.units)
+        if not runs:
+            return
+        if not unit.depth:
+            unit.is_needed = True
+            if unit not in self._outside:
+                self._outside.append(unit)
+        self._use(unit)
+
+    # --- backward
+
+    def _watch_backward(self, outputs: Any, units: list[Unit], is_root: bool) -> None:
+        def begin(gradient: torch.Tensor) -> None:
+            self._begin_backward()
+            for unit in units:
+                if unit is not self._current or not unit.is_gathered():
+                    self._use_in_backward(unit)
+
+        if units or is_root:
+            for tensor in tensors_in(outputs):
+                if tensor.requires_grad:
+                    cast("Any", tensor).register_hook(begin)
+
+    def begin_backward(self) -> None:
+        """Gather what a backward needs from its beginning."""
+        self._backward.begin()
+        if not self._backward.expected:
+            self._backward.expected = self._forward.expected[::-1]
+        for unit in self._outside:
+            unit.is_needed = True
+            self._gather(unit, None)
+
+    def _use_in_backward(self, unit: Unit) -> None:
+        self._current = unit
+        self._backward.use(unit)
+        self._gather(unit, self._backward.next())
+        # No gradient announces that parameters without gradients were used.
+        for other in self.units:
+            if other is not unit and not other.is_needed and not other.depth:
+                for flat in other.flats:
+                    if flat.is_gathered and not flat.requires_grad:
+                        flat.free()
+
+    def complete(self, flat: FlatShard) -> None:
+        """Free parameters whose gradients have all arrived."""
+        if not self._is_open:
+            flat.free()
+
+    def end_backward(self) -> None:
+        """Free everything."""
+        self._backward.end()
+        self._current = None
+        for unit in self.units:
+            unit.is_needed = False
+        self.free_all()
+
+    # --- outside of passes
+
+    def free_all(self) -> None:
+        """Free all parameters, except within :meth:`opened`."""
+        if not self._is_open:
+            for unit in self.units:
+                _free(unit)
+
+    def opened(self, writes: bool) -> Iterator[None]:
+        """Gather all parameters, and free them when the iterator goes on.
+
+        Args:
+            writes: keep what was written to them meanwhile.
+        """
+        was_open, self._is_open = self._is_open, True
+        flats = [flat for unit in self.units for flat in unit.flats]
+        try:
+            for flat in flats:
+                if not flat.is_gathered:
+                    flat.start_gather()
+            for flat in flats:
+                if not flat.is_gathered:
+                    flat.finish_gather()
+            yield
+            if writes:
+                for flat in flats:
+                    flat.keep_own()
+        finally:
+            self._is_open = was_open
+            self.free_all()
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether all parameters are gathered for the caller."""
+        return self._is_open
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        while self._undo:
+            self._undo.pop()()
+        self.units = []
+        self._outside.clear()
+
+
+def _free(unit: Unit) -> None:
+    for flat in unit.flats:
+        flat.free()
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """Return the tensors in ``value``: a tensor, a list, tuple, mapping or dataclass of such, or anything else."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from tensors_in(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from tensors_in(one)
+    elif hasattr(value, "__dataclass_fields__"):
+        for name in value.__dataclass_fields__:
+            yield from tensors_in(getattr(value, name, None))

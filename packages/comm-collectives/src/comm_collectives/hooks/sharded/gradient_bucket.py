@@ -1,0 +1,152 @@
+"""The gradients of one flat memory on their way to the optimizer's tensors."""
+
+from __future__ import annotations
+
+import torch
+
+from comm_collectives.hooks.gradient_reduction import GradientReduction
+from comm_collectives.hooks.sharded.flat_shard import FlatShard
+from comm_collectives.hooks.sharded.gradient_memory import GradientMemory
+from comm_utils.backend import Work
+from comm_utils.errors import ArgumentError
+
+__all__ = ["GradientBucket"]
+
+
+class GradientBucket:
+    """Collects the gradients of the parameters of ``flat``, reduces them, and gives this rank's part to the optimizer.
+
+    Args:
+        flat: the parameters.
+        reduction: how gradients of the ranks become one.
+        memory: where its flat memory comes from and goes after the reduction; None for memory of its own that stays
+            (stage 1).
+
+    Attributes:
+        pending: parameters whose gradient this backward has not brought yet.
+        is_started: this backward has started the reduction.
+    """
+
+    def __init__(self, flat: FlatShard, reduction: GradientReduction, memory: GradientMemory | None) -> None:
+        self.flat, self._reduction, self._memory = flat, reduction, memory
+        self.pending = len(flat.parameters)
+        self.is_started = False
+        self._full: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
+        # Whether a view has a gradient, of this backward or of earlier ones within no_sync().
+        self._filled = [False] * len(flat.parameters)
+        self._arrived = [False] * len(flat.parameters)
+        # Of this rank's part. It stays, as the optimizer's tensors need it after every backward.
+        self._shard: torch.Tensor | None = None
+        self._shard_views: list[torch.Tensor] = []
+        self._output: torch.Tensor | None = None
+        self._work: Work | None = None
+
+    @property
+    def holds_memory(self) -> bool:
+        """Return whether there is flat memory for the gradients of all parameters."""
+        return self._full is not None
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Return whether there are gradients that were not reduced."""
+        return True in self._filled
+
+    def begin_backward(self) -> None:
+        """Expect a gradient of every parameter."""
+        self.pending = len(self.flat.parameters)
+        self.is_started = False
+        self._arrived = [False] * len(self.flat.parameters)
+
+    def add(self, position: int, gradient: torch.Tensor) -> None:
+        """Take the gradient of a parameter.
+
+        Raises:
+            ArgumentError: it is the second one of this backward.
+        """
+        if self._arrived[position]:
+            raise ArgumentError(
+                f"backward: parameter {self.flat.names[position]!r} got a second gradient in one backward, after the "
+                "first was counted; use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+            )
+        self._arrived[position] = True
+        self.pending -= 1
+        if self._full is None:
+            self._take_memory()
+        if gradient.requires_grad:
+            gradient = gradient.detach()
+        if gradient.layout is not torch.strided:
+            gradient = gradient.to_dense()
+        if self._filled[position]:
+            self._views[position].add_(gradient)
+        else:
+            self._views[position].copy_(gradient)
+            self._filled[position] = True
+
+    def _take_memory(self) -> None:
+        flat = self.flat
+        memory = self._memory or GradientMemory(flat.group)
+        self._full = memory.take(flat.layout.numel, flat.dtype, flat.device)
+        self._views = flat.views_of(self._full)
+        for gap in flat.gaps(self._full):
+            gap.zero_()
+
+    def start(self) -> None:
+        """Start the reduction; parameters without gradients count as zeros."""
+        if self._full is None:
+            self._take_memory()
+        assert self._full is not None
+        if False in self._filled:
+            for view, filled in zip(self._views, self._filled, strict=True):
+                if not filled:
+                    view.zero_()
+        self.is_started = True
+        self._filled = [False] * len(self._filled)
+        if self._shard is None:
+            self._shard = torch.empty(self.flat.shard_numel, dtype=self.flat.dtype, device=self.flat.device)
+            self.view_segments()
+        accumulates = any(segment.parameter.grad is not None for segment in self.flat.segments)
+        self._output = torch.empty_like(self._shard) if accumulates else self._shard
+        self._work = self._reduction.start_scatter(self._output, self._full, self.flat.group)
+
+    def view_segments(self) -> None:
+        """Make the gradients of the optimizer's tensors, after these were made anew."""
+        if self._shard is not None:
+            self._shard_views = [self._shard[one.begin : one.end] for one in self.flat.segments]
+
+    def finish(self) -> None:
+        """Wait for the reduction, and add its result to the gradients of the optimizer's tensors."""
+        if self._work is None:
+            return
+        work, self._work = self._work, None
+        output, self._output = self._output, None
+        work.wait()
+        assert output is not None
+        self._release_memory()
+        for segment, view in zip(self.flat.segments, self._shard_views, strict=True):
+            parameter = segment.parameter
+            if output is self._shard:
+                parameter.grad = view
+            elif parameter.grad is None:
+                parameter.grad = view.copy_(output[segment.begin : segment.end])
+            else:
+                parameter.grad.add_(output[segment.begin : segment.end])
+
+    def _release_memory(self) -> None:
+        if self._memory is not None and self._full is not None:
+            self._views = []
+            full, self._full = self._full, None
+            self._memory.give_back(full)
+
+    def abandon(self) -> None:
+        """Forget the gradients of a backward that failed."""
+        work, self._work, self._output = self._work, None, None
+        if work is not None:
+            work.wait()
+        self._filled = [False] * len(self._filled)
+        self._release_memory()
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the memory of its own that it holds for gradients."""
+        own = [self._shard, self._output, self._full if self._memory is None else None]
+        return [one for one in own if one is not None]

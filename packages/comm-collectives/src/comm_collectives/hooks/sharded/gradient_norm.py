@@ -1,0 +1,54 @@
+"""The norm of gradients of which each rank has a part, and clipping to it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from comm_collectives.annotations import Group
+from comm_collectives.collectives import all_reduce
+from comm_utils.errors import ArgumentError
+
+__all__ = ["clip_to_norm", "total_norm"]
+
+# As torch.nn.utils.clip_grad_norm_.
+_EPSILON = 1e-6
+
+
+def total_norm(call: str, gradients: Sequence[torch.Tensor], norm_type: float, group: Group) -> torch.Tensor:
+    """Return the norm of the gradients of all ranks together.
+
+    Args:
+        call: the user's call, for messages.
+        gradients: this rank's, any shapes and float dtypes, on one kind of device; only read.
+        norm_type: the order, above 0; ``math.inf`` is the largest absolute value.
+        group: whose ranks have a part each.
+
+    Returns:
+        (), float32 or, where a gradient is, float64; the same on every rank.
+
+    Raises:
+        ArgumentError: the order is not above 0.
+    """
+    order = float(norm_type)
+    if not order > 0:
+        raise ArgumentError(f"{call}: norm_type: got {norm_type}; expected a number above 0, or math.inf")
+    dtype = torch.float64 if any(one.dtype is torch.float64 for one in gradients) else torch.float32
+    device = gradients[0].device if gradients else torch.device("cpu")
+    norms = [torch.linalg.vector_norm(one, order, dtype=dtype).to(device) for one in gradients]
+    if math.isinf(order):
+        total = torch.stack(norms).amax() if norms else torch.zeros((), dtype=dtype, device=device)
+        all_reduce(total, "max", group)
+        return total
+    total = (torch.stack(norms) ** order).sum() if norms else torch.zeros((), dtype=dtype, device=device)
+    all_reduce(total, "sum", group)
+    return total ** (1 / order)
+
+
+def clip_to_norm(gradients: Sequence[torch.Tensor], max_norm: float, norm: torch.Tensor) -> None:
+    """Multiply ``gradients``, which are overwritten, so that their norm of ``norm`` is at most ``max_norm``."""
+    factor = (max_norm / (norm + _EPSILON)).clamp(max=1.0)
+    for one in gradients:
+        one.mul_(factor.to(one.device))

@@ -1,0 +1,170 @@
+"""The backward of a sharded model: gradients go to the ranks that own them, while the rest of it runs.
+
+Stages 1 and 2 of ZeRO (Rajbhandari et al. 2020, sections 5.1 and 5.2), with buckets of flat memory:
+
+1. A hook of each parameter copies its gradient into the flat memory of its bucket, and frees it.
+2. A bucket with all gradients is reduced: each rank gets the sum or average of the part that it owns. In stages 1 and
+   2, buckets are started in one order on all ranks, that of their parameters from the last to the first.
+3. From stage 2 on, the flat memory then serves another bucket. At most two reductions are in flight.
+4. The end of the backward starts buckets that are incomplete, with zeros, and waits for all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from comm_collectives.annotations import Group
+from comm_collectives.hooks.backward_end import BackwardEnd
+from comm_collectives.hooks.gradient_reduction import GradientReduction
+from comm_collectives.hooks.sharded.flat_shard import FlatShard
+from comm_collectives.hooks.sharded.gradient_bucket import GradientBucket
+from comm_collectives.hooks.sharded.gradient_memory import GradientMemory
+
+__all__ = ["Gradients"]
+
+# Reductions that are in flight at a time, from stage 2 on.
+_MOST_IN_FLIGHT = 2
+
+
+class Gradients:
+    """The hooks of all parameters that require gradients.
+
+    Args:
+        flats: their flat memories, in the order in which they are reduced.
+        reduction: how gradients of the ranks become one.
+        group: whose ranks own a part each.
+        stage: 1, 2 or 3.
+
+    Attributes:
+        is_running: a backward of the model runs.
+        on_begin, on_complete, on_end: called at the beginning of a backward; with a flat memory all of whose gradients
+            have arrived; and when all gradients are reduced.
+    """
+
+    def __init__(self, flats: Sequence[FlatShard], reduction: GradientReduction, group: Group, stage: int) -> None:
+        self._memory = GradientMemory(group) if stage > 1 else None
+        self.buckets = [GradientBucket(flat, reduction, self._memory) for flat in flats]
+        self._in_order = stage < 3
+        self._next = 0
+        self._in_flight: deque[GradientBucket] = deque()
+        self._synchronizes = True
+        self._arrived = False
+        self._backward_end = BackwardEnd(self._end)
+        self.is_running = False
+        self.on_begin: Callable[[], None] = _nothing
+        self.on_complete: Callable[[FlatShard], None] = _nothing_with
+        self.on_end: Callable[[], None] = _nothing
+        self._hooks = [
+            cast("Any", parameter).register_post_accumulate_grad_hook(self._hook_of(bucket, position))
+            for bucket in self.buckets
+            for position, parameter in enumerate(bucket.flat.parameters)
+        ]
+
+    def _hook_of(self, bucket: GradientBucket, position: int) -> Callable[[torch.Tensor], None]:
+        def hook(parameter: torch.Tensor) -> None:
+            gradient, parameter.grad = parameter.grad, None
+            assert gradient is not None
+            if not self.is_running:
+                self.begin()
+            self._arrived = True
+            bucket.add(position, gradient)
+            if not bucket.pending:
+                self._complete(bucket)
+
+        return hook
+
+    def begin(self) -> None:
+        """Begin a backward, if none runs; :meth:`_end` is called when it has nothing left to do."""
+        if self.is_running:
+            if not self._backward_end.was_missed:
+                return
+            self._abandon()
+        self.is_running = True
+        self._next = 0
+        self._arrived = False
+        for bucket in self.buckets:
+            bucket.begin_backward()
+        self._backward_end.expect()
+        self.on_begin()
+
+    def _complete(self, bucket: GradientBucket) -> None:
+        self.on_complete(bucket.flat)
+        if not self._synchronizes:
+            return
+        if not self._in_order:
+            self._start(bucket)
+            return
+        while self._next < len(self.buckets) and not self.buckets[self._next].pending:
+            self._start(self.buckets[self._next])
+            self._next += 1
+
+    def _start(self, bucket: GradientBucket) -> None:
+        if self._memory is not None:
+            while len(self._in_flight) >= _MOST_IN_FLIGHT:
+                self._in_flight.popleft().finish()
+        bucket.start()
+        self._in_flight.append(bucket)
+
+    def _end(self) -> None:
+        # torch.autograd.grad brings no gradients here.
+        if self._synchronizes and self._arrived:
+            for bucket in self.buckets:
+                if not bucket.is_started:
+                    self._start(bucket)
+            while self._in_flight:
+                self._in_flight.popleft().finish()
+            if self._memory is not None:
+                self._memory.clear()
+        self.is_running = False
+        self.on_end()
+
+    def abandon_failed(self) -> None:
+        """Forget the last backward if it ended with an error."""
+        if self.is_running and self._backward_end.was_missed:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self.is_running = False
+        self._in_flight.clear()
+        for bucket in self.buckets:
+            bucket.abandon()
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Return whether gradients wait for a backward outside of :meth:`no_sync`."""
+        return any(bucket.holds_gradients for bucket in self.buckets)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Add up the gradients of the backwards within on this rank; the first one outside reduces the sum."""
+        before, self._synchronizes = self._synchronizes, False
+        try:
+            yield
+        finally:
+            self._synchronizes = before
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Return all memory that holds gradients, or is kept for them."""
+        found = [one for bucket in self.buckets for one in bucket.tensors()]
+        return found + (self._memory.tensors() if self._memory is not None else [])
+
+    def remove(self) -> None:
+        """Remove the hooks and let go of all memory."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.buckets.clear()
+        self._memory = None
+
+
+def _nothing() -> None:
+    pass
+
+
+def _nothing_with(flat: FlatShard) -> None:
+    pass

@@ -1,0 +1,77 @@
+"""Optimizers of a sharded model: what they are checked for, and what happens before and after their steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+
+from comm_collectives.hooks.sharded.flat_shard import FlatShard
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
+
+__all__ = ["check_optimizer", "flats_of", "refuse_model_parameters"]
+
+_REMEDY = "build it from the groups that handle.parameter_groups() returns"
+
+
+def check_optimizer(call: str, optimizer: object, names: Mapping[int, str], flats: Sequence[FlatShard]) -> Optimizer:
+    """Return ``optimizer``, which has tensors of ``flats`` and nothing else.
+
+    Args:
+        call: the user's call, for messages.
+        names: of the model's parameters, by ``id``.
+        flats: the flat memories of all parameters that require gradients.
+
+    Raises:
+        ArgumentTypeError: it is no optimizer.
+        ArgumentError: it has a parameter of the model, or a tensor of something else.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise ArgumentTypeError(f"{call}: optimizer: got {shown(optimizer)}; expected a torch.optim.Optimizer")
+    known = {id(segment.parameter) for flat in flats for segment in flat.segments}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            _refuse(call, parameter, names)
+            if id(parameter) not in known:
+                raise ArgumentError(
+                    f"{call}: optimizer: got one with a tensor of shape {tuple(parameter.shape)} that is no part of "
+                    f"this model, or was made by an earlier parameter_groups(); {_REMEDY}"
+                )
+    return optimizer
+
+
+def _refuse(call: str, parameter: torch.Tensor, names: Mapping[int, str]) -> None:
+    if id(parameter) in names:
+        raise ArgumentError(
+            f"{call}: optimizer: got one with parameter {names[id(parameter)]!r} of the model, whose gradients are "
+            f"reduced into shards; {_REMEDY}"
+        )
+
+
+def flats_of(optimizer: Optimizer, flats: Sequence[FlatShard]) -> list[FlatShard]:
+    """Return the flat memories of which ``optimizer`` has tensors."""
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return [flat for flat in flats if any(id(segment.parameter) in held for segment in flat.segments)]
+
+
+def refuse_model_parameters(names: Mapping[int, str]) -> Callable[[], None]:
+    """Have every optimizer's ``step()`` raise that has one of these parameters; return what ends this.
+
+    Args:
+        names: of the model's parameters, by ``id``.
+    """
+    checked: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+
+    def check(optimizer: Optimizer, positional: Any, named: Any) -> None:
+        groups = optimizer.param_groups
+        if checked.get(optimizer) != len(groups):
+            for group in groups:
+                for parameter in group["params"]:
+                    _refuse("optimizer.step", parameter, names)
+            checked[optimizer] = len(groups)
+
+    return register_optimizer_step_pre_hook(check).remove

@@ -1,0 +1,169 @@
+"""The state of a sharded model and its optimizer, by parameter, for checkpoints at any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from comm_collectives.hooks.sharded.checkpoint_tensor import CheckpointTensor
+from comm_collectives.hooks.sharded.flat_shard import FlatShard, Segment
+from comm_utils.errors import ArgumentError
+
+__all__ = ["load_optimizer_state", "model_state", "optimizer_state"]
+
+
+def model_state(model: nn.Module, flats: Sequence[FlatShard], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return this rank's part of the model's state, under the names of ``model.state_dict()``.
+
+    Args:
+        model: the model.
+        flats: the flat memories of all parameters that are sharded.
+        values: ``model.state_dict()``; what is not sharded is taken from it, such as buffers.
+    """
+    places = {id(one): (flat, place) for flat in flats for place, one in enumerate(flat.parameters)}
+    state = dict(values)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in places:
+            flat, place = places[id(parameter)]
+            state[name] = _part(flat, place, flat.shard)
+    return state
+
+
+def _part(flat: FlatShard, place: int, shard: torch.Tensor) -> CheckpointTensor:
+    begin, end, start = flat.range_of(place)
+    return CheckpointTensor(flat.parameters[place].shape, begin, shard[start : start + end - begin])
+
+
+def optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard]) -> dict[str, Any]:
+    """Return this rank's part of the optimizer's state, in the form of ``torch.distributed.checkpoint.state_dict``.
+
+    An optimizer that made no step yet has the state that a step of zeros would make, with step 0.
+
+    Returns:
+        ``"state"``: by parameter of the model, what the optimizer keeps for it. ``"param_groups"``: the options of each
+        group, with the names of its parameters.
+
+    Raises:
+        ArgumentError: the optimizer keeps something that is neither of the shape of its tensor nor one number.
+    """
+    state: dict[str, dict[str, Any]] = {}
+    by_tensor = _states(optimizer)
+    for flat, segment in _segments(optimizer, flats):
+        for key, value in by_tensor.get(id(segment.parameter), {}).items():
+            for place in segment.positions:
+                entry = state.setdefault(flat.names[place], {})
+                if not isinstance(value, torch.Tensor) or value.dim() == 0:
+                    entry[key] = value.clone() if isinstance(value, torch.Tensor) else value
+                    continue
+                if value.shape != segment.parameter.shape:
+                    raise ArgumentError(
+                        f"state_dict: optimizer: {type(optimizer).__name__} keeps {key!r} of shape "
+                        f"{tuple(value.shape)} for a tensor of shape {tuple(segment.parameter.shape)}; expected one "
+                        "that treats each element alike, such as SGD or Adam"
+                    )
+                begin, end, start = flat.range_of(place)
+                place_in = start - segment.begin if begin < end else 0
+                part = value.detach()[place_in : place_in + end - begin]
+                entry[key] = CheckpointTensor(flat.parameters[place].shape, begin, part)
+    names = {id(one.parameter): [flat.names[place] for place in one.positions] for flat, one in _all(flats)}
+    return {
+        "state": state,
+        "param_groups": [
+            {
+                **{key: value for key, value in group.items() if key != "params"},
+                "params": [name for one in group["params"] for name in names[id(one)]],
+            }
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def load_optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], state: Mapping[str, Any]) -> None:
+    """Give ``optimizer`` the state that :func:`optimizer_state` returned and a checkpoint was loaded into.
+
+    Raises:
+        ArgumentError: it has another number of groups, nothing for a parameter, or different numbers for parameters
+            that are updated together.
+    """
+    by_name: Mapping[str, Mapping[str, Any]] = state["state"]
+    groups = state["param_groups"]
+    if len(groups) != len(optimizer.param_groups):
+        raise ArgumentError(
+            f"load_state_dict: state: got {len(groups)} groups of parameters; expected {len(optimizer.param_groups)}, "
+            "those of the optimizer"
+        )
+    for group, loaded in zip(optimizer.param_groups, groups, strict=True):
+        group.update({key: value for key, value in loaded.items() if key != "params"})
+    for flat, segment in _segments(optimizer, flats):
+        kept: dict[str, Any] = {}
+        for place in segment.positions:
+            name = flat.names[place]
+            for key, value in by_name.get(name, {}).items():
+                if isinstance(value, CheckpointTensor):
+                    if key not in kept:
+                        kept[key] = torch.zeros_like(segment.parameter, dtype=value.values.dtype).detach()
+                    begin, end, start = flat.range_of(place)
+                    if (value.begin, value.values.numel()) != (begin, end - begin):
+                        raise ArgumentError(
+                            f"load_state_dict: state: {name!r} has {value!r}; expected elements {begin} to {end}, as "
+                            "in what state_dict() returns here"
+                        )
+                    place_in = start - segment.begin if begin < end else 0
+                    kept[key][place_in : place_in + end - begin].copy_(value.values)
+                elif key not in kept:
+                    kept[key] = value.clone() if isinstance(value, torch.Tensor) else value
+                elif kept[key] != value:
+                    raise ArgumentError(
+                        f"load_state_dict: state: {key!r} of parameter {name!r} is {value}, and {kept[key]} of others "
+                        "that are updated together with it; expected the same"
+                    )
+        if kept:
+            optimizer.state[segment.parameter] = kept
+
+
+def _all(flats: Sequence[FlatShard]) -> Iterator[tuple[FlatShard, Segment]]:
+    return ((flat, segment) for flat in flats for segment in flat.segments)
+
+
+def _segments(optimizer: Optimizer, flats: Sequence[FlatShard]) -> list[tuple[FlatShard, Segment]]:
+    held = {id(one) for group in optimizer.param_groups for one in group["params"]}
+    return [(flat, segment) for flat, segment in _all(flats) if id(segment.parameter) in held]
+
+
+def _states(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+    """Return what ``optimizer`` keeps by ``id`` of its tensors; as after a step of zeros if it made no step yet."""
+    if optimizer.state:
+        return {id(tensor): kept for tensor, kept in optimizer.state.items()}
+    tensors = [one for group in optimizer.param_groups for one in group["params"]]
+    gradients, rates = [one.grad for one in tensors], [group.get("lr") for group in optimizer.param_groups]
+    values = [one.detach().clone() for one in tensors]
+    try:
+        for one in tensors:
+            one.grad = torch.zeros_like(one)
+        for group in optimizer.param_groups:
+            if group.get("lr") is not None:
+                group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], torch.Tensor) else 0.0
+        # Not optimizer.step(): learning rate schedulers count its calls, and hooks act on them.
+        step = getattr(type(optimizer).step, "__wrapped__", type(optimizer).step)
+        step(optimizer)
+        made = {id(tensor): kept for tensor, kept in optimizer.state.items()}
+    finally:
+        optimizer.state.clear()
+        with torch.no_grad():
+            for one, gradient, value in zip(tensors, gradients, values, strict=True):
+                one.grad = gradient
+                one.copy_(value)
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            if rate is not None:
+                group["lr"] = rate
+    for kept in made.values():
+        for key, value in kept.items():
+            if isinstance(value, torch.Tensor):
+                value.zero_()
+            elif isinstance(value, (int, float)) and not isinstance(value, bool):
+                kept[key] = type(value)(0)
+    return made
