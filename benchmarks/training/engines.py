@@ -79,7 +79,8 @@ def ddp(model: nn.Sequential) -> Engine:
 def data_parallel(model: nn.Sequential) -> Engine:
     import comm_orchestrator as dist
 
-    handle = dist.hooks.register_data_parallel_hooks(model)
+    handle = dist.register_data_parallel_hooks(model)
+    assert handle is not None  # as on ranks outside of the group
     return Engine(model, functools.partial(plainly, adamw(model.parameters())), handle.remove)
 
 
@@ -99,6 +100,7 @@ def sharded(stage: int, model: nn.Sequential) -> Engine:
     import comm_orchestrator as dist
 
     handle = dist.hooks.register_sharded_hooks(model, stage=stage)
+    assert handle is not None
     optimizer = adamw(handle.parameter_groups())
     handle.attach(optimizer)
     return Engine(model, functools.partial(plainly, optimizer), handle.remove)
