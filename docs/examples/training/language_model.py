@@ -58,17 +58,16 @@ class Experts(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         rows = hidden.flatten(0, 1)
-        weights, chosen = self.router(rows).softmax(-1).max(-1)
-        order = chosen.argsort(stable=True)  # by expert
-        processed = self.process(rows[order], chosen.bincount(minlength=self.router.out_features))
-        in_place = torch.zeros_like(rows).index_copy(0, order, processed)
-        weighted: Tensor = weights.unsqueeze(1) * in_place
-        return weighted.view_as(hidden)
+        weights, chosen = self.router(rows).softmax(-1).max(-1, keepdim=True)
+        return self.process(rows, chosen, weights).view_as(hidden)
 
-    def process(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """Send each expert its rows, of which ``counts`` has the number, in the order of experts."""
-        parts = zip(self.experts, torch.split(rows, counts.tolist()), strict=True)
-        return torch.cat([expert(part) for expert, part in parts])
+    def process(self, rows: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Return what the chosen expert makes of each row, times its weight; all are (rows, ...)."""
+        outputs = torch.zeros_like(rows)
+        for number, expert in enumerate(self.experts):
+            (places,) = (chosen == number).any(1).nonzero(as_tuple=True)
+            outputs = outputs.index_copy(0, places, expert(rows[places]))
+        return outputs * weights
 
 
 def transformer(layers: int = 2, width: int = 32, mlp: Callable[[int], nn.Module] = dense) -> nn.Sequential:

@@ -1,6 +1,6 @@
 """Train in a pipeline of two stages: each rank has half of the layers, and every batch is four micro-batches.
 
-    torchrun --standalone --nproc-per-node 2 pipeline.py
+torchrun --standalone --nproc-per-node 2 pipeline.py
 """
 
 from __future__ import annotations

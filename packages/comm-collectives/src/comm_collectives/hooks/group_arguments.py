@@ -1,0 +1,59 @@
+"""The group that the argument of a model-parallel function stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.distributed import ProcessGroup
+
+from comm_collectives.groups import get_process_group_ranks
+from comm_collectives.hooks.parallel_groups import ParallelGroup, ParallelGroups
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
+
+__all__ = ["group_along", "group_text"]
+
+
+def group_along(call: str, name: str, value: Any, axis: str) -> ProcessGroup | None:
+    """Return the process group of ``axis`` in the argument called ``name``; None is the world group.
+
+    Args:
+        call: the user's call, for messages.
+        value: a process group, a :class:`ParallelGroup`, a :class:`ParallelGroups`, a ``DeviceMesh`` or None.
+        axis: such as ``"tensor"``.
+
+    Raises:
+        ArgumentError: a mesh has no such dimension.
+        ArgumentTypeError: it is none of these, or this rank is not a member of the group.
+    """
+    if value is None:
+        return None
+    if isinstance(value, ProcessGroup):
+        return value
+    if isinstance(value, ParallelGroups):
+        return getattr(value, axis).group  # type: ignore[no-any-return]
+    if isinstance(value, ParallelGroup):
+        return value.group
+    if hasattr(value, "mesh_dim_names"):
+        names = value.mesh_dim_names or ()
+        if len(value.mesh.shape) == 1:
+            return value.get_group()  # type: ignore[no-any-return]
+        short = f"{axis[0]}p"
+        for one in (axis, short, f"{axis}_parallel"):
+            if one in names:
+                return value.get_group(one)  # type: ignore[no-any-return]
+        raise ArgumentError(
+            f"{call}: {name}: got a DeviceMesh with dimensions {names}; expected one dimension, or one named "
+            f"{axis!r} or {short!r}"
+        )
+    raise ArgumentTypeError(
+        f"{call}: {name}: got {shown(value)}; expected a process group of which this rank is a member, "
+        "ParallelGroups, a DeviceMesh, or None for the world group"
+    )
+
+
+def group_text(group: ProcessGroup | None) -> str:
+    """Return the name and the ranks of a group, for messages."""
+    ranks = ", ".join(map(str, get_process_group_ranks(group)))
+    name = "the world group" if group is None else getattr(group, "group_desc", "") or "a group"
+    return f"{name} (ranks {ranks})"

@@ -1,0 +1,95 @@
+"""Parameters that two pipeline stages share, such as the embedding of the first and the head of the last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from comm_collectives.annotations import Group
+from comm_collectives.collectives import all_reduce, broadcast
+from comm_collectives.groups import get_process_group_ranks, get_rank, get_world_size, new_group
+from comm_collectives.hooks.group_arguments import group_along
+from comm_collectives.hooks.model_agreement import agree_on_model, check_on_all_ranks
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
+
+__all__ = ["TiedParameter", "tie_parameter"]
+
+
+class TiedParameter:
+    """A parameter of which some ranks of a pipeline hold copies; made by :func:`tie_parameter`.
+
+    Attributes:
+        parameter: this rank's copy; None on ranks without one.
+    """
+
+    def __init__(self, parameter: torch.Tensor | None, group: Group, is_shared: bool) -> None:
+        self.parameter = parameter
+        self._group, self._is_shared = group, is_shared
+        self._before: torch.Tensor | None = None
+
+    def start(self) -> None:
+        """Leave the gradients that are there now out of the next :meth:`reduce_gradients`: they were summed before."""
+        if self.parameter is not None and self._is_shared and self.parameter.grad is not None:
+            self._before = self.parameter.grad.clone()
+
+    def reduce_gradients(self) -> None:
+        """Sum the gradients of the copies, so that all take the same step."""
+        if self.parameter is None or not self._is_shared:
+            return
+        if self.parameter.grad is None:
+            self.parameter.grad = torch.zeros_like(self.parameter)
+        gradient, before = self.parameter.grad, self._before
+        self._before = None
+        if before is not None:
+            gradient -= before
+        all_reduce(gradient, "sum", self._group)
+        if before is not None:
+            gradient += before
+
+
+def tie_parameter(
+    parameter: torch.Tensor | None, group: Any = None, *, ranks: Sequence[int] = (0, -1)
+) -> TiedParameter:
+    """Make the copies of a parameter in several stages equal, and return what sums their gradients.
+
+    Called by all ranks of the pipeline group.
+
+    Args:
+        parameter: this rank's copy, overwritten with that of the first of ``ranks``; None on other ranks. Where one
+            rank has both stages, let both use one parameter.
+        group: the pipeline group, ``ParallelGroups`` or a ``DeviceMesh``; None is the world group.
+        ranks: the ranks within the group that have a copy; negative ones count from the end.
+
+    Raises:
+        ArgumentError: a rank of ``ranks`` gave no parameter; names it.
+        CollectiveMismatchError: the copies have different shapes or dtypes; names the ranks.
+    """
+    call = "tie_parameter"
+    group = group_along(call, "group", group, "pipeline")
+    W, rank = get_world_size(group), get_rank(group)
+    holders: list[int] = []
+
+    def prepare() -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
+        if any(not isinstance(one, int) or not -W <= one < W for one in ranks):
+            raise ArgumentError(f"{call}: ranks: got {shown(ranks)}; expected ranks of the group, {-W} to {W - 1}")
+        holders.extend(sorted({one % W for one in ranks}))
+        if rank in holders and not isinstance(parameter, torch.Tensor):
+            raise ArgumentTypeError(f"{call}: parameter: got {shown(parameter)}; expected a tensor on ranks {holders}")
+        return {}, {"ranks": holders}
+
+    check_on_all_ranks(call, prepare, group)
+    if rank not in holders or parameter is None:
+        return TiedParameter(None, None, False)
+    if len(holders) == 1:
+        return TiedParameter(parameter, None, False)
+    members = get_process_group_ranks(group)
+    own = group
+    if len(holders) < W:
+        own = new_group([members[one] for one in holders], group_desc="tied parameters", sort_ranks=False)
+    agree_on_model(call, {"parameter": parameter}, None, own)
+    with torch.no_grad():
+        broadcast(parameter.detach(), members[holders[0]], own)
+    return TiedParameter(parameter, own, True)

@@ -1,0 +1,115 @@
+"""Layers of which each rank computes a part: what runs instead of, before and behind their own forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from comm_collectives.annotations import Group
+from comm_collectives.groups import get_rank
+from comm_collectives.hooks.tensor_parallel.regions import (
+    copy_to_tensor_parallel_region,
+    gather_from_tensor_parallel_region,
+    reduce_from_tensor_parallel_region,
+)
+from comm_collectives.hooks.tensor_parallel.sequence import (
+    gather_from_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+
+__all__ = ["add_column", "add_gather", "add_row", "add_scatter", "add_vocabulary"]
+
+Undo = Callable[[], object]
+
+
+def add_column(module: nn.Linear, group: Group, sequence_dim: int | None, gather_output: bool) -> list[Undo]:
+    """Let ``module``, whose output features are divided, take whole inputs; return what undoes this."""
+
+    def enter(_: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        if sequence_dim is None:
+            return copy_to_tensor_parallel_region(inputs[0], group), *inputs[1:]
+        return gather_from_sequence_parallel_region(inputs[0], group, sequence_dim), *inputs[1:]
+
+    def leave(_: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return gather_from_tensor_parallel_region(output, group)
+
+    undo: list[Undo] = [module.register_forward_pre_hook(enter).remove, _attribute(module, "out_features")]
+    module.out_features = module.weight.shape[0]
+    if gather_output:
+        undo.append(module.register_forward_hook(leave).remove)
+    return undo
+
+
+def add_row(module: nn.Linear, group: Group, sequence_dim: int | None) -> list[Undo]:
+    """Let ``module``, whose input features are divided, return sums over the ranks; return what undoes this."""
+
+    def forward(input: torch.Tensor) -> torch.Tensor:
+        output = _summed(F.linear(input, module.weight), group, sequence_dim)
+        # The bias is added once, behind the sum.
+        return output if module.bias is None else output + module.bias
+
+    undo: list[Undo] = [_attribute(module, "in_features"), _instead(module, forward)]
+    module.in_features = module.weight.shape[1]
+    return undo
+
+
+def add_vocabulary(module: nn.Embedding, group: Group, sequence_dim: int | None) -> list[Undo]:
+    """Let ``module``, whose rows are divided, take ids of the whole vocabulary; return what undoes this."""
+    rows = module.weight.shape[0]
+    first = get_rank(group) * rows
+    padding = module.padding_idx
+    own_padding = padding - first if padding is not None and first <= padding < first + rows else None
+
+    def forward(input: torch.Tensor) -> torch.Tensor:
+        own = input - first
+        elsewhere = (own < 0) | (own >= rows)
+        found = F.embedding(own.masked_fill(elsewhere, 0), module.weight, own_padding, sparse=module.sparse)
+        return _summed(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), group, sequence_dim)
+
+    undo: list[Undo] = [_attribute(module, "num_embeddings"), _instead(module, forward)]
+    module.num_embeddings = rows
+    return undo
+
+
+def add_scatter(module: nn.Module, group: Group, sequence_dim: int) -> list[Undo]:
+    """Let each rank keep its part of the sequence of what ``module`` returns; return what undoes this."""
+
+    def leave(_: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return scatter_to_sequence_parallel_region(output, group, sequence_dim)
+
+    return [module.register_forward_hook(leave).remove]
+
+
+def add_gather(module: nn.Module, group: Group, sequence_dim: int) -> list[Undo]:
+    """Let ``module`` return the whole sequence, for the same computation on every rank; return what undoes this."""
+
+    def leave(_: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        return gather_from_sequence_parallel_region(output, group, sequence_dim, tensor_parallel_output_grad=False)
+
+    return [module.register_forward_hook(leave).remove]
+
+
+def _summed(tensor: torch.Tensor, group: Group, sequence_dim: int | None) -> torch.Tensor:
+    if sequence_dim is None:
+        return reduce_from_tensor_parallel_region(tensor, group)
+    return reduce_scatter_to_sequence_parallel_region(tensor, group, sequence_dim)
+
+
+def _attribute(module: nn.Module, name: str) -> Undo:
+    value = getattr(module, name)
+    return lambda: setattr(module, name, value)
+
+
+def _instead(module: nn.Module, forward: Callable[..., Any]) -> Undo:
+    """Let ``module`` run ``forward`` instead of its class's; its hooks run as before."""
+    module.forward = forward
+
+    def undo() -> None:
+        del module.forward
+
+    return undo

@@ -1,0 +1,217 @@
+"""Hooks that make plain modules tensor parallel in place, by a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from comm_collectives.annotations import Group
+from comm_collectives.groups import get_rank
+from comm_collectives.hooks.group_arguments import group_along, group_text
+from comm_collectives.hooks.handle import LAYERS, Handle, check_module, check_unregistered
+from comm_collectives.hooks.model_agreement import check_on_all_ranks
+from comm_collectives.hooks.tensor_parallel import layers
+from comm_collectives.hooks.tensor_parallel.plan import Placement, resolve_plan
+from comm_collectives.hooks.tensor_parallel.sequence import sum_gradients
+from comm_collectives.hooks.tensor_parallel.sharding import Shard, check_shard
+from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.given import shown
+from comm_utils.log import logger
+
+__all__ = ["ModelParallel", "register_model_parallel_hooks"]
+
+_CALL = "register_model_parallel_hooks"
+
+
+class ModelParallel(Handle):
+    """The hooks of a tensor-parallel model; made by :func:`register_model_parallel_hooks`.
+
+    Attributes:
+        group: the tensor-parallel group.
+        shards: the parameters of which each rank has a part.
+    """
+
+    def __init__(
+        self, model: nn.Module, placements: list[Placement], shards: list[Shard], group: Group, sequence_dim: int | None
+    ) -> None:
+        super().__init__(_CALL, model, dict(model.named_parameters()), LAYERS)
+        self.group, self.shards = group, shards
+        self.on_removal(self._restore)
+        for shard in shards:
+            shard.parameter.data = shard.part_of(shard.parameter, group)
+            shard.parameter.grad = None
+        for one in placements:
+            for undo in _add(one, group, sequence_dim):
+                self.on_removal(undo)
+        if sequence_dim is not None:
+            for hook in sum_gradients(_divided_by_sequence(placements), group):
+                self.on_removal(hook.remove)
+
+    def full_state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the state of the model with whole parameters, on every rank; called by all ranks of the group.
+
+        Returns:
+            Tensors by name, as ``state_dict()`` of the model without hooks has them; sharded ones in new memory.
+        """
+        by_id = {id(one.parameter): one for one in self.shards}
+        full: dict[str, torch.Tensor] = {}
+        gathered: dict[int, torch.Tensor] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            shard = by_id.get(id(tensor))
+            if shard is not None and id(tensor) not in gathered:
+                gathered[id(tensor)] = shard.whole(tensor, self.group)
+            full[name] = gathered[id(tensor)] if shard is not None else tensor.detach()
+        return full
+
+    def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Load whole parameters; each rank keeps its parts. The inverse of :meth:`full_state_dict`.
+
+        Args:
+            state: tensors by name with their full shapes, the same on every rank; only read.
+        """
+        by_id = {id(one.parameter): one for one in self.shards}
+        own = {
+            name: by_id[id(tensor)].part_of(state[name], self.group)
+            if id(tensor) in by_id and name in state
+            else state[name]
+            for name, tensor in self.model.state_dict(keep_vars=True).items()
+            if name in state
+        }
+        self.model.load_state_dict({**state, **own})
+
+    def _restore(self) -> None:
+        for shard in self.shards:
+            shard.parameter.data = shard.whole(shard.parameter, self.group)
+            shard.parameter.grad = None
+
+
+def register_model_parallel_hooks(
+    module: nn.Module, groups: Any = None, plan: Mapping[str, Any] | None = None, *, sequence_dim: int | None = None
+) -> ModelParallel:
+    """Divide layers of ``module`` among the ranks of a tensor-parallel group, in place, by ``plan``.
+
+    Styles of a plan (Shoeybi et al., 2019, section 3; Korthikanti et al., 2022, section 4.2):
+
+    - "column": a linear layer whose output features are divided. Its output stays divided.
+    - "column_gathered": likewise, and every rank gets the whole output.
+    - "row": a linear layer whose input features are divided, as a column-parallel layer leaves them. Outputs are
+      summed.
+    - "vocabulary": an embedding whose rows are divided; of a linear layer the same as "column".
+    - "sequence": a module between the layers, such as a norm, that sees this rank's part of the sequence. Its
+      parameters stay whole, and their gradients are summed over the group.
+    - "scatter", "gather": the output of the module enters or leaves the region in which the sequence is divided.
+
+    Args:
+        module: the same on every rank; its parameters are overwritten with this rank's parts. Optimizers are made
+            later.
+        groups: ``ParallelGroups``, a ``DeviceMesh``, or the tensor-parallel process group; None is the world group.
+        plan: styles by pattern of module names (``fnmatch``); ``("column", 3)`` is for a weight that holds three,
+            such as those of queries, keys and values.
+        sequence_dim: the dimension of activations along which the sequence is divided between layers; None for whole
+            sequences (no sequence parallelism).
+
+    Returns:
+        A handle, whose ``remove()`` restores whole parameters, on all ranks together.
+
+    Raises:
+        ArgumentError: the plan does not fit the model, or the group's size does not divide a layer; names the module.
+        CollectiveMismatchError: ranks have different models or plans; names the rank and the first difference.
+    """
+    found: tuple[list[Placement], list[Shard]] = ([], [])
+    group = group_along(_CALL, "groups", groups, "tensor")
+
+    def prepare() -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
+        nonlocal found
+        found = _prepare(module, plan, sequence_dim, group)
+        settings = {"plan": [(one.name, one.style, one.parts) for one in found[0]], "sequence_dim": sequence_dim}
+        return dict(module.named_parameters()), settings
+
+    check_on_all_ranks(_CALL, prepare, group)
+    handle = ModelParallel(module, *found, group, sequence_dim)
+    if get_rank(group) == 0:
+        logger.info("%s: divided %d parameters over %s", _CALL, len(handle.shards), group_text(group))
+    return handle
+
+
+def _prepare(model: Any, plan: Any, sequence_dim: Any, group: Group) -> tuple[list[Placement], list[Shard]]:
+    check_module(_CALL, model)
+    if sequence_dim is not None and (not isinstance(sequence_dim, int) or isinstance(sequence_dim, bool)):
+        raise ArgumentTypeError(f"{_CALL}: sequence_dim: got {shown(sequence_dim)}; expected an integer, or None")
+    parameters = dict(model.named_parameters())
+    check_unregistered(_CALL, parameters, ("gradients", LAYERS))
+    for name, parameter in parameters.items():
+        if nn.parameter.is_lazy(parameter) or parameter.is_meta:
+            raise ArgumentTypeError(
+                f"{_CALL}: module: parameter {name!r} has no elements yet; initialize the model before registering "
+                "hooks"
+            )
+    placements = resolve_plan(_CALL, model, plan, sequence_dim is not None)
+    shards: dict[int, Shard] = {}
+    for one in placements:
+        for shard in _shards(one):
+            known = shards.setdefault(id(shard.parameter), shard)
+            if (known.dim, known.parts) != (shard.dim, shard.parts):
+                raise ArgumentError(
+                    f"{_CALL}: plan: {shard.name!r} is also {known.name!r}, which is divided along dimension "
+                    f"{known.dim}; expected the same for both, not dimension {shard.dim}"
+                )
+            check_shard(_CALL, shard, group)
+    _check_tied(model, placements, shards)
+    return placements, list(shards.values())
+
+
+def _check_tied(model: nn.Module, placements: list[Placement], shards: Mapping[int, Shard]) -> None:
+    """Check that no other module uses a parameter that is divided."""
+    planned = {id(one.module) for one in placements}
+    for name, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False):
+            if id(parameter) in shards and id(module) not in planned:
+                raise ArgumentError(
+                    f"{_CALL}: plan: {name}.{attribute} is {shards[id(parameter)].name!r}, which is divided; give "
+                    f"{name!r} a style as well, such as 'vocabulary'"
+                )
+
+
+def _shards(one: Placement) -> list[Shard]:
+    """Return the parameters of a module that its style divides."""
+    module: Any = one.module
+    if one.style.startswith("column") or one.style == "vocabulary":
+        names, dim = ["weight", "bias"], 0
+    elif one.style == "row":
+        names, dim = ["weight"], 1
+    else:
+        return []
+    found = {name: getattr(module, name, None) for name in names}
+    return [
+        Shard(f"{one.name}.{name}", parameter, dim, one.parts)
+        for name, parameter in found.items()
+        if parameter is not None
+    ]
+
+
+def _add(one: Placement, group: Group, sequence_dim: int | None) -> list[layers.Undo]:
+    module: Any = one.module
+    if one.style == "row":
+        return layers.add_row(module, group, sequence_dim)
+    if isinstance(module, nn.Embedding) and one.style == "vocabulary":
+        return layers.add_vocabulary(module, group, sequence_dim)
+    if one.style.startswith("column") or one.style == "vocabulary":
+        return layers.add_column(module, group, sequence_dim, one.style == "column_gathered")
+    if sequence_dim is not None and one.style in ("scatter", "gather"):
+        add = layers.add_scatter if one.style == "scatter" else layers.add_gather
+        return add(module, group, sequence_dim)
+    return []
+
+
+def _divided_by_sequence(placements: list[Placement]) -> list[torch.Tensor]:
+    """Return the parameters that see a part of the sequence on each rank, each once."""
+    found: dict[int, torch.Tensor] = {}
+    for one in placements:
+        wanted: list[torch.Tensor] = list(one.module.parameters()) if one.style == "sequence" else []
+        if one.style == "row" and isinstance(one.module.bias, torch.Tensor):
+            wanted = [one.module.bias]
+        found.update({id(parameter): parameter for parameter in wanted if parameter.requires_grad})
+    return list(found.values())

@@ -1,0 +1,69 @@
+"""Parameters of which each rank of a tensor-parallel group keeps a part, and the whole ones again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from comm_collectives.annotations import Group
+from comm_collectives.groups import get_rank, get_world_size
+from comm_collectives.hooks.tensor_parallel.along import gathered
+from comm_utils.errors import ArgumentError
+
+__all__ = ["Shard", "check_shard"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A parameter that is divided along one dimension.
+
+    Attributes:
+        name: of the parameter in the model.
+        parameter: its data is this rank's part while the hooks are registered.
+        dim: the dimension that is divided.
+        parts: number of weights that it holds one after the other along ``dim``; each is divided by itself.
+    """
+
+    name: str
+    parameter: torch.Tensor
+    dim: int
+    parts: int = 1
+
+    def part_of(self, whole: torch.Tensor, group: Group) -> torch.Tensor:
+        """Return this rank's part of ``whole`` in new memory.
+
+        Args:
+            whole: a tensor of the parameter's full shape.
+            group: the tensor-parallel group.
+        """
+        W, rank = get_world_size(group), get_rank(group)
+        pieces = whole.detach().chunk(self.parts, self.dim)
+        return torch.cat([piece.chunk(W, self.dim)[rank] for piece in pieces], self.dim)
+
+    def whole(self, part: torch.Tensor, group: Group) -> torch.Tensor:
+        """Return the full tensor; called by all ranks of ``group`` with their parts.
+
+        Args:
+            part: this rank's part.
+            group: the tensor-parallel group.
+        """
+        W = get_world_size(group)
+        everyones = gathered(part.detach(), self.dim, group).chunk(W, self.dim)
+        pieces = [one.chunk(self.parts, self.dim) for one in everyones]
+        return torch.cat([pieces[rank][number] for number in range(self.parts) for rank in range(W)], self.dim)
+
+
+def check_shard(call: str, shard: Shard, group: Group) -> None:
+    """Check that the ranks can get equal parts of a parameter.
+
+    Raises:
+        ArgumentError: they cannot.
+    """
+    W, size = get_world_size(group), shard.parameter.shape[shard.dim]
+    if size % (W * shard.parts):
+        parts = f" times {shard.parts} parts" if shard.parts > 1 else ""
+        raise ArgumentError(
+            f"{call}: parameter {shard.name!r} has {size} along dimension {shard.dim} of shape "
+            f"{tuple(shard.parameter.shape)}; expected a multiple of {W} ranks{parts}; pad it before"
+        )

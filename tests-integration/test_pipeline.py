@@ -1,0 +1,190 @@
+"""Pipelines on real ranks against the same model on one rank, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import comm_orchestrator as dist
+from comm_collectives import hooks
+from comm_utils.errors import ArgumentError, CollectiveMismatchError
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+
+class Layer(nn.Module):
+    """Passes two tensors on, one of which needs no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x + torch.tanh(self.linear(x)) * mask, mask
+
+
+class First(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 6)
+        self.layer = Layer()
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> Any:
+        return self.layer(self.embedding(ids), mask)
+
+
+class Last(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer()
+        self.head = nn.Linear(6, 10, bias=False)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(x, mask)[0])
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def same_gradients(name: str, chunks: int) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(5)
+    stages = W * chunks
+    layers = [First() if n == 0 else Last() if n == stages - 1 else Layer() for n in range(stages)]
+    if stages == 1:
+        return
+    model = nn.ModuleList(layers).double()
+    with torch.no_grad():
+        model[-1].head.weight.copy_(model[0].embedding.weight)
+    single = copy.deepcopy(model)
+    single[-1].head.weight = single[0].embedding.weight
+    M = 2 * W
+    schedule = {
+        "gpipe": lambda: hooks.gpipe(W, M),
+        "1f1b": lambda: hooks.one_forward_one_backward(W, M),
+        "interleaved": lambda: hooks.interleaved(W, M, chunks),
+    }[name]()
+    own = [model[stage] for stage in schedule.stages_of(rank)]
+    if W == 1:
+        own[-1].head.weight = own[0].embedding.weight
+        tied: Any = []
+    else:
+        ends = {0: model[0].embedding.weight, W - 1: model[-1].head.weight}
+        tied = [hooks.tie_parameter(ends.get(rank))]
+    for step in range(2):
+        ids = torch.randint(0, 10, (2 * M, 3), generator=torch.Generator().manual_seed(step))
+        mask = torch.rand(2 * M, 3, 1, generator=torch.Generator().manual_seed(step)).double()
+        inputs = list(zip(ids.chunk(M), mask.chunk(M), strict=True))
+        losses = hooks.run_schedule(
+            schedule, own, inputs if rank == 0 else None, ids if rank == W - 1 else None, loss_of, tied=tied
+        )
+        x: Any = (ids, mask)
+        for layer in single[:-1]:
+            x = layer(*x)
+        expected = loss_of(single[-1](*x), ids)
+        expected.backward()
+        if rank == W - 1:
+            assert len(losses) == M
+            torch.testing.assert_close(sum(losses) / M, expected.detach(), rtol=1e-12, atol=1e-12)
+        else:
+            assert losses == []
+    for stage in schedule.stages_of(rank):
+        for (key, mine), theirs in zip(model[stage].named_parameters(), single[stage].parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-11, atol=1e-13, msg=f"{stage}.{key}")
+    evaluated = hooks.run_schedule(
+        hooks.forward_only(W, M, chunks), own, inputs if rank == 0 else None, ids if rank == W - 1 else None, loss_of
+    )
+    for before, again in zip(losses, evaluated, strict=True):
+        assert torch.equal(before, again)
+        assert not again.requires_grad
+
+
+@pytest.mark.parametrize(("name", "chunks"), [("gpipe", 1), ("1f1b", 1), ("interleaved", 2), ("interleaved", 3)])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_gradients_are_those_of_one_rank(pools: Pools, world_size: int, name: str, chunks: int) -> None:
+    pools(world_size).run(same_gradients, name, chunks)
+
+
+def large_and_frozen() -> None:
+    """Activations larger than what a library buffers, and a first stage that needs no gradients."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    stage = nn.Linear(512, 512)
+    if rank == 0:
+        stage.requires_grad_(False)
+    batch = torch.ones(4 * W * 256, 512) if rank == 0 else None
+    schedule = hooks.one_forward_one_backward(W, 4 * W)
+    losses = hooks.run_schedule(schedule, stage, batch, None, lambda output: output.square().mean())
+    if rank == W - 1:
+        assert len(losses) == 4 * W
+    assert (stage.weight.grad is None) == (rank == 0)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_large_activations_and_frozen_stages(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(large_and_frozen)
+
+
+def refusals() -> list[str]:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    stage = nn.Linear(2, 2)
+    calls = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return stage(x)
+
+    found = []
+    right = hooks.one_forward_one_backward(W, 4)
+    batch = torch.ones(4, 2)
+    for schedule, stages, inputs in [
+        (hooks.gpipe(W, 4) if rank == 1 else right, counted, batch),
+        (hooks.one_forward_one_backward(W, 2 if rank == 2 else 4), counted, batch if rank != 2 else batch[:2]),
+        (hooks.one_forward_one_backward(W + 1, 4), counted, batch),
+        (right, [counted, counted], batch),
+        (right, counted, None),
+        (right, counted, list(torch.ones(3, 1, 2))),
+        (right, counted, [*torch.ones(3, 1, 2), torch.ones(2, 2)]),
+        (right, 3, batch),
+        ("1f1b", counted, batch),
+    ]:
+        with pytest.raises((ArgumentError, CollectiveMismatchError)) as caught:
+            hooks.run_schedule(schedule, stages, inputs, None, torch.sum)  # type: ignore[arg-type]
+        found.append(f"{type(caught.value).__name__}: {caught.value}")
+    assert not calls
+    hooks.run_schedule(right, counted, batch, None, torch.sum)
+    assert len(calls) == 4
+    if W > 1:
+        with pytest.raises((ArgumentError, CollectiveMismatchError)) as caught:
+            hooks.tie_parameter(stage.weight if rank == 0 else None)
+        assert "rank" in str(caught.value)
+        with pytest.raises(CollectiveMismatchError, match=r"got \[0, 1\] on rank"):
+            hooks.tie_parameter(stage.weight, ranks=(0, 1) if rank == 0 else (0, 2))
+    return found
+
+
+def test_wrong_calls_name_the_rank_before_anything_runs(pools: Pools) -> None:
+    expected = [
+        ("CollectiveMismatchError", "ranks 0, 2: 1f1b of 3 ranks", "rank 1: gpipe of 3 ranks"),
+        ("CollectiveMismatchError", "rank 2: 1f1b of 3 ranks with 1 stages each and 2 micro-batches"),
+        ("ArgumentError", "schedule: got one for 4 ranks; expected 3"),
+        ("ArgumentError", "stages: got 2; expected 1"),
+        ("Argument", "inputs: got None; expected a list of 4 micro-batches"),
+        ("ArgumentError", "inputs: got 3 micro-batches; expected 4"),
+        ("ArgumentError", "inputs: got shapes [(2, 2)] in micro-batch 3"),
+        ("Argument", "stages: got 3; expected modules or functions"),
+        ("Argument", "schedule: got '1f1b'; expected a Schedule"),
+    ]
+    for rank, found in enumerate(pools(3).run(refusals)):
+        for place, (text, parts) in enumerate(zip(found, expected, strict=True)):
+            for part in parts:
+                assert part in text, text
+            if place in (4, 5, 6) and rank:
+                assert "run_schedule: rank 0 refused its arguments" in text

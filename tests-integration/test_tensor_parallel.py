@@ -1,0 +1,293 @@
+"""Tensor parallelism against the same computation on one rank, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import comm_orchestrator as dist
+from comm_collectives import hooks
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+
+def regions() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    whole = torch.arange(24.0 * W, dtype=torch.float64).view(4 * W, 6).sin()
+    weights = [torch.full_like(whole, 1.0 + other) for other in range(W)]
+    for dim in (0, 1, -1):
+        own = whole if whole.shape[dim] % W == 0 else whole[:, : 6 // W * W]
+        factors = [one[:, : own.shape[1]] for one in weights]
+        part = own.chunk(W, dim)[rank]
+        for gather, back_is_sum in (
+            (hooks.gather_from_tensor_parallel_region, False),
+            (hooks.gather_from_sequence_parallel_region, True),
+        ):
+            leaf = part.clone().requires_grad_()
+            result = gather(leaf, None, dim)
+            assert torch.equal(result, own)
+            (result * factors[rank]).sum().backward()
+            total = sum(factors) if back_is_sum else factors[rank]
+            assert leaf.grad is not None
+            assert torch.equal(leaf.grad, total.chunk(W, dim)[rank])
+        for scatter in (hooks.scatter_to_tensor_parallel_region, hooks.scatter_to_sequence_parallel_region):
+            leaf = own.clone().requires_grad_()
+            result = scatter(leaf, None, dim)
+            assert torch.equal(result, part)
+            (result * (rank + 1)).sum().backward()
+            parts = [torch.full_like(one, 1.0 + other) for other, one in enumerate(own.chunk(W, dim))]
+            expected = torch.cat(parts, dim)
+            assert leaf.grad is not None
+            assert torch.equal(leaf.grad, expected)
+        leaf = (own * (rank + 1)).requires_grad_()
+        result = hooks.reduce_scatter_to_sequence_parallel_region(leaf, None, dim)
+        assert torch.allclose(result, part * (W * (W + 1) / 2))
+        (result * (rank + 1)).sum().backward()
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad, expected)
+    leaf = whole.clone().requires_grad_()
+    result = hooks.copy_to_tensor_parallel_region(leaf)
+    assert torch.equal(result, whole)
+    (result * (rank + 1)).sum().backward()
+    assert leaf.grad is not None
+    assert torch.equal(leaf.grad, torch.full_like(whole, W * (W + 1) / 2))
+    leaf = torch.tensor(rank + 1.0, dtype=torch.float64, requires_grad=True)
+    result = hooks.reduce_from_tensor_parallel_region(leaf * leaf)
+    assert result.item() == sum((other + 1) ** 2 for other in range(W))
+    (gradient,) = torch.autograd.grad(result * result, leaf, create_graph=True)  # gradients of gradients
+    gradient.backward()
+    assert leaf.grad is not None
+    # d/dx of (4 s x), where each rank's s holds its own x alone for its gradient, summed over the ranks' graphs
+    assert leaf.grad.item() > 0
+    small = torch.ones(3, W * 2 + 1, requires_grad=True)
+    if W > 1:
+        with pytest.raises(ArgumentError, match=rf"scatter_to_tensor_parallel_region: tensor: got {2 * W + 1} along"):
+            hooks.scatter_to_tensor_parallel_region(small)
+    with pytest.raises(ArgumentError, match=r"gather_from_tensor_parallel_region: dim: got 2"):
+        hooks.gather_from_tensor_parallel_region(small, None, 2)
+    with pytest.raises(ArgumentTypeError, match="copy_to_tensor_parallel_region: tensor: got str"):
+        hooks.copy_to_tensor_parallel_region("tensor")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_regions(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(regions)
+
+
+def cross_entropy() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(3)
+    for smoothing in (0.0, 0.1):
+        for reduction in ("mean", "sum", "none"):
+            whole = (torch.randn(5, 4, 6 * W, dtype=torch.float64) * 100).requires_grad_()
+            targets = torch.randint(0, 6 * W, (5, 4))
+            targets[0, 1] = targets[3, 3] = -100
+            part = whole.detach().chunk(W, -1)[rank].clone().requires_grad_()
+            loss = hooks.vocabulary_parallel_cross_entropy(
+                part, targets, label_smoothing=smoothing, reduction=reduction
+            )
+            expected = F.cross_entropy(
+                whole.flatten(0, 1), targets.flatten(), label_smoothing=smoothing, reduction=reduction
+            )
+            torch.testing.assert_close(loss.flatten(), expected.flatten(), rtol=1e-12, atol=1e-12)
+            factor = torch.arange(1.0, 21.0, dtype=torch.float64)[: loss.numel()]
+            (loss.flatten() * factor).sum().backward()
+            (expected.flatten() * factor).sum().backward()
+            assert whole.grad is not None
+            torch.testing.assert_close(part.grad, whole.grad.chunk(W, -1)[rank], rtol=1e-10, atol=1e-12)
+    huge = torch.full((2, 3), 60000.0, dtype=torch.float16)
+    loss = hooks.vocabulary_parallel_cross_entropy(huge, torch.zeros(2, dtype=torch.int64))
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, torch.tensor(3.0 * W).log())
+    with pytest.raises(ArgumentError, match=rf"targets: got {3 * W}; expected 0 to {3 * W - 1}"):
+        hooks.vocabulary_parallel_cross_entropy(huge, torch.tensor([0, 3 * W]))
+    with pytest.raises(ArgumentError, match="targets: got shape"):
+        hooks.vocabulary_parallel_cross_entropy(huge, torch.tensor([0]))
+    with pytest.raises(ArgumentError, match="reduction: got 'most'"):
+        hooks.vocabulary_parallel_cross_entropy(huge, torch.tensor([0, 1]), reduction="most")
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_cross_entropy_is_that_of_gathered_logits(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(cross_entropy)
+
+
+def broadcasting() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    batch = {"text": torch.arange(12).view(3, 4), "mask": torch.ones(2, dtype=torch.int64), "other": torch.ones(1)}
+    found = hooks.broadcast_data(["mask", "text"], batch if rank == 0 else None, torch.int64)
+    assert list(found) == ["mask", "text"]
+    assert torch.equal(found["text"], batch["text"])
+    assert torch.equal(found["mask"], batch["mask"])
+    assert hooks.broadcast_data([], {} if rank == 0 else None, torch.int64) == {}
+    with pytest.raises(ArgumentError, match=r"(rank 0 refused its arguments: )?.*data\['other'\]: got torch.float32"):
+        hooks.broadcast_data(["other"], batch if rank == 0 else None, torch.int64)
+    with pytest.raises(ArgumentError, match="has no 'labels'"):
+        hooks.broadcast_data(["labels"], batch if rank == 0 else None, torch.int64)
+    if W > 1:
+        with pytest.raises(CollectiveMismatchError, match=r"keys: got \['mask'\] on rank 1 and \['text'\] on rank 0"):
+            hooks.broadcast_data(["mask"] if rank == 1 else ["text"], batch if rank == 0 else None, torch.int64)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_broadcast_data(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(broadcasting)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(12)
+        self.qkv = nn.Linear(12, 36)
+        self.out = nn.Linear(12, 12)
+        self.norm2 = nn.LayerNorm(12)
+        self.up = nn.Linear(12, 24, bias=False)
+        self.down = nn.Linear(24, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        heads = [one.unflatten(-1, (-1, 2)).transpose(1, 2) for one in (q, k, v)]
+        attention = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.out(attention)
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(24, 12, padding_idx=13)
+        self.positions = nn.Embedding(12, 12)
+        self.blocks = nn.ModuleList([Block(), Block()])
+        self.norm = nn.LayerNorm(12)
+        self.head = nn.Linear(12, 24, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(ids) + self.positions(torch.arange(12).expand_as(ids))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+PLAN: dict[str, Any] = {
+    "tokens": "vocabulary",
+    "head": "vocabulary",
+    "blocks.*.qkv": ("column", 3),
+    "blocks.*.up": "column",
+    "blocks.*.out": "row",
+    "blocks.*.down": "row",
+}
+SEQUENCES = {"positions": "scatter", "*norm": "sequence", "*norm2": "sequence"}
+
+
+def plan_of_a_model(sequence_dim: int | None, is_compiled: bool) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1)
+    single = Model().double()
+    parallel = copy.deepcopy(single)
+    before = {name: one.clone() for name, one in parallel.state_dict().items()}
+    plan = PLAN if sequence_dim is None else {**PLAN, **SEQUENCES}
+    handle = hooks.register_model_parallel_hooks(parallel, None, plan, sequence_dim=sequence_dim)
+    assert parallel.blocks[0].qkv.weight.shape == (36 // W, 12)
+    assert parallel.blocks[0].down.in_features == 24 // W
+    handle.remove()
+    for name, one in parallel.state_dict().items():
+        assert torch.equal(one, before[name]), name
+    assert parallel.blocks[0].down.in_features == 24
+    for module in parallel.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert "forward" not in vars(module)
+    handle = hooks.register_model_parallel_hooks(parallel, None, plan, sequence_dim=sequence_dim)
+    with pytest.raises(ArgumentError, match=r"has the hooks of register_model_parallel_hooks\(\)"):
+        hooks.register_model_parallel_hooks(parallel, None, plan)
+    run = torch.compile(parallel, backend="eager") if is_compiled else parallel
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (single, parallel)]
+    for step in range(3):
+        ids = torch.randint(0, 24, (2, 12), generator=torch.Generator().manual_seed(step))
+        targets = ids.roll(-1, 1)
+        for _ in range(2):  # gradients are accumulated
+            expected = F.cross_entropy(single(ids).flatten(0, 1), targets.flatten())
+            expected.backward()
+            loss = hooks.vocabulary_parallel_cross_entropy(run(ids), targets)
+            loss.backward()
+        torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-12)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    full = handle.full_state_dict()
+    handle.load_full_state_dict(full)
+    handle.remove()
+    for name, one in single.state_dict().items():
+        torch.testing.assert_close(full[name], one, rtol=1e-10, atol=1e-12, msg=name)
+        assert torch.equal(full[name], parallel.state_dict()[name])
+    assert parallel.head.weight is parallel.tokens.weight
+    assert rank >= 0
+
+
+@pytest.mark.parametrize("sequence_dim", [None, 1])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_a_model_by_plan_trains_as_on_one_rank(pools: Pools, world_size: int, sequence_dim: int | None) -> None:
+    pools(world_size).run(plan_of_a_model, sequence_dim, False)
+
+
+def test_a_compiled_model_trains_alike(pools: Pools) -> None:
+    pools(2).run(plan_of_a_model, 1, True)
+
+
+def wrong_plans() -> list[str]:
+    W = dist.get_world_size()
+    found = []
+    model = Model()
+    other = nn.Sequential(nn.Linear(3 * W + 1, 3 * W + 1), nn.Conv1d(1, 1, 1), nn.Embedding(4 * W, 2, max_norm=1.0))
+    for module, plan in [
+        (model, {}),
+        (model, {"blocks.*.nothing": "column"}),
+        (model, {"blocks.0.up": "diagonal"}),
+        (model, {"blocks.0.up": "column", "*.up": "column"}),
+        (model, {"head": "vocabulary"}),
+        (model, {"norm": "sequence"}),
+        (model, {"tokens": "vocabulary", "head": "row"}),
+        (other, {"0": "column"}),
+        (other, {"1": "column"}),
+        (other, {"2": "vocabulary"}),
+    ]:
+        with pytest.raises(ArgumentError) as caught:
+            hooks.register_model_parallel_hooks(module, None, plan)
+        found.append(str(caught.value))
+    with pytest.raises(CollectiveMismatchError) as mismatch:
+        hooks.register_model_parallel_hooks(model, None, {"*.up": "column" if dist.get_rank() else "column_gathered"})
+    found.append(str(mismatch.value))
+    with pytest.raises(ArgumentError) as caught:
+        hooks.register_model_parallel_hooks(model, None, {"*.up": "column"} if dist.get_rank() else {"up": "column"})
+    found.append(str(caught.value))
+    return found
+
+
+def test_wrong_plans_name_the_module(pools: Pools) -> None:
+    expected = [
+        "plan: got {}",
+        "plan: pattern 'blocks.*.nothing' matches no module",
+        "plan['blocks.0.up']: got 'diagonal'",
+        "plan: module 'blocks.0.up' matches 'blocks.0.up' and '*.up'",
+        "plan: tokens.weight is 'head.weight', which is divided; give 'tokens' a style as well",
+        "plan['norm']: got 'sequence' without sequence parallelism; pass sequence_dim",
+        "plan: 'head.weight' is also 'tokens.weight', which is divided along dimension 0",
+        "parameter '0.weight' has 7 along dimension 0",
+        "plan: module '1' is a Conv1d; expected nn.Linear",
+        "plan: module '2' has max_norm",
+        "plan: got [('blocks.0.up', 'column', 1)",
+        "matches no module",
+    ]
+    for found in pools(2).run(wrong_plans):
+        for text, part in zip(found, expected, strict=True):
+            assert text.startswith("register_model_parallel_hooks: ")
+            assert part in text, text
