@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
 import comm_config
-from comm_collectives import hooks
+from comm_collectives import arguments, hooks
 from comm_collectives.hooks.stored_settings import DATA_PARALLEL, MODEL_PARALLEL, store_settings, stored_settings
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_orchestrator import orchestrator
@@ -167,6 +167,7 @@ def register_model_parallel_hooks(module: Any, groups: Any = None, plan: Any = N
         _nothing_else(call, groups=groups, plan=plan, **options)
         store_settings(MODEL_PARALLEL, dict(orchestrator.load_config(module).training.model_parallel_plan) or None)
         return None
+    arguments.active(call)
     plan = stored_settings(MODEL_PARALLEL) if plan is None else plan
     return _registered_by(call, call)(module, groups, plan, **options)
 
