@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
@@ -11,43 +13,57 @@ from comm_collectives.hooks.sharded.rectangles import rectangles
 __all__ = ["CheckpointTensor"]
 
 
-class CheckpointTensor:
+class CheckpointTensor(torch.Tensor):
     """A rank's part of a tensor that all ranks of a group have together.
 
     ``torch.distributed.checkpoint`` saves the parts of all ranks as one tensor of the whole shape, and loads any part
-    of it: at another number of ranks, or as a whole. Loading writes into the memory of the part.
+    of it: at another number of ranks, or as a whole. Loading writes into the memory of the part. It is a tensor because
+    torch looks for parts in tensors only; :meth:`size` is that of the whole.
 
     Args:
         shape: of the whole tensor.
         begin: the first element of the part, in the flattened tensor.
-        values: (n,), the part; not copied.
+        part: (n,), the elements from there on; not copied.
     """
 
-    def __init__(self, shape: torch.Size, begin: int, values: torch.Tensor) -> None:
-        self.shape, self.begin, self.values = shape, begin, values.detach()
+    begin: int
+    part: torch.Tensor
+    _whole: torch.Size
+    _blocks: list[tuple[ChunkStorageMetadata, torch.Tensor]]
+
+    def __new__(cls, shape: torch.Size, begin: int, part: torch.Tensor) -> CheckpointTensor:
+        return part.detach().as_subclass(cls)
+
+    def __init__(self, shape: torch.Size, begin: int, part: torch.Tensor) -> None:
+        self._whole, self.begin, self.part = shape, begin, part.detach()
         self._blocks = [
             (
                 ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)),
-                self.values[one.start - begin :][: torch.Size(one.sizes).numel()].view(one.sizes),
+                self.part[one.start - begin :][: torch.Size(one.sizes).numel()].view(one.sizes),
             )
-            for one in rectangles(shape, begin, begin + values.numel())
+            for one in rectangles(shape, begin, begin + part.numel())
         ]
 
-    def size(self) -> torch.Size:
-        """Return the shape of the whole tensor."""
-        return self.shape
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():  # results are ordinary tensors
+            return function(*args, **(kwargs or {}))
 
-    def __repr__(self) -> str:
-        end = self.begin + self.values.numel()
-        return f"CheckpointTensor(shape={tuple(self.shape)}, elements {self.begin} to {end} here)"
+    def size(self, dim: int | None = None) -> Any:
+        """Return the shape of the whole tensor, or its size in one dimension."""
+        return self._whole if dim is None else self._whole[dim]
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        end = self.begin + self.part.numel()
+        return f"CheckpointTensor(shape={tuple(self._whole)}, elements {self.begin} to {end} here)"
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
-        properties = TensorProperties.create_from_tensor(self.values)
+        properties = TensorProperties.create_from_tensor(self.part)
         return [
             WriteItem(
                 index=MetadataIndex(fqn, chunk.offsets),
                 type=WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self.shape),
+                tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self._whole),
             )
             for chunk, _ in self._blocks
         ]

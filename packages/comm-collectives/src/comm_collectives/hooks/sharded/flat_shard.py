@@ -82,7 +82,7 @@ class FlatShard:
             self.shard = self.full[self.begin : self.begin + self.shard_numel]
             if frees:
                 self.shard = flat_memory(self.shard_numel, self.dtype, self.device, group).copy_(self.shard)
-                # Reads of a freed parameter give NaN in its shape, and writes raise.
+                # Reads of a freed parameter give NaN in its shape, and copies into it raise.
                 nothing = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype)
                 nothing = nothing.to(self.device)
                 self._placeholders = [nothing.expand(one.shape) for one in self.parameters]

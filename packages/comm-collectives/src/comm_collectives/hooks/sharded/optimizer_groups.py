@@ -1,4 +1,4 @@
-"""What an optimizer of sharded parameters gets: views of this rank's part, in groups with their options."""
+"""The views of this rank's part that an optimizer gets, in groups with their options."""
 
 from __future__ import annotations
 

@@ -105,15 +105,15 @@ def load_optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], state
             for key, value in by_name.get(name, {}).items():
                 if isinstance(value, CheckpointTensor):
                     if key not in kept:
-                        kept[key] = torch.zeros_like(segment.parameter, dtype=value.values.dtype).detach()
+                        kept[key] = torch.zeros_like(segment.parameter, dtype=value.part.dtype).detach()
                     begin, end, start = flat.range_of(place)
-                    if (value.begin, value.values.numel()) != (begin, end - begin):
+                    if (value.begin, value.part.numel()) != (begin, end - begin):
                         raise ArgumentError(
                             f"load_state_dict: state: {name!r} has {value!r}; expected elements {begin} to {end}, as "
                             "in what state_dict() returns here"
                         )
                     place_in = start - segment.begin if begin < end else 0
-                    kept[key][place_in : place_in + end - begin].copy_(value.values)
+                    kept[key][place_in : place_in + end - begin].copy_(value.part)
                 elif key not in kept:
                     kept[key] = value.clone() if isinstance(value, torch.Tensor) else value
                 elif kept[key] != value:

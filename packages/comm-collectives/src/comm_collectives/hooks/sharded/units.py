@@ -1,4 +1,4 @@
-"""Which parameters are gathered together in stage 3, and which modules use them."""
+"""The parts of a model that are gathered together in stage 3, and the modules that use them."""
 
 from __future__ import annotations
 

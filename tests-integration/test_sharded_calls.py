@@ -1,0 +1,348 @@
+"""Calls of the handle of sharded training, wrong uses, and what is left after the hooks are removed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import comm_orchestrator as dist
+from comm_collectives.hooks import (
+    GradientReduction,
+    Sharded,
+    partition,
+    partition_range,
+    register_sharded_hooks,
+    unpartition,
+)
+from comm_utils.errors import ArgumentError, CollectiveMismatchError
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+
+def make_model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+
+
+def registered(model: nn.Module, stage: int, **options: Any) -> Sharded:
+    handle = register_sharded_hooks(model, stage, **options)
+    assert handle is not None
+    return handle
+
+
+def sgd(handle: Sharded) -> torch.optim.Optimizer:
+    return torch.optim.SGD(handle.parameter_groups(), lr=0.1)
+
+
+def data() -> torch.Tensor:
+    return torch.randn(4, 5, generator=torch.Generator().manual_seed(dist.get_rank()))
+
+
+# --- wrong uses
+
+
+def refusals(stage: int) -> list[str]:
+    found: list[str] = []
+    rank = dist.get_rank()
+    model = make_model()
+
+    def expect(kind: type[Exception], body: Callable[[], Any]) -> None:
+        with pytest.raises(kind) as caught:
+            body()
+        found.append(str(caught.value))
+
+    expect(ArgumentError, lambda: register_sharded_hooks(model, 4))
+    expect(ArgumentError, lambda: register_sharded_hooks(nn.Tanh(), stage))
+    expect(CollectiveMismatchError, lambda: register_sharded_hooks(nn.Linear(3, 4 + rank), stage))
+    expect(CollectiveMismatchError, lambda: register_sharded_hooks(model, stage, bucket_size_bytes=100 + rank))
+    expect(ArgumentError, lambda: register_sharded_hooks(model, stage, bucket_size_bytes=rank))
+    of_model = torch.optim.SGD(model.parameters(), lr=0.1)
+    with registered(model, stage) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        expect(ArgumentError, lambda: register_sharded_hooks(model, stage))
+        expect(ArgumentError, lambda: handle.attach(of_model))
+        expect(ArgumentError, lambda: of_model.step())
+        expect(ArgumentError, lambda: handle.attach(torch.optim.SGD([torch.ones(3)], lr=0.1)))
+        expect(ArgumentError, lambda: optimizer.step())
+        expect(ArgumentError, lambda: handle.parameter_groups())
+        with handle.no_sync():
+            model(data()).sum().backward()
+        expect(ArgumentError, lambda: optimizer.step())
+        expect(ArgumentError, lambda: handle.clip_grad_norm(1.0))
+        expect(ArgumentError, lambda: handle.load_state_dict(handle.state_dict(), optimizer))
+    expect(ArgumentError, lambda: handle.gather())
+    of_model.step()
+    with registered(model, stage) as handle:
+        expect(ArgumentError, lambda: handle.parameter_groups([torch.ones(3)]))
+        weight = model[0].weight
+        expect(ArgumentError, lambda: handle.parameter_groups([{"params": weight}, {"params": [weight]}]))
+        adafactor = torch.optim.Adafactor(handle.parameter_groups())
+        model(data()).sum().backward()
+        adafactor.step()
+        kept = next(iter(adafactor.state.values()))
+        kept["rows"] = torch.ones(2, 2)  # as optimizers keep that treat a tensor as a matrix
+        expect(ArgumentError, lambda: handle.state_dict(adafactor))
+    return found
+
+
+EXPECTED = [
+    "register_sharded_hooks: stage: got 4",
+    "register_sharded_hooks: model: got one without parameters that require gradients",
+    "register_sharded_hooks: model: parameter 0 is 'weight' of shape (5, 3) and float32 on rank 1",
+    "register_sharded_hooks: bucket_size_bytes: got 101 on rank 1",
+    "register_sharded_hooks: ",
+    "register_sharded_hooks: model: parameter '0.weight' has the hooks of register_sharded_hooks()",
+    "attach: optimizer: got one with parameter '0.weight' of the model",
+    "optimizer.step: optimizer: got one with parameter '0.weight' of the model",
+    "attach: optimizer: got one with a tensor of shape (3,) that is no part of this model",
+    "optimizer.step: got called without gradients",
+    "parameter_groups: got called after attach()",
+    "optimizer.step: got called while gradients of no_sync() wait",
+    "clip_grad_norm: got called while gradients of no_sync() wait",
+    "load_state_dict: state: got one without 'optimizer'",
+    "gather: got called after remove()",
+    "parameter_groups: groups: group 0 has a tensor of shape (3,)",
+    "parameter_groups: groups: parameter '0.weight' is in group 0 and in group 1",
+    "state_dict: optimizer: Adafactor keeps 'rows' of shape (2, 2)",
+]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_wrong_uses_name_the_culprit(pools: Pools, stage: int) -> None:
+    for rank, found in enumerate(pools(2).run(refusals, stage)):
+        for text, begin in zip(found, EXPECTED, strict=True):
+            assert text.startswith(begin), text
+        assert ("rank 0 refused its arguments" in found[4]) == (rank == 1)
+
+
+def freed() -> list[str]:
+    found: list[str] = []
+    model = make_model()
+    shapes = [one.shape for one in model.parameters()]
+    with registered(model, 3) as handle:
+        assert [one.shape for one in model.parameters()] == shapes
+        assert all(one.isnan().all() for one in model.parameters())
+        for body in (
+            model.state_dict,
+            lambda: model.load_state_dict({}),
+            lambda: model[0].weight.data.copy_(torch.ones(7, 5)),
+        ):
+            with pytest.raises((ArgumentError, RuntimeError)) as caught:
+                body()
+            found.append(str(caught.value))
+        with handle.full_parameters(writes=True):
+            model.load_state_dict(make_model(seed=1).state_dict())
+        with handle.full_parameters():
+            model[0].weight.data.fill_(9.0)
+        whole, expected = handle.full_state_dict(), make_model(seed=1).state_dict()
+        assert all(torch.equal(whole[name], expected[name]) for name in expected)
+        compiled = torch.compile(make_model())
+        with pytest.raises(ArgumentError) as refused:
+            register_sharded_hooks(compiled, 3)
+        found.append(str(refused.value))
+    assert all(torch.equal(one, expected[name]) for name, one in model.named_parameters())
+    return found
+
+
+def test_freed_parameters_are_not_mistaken_for_values(pools: Pools) -> None:
+    for found in pools(2).run(freed):
+        assert "use handle.full_state_dict()" in found[0]
+        assert "within handle.full_parameters(writes=True)" in found[1]
+        assert "refers to a single memory location" in found[2]
+        assert "compiled by torch.compile" in found[3]
+
+
+# --- gradients
+
+
+def one_step(stage: int, reduction: GradientReduction | None, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    model = make_model().to(dtype)
+    model[2].double()
+    with registered(model, stage, reduction=reduction, bucket_size_bytes=1) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        inner = model[1](model[0](data().to(dtype)))
+        model[2](inner.double()).square().sum().backward()
+        optimizer.step()
+    return [one.detach().double() for one in model.parameters()]
+
+
+def reductions() -> None:
+    W = dist.get_world_size()
+    plain = make_model()
+    expected: dict[str, list[torch.Tensor]] = {}
+    for op, divisor in (("sum", 1), ("avg", W)):
+        for one in plain.parameters():
+            one.grad = None
+        for rank in range(W):
+            drawn = torch.randn(4, 5, generator=torch.Generator().manual_seed(rank))
+            (plain(drawn).square().sum() / divisor).backward()
+        expected[op] = [(one - 0.1 * one.grad).detach().double() for one in plain.parameters()]
+    for stage in (1, 2, 3):
+        for reduction, tolerance in (
+            (GradientReduction(op="sum"), 1e-5),
+            (GradientReduction(prescale=True), 1e-5),
+            (GradientReduction(predivide_factor=2.0), 1e-5),
+            (GradientReduction(compression="int8"), 0.05),
+            (GradientReduction(compression="fp16"), 1e-2),
+        ):
+            got = one_step(stage, reduction)
+            for one, other in zip(got, expected[reduction.op], strict=True):
+                torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+        for one, other in zip(one_step(stage, None, torch.bfloat16), expected["avg"], strict=True):
+            torch.testing.assert_close(one, other, rtol=0.1, atol=0.1)
+
+
+def test_reductions_and_mixed_dtypes(pools: Pools) -> None:
+    pools(2).run(reductions)
+    pools(3).run(reductions)
+
+
+def norms() -> None:
+    model, plain = make_model(), make_model()
+    total = sum(
+        plain(torch.randn(4, 5, generator=torch.Generator().manual_seed(rank))).sum() / dist.get_world_size()
+        for rank in range(dist.get_world_size())
+    )
+    total.backward()
+    with registered(model, 2) as handle:
+        sgd(handle)
+        model(data()).sum().backward()
+        for order in (2.0, 1.0, 3.0, math.inf):
+            expected = torch.nn.utils.clip_grad_norm_(plain.parameters(), 1e9, order)
+            torch.testing.assert_close(handle.clip_grad_norm(1e9, order), expected)
+        with pytest.raises(ArgumentError, match="norm_type"):
+            handle.clip_grad_norm(1.0, 0.0)
+        handle.clip_grad_norm(0.5)
+        torch.testing.assert_close(handle.clip_grad_norm(1e9), torch.tensor(0.5), rtol=1e-4, atol=0)
+
+
+def test_norms_are_those_of_whole_gradients(pools: Pools) -> None:
+    pools(3).run(norms)
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        raise ZeroDivisionError
+
+
+def after_failures(stage: int) -> None:
+    model, plain = make_model(), make_model()
+    with registered(model, stage, bucket_size_bytes=1) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        with pytest.raises(ZeroDivisionError):
+            model[2](Fails.apply(model[1](model[0](data())))).sum().backward()
+        with pytest.raises(RuntimeError):
+            model(torch.ones(3, 3))
+        with torch.no_grad():
+            model(data())
+        # Gradients that stay in the graph reduce nothing.
+        x = data().requires_grad_()
+        (gradient,) = torch.autograd.grad(model(x).sum(), x)
+        assert gradient.abs().sum() > 0
+        optimizer.zero_grad()
+        first, second = model(data()), model(2 * data())
+        first.sum().backward()
+        second.sum().backward()
+        optimizer.step()
+    for scale in (1, 2):
+        for rank in range(dist.get_world_size()):
+            drawn = torch.randn(4, 5, generator=torch.Generator().manual_seed(rank))
+            (plain(scale * drawn).sum() / dist.get_world_size()).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other - 0.1 * other.grad)
+
+
+def test_passes_that_fail_or_bring_no_gradients(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(after_failures, stage)
+
+
+# --- parts of tensors
+
+
+def parts() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    for shape in ((), (1,), (7,), (3, 5), (4, 0), (8, W)):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool):
+            whole = (torch.arange(math.prod(shape)).view(shape) % 5).to(dtype)
+            part = partition(whole)
+            assert part.shape == (-(-whole.numel() // W),)
+            begin, end = partition_range(whole.numel(), rank, W)
+            assert torch.equal(part[: end - begin], whole.flatten()[begin:end])
+            assert torch.equal(unpartition(part, shape), whole)
+    assert torch.equal(unpartition(partition(torch.ones(3, 4).t()), (4, 3)), torch.ones(4, 3))
+    with pytest.raises(ArgumentError, match=r"unpartition: part: got"):
+        unpartition(torch.ones(5), (100,))
+    with pytest.raises(ArgumentError, match="partition_range: rank"):
+        partition_range(3, 4, 2)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_parts_of_tensors_that_do_not_divide(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(parts)
+
+
+# --- groups, and what is left
+
+
+def in_a_group() -> list[list[float]]:
+    group = dist.new_group([0, 2])
+    model = make_model(seed=dist.get_rank())
+    handle = register_sharded_hooks(model, 3, group)
+    if dist.get_rank() == 1:
+        assert handle is None
+        return []
+    assert handle is not None
+    with handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        model(data()).sum().backward()
+        optimizer.step()
+    return [one.flatten().tolist() for one in model.parameters()]
+
+
+def test_other_groups(pools: Pools) -> None:
+    first, outside, last = pools(3).run(in_a_group)
+    assert outside == []
+    assert first == last
+
+
+def traces(stage: int) -> None:
+    model = make_model()
+    kinds = [type(module._parameters) for module in model.modules()]
+    with registered(model, stage) as handle:
+        sgd(handle)
+        model(data()).sum().backward()
+    for module, kind in zip(model.modules(), kinds, strict=True):
+        assert type(module._parameters) is kind
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+        assert not module._state_dict_pre_hooks
+        assert not module._load_state_dict_pre_hooks
+        assert not module._forward_hooks_always_called
+    for one in model.parameters():
+        assert not one._post_accumulate_grad_hooks
+        assert one.grad is None
+        assert one.untyped_storage().nbytes() == one.nbytes
+    model(data()).sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert all(one.grad is not None for one in model.parameters())
+
+
+def test_removal_leaves_an_ordinary_model(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(traces, stage)

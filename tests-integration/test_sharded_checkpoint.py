@@ -1,0 +1,124 @@
+"""State that is saved at one number of ranks and loaded at another, by torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.nn import functional as F
+
+import comm_orchestrator as dist
+from comm_collectives.hooks import register_sharded_hooks
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+BATCH = 24
+STEPS = 3
+
+
+def make_model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Conv1d(2, 3, 3),
+        nn.BatchNorm1d(3, momentum=None),
+        nn.Flatten(),
+        nn.Linear(15, 11),
+        nn.Tanh(),
+        nn.Linear(11, 1),
+    )
+    model[5].bias.requires_grad_(False)
+    return model.eval()  # the averages of batch normalization are loaded, and stay
+
+
+def groups_of(model: nn.Sequential) -> list[dict[str, Any]]:
+    trained = [one for one in model.parameters() if one.requires_grad]
+    return [
+        {"params": [one for one in trained if one.dim() > 1], "weight_decay": 0.1},
+        {"params": [one for one in trained if one.dim() == 1], "weight_decay": 0.0},
+    ]
+
+
+def loss_of(model: nn.Module, step: int, rank: int = 0, world_size: int = 1) -> torch.Tensor:
+    drawn = torch.randn(BATCH, 2, 7, generator=torch.Generator().manual_seed(step)).chunk(world_size)[rank]
+    return F.mse_loss(model(drawn), drawn.sum((1, 2)).sin()[:, None])
+
+
+def train(
+    model: nn.Module, optimizer: torch.optim.Optimizer, begin: int, rank: int = 0, world_size: int = 1
+) -> list[float]:
+    losses = []
+    for step in range(begin, begin + STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, step, rank, world_size)
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        if world_size > 1:
+            dist.all_reduce(mean, "avg")
+        losses.append(mean.item())
+    return losses
+
+
+def make_optimizer(groups: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(groups, lr=1e-2)
+
+
+def save(folder: str, stage: int) -> list[float]:
+    model = make_model()
+    model[1].running_mean.fill_(0.25)
+    with register_sharded_hooks(model, stage, bucket_size_bytes=300) as handle:
+        optimizer = make_optimizer(handle.parameter_groups(groups_of(model)))
+        handle.attach(optimizer)
+        losses = train(model, optimizer, 0, dist.get_rank(), dist.get_world_size())
+        dcp.save(handle.state_dict(optimizer), checkpoint_id=folder)
+    return losses
+
+
+def load_and_go_on(folder: str, stage: int, bucket_size_bytes: int) -> list[float]:
+    model = make_model(seed=5)
+    with register_sharded_hooks(model, stage, bucket_size_bytes=bucket_size_bytes) as handle:
+        optimizer = make_optimizer(handle.parameter_groups(groups_of(model)))
+        optimizer.param_groups[0]["lr"] = 7.0  # replaced by the one that was saved
+        handle.attach(optimizer)
+        before = handle.full_state_dict()
+        state = handle.state_dict(optimizer)
+        assert not optimizer.state
+        after = handle.full_state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        dcp.load(state, checkpoint_id=folder)
+        handle.load_state_dict(state, optimizer)
+        return train(model, optimizer, STEPS, dist.get_rank(), dist.get_world_size())
+
+
+def load_without_hooks(folder: str) -> list[float]:
+    """One process, with torch's own functions: the checkpoint has the names and shapes of the model."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model = make_model(seed=6)
+    optimizer = make_optimizer(groups_of(model))
+    model_state, optimizer_state = get_state_dict(model, optimizer)
+    state = {"model": model_state, "optimizer": optimizer_state}
+    dcp.load(state, checkpoint_id=folder)
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+    return train(model, optimizer, STEPS)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_training_goes_on_at_any_number_of_ranks(pools: Pools, tmp_path: Path, stage: int) -> None:
+    model = make_model()
+    model[1].running_mean.fill_(0.25)
+    optimizer = make_optimizer(groups_of(model))
+    expected = [train(model, optimizer, begin) for begin in (0, STEPS)]
+    for losses in pools(2).run(save, str(tmp_path), stage):
+        assert losses == pytest.approx(expected[0], rel=1e-4)
+    for world_size, other_stage, size_bytes in ((1, stage, 300), (3, 4 - stage, 1000), (4, stage, 1 << 20)):
+        for losses in pools(world_size).run(load_and_go_on, str(tmp_path), other_stage, size_bytes):
+            assert losses == pytest.approx(expected[1], rel=1e-4), world_size
+    (losses,) = pools(1).run(load_without_hooks, str(tmp_path))
+    assert losses == pytest.approx(expected[1], rel=1e-4)
