@@ -23,9 +23,11 @@ def used_bytes() -> int:
 
 
 def give_back() -> None:
-    """Let freed tensors leave the process at once from now on."""
-    ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)
+    """Let freed memory leave the process, and freed tensors at once from now on."""
     gc.collect()
+    library = ctypes.CDLL(None)
+    library.mallopt(_M_MMAP_THRESHOLD, 1 << 16)
+    library.malloc_trim(0)
 
 
 class Peak(threading.Thread):

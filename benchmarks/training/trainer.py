@@ -84,10 +84,11 @@ class Trainer:
         self.build(min(SIZES))
         self.train(steps)
         self.drop()
+        give_back()
         before = used_bytes()
         found = self.build(millions)
         self.train(steps)  # the optimizer makes its state in the first
-        gc.collect()
+        give_back()
         between = used_bytes()
         peak = Peak()
         peak.start()
