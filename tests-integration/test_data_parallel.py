@@ -568,6 +568,7 @@ def as_hook_of_fsdp2(options: dict[str, Any], tolerance: float) -> None:
             torch.testing.assert_close(part / scale, wanted, rtol=0, atol=limit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_reductions_as_hooks_of_fsdp2(pools: Pools, world_size: int) -> None:
     fsdp = pytest.importorskip("torch.distributed.fsdp")
@@ -577,11 +578,11 @@ def test_reductions_as_hooks_of_fsdp2(pools: Pools, world_size: int) -> None:
         pools(world_size).run(as_hook_of_fsdp2, options, tolerance)
 
 
-def compiled_models() -> None:
+def compiled_models(of_compiled: bool) -> None:
     rank, W = dist.get_rank(), dist.get_world_size()
     model, alone = made(mlp), made(mlp)
     whole = torch.compile(model, backend="aot_eager")
-    with hooks.register_data_parallel_hooks(whole if W == 2 else model, Options(**SMALL)) as handle:
+    with hooks.register_data_parallel_hooks(whole if of_compiled else model, Options(**SMALL)) as handle:
         for step in range(3):
             inputs, targets = list(batches(step + 1, rank))[-1]
             F.mse_loss(whole(inputs), targets).backward()
@@ -591,9 +592,40 @@ def compiled_models() -> None:
             for one, expected in zip(model.parameters(), alone.parameters(), strict=True):
                 torch.testing.assert_close(one.grad, expected.grad)
         assert {name for names in handle.buckets for name in names} == set(dict(model.named_parameters()))
+        if of_compiled:
+            from torch._dynamo import compiled_autograd
+
+            loss = model(inputs).sum()
+            refused = pytest.raises(ArgumentError, match="backward: got a backward under compiled autograd")
+            with refused, compiled_autograd._enable(torch.compile(backend="eager")):
+                loss.backward()
     torch._dynamo.reset()
 
 
-@WORLD_SIZES
-def test_compiled_models(pools: Pools, world_size: int) -> None:
-    pools(world_size).run(compiled_models)
+@pytest.mark.slow
+@pytest.mark.parametrize("of_compiled", [True, False])
+def test_compiled_models(pools: Pools, of_compiled: bool) -> None:
+    pools(2).run(compiled_models, of_compiled)
+
+
+def every_layer_checkpointed(use_reentrant: bool) -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)))
+    with hooks.register_data_parallel_hooks(model, Options(**SMALL)):
+        plain = copy.deepcopy(model)
+        for step in range(3):
+            for one in (model, plain):
+                one.zero_grad()
+            given = torch.full((2, 3), float(rank + step), requires_grad=True)
+            for layer in model:
+                given = checkpoint(layer, given, use_reentrant=use_reentrant)
+            given.square().sum().backward()
+            for other in range(W):
+                (plain(torch.full((2, 3), float(other + step))).square().sum() / W).backward()
+            for one, expected in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(one.grad, expected.grad)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_every_layer_checkpointed(pools: Pools, use_reentrant: bool) -> None:
+    pools(2).run(every_layer_checkpointed, use_reentrant)

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from comm_utils.errors import ArgumentError
+
 __all__ = ["BackwardEnd"]
+
+
+# Of torch._dynamo.compiled_autograd: on; and running what it compiled.
+_FLAGS = ("compiled_autograd_enabled", "in_compiled_autograd_region")
+
+
+def _is_compiled_autograd_on() -> bool:
+    # Where its graph breaks, it runs hooks as they are and then drops what they queue.
+    module = sys.modules.get("torch._dynamo.compiled_autograd")
+    return any(getattr(module, name, False) for name in _FLAGS)
 
 
 class _Callback:
@@ -43,7 +56,16 @@ class BackwardEnd:
         return self._callback is not None and self._callback() is None
 
     def expect(self) -> None:
-        """Call ``finish`` at the end of the backward that is under way; to be called by a hook of it."""
+        """Call ``finish`` at the end of the backward that is under way; to be called by a hook of it.
+
+        Raises:
+            ArgumentError: compiled autograd traces the backward, so that its hooks would run while it is compiled.
+        """
+        if torch.compiler.is_compiling() or _is_compiled_autograd_on():
+            raise ArgumentError(
+                "backward: got a backward under compiled autograd, which traces hooks; expected one without it: leave "
+                "torch._dynamo.config.compiled_autograd off, and compile the model with torch.compile(model)"
+            )
         callback = _Callback(self)
         engine: Any = torch.autograd.Variable._execution_engine
         engine.queue_callback(callback)
