@@ -346,3 +346,71 @@ def traces(stage: int) -> None:
 def test_removal_leaves_an_ordinary_model(pools: Pools) -> None:
     for stage in (1, 2, 3):
         pools(2).run(traces, stage)
+
+
+# --- compiled models, and worlds that end
+
+
+def compiled_curve(stage: int, compile_first: bool) -> list[list[float]]:
+    results = []
+    for compiles in (False, True):
+        model = make_model()
+        called: Any = model
+        if compiles and compile_first:
+            called = torch.compile(model, backend="aot_eager")
+        with registered(called, stage, bucket_size_bytes=1) as handle:
+            optimizer = sgd(handle)
+            handle.attach(optimizer)
+            if compiles and not compile_first:
+                called = torch.compile(model, backend="aot_eager")
+            losses = []
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = called(data()).square().sum()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        results.append(losses)
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+    assert results[0][0] > results[0][2]
+    return results
+
+
+def compiled_in_stage_3() -> str:
+    model = make_model()
+    with registered(model, 3), pytest.raises(Exception, match="register_sharded_hooks") as caught:
+        torch.compile(model, backend="aot_eager")(data())
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_compiled_models(pools: Pools) -> None:
+    for stage in (1, 2):
+        for compile_first in (True, False):
+            pools(2).run(compiled_curve, stage, compile_first)
+    for text in pools(2).run(compiled_in_stage_3):
+        assert "expected stage 1 or 2" in text
+
+
+def another_world(stage: int) -> list[str]:
+    found = []
+    dist.init_distributed("gloo", verbose=False)
+    model = make_model()
+    handle = registered(model, stage)
+    optimizer = sgd(handle)
+    handle.attach(optimizer)
+    model(data()).sum().backward()
+    dist.destroy_process_group()
+    dist.init_distributed("gloo", verbose=False)
+    for body in (lambda: model(torch.ones(2, 5)), optimizer.step, handle.gather, handle.state_dict):
+        with pytest.raises(ArgumentError, match="the world was set up anew") as caught:
+            body()
+        found.append(str(caught.value).partition(":")[0])
+    dist.destroy_process_group()
+    return found
+
+
+def test_another_world_is_noticed(bare_pools: Pools) -> None:
+    for stage in (1, 3):
+        for found in bare_pools(2).run(another_world, stage):
+            assert found == ["forward", "optimizer.step", "gather", "state_dict"]

@@ -65,12 +65,12 @@ class Gathering:
                 self._undo.append(watch_parameters(module, unit_of, self._accessed))
 
     def _register(self, module: nn.Module, units: list[Unit], is_root: bool) -> None:
+        # torch.compile takes an error of what it traces for a reason to run it without compilation.
+        refuse = cast("Any", torch.compiler.disable)(_refuse_compilation)
+
         def before(module: nn.Module, inputs: Any) -> None:
             if torch.compiler.is_compiling():
-                raise ArgumentError(
-                    "torch.compile: got a model with the hooks of register_sharded_hooks(stage=3); expected stage 1 or "
-                    "2, whose parameters are not freed, or a model that is not compiled"
-                )
+                refuse()
             if is_root:
                 self._enter_model()
             for unit in units:
@@ -250,6 +250,13 @@ class Gathering:
             self._undo.pop()()
         self.units = []
         self._outside.clear()
+
+
+def _refuse_compilation() -> None:
+    raise ArgumentError(
+        "torch.compile: got a model with the hooks of register_sharded_hooks(stage=3); expected stage 1 or 2, whose "
+        "parameters are not freed, or a model that is not compiled"
+    )
 
 
 def _free(unit: Unit) -> None:
