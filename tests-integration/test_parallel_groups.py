@@ -142,3 +142,21 @@ def test_names_are_in_the_log(pools: Pools) -> None:
     first, second = pools(2).run(logged)
     assert any("data 1 * pipeline 1 * context 1 * tensor 2 = 2 ranks" in line for line in first)
     assert any("rank 1 is in tensor parallel 0 (ranks 0, 1)" in line for line in second)
+
+
+def late() -> str:
+    groups = ParallelGroups.from_sizes(tensor=2, timeout=1.0)
+    if dist.get_rank() == 1:
+        dist.barrier()
+        return ""
+    try:
+        with pytest.raises(dist.CommTimeoutError) as caught:
+            dist.all_reduce(torch.ones(2), group=groups.tensor.group)
+    finally:
+        dist.barrier()
+    return str(caught.value)
+
+
+def test_names_are_in_errors(pools: Pools) -> None:
+    text = pools(2).run(late)[0]
+    assert text.startswith("all_reduce on the group of ranks [0, 1] (tensor parallel 0) timed out after 1 s"), text

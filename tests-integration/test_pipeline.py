@@ -13,6 +13,7 @@ from torch import nn
 
 import comm_orchestrator as dist
 from comm_collectives import hooks
+from comm_collectives.hooks.pipeline import Message, StageChannel
 from comm_utils.errors import ArgumentError, CollectiveMismatchError
 from comm_utils.testing import RankPool
 
@@ -130,6 +131,56 @@ def large_and_frozen() -> None:
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_large_activations_and_frozen_stages(pools: Pools, world_size: int) -> None:
     pools(world_size).run(large_and_frozen)
+
+
+def other_shapes() -> None:
+    rank = dist.get_rank()
+    channel = StageChannel()
+    first, second = (Message("forward", 0, number, 0, 1) for number in (0, 1))
+    tensors = [torch.ones(2, 3), torch.ones((), dtype=torch.bool)]
+    channel.exchange([first], {first: tensors} if rank == 0 else {})
+    if rank == 1:
+        assert torch.equal(channel.receive(first)[0], tensors[0])
+        assert [str(one) for one in channel.types(0)] == ["float32 of shape (2, 3)", "bool of shape ()"]
+    else:
+        with pytest.raises(
+            ArgumentError, match=r"stage 0: got float32 of shape \(3, 3\) for activations of micro-batch 1"
+        ):
+            channel.exchange([second], {second: [torch.ones(3, 3)]})
+        other = Message("forward", 2, 0, 0, 1)
+        with pytest.raises(ArgumentError, match=r"got an activation of torch.float8_e5m2; expected one of float32"):
+            channel.exchange([other], {other: [torch.ones(2).to(torch.float8_e5m2)]})
+    channel.finish_sends()
+
+
+def test_shapes_are_agreed_once(pools: Pools) -> None:
+    pools(2).run(other_shapes)
+
+
+def with_data_parallel() -> None:
+    rank = dist.get_rank()
+    groups = hooks.ParallelGroups.from_sizes(data=2, pipeline=2)
+    torch.manual_seed(3)
+    model = [nn.Linear(3, 5).double(), nn.Linear(5, 2).double()]
+    single = copy.deepcopy(nn.Sequential(*model))
+    stage = model[groups.pipeline.rank]
+    whole = torch.randn(16, 3, dtype=torch.float64)
+    mine = whole.chunk(2)[groups.data.rank]
+    with hooks.register_data_parallel_hooks(stage, group=groups.data.group) as handle:
+        for _ in range(2):
+            stage.zero_grad()
+            hooks.run_schedule(
+                hooks.one_forward_one_backward(2, 4), stage, mine, None, torch.mean, groups, no_sync=handle.no_sync
+            )
+            single.zero_grad()
+            single(whole).mean().backward()
+            for one, other in zip(stage.parameters(), single[groups.pipeline.rank].parameters(), strict=True):
+                torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-14)
+    assert rank >= 0
+
+
+def test_data_parallel_pipelines(pools: Pools) -> None:
+    pools(4).run(with_data_parallel)
 
 
 def refusals() -> list[str]:

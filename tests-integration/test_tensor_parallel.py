@@ -185,7 +185,7 @@ PLAN: dict[str, Any] = {
     "blocks.*.out": "row",
     "blocks.*.down": "row",
 }
-SEQUENCES = {"positions": "scatter", "*norm": "sequence", "*norm2": "sequence"}
+SEQUENCES = {"positions": "sequence_scatter", "*norm": "sequence", "*norm2": "sequence"}
 
 
 def plan_of_a_model(sequence_dim: int | None, is_compiled: bool) -> None:
@@ -195,6 +195,7 @@ def plan_of_a_model(sequence_dim: int | None, is_compiled: bool) -> None:
     parallel = copy.deepcopy(single)
     before = {name: one.clone() for name, one in parallel.state_dict().items()}
     plan = PLAN if sequence_dim is None else {**PLAN, **SEQUENCES}
+    alive = parallel(torch.zeros(2, 12, dtype=torch.int64)).sum()  # keeps a graph of whole parameters
     handle = hooks.register_model_parallel_hooks(parallel, None, plan, sequence_dim=sequence_dim)
     assert parallel.blocks[0].qkv.weight.shape == (36 // W, 12)
     assert parallel.blocks[0].down.in_features == 24 // W
@@ -231,6 +232,7 @@ def plan_of_a_model(sequence_dim: int | None, is_compiled: bool) -> None:
         assert torch.equal(full[name], parallel.state_dict()[name])
     assert parallel.head.weight is parallel.tokens.weight
     assert rank >= 0
+    assert alive.grad_fn is not None
 
 
 @pytest.mark.parametrize("sequence_dim", [None, 1])
@@ -241,6 +243,47 @@ def test_a_model_by_plan_trains_as_on_one_rank(pools: Pools, world_size: int, se
 
 def test_a_compiled_model_trains_alike(pools: Pools) -> None:
     pools(2).run(plan_of_a_model, 1, True)
+
+
+def with_data_parallel() -> None:
+    groups = hooks.ParallelGroups.from_sizes(data=2, tensor=2)
+    torch.manual_seed(1)
+    single = Model().double()
+    parallel = copy.deepcopy(single)
+    plan = {**PLAN, **SEQUENCES}
+    ids = torch.randint(0, 24, (4, 12), generator=torch.Generator().manual_seed(0))
+    mine = ids.chunk(2)[groups.data.rank]
+    layers = hooks.register_model_parallel_hooks(parallel, groups, plan, sequence_dim=1)
+    reduction = hooks.register_data_parallel_hooks(parallel, group=groups.data.group)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (single, parallel)]
+    for _ in range(3):
+        F.cross_entropy(single(ids).flatten(0, 1), ids.flatten()).backward()
+        hooks.vocabulary_parallel_cross_entropy(parallel(mine), mine, groups.tensor.group).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    with pytest.raises(ArgumentError, match=r"register_data_parallel_hooks\(\) were registered .* later; remove these"):
+        layers.remove()
+    reduction.remove()
+    layers.remove()
+    for name, one in single.state_dict().items():
+        torch.testing.assert_close(parallel.state_dict()[name], one, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_with_data_parallel_hooks(pools: Pools) -> None:
+    pools(4).run(with_data_parallel)
+
+
+def whole_graph() -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    with hooks.register_model_parallel_hooks(model, None, {"0": "column"}):
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        with pytest.raises(Exception, match="copy_to_tensor_parallel_region"):
+            compiled(torch.ones(2, 4))
+
+
+def test_a_whole_graph_is_refused_with_the_name_of_the_call(pools: Pools) -> None:
+    pools(2).run(whole_graph)
 
 
 def wrong_plans() -> list[str]:

@@ -26,6 +26,7 @@ from comm_utils.errors import (
 )
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
+from comm_utils.torch_support.group_names import group_text
 from comm_utils.torch_support.group_state import IN_FORKED_CHILD
 
 __all__ = ["Begun", "Call", "Communicator"]
@@ -89,6 +90,8 @@ class Communicator(ABC):
         self.rank, self.size = rank, len(peers.processes)
         self.ranks = list(range(self.size)) if ranks is None else list(ranks)
         self.is_world = ranks is None
+        #: ``group_desc`` of the process group, for messages.
+        self.description = ""
         self.set_timeout(timeout)
         self._how_to_go_on = _WORLD_GOES_ON if ranks is None else _GROUP_GOES_ON
         #: What failed first, or None.
@@ -154,8 +157,7 @@ class Communicator(ABC):
     # --- failures
 
     def __str__(self) -> str:
-        ranks = str(self.ranks) if len(self.ranks) <= 16 else f"[{self.ranks[0]} ... {self.ranks[-1]}]"
-        return f"the group of ranks {ranks}"
+        return group_text(self.ranks, self.description)
 
     def _break(self, what: str) -> None:
         self.broken = self.broken or what

@@ -80,6 +80,8 @@ class CclProcessGroup(ProcessGroup):
 
     def setGroupDesc(self, description: str) -> None:
         self._description = description
+        if self.communicator is not None:
+            self.communicator.description = description
 
     _set_group_desc = setGroupDesc  # type: ignore[assignment]
 

@@ -6,12 +6,11 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from comm_collectives.groups import get_process_group_ranks
-from comm_collectives.hooks.parallel_groups import ParallelGroup, ParallelGroups
+from comm_collectives.hooks.parallel_groups import MESH_NAMES, ParallelGroup, ParallelGroups
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
-__all__ = ["group_along", "group_text"]
+__all__ = ["group_along"]
 
 
 def group_along(call: str, name: str, value: Any, axis: str) -> ProcessGroup | None:
@@ -38,22 +37,14 @@ def group_along(call: str, name: str, value: Any, axis: str) -> ProcessGroup | N
         names = value.mesh_dim_names or ()
         if len(value.mesh.shape) == 1:
             return value.get_group()  # type: ignore[no-any-return]
-        short = f"{axis[0]}p"
-        for one in (axis, short, f"{axis}_parallel"):
+        for one in MESH_NAMES[axis]:
             if one in names:
                 return value.get_group(one)  # type: ignore[no-any-return]
         raise ArgumentError(
             f"{call}: {name}: got a DeviceMesh with dimensions {names}; expected one dimension, or one named "
-            f"{axis!r} or {short!r}"
+            f"{' or '.join(map(repr, MESH_NAMES[axis]))}"
         )
     raise ArgumentTypeError(
         f"{call}: {name}: got {shown(value)}; expected a process group of which this rank is a member, "
         "ParallelGroups, a DeviceMesh, or None for the world group"
     )
-
-
-def group_text(group: ProcessGroup | None) -> str:
-    """Return the name and the ranks of a group, for messages."""
-    ranks = ", ".join(map(str, get_process_group_ranks(group)))
-    name = "the world group" if group is None else getattr(group, "group_desc", "") or "a group"
-    return f"{name} (ranks {ranks})"

@@ -26,12 +26,12 @@ from comm_utils.log import logger
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["ParallelGroup", "ParallelGroups"]
+__all__ = ["MESH_NAMES", "ParallelGroup", "ParallelGroups"]
 
 #: Axes of the grid of ranks, the slowest first.
 _GRID = ("pipeline", "data", "context", "tensor")
-#: Names of the dimensions of a mesh that are understood without ``names``.
-_ALIASES = {
+#: Names of the dimensions of a mesh that are understood, by axis.
+MESH_NAMES = {
     "pipeline": ("pipeline", "pp", "pipe", "pipeline_parallel"),
     "data": ("data", "dp", "data_parallel"),
     "expert": ("expert", "ep", "expert_parallel"),
@@ -194,7 +194,7 @@ class ParallelGroups:
                 "ranks of the world, each once"
             )
         order = [axes.index(axis) for axis in ("pipeline", "data", "expert", "context", "tensor") if axis in axes]
-        shape = [mesh.mesh.shape[axes.index(axis)] if axis in axes else 1 for axis in _ALIASES]
+        shape = [mesh.mesh.shape[axes.index(axis)] if axis in axes else 1 for axis in MESH_NAMES]
         grid = mesh.mesh.permute(order).reshape(shape)
         given = {
             axis: mesh.get_group(place) for place, axis in enumerate(axes) if axis != "data" or "expert" not in axes
@@ -313,16 +313,16 @@ def _axes_of_mesh(call: str, mesh: Any, names: Mapping[str, str]) -> list[str]:
             f"{call}: mesh: got one whose dimensions have no names; pass mesh_dim_names=('data', 'tensor') or the "
             "like to init_device_mesh"
         )
-    unknown = [axis for axis in names if axis not in _ALIASES]
+    unknown = [axis for axis in names if axis not in MESH_NAMES]
     if unknown:
-        raise ArgumentError(f"{call}: names: got {shown(unknown[0])}; expected axes among {', '.join(_ALIASES)}")
-    known = {alias: axis for axis, aliases in _ALIASES.items() for alias in aliases}
+        raise ArgumentError(f"{call}: names: got {shown(unknown[0])}; expected axes among {', '.join(MESH_NAMES)}")
+    known = {alias: axis for axis, aliases in MESH_NAMES.items() for alias in aliases}
     known.update({name: axis for axis, name in names.items()})
     axes: list[str] = []
     for name in mesh.mesh_dim_names:
         if name not in known:
             raise ArgumentError(
-                f"{call}: mesh: got a dimension {name!r}; expected names among {', '.join(_ALIASES)}, or "
+                f"{call}: mesh: got a dimension {name!r}; expected names among {', '.join(MESH_NAMES)}, or "
                 f"names={{'data': {name!r}}} or the like"
             )
         if known[name] in axes:

@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
 from comm_utils.errors import BackendUnavailableError, BrokenGroupError
+from comm_utils.torch_support.group_names import group_text
 from comm_utils.torch_support.initialization import device_libraries, timeout_of
 
 __all__ = ["IN_FORKED_CHILD", "GroupState", "create_group"]
@@ -78,8 +79,7 @@ class GroupState:
         return self.by_global[0 if global_rank is None else global_rank]
 
     def __str__(self) -> str:
-        ranks = str(self.ranks) if len(self.ranks) <= 16 else f"[{self.ranks[0]} ... {self.ranks[-1]}]"
-        return f"the group of ranks {ranks}"
+        return group_text(self.ranks, getattr(self.pg, "group_desc", ""))
 
 
 def create_group(

@@ -9,17 +9,18 @@ import torch
 from torch import nn
 
 from comm_collectives.annotations import Group
-from comm_collectives.groups import get_rank
-from comm_collectives.hooks.group_arguments import group_along, group_text
+from comm_collectives.groups import get_process_group_ranks, get_rank
+from comm_collectives.hooks.group_arguments import group_along
 from comm_collectives.hooks.handle import LAYERS, Handle, check_module, check_unregistered
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.tensor_parallel import layers
 from comm_collectives.hooks.tensor_parallel.plan import Placement, resolve_plan
 from comm_collectives.hooks.tensor_parallel.sequence import sum_gradients
-from comm_collectives.hooks.tensor_parallel.sharding import Shard, check_shard
+from comm_collectives.hooks.tensor_parallel.sharding import Shard, check_shard, replace_data
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 from comm_utils.log import logger
+from comm_utils.torch_support.group_names import group_text
 
 __all__ = ["ModelParallel", "register_model_parallel_hooks"]
 
@@ -41,8 +42,7 @@ class ModelParallel(Handle):
         self.group, self.shards = group, shards
         self.on_removal(self._restore)
         for shard in shards:
-            shard.parameter.data = shard.part_of(shard.parameter, group)
-            shard.parameter.grad = None
+            replace_data(shard.parameter, shard.part_of(shard.parameter, group))
         for one in placements:
             for undo in _add(one, group, sequence_dim):
                 self.on_removal(undo)
@@ -84,8 +84,7 @@ class ModelParallel(Handle):
 
     def _restore(self) -> None:
         for shard in self.shards:
-            shard.parameter.data = shard.whole(shard.parameter, self.group)
-            shard.parameter.grad = None
+            replace_data(shard.parameter, shard.whole(shard.parameter, self.group))
 
 
 def register_model_parallel_hooks(
@@ -102,7 +101,8 @@ def register_model_parallel_hooks(
     - "vocabulary": an embedding whose rows are divided; of a linear layer the same as "column".
     - "sequence": a module between the layers, such as a norm, that sees this rank's part of the sequence. Its
       parameters stay whole, and their gradients are summed over the group.
-    - "scatter", "gather": the output of the module enters or leaves the region in which the sequence is divided.
+    - "sequence_scatter": each rank keeps its part of the sequence of what the module returns.
+    - "sequence_gather": every rank gets the whole sequence of what the module returns.
 
     Args:
         module: the same on every rank; its parameters are overwritten with this rank's parts. Optimizers are made
@@ -132,7 +132,12 @@ def register_model_parallel_hooks(
     check_on_all_ranks(_CALL, prepare, group)
     handle = ModelParallel(module, *found, group, sequence_dim)
     if get_rank(group) == 0:
-        logger.info("%s: divided %d parameters over %s", _CALL, len(handle.shards), group_text(group))
+        logger.info(
+            "%s: divided %d parameters over %s",
+            _CALL,
+            len(handle.shards),
+            group_text(get_process_group_ranks(group), getattr(group, "group_desc", "")),
+        )
     return handle
 
 
@@ -200,8 +205,8 @@ def _add(one: Placement, group: Group, sequence_dim: int | None) -> list[layers.
         return layers.add_vocabulary(module, group, sequence_dim)
     if one.style.startswith("column") or one.style == "vocabulary":
         return layers.add_column(module, group, sequence_dim, one.style == "column_gathered")
-    if sequence_dim is not None and one.style in ("scatter", "gather"):
-        add = layers.add_scatter if one.style == "scatter" else layers.add_gather
+    if sequence_dim is not None and one.style in ("sequence_scatter", "sequence_gather"):
+        add = layers.add_scatter if one.style == "sequence_scatter" else layers.add_gather
         return add(module, group, sequence_dim)
     return []
 

@@ -21,11 +21,11 @@ STYLES: dict[str, tuple[type[nn.Module], ...] | None] = {
     "row": (nn.Linear,),
     "vocabulary": (nn.Embedding, nn.Linear),
     "sequence": None,
-    "scatter": None,
-    "gather": None,
+    "sequence_scatter": None,
+    "sequence_gather": None,
 }
 #: Styles that make sense only where the sequence is divided between layers.
-_OF_SEQUENCES = ("sequence", "scatter", "gather")
+_OF_SEQUENCES = ("sequence", "sequence_scatter", "sequence_gather")
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ def resolve_plan(call: str, model: nn.Module, plan: Any, sequence_parallel: bool
 
 
 def _style(call: str, pattern: Any, given: Any, sequence_parallel: bool) -> tuple[str, int]:
-    style, parts = given if isinstance(given, tuple) and len(given) == 2 else (given, 1)
-    if style not in STYLES:
+    style, parts = given if isinstance(given, (tuple, list)) and len(given) == 2 else (given, 1)
+    if not isinstance(style, str) or style not in STYLES:
         raise ArgumentError(f"{call}: plan[{pattern!r}]: got {shown(given)}; expected one of {', '.join(STYLES)}")
     if not isinstance(parts, int) or parts < 1 or (parts > 1 and not style.startswith("column")):
         raise ArgumentError(

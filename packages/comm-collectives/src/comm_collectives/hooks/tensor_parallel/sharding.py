@@ -11,7 +11,7 @@ from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.tensor_parallel.along import gathered
 from comm_utils.errors import ArgumentError
 
-__all__ = ["Shard", "check_shard"]
+__all__ = ["Shard", "check_shard", "replace_data"]
 
 
 @dataclass(frozen=True)
@@ -67,3 +67,18 @@ def check_shard(call: str, shard: Shard, group: Group) -> None:
             f"{call}: parameter {shard.name!r} has {size} along dimension {shard.dim} of shape "
             f"{tuple(shard.parameter.shape)}; expected a multiple of {W} ranks{parts}; pad it before"
         )
+
+
+def replace_data(parameter: torch.Tensor, data: torch.Tensor) -> None:
+    """Let ``parameter`` have other elements in another shape, and no gradient.
+
+    Args:
+        parameter: stays the same object.
+        data: of its dtype and device; used as it is.
+    """
+    parameter.grad = None
+    # A graph that is alive, such as that of an earlier loss, keeps a node that expects gradients of the old shape. A
+    # change of the dtype makes torch forget this node, a change of the shape does not.
+    other = torch.float32 if parameter.dtype != torch.float32 else torch.float64
+    parameter.data = torch.empty(0, dtype=other, device=parameter.device)
+    parameter.data = data
