@@ -191,7 +191,7 @@ def all_cases() -> list[tuple[str, list[float], list[float]]]:
     return found
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_curves_are_those_of_one_process(pools: Pools, world_size: int) -> None:
     for found in pools(world_size).run(all_cases):
         for case, got, expected in found:

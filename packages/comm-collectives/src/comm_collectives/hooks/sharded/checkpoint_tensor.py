@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from comm_collectives.hooks.sharded.rectangles import rectangles
+from comm_collectives.hooks.sharded.rectangles import Rectangle, rectangles
+
+if TYPE_CHECKING:
+    # Its import takes seconds, and has happened where it calls the methods below.
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
+    from torch.distributed.checkpoint.planner import WriteItem
 
 __all__ = ["CheckpointTensor"]
 
@@ -29,7 +32,7 @@ class CheckpointTensor(torch.Tensor):
     begin: int
     part: torch.Tensor
     _whole: torch.Size
-    _blocks: list[tuple[ChunkStorageMetadata, torch.Tensor]]
+    _blocks: list[tuple[Rectangle, torch.Tensor]]
 
     def __new__(cls, shape: torch.Size, begin: int, part: torch.Tensor) -> CheckpointTensor:
         return part.detach().as_subclass(cls)
@@ -38,7 +41,7 @@ class CheckpointTensor(torch.Tensor):
         self._whole, self.begin, self.part = shape, begin, part.detach()
         self._blocks = [
             (
-                ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)),
+                one,
                 self.part[one.start - begin :][: torch.Size(one.sizes).numel()].view(one.sizes),
             )
             for one in rectangles(shape, begin, begin + part.numel())
@@ -58,6 +61,9 @@ class CheckpointTensor(torch.Tensor):
         return f"CheckpointTensor(shape={tuple(self._whole)}, elements {self.begin} to {end} here)"
 
     def __create_write_items__(self, fqn: str, object: object) -> list[WriteItem]:
+        from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
+        from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
         properties = TensorProperties.create_from_tensor(self.part)
         return [
             WriteItem(
@@ -65,13 +71,15 @@ class CheckpointTensor(torch.Tensor):
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=self._whole),
             )
-            for chunk, _ in self._blocks
+            for chunk in self.__create_chunk_list__()
         ]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        return [chunk for chunk, _ in self._blocks]
+        from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+        return [ChunkStorageMetadata(torch.Size(one.offsets), torch.Size(one.sizes)) for one, _ in self._blocks]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         if index.offset is None:
             raise ValueError(f"{index.fqn}: got a part without its offset; expected one of {self!r}")
-        return next(view for chunk, view in self._blocks if chunk.offsets == index.offset)
+        return next(view for one, view in self._blocks if one.offsets == tuple(index.offset))
