@@ -6,7 +6,8 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from comm_collectives.hooks.parallel_groups import MESH_NAMES, ParallelGroup, ParallelGroups
+from comm_collectives.hooks.parallel_groups import ParallelGroup, ParallelGroups
+from comm_collectives.hooks.parallel_sizes import MESH_NAMES
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 

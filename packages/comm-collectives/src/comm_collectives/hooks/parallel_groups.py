@@ -8,9 +8,9 @@ experts, and ranks that are ``expert`` apart hold the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.distributed import ProcessGroup
@@ -19,25 +19,18 @@ from comm_collectives.annotations import Timeout
 from comm_collectives.arguments import active
 from comm_collectives.groups import new_group
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
-from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_collectives.hooks.parallel_sizes import MESH_NAMES, axes_of_mesh, checked_sizes
+from comm_utils.errors import ArgumentError
 from comm_utils.given import shown
 from comm_utils.log import logger
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["MESH_NAMES", "ParallelGroup", "ParallelGroups"]
+__all__ = ["ParallelGroup", "ParallelGroups"]
 
 #: Axes of the grid of ranks, the slowest first.
 _GRID = ("pipeline", "data", "context", "tensor")
-#: Names of the dimensions of a mesh that are understood, by axis.
-MESH_NAMES = {
-    "pipeline": ("pipeline", "pp", "pipe", "pipeline_parallel"),
-    "data": ("data", "dp", "data_parallel"),
-    "expert": ("expert", "ep", "expert_parallel"),
-    "context": ("context", "cp", "context_parallel"),
-    "tensor": ("tensor", "tp", "model", "mp", "tensor_parallel"),
-}
 # The dimensions along which each axis reaches; "outer" and "expert" are the two parts of the data axis.
 _AXES = {
     "data": ("outer", "expert"),
@@ -162,7 +155,7 @@ class ParallelGroups:
         found: dict[str, int] = {}
 
         def prepare() -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
-            found.update(_checked_sizes(call, sizes, len(world)))
+            found.update(checked_sizes(call, sizes, len(world)))
             return {}, found
 
         check_on_all_ranks(call, prepare)
@@ -187,7 +180,7 @@ class ParallelGroups:
         """
         call = "ParallelGroups.from_mesh"
         world = active(call).get_process_group_ranks(None)
-        axes = _axes_of_mesh(call, mesh, names or {})
+        axes = axes_of_mesh(call, mesh, names or {})
         if sorted(mesh.mesh.flatten().tolist()) != sorted(world):
             raise ArgumentError(
                 f"{call}: mesh: got one of ranks {sorted(mesh.mesh.flatten().tolist())}; expected all {len(world)} "
@@ -271,65 +264,3 @@ def _groups_along(grid: torch.Tensor, axis: str) -> list[tuple[int, ...]]:
     across = [dimension for dimension in range(grid.dim()) if dimension not in along]
     size = torch.Size(grid.shape[dimension] for dimension in along).numel()
     return sorted(tuple(members) for members in grid.permute(*across, *along).reshape(-1, size).tolist())
-
-
-def _checked_sizes(call: str, sizes: Mapping[str, Any], world_size: int) -> dict[str, int]:
-    for name, size in sizes.items():
-        if size is None and name == "data":
-            continue
-        if not isinstance(size, int) or isinstance(size, bool):
-            raise ArgumentTypeError(f"{call}: {name}: got {shown(size)}; expected an integer of 1 or more")
-        if size < 1:
-            raise ArgumentError(f"{call}: {name}: got {size}; expected an integer of 1 or more")
-    others = {name: sizes[name] for name in ("pipeline", "context", "tensor")}
-    product = torch.Size(others.values()).numel()
-    factors = " * ".join(f"{name} {size}" for name, size in others.items())
-    data = sizes["data"]
-    if data is None:
-        if world_size % product:
-            raise ArgumentError(
-                f"{call}: got {factors} = {product}, which does not divide the world size, {world_size}; choose sizes "
-                "whose product does"
-            )
-        data = world_size // product
-    if data * product != world_size:
-        raise ArgumentError(
-            f"{call}: got data {data} * {factors} = {data * product} ranks; expected {world_size}, the world size "
-            "(expert divides data and takes no ranks of its own)"
-        )
-    if data % sizes["expert"]:
-        raise ArgumentError(
-            f"{call}: expert: got {sizes['expert']}; expected a divisor of data, {data}, which it divides"
-        )
-    return {**sizes, "data": data}
-
-
-def _axes_of_mesh(call: str, mesh: Any, names: Mapping[str, str]) -> list[str]:
-    """Return the axis of each dimension of ``mesh``."""
-    if not hasattr(mesh, "mesh_dim_names"):
-        raise ArgumentTypeError(f"{call}: mesh: got {shown(mesh)}; expected a DeviceMesh")
-    if mesh.mesh_dim_names is None:
-        raise ArgumentError(
-            f"{call}: mesh: got one whose dimensions have no names; pass mesh_dim_names=('data', 'tensor') or the "
-            "like to init_device_mesh"
-        )
-    unknown = [axis for axis in names if axis not in MESH_NAMES]
-    if unknown:
-        raise ArgumentError(f"{call}: names: got {shown(unknown[0])}; expected axes among {', '.join(MESH_NAMES)}")
-    known = {alias: axis for axis, aliases in MESH_NAMES.items() for alias in aliases}
-    known.update({name: axis for axis, name in names.items()})
-    axes: list[str] = []
-    for name in mesh.mesh_dim_names:
-        if name not in known:
-            raise ArgumentError(
-                f"{call}: mesh: got a dimension {name!r}; expected names among {', '.join(MESH_NAMES)}, or "
-                f"names={{'data': {name!r}}} or the like"
-            )
-        if known[name] in axes:
-            raise ArgumentError(f"{call}: mesh: got two dimensions for {known[name]}: {_joined(mesh.mesh_dim_names)}")
-        axes.append(known[name])
-    return axes
-
-
-def _joined(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names))
