@@ -584,6 +584,14 @@ def bench_inference(session: nox.Session) -> None:
     session.run("python", "benchmarks/inference", *session.posargs, interrupt_timeout=30)
 
 
+@nox.session(name="bench-training", default=False)
+def bench_training(session: nox.Session) -> None:
+    """Compares steps of data-parallel and sharded training with DDP, FSDP2 and DeepSpeed's ZeRO, and their memory."""
+    install_sources(session, "comm-orchestrator[ccl,cli,plot]", *group("bench-training"))
+    # After Ctrl-C, time to end the ranks and to remove their shared memory.
+    session.run("python", "benchmarks/training", *session.posargs, interrupt_timeout=30)
+
+
 # How the tests of the native engine are built, and how long the one that does many operations goes on.
 NATIVE_BUILDS = {"plain": ("", 1_000_000), "address": ("address,undefined", 20_000), "thread": ("thread", 5_000)}
 

@@ -38,6 +38,7 @@ COVERED_ELSEWHERE = {
     r"(\S*/)?nox( .*)?": "the sessions themselves; that they exist is checked below",
     r"(torchrun|python3? -m torch\.distributed\.run) .*digits\.py.*": "nox -s demo",
     r"python3? docs/examples/same_weights\.py( .*)?": "nox -s demo",
+    r"torchrun .*docs/examples/training/\w+\.py.*": "tests-integration/test_training_examples.py",
     r"torchrun --nnodes .*": "nox -s launchers",
     r"(mpirun|srun) .*": "nox -s launchers",
     r"python3? benchmarks/\S+\.py.*": "nox -s bench",

@@ -1,0 +1,1 @@
+"""Steps of data-parallel and sharded training on two ranks; see docs/training.md."""
