@@ -14,7 +14,10 @@ from torch.nn import functional as F
 
 import comm_orchestrator as dist
 from comm_collectives.hooks import register_sharded_hooks
-from comm_utils.testing import RankPool
+from comm_utils.testing import RankPool, preload
+
+# Seconds for each of ten ranks.
+preload("torch.distributed.checkpoint.state_dict")
 
 Pools = Callable[[int], RankPool]
 
