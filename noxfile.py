@@ -125,8 +125,6 @@ NEWEST_TESTS = [
             "coalescing",
             "compression",
             "deepspeed_compression",
-            "deterministic_reductions",
-            "doctor",
             "hierarchical",
             "init_distributed",
             "interoperability",
@@ -135,6 +133,23 @@ NEWEST_TESTS = [
             "with_torch",
         )
     ),
+]
+
+# And on ccl. The hooks of training run on gloo in `integration`.
+NEWEST_TESTS_ON_CCL = [
+    f"tests-integration/test_{name}.py"
+    for name in (
+        "data_parallel",
+        "expert_and_context_parallel",
+        "parallel_groups",
+        "pipeline",
+        "sharded",
+        "sharded_calls",
+        "sharded_checkpoint",
+        "tensor_parallel",
+        "training_from_a_configuration",
+        "with_torch",
+    )
 ]
 
 # pip's settings and the variables by which uv, which does not read them, takes the same.
@@ -727,7 +742,7 @@ def compat(session: nox.Session, torch: str) -> None:
         run_pytest(session, *options, f"packages/{package.folder.name}/tests", env=env, measuring=True)
     run_pytest(session, *options, *NEWEST_TESTS, env=env, measuring=True)
     with_ccl = {**env, "TESTS_BACKEND": "ccl"}
-    run_pytest(session, *options, "tests-integration/test_with_torch.py", env=with_ccl, measuring=True)
+    run_pytest(session, *options, *NEWEST_TESTS_ON_CCL, env=with_ccl, measuring=True)
 
 
 @nox.session(default=False, requires=["compat(newest)"], tags=FULL)

@@ -31,8 +31,8 @@ __all__ = ["main"]
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 PROGRAM = Path(__file__).with_name("__main__.py")
-# Of the loss of a round: sums in another order, after some hundred steps.
-TOLERANCE = 1e-3
+# Of the loss of a round, after some hundred steps: DeepSpeed's AdamW ends a percent lower than torch's alone.
+TOLERANCE = 5e-2
 MEMORY_STEPS, TRACED_STEPS, WARM_UP_STEPS = 3, 5, 3
 # Of a page.
 COLUMNS = 120
