@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pytest
@@ -179,8 +180,97 @@ def with_data_parallel() -> None:
     assert rank >= 0
 
 
+def several_stages_with_data_parallel() -> None:
+    groups = hooks.ParallelGroups.from_sizes(data=2, pipeline=2)
+    torch.manual_seed(3)
+    model = [nn.Linear(4, 4).double() for _ in range(4)]
+    single = copy.deepcopy(nn.Sequential(*model))
+    schedule = hooks.interleaved(2, 4, 2)
+    own = schedule.stages_of(groups.pipeline.rank)
+    stages = nn.ModuleList([model[stage] for stage in own])
+    whole = torch.randn(16, 4, dtype=torch.float64)
+    mine = whole.chunk(2)[groups.data.rank]
+    handles = [hooks.register_data_parallel_hooks(stage, group=groups.data.group) for stage in stages]
+
+    def all_no_sync() -> ExitStack:
+        stack = ExitStack()
+        for handle in handles:
+            stack.enter_context(handle.no_sync())
+        return stack
+
+    culprit = max(own)  # backward passes end with the first stage
+    with pytest.raises(
+        ArgumentError,
+        match=rf"no_sync: the hooks of register_data_parallel_hooks\(\) on stage {culprit} .*nn.ModuleList\(stages\)",
+    ):
+        hooks.run_schedule(schedule, stages, mine, None, torch.mean, groups.pipeline.group, no_sync=all_no_sync)
+    for handle in handles:
+        handle.remove()
+    with hooks.register_data_parallel_hooks(stages, group=groups.data.group) as handle:
+        for _ in range(2):
+            stages.zero_grad()
+            hooks.run_schedule(schedule, stages, mine, None, torch.mean, groups, no_sync=handle.no_sync)
+            single.zero_grad()
+            single(whole).mean().backward()
+            for stage in own:
+                for one, other in zip(model[stage].parameters(), single[stage].parameters(), strict=True):
+                    torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-14)
+
+
 def test_data_parallel_pipelines(pools: Pools) -> None:
     pools(4).run(with_data_parallel)
+    pools(4).run(several_stages_with_data_parallel)
+
+
+def tied_after_failures() -> None:
+    rank = dist.get_rank()
+    parameter = nn.Parameter(torch.ones(2))
+    tied = hooks.tie_parameter(parameter)
+    parameter.grad = torch.full((2,), 10.0)
+    tied.start()  # of a run that fails
+    parameter.grad = None
+    tied.start()
+    parameter.grad = torch.full((2,), rank + 1.0)
+    tied.reduce_gradients()
+    assert parameter.grad.tolist() == [3.0, 3.0]
+
+
+def tied_and_sharded(stage: int) -> str:
+    """Return how a pipeline is refused in which one rank has sharded hooks on its tied parameter."""
+    rank = dist.get_rank()
+    embedding, head = nn.Embedding(4, 2), nn.Linear(2, 4, bias=False)
+    module = head if rank else embedding
+    tied = hooks.tie_parameter(module.weight)
+    own = [dist.new_group([one]) for one in range(2)][rank]
+    ids = torch.arange(4)
+    calls = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return module(x)
+
+    with hooks.register_sharded_hooks(module, stage, own) if rank else nullcontext():
+        with pytest.raises(ArgumentError) as caught:
+            hooks.run_schedule(hooks.gpipe(2, 2), counted, ids, ids, F.cross_entropy, tied=[tied])
+        assert not calls
+        if rank:
+            with pytest.raises(ArgumentError, match=r"TiedParameter\.start: the tied parameter"):
+                tied.start()
+        with pytest.raises(ArgumentError, match=r"the tied parameter of shape .* register_sharded_hooks\(\)"):
+            hooks.tie_parameter(module.weight)
+    with pytest.raises(ArgumentError, match="tied: got 3; expected results of tie_parameter"):
+        hooks.run_schedule(hooks.gpipe(2, 2), counted, ids, ids, F.cross_entropy, tied=[3])  # type: ignore[list-item]
+    hooks.run_schedule(hooks.gpipe(2, 2), module, ids, ids, F.cross_entropy, tied=[tied])
+    return str(caught.value)
+
+
+def test_tied_parameters_with_sharded_hooks_are_refused(pools: Pools) -> None:
+    pools(2).run(tied_after_failures)
+    for stage in (1, 2, 3):
+        first, second = pools(2).run(tied_and_sharded, stage)
+        assert "rank 1 refused its arguments" in first
+        for text in (first, second):
+            assert "run_schedule: the tied parameter of shape (4, 2) has the hooks of register_sharded_hooks()" in text
 
 
 def refusals() -> list[str]:

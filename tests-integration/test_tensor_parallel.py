@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import comm_orchestrator as dist
 from comm_collectives import hooks
+from comm_collectives.hooks.handle import handles_of
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
 from comm_utils.testing import RankPool
 
@@ -42,6 +44,9 @@ def regions() -> None:
             leaf = own.clone().requires_grad_()
             result = scatter(leaf, None, dim)
             assert torch.equal(result, part)
+            if W > 1:
+                assert result.untyped_storage().nbytes() == result.nbytes
+                assert torch.equal(scatter(leaf, None, dim).mul_(2), 2 * part)  # memory of its own
             (result * (rank + 1)).sum().backward()
             parts = [torch.full_like(one, 1.0 + other) for other, one in enumerate(own.chunk(W, dim))]
             expected = torch.cat(parts, dim)
@@ -243,6 +248,68 @@ def test_a_model_by_plan_trains_as_on_one_rank(pools: Pools, world_size: int, se
 
 def test_a_compiled_model_trains_alike(pools: Pools) -> None:
     pools(2).run(plan_of_a_model, 1, True)
+
+
+def small_model() -> nn.Sequential:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Embedding(8, 4), nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)).double()
+
+
+SMALL_PLAN = {"0": "vocabulary", "2": "column", "3": "row"}
+
+
+def copies() -> None:
+    single, parallel = small_model(), small_model()
+    ids = torch.arange(8).view(2, 4)
+    hooks.register_model_parallel_hooks(parallel, None, SMALL_PLAN)
+    gc.collect()
+    with pytest.raises(ArgumentError, match=r"'0.weight' has the hooks of register_model_parallel_hooks\(\)"):
+        hooks.register_model_parallel_hooks(parallel, None, SMALL_PLAN)
+    for copied in (copy.deepcopy(parallel), copy.deepcopy(copy.deepcopy(parallel))):
+        doubled = copy.deepcopy(single)
+        with torch.no_grad():
+            for one in (*copied.parameters(), *doubled.parameters()):
+                one.mul_(2)
+        torch.testing.assert_close(copied(ids), doubled(ids), rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(parallel(ids), single(ids), rtol=1e-12, atol=1e-12)
+    (handle,) = handles_of(parallel)
+    handle.remove()
+    assert all(map(torch.equal, parallel.parameters(), single.parameters()))
+    torch.testing.assert_close(copied(ids), doubled(ids), rtol=1e-12, atol=1e-12)
+
+
+def changes_with_sequence_parallelism() -> None:
+    single, parallel = small_model(), small_model()
+    ids = torch.arange(8).view(2, 4)
+    plan = {**SMALL_PLAN, "1": "sequence"}
+    for name, layer in (("1.weight", parallel[1]), ("3.bias", parallel[3])):
+        for one in layer.parameters():
+            one.requires_grad_(False)
+        handle = hooks.register_model_parallel_hooks(parallel, None, plan, sequence_dim=1)
+        parallel(ids)
+        for one in layer.parameters():
+            one.requires_grad_(True)
+        with pytest.raises(ArgumentError, match=rf"forward: parameter '{name}' requires a gradient, which it did not"):
+            parallel(ids)
+        with torch.no_grad():
+            parallel(ids)
+        handle.remove()
+    handle = hooks.register_model_parallel_hooks(parallel, None, plan, sequence_dim=1)
+    copied = copy.deepcopy(parallel)
+    with pytest.raises(ArgumentError, match=r"forward: got called with gradients on a copy of a model with sequence"):
+        copied(ids)
+    with torch.no_grad():
+        assert torch.equal(copied(ids), parallel(ids))
+    hooks.gather_from_sequence_parallel_region(parallel(ids), None, 1, False).square().sum().backward()
+    single(ids).square().sum().backward()
+    for place in (1, 3):
+        torch.testing.assert_close(parallel[place].bias.grad, single[place].bias.grad, rtol=1e-12, atol=1e-12)
+    handle.remove()
+
+
+def test_copies_and_changes(pools: Pools) -> None:
+    pools(2).run(copies)
+    pools(2).run(changes_with_sequence_parallelism)
 
 
 def with_data_parallel() -> None:

@@ -17,6 +17,7 @@ from comm_collectives.hooks.pipeline.actions import BACKWARD, FORWARD, Compute, 
 from comm_collectives.hooks.pipeline.agreement import agree_on_schedule
 from comm_collectives.hooks.pipeline.channel import StageChannel
 from comm_collectives.hooks.pipeline.check import ScheduleReport, check_schedule
+from comm_collectives.hooks.pipeline.gradient_hooks import check_no_sync, check_tied
 from comm_collectives.hooks.pipeline.tied import TiedParameter
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 from comm_utils.given import shown
@@ -57,6 +58,7 @@ def run_schedule(
             those of the mean.
         tied: parameters that several stages share; their gradients are summed at the end.
         no_sync: entered for all backward passes but this rank's last one, such as ``no_sync`` of data-parallel hooks.
+            With several stages, the hooks are those of one call for all of them: register them on a ``ModuleList``.
         device: of activations; None for that of the first parameter of the stages, or the CPU.
 
     Returns:
@@ -73,6 +75,7 @@ def run_schedule(
     place = _device(stages, device)
     try:
         run = _Run(schedule, stages, inputs, targets, loss_function, group, gradient_scale, no_sync, place)
+        check_tied(_CALL, tied)
     except CommError as raised:
         error = raised
     agree_on_schedule(_CALL, schedule if isinstance(schedule, Schedule) else None, error, group, place)
@@ -128,6 +131,8 @@ class _Run:
             self.targets = None if targets is None else _microbatches("targets", targets, schedule)
         self.scale = 1 / schedule.microbatches if gradient_scale is None else gradient_scale
         self.no_sync = no_sync or nullcontext
+        if no_sync is not None:
+            check_no_sync(_CALL, schedule, self.rank, self.stages)
         self.channel = StageChannel(group, device)
         self.backwards = sum(isinstance(one, Compute) and one.kind == BACKWARD for one in schedule.actions[self.rank])
         # By stage and micro-batch, from the pass that makes them until the one that uses them.

@@ -6,12 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from comm_collectives.annotations import Group
 from comm_collectives.collectives import all_reduce, broadcast
 from comm_collectives.groups import get_process_group_ranks, get_rank, get_world_size, new_group
 from comm_collectives.hooks.group_arguments import group_along
+from comm_collectives.hooks.handle import handles_of
 from comm_collectives.hooks.model_agreement import agree_on_model, check_on_all_ranks
+from comm_collectives.hooks.sharded.registration import Sharded
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
@@ -31,9 +34,27 @@ class TiedParameter:
         self._before: torch.Tensor | None = None
 
     def start(self) -> None:
-        """Leave the gradients that are there now out of the next :meth:`reduce_gradients`: they were summed before."""
+        """Leave the gradients that are there now out of the next :meth:`reduce_gradients`: they were summed before.
+
+        Raises:
+            ArgumentError: the parameter has sharded hooks.
+        """
+        self.check_unsharded("TiedParameter.start")
+        self._before = None
         if self.parameter is not None and self._is_shared and self.parameter.grad is not None:
             self._before = self.parameter.grad.clone()
+
+    def check_unsharded(self, call: str) -> None:
+        """Check that the gradients stay with the parameter: sharded hooks take them away as they arrive.
+
+        Args:
+            call: the user's call, for messages.
+
+        Raises:
+            ArgumentError: the parameter has sharded hooks.
+        """
+        if self._is_shared:
+            _check_unsharded(call, self.parameter)
 
     def reduce_gradients(self) -> None:
         """Sum the gradients of the copies, so that all take the same step."""
@@ -64,7 +85,7 @@ def tie_parameter(
         ranks: the ranks within the group that have a copy; negative ones count from the end.
 
     Raises:
-        ArgumentError: a rank of ``ranks`` gave no parameter; names it.
+        ArgumentError: a rank of ``ranks`` gave no parameter, or one with sharded hooks; names the rank.
         CollectiveMismatchError: the copies have different shapes or dtypes; names the ranks.
     """
     call = "tie_parameter"
@@ -78,6 +99,8 @@ def tie_parameter(
         holders.extend(sorted({one % W for one in ranks}))
         if rank in holders and not isinstance(parameter, torch.Tensor):
             raise ArgumentTypeError(f"{call}: parameter: got {shown(parameter)}; expected a tensor on ranks {holders}")
+        if rank in holders and len(holders) > 1:
+            _check_unsharded(call, parameter)
         return {}, {"ranks": holders}
 
     check_on_all_ranks(call, prepare, group)
@@ -93,3 +116,15 @@ def tie_parameter(
     with torch.no_grad():
         broadcast(parameter.detach(), members[holders[0]], own)
     return TiedParameter(parameter, own, True)
+
+
+def _check_unsharded(call: str, parameter: torch.Tensor | None) -> None:
+    if not isinstance(parameter, nn.Parameter):
+        return
+    for handle in handles_of(nn.ParameterList([parameter])):
+        if isinstance(handle, Sharded):
+            raise ArgumentError(
+                f"{call}: the tied parameter of shape {tuple(parameter.shape)} has the hooks of {handle.call}(), which "
+                "take its gradient to the rank that owns it; expected one without them: use "
+                "register_data_parallel_hooks(), or register sharded hooks on the other modules of the stage alone"
+            )

@@ -62,11 +62,11 @@ def check_divides(call: str, tensor: torch.Tensor, dim: int, group: Group) -> No
 
 
 def own_part(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """Return this rank's part of ``tensor``, of W equal ones along ``dim``, as a contiguous copy or ``tensor``."""
+    """Return this rank's part of ``tensor``, of W equal ones along ``dim``, as a copy; ``tensor`` if W is 1."""
     W = get_world_size(group)
     if W == 1:
         return tensor
-    return tensor.chunk(W, dim)[get_rank(group)].contiguous()
+    return tensor.chunk(W, dim)[get_rank(group)].clone(memory_format=torch.contiguous_format)
 
 
 def gathered(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:

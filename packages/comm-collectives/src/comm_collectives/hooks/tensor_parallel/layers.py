@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -48,10 +49,10 @@ def add_column(module: nn.Linear, group: Group, sequence_dim: int | None, gather
 def add_row(module: nn.Linear, group: Group, sequence_dim: int | None) -> list[Undo]:
     """Let ``module``, whose input features are divided, return sums over the ranks; return what undoes this."""
 
-    def forward(input: torch.Tensor) -> torch.Tensor:
-        output = _summed(F.linear(input, module.weight), group, sequence_dim)
+    def forward(self: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+        output = _summed(F.linear(input, self.weight), group, sequence_dim)
         # The bias is added once, behind the sum.
-        return output if module.bias is None else output + module.bias
+        return output if self.bias is None else output + self.bias
 
     undo: list[Undo] = [_attribute(module, "in_features"), _instead(module, forward)]
     module.in_features = module.weight.shape[1]
@@ -65,10 +66,10 @@ def add_vocabulary(module: nn.Embedding, group: Group, sequence_dim: int | None)
     padding = module.padding_idx
     own_padding = padding - first if padding is not None and first <= padding < first + rows else None
 
-    def forward(input: torch.Tensor) -> torch.Tensor:
+    def forward(self: nn.Embedding, input: torch.Tensor) -> torch.Tensor:
         own = input - first
         elsewhere = (own < 0) | (own >= rows)
-        found = F.embedding(own.masked_fill(elsewhere, 0), module.weight, own_padding, sparse=module.sparse)
+        found = F.embedding(own.masked_fill(elsewhere, 0), self.weight, own_padding, sparse=self.sparse)
         return _summed(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), group, sequence_dim)
 
     undo: list[Undo] = [_attribute(module, "num_embeddings"), _instead(module, forward)]
@@ -107,7 +108,8 @@ def _attribute(module: nn.Module, name: str) -> Undo:
 
 def _instead(module: nn.Module, forward: Callable[..., Any]) -> Undo:
     """Let ``module`` run ``forward`` instead of its class's; its hooks run as before."""
-    module.forward = forward
+    # A method, which copy.deepcopy binds to the copy.
+    module.forward = types.MethodType(forward, module)
 
     def undo() -> None:
         del module.forward

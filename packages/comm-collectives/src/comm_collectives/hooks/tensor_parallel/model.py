@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -40,15 +40,25 @@ class ModelParallel(Handle):
     ) -> None:
         super().__init__(_CALL, model, dict(model.named_parameters()), LAYERS)
         self.group, self.shards = group, shards
+        by_sequence = {} if sequence_dim is None else _divided_by_sequence(placements)
+        self._summed = [one for one in by_sequence.values() if one.requires_grad]
+        self._frozen = {name: one for name, one in by_sequence.items() if not one.requires_grad}
+
+        def check(module: nn.Module, inputs: Any) -> None:  # keeps this handle alive
+            if by_sequence:
+                self._check_gradients(module)
+
+        # A graph ends at the check.
+        hook = cast("Any", torch.compiler.disable)(check) if by_sequence else check
+        self.on_removal(model.register_forward_pre_hook(hook).remove)
         self.on_removal(self._restore)
         for shard in shards:
             replace_data(shard.parameter, shard.part_of(shard.parameter, group))
         for one in placements:
             for undo in _add(one, group, sequence_dim):
                 self.on_removal(undo)
-        if sequence_dim is not None:
-            for hook in sum_gradients(_divided_by_sequence(placements), group):
-                self.on_removal(hook.remove)
+        for summing in sum_gradients(self._summed, group):
+            self.on_removal(summing.remove)
 
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state of the model with whole parameters, on every rank; called by all ranks of the group.
@@ -81,6 +91,23 @@ class ModelParallel(Handle):
             if name in state
         }
         self.model.load_state_dict({**state, **own})
+
+    def _check_gradients(self, module: nn.Module) -> None:
+        """Check that all gradients that have to be summed over the group will be."""
+        if not torch.is_grad_enabled():
+            return
+        if module is not self.model and self._summed:
+            raise ArgumentError(
+                "forward: got called with gradients on a copy of a model with sequence parallelism, and the hooks that "
+                "sum gradients over the group are not copied; run the copy within torch.no_grad(), or copy the model "
+                f"before {_CALL}()"
+            )
+        for name, one in self._frozen.items():
+            if one.requires_grad:
+                raise ArgumentError(
+                    f"forward: parameter {name!r} requires a gradient, which it did not when the hooks were "
+                    "registered, so nothing sums it over the group: remove() the hooks and register them again"
+                )
 
     def _restore(self) -> None:
         for shard in self.shards:
@@ -211,12 +238,13 @@ def _add(one: Placement, group: Group, sequence_dim: int | None) -> list[layers.
     return []
 
 
-def _divided_by_sequence(placements: list[Placement]) -> list[torch.Tensor]:
-    """Return the parameters that see a part of the sequence on each rank, each once."""
-    found: dict[int, torch.Tensor] = {}
+def _divided_by_sequence(placements: list[Placement]) -> dict[str, torch.Tensor]:
+    """Return the parameters that see a part of the sequence on each rank, each once, by name."""
+    found: dict[int, tuple[str, torch.Tensor]] = {}
     for one in placements:
-        wanted: list[torch.Tensor] = list(one.module.parameters()) if one.style == "sequence" else []
-        if one.style == "row" and isinstance(one.module.bias, torch.Tensor):
-            wanted = [one.module.bias]
-        found.update({id(parameter): parameter for parameter in wanted if parameter.requires_grad})
-    return list(found.values())
+        if one.style not in ("sequence", "row"):
+            continue
+        for name, parameter in one.module.named_parameters(one.name):
+            if one.style == "sequence" or parameter is one.module.bias:
+                found.setdefault(id(parameter), (name, parameter))
+    return dict(found.values())
