@@ -106,6 +106,39 @@ def test_models_and_meshes(pools: Pools) -> None:
     pools(2).run(with_every_kind_of_model)
 
 
+def removed_after_tensor_parallel(stage: int) -> None:
+    mesh = dist.init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("data", "tensor"))
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model, alone = net(), net()
+    alone.load_state_dict(model.state_dict())
+    plan = {"0": "column", "1": "row"}
+    handle: Any = dist.initialize_module({"training": {"stage": stage, "model_parallel_plan": plan}}, model, mesh)
+    optimizers = [
+        torch.optim.SGD(handle.parameter_groups() if stage else model.parameters(), lr=0.1),
+        torch.optim.SGD(alone.parameters(), lr=0.1),
+    ]
+    if stage:
+        handle.attach(optimizers[0])
+    assert sum(one.numel() for one in model.parameters()) < 40
+    for one in (model, alone):
+        one(torch.arange(8.0).view(2, 4)).square().sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    handle.remove()
+    for (name, one), expected in zip(model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one, expected, msg=lambda text, name=name: f"stage {stage}: {name}: {text}")
+    for one in (model, alone):
+        one.zero_grad()
+        one(torch.ones(2, 4)).sum().backward()
+    torch.testing.assert_close(model(torch.ones(2, 4)), alone(torch.ones(2, 4)))
+
+
+def test_removal_gives_the_whole_model_back(pools: Pools) -> None:
+    for stage in (0, 1, 2, 3):
+        pools(2).run(removed_after_tensor_parallel, stage)
+
+
 def stored() -> None:
     model = net()
 

@@ -55,6 +55,10 @@ class Handle:
         """Have :meth:`remove` call ``undo``; the last one given is called first."""
         self._undo.append(undo)
 
+    def after_removal(self, undo: Callable[[], object]) -> None:
+        """Have :meth:`remove` call ``undo`` after all that it was given until now."""
+        self._undo.insert(0, undo)
+
     def remove(self) -> None:
         """Take the hooks off again, without a trace; a second call does nothing.
 

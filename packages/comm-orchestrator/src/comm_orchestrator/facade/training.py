@@ -80,7 +80,7 @@ def initialize_module(config: Any = None, model: nn.Module | None = None, mesh: 
             return divided
     handle = _register_by_stage(model, settings, _data_group(call, mesh))
     if handle is not None and divided is not None:
-        handle.on_removal(divided.remove)
+        handle.after_removal(divided.remove)  # hooks give back the parts that it makes whole
     return handle
 
 
