@@ -352,6 +352,51 @@ def test_training_goes_on_after_a_failed_backward(pools: Pools) -> None:
     pools(2).run(goes_on_after_a_failed_backward)
 
 
+def leaves_parameters_out() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    for by_name in (True, False):
+        model: Any = made(mlp, seed=1 + rank)
+        model[2].extra = nn.Parameter(torch.ones(1 + rank))  # of this rank alone, and of another shape
+        model[4].bias.requires_grad_(False)
+        nn.init.constant_(model[0].weight, rank)
+        nn.init.constant_(model[4].bias, rank)
+        ignored = {"0.weight": model[0].weight, "2.extra": model[2].extra, "4.bias": model[4].bias}
+        given = set(ignored) if by_name else iter(ignored.values())
+        with dist.register_data_parallel_hooks(model, Options(**SMALL), ignored_parameters=given) as handle:
+            for _ in range(2):
+                model.zero_grad()
+                (model(torch.full((1, 4), rank + 1.0)) * model[2].extra.sum()).sum().backward()
+            assert model[0].weight.eq(rank).all()
+            assert model[4].bias.eq(rank).all()
+            assert set(handle.parameters) == {"0.bias", "2.weight", "2.bias", "4.weight"}
+            assert {name for names in handle.buckets for name in names} == set(handle.parameters)
+            for name, one in model.named_parameters():
+                everyones: list[Any] = [None] * W
+                dist.all_gather_object(everyones, None if one.grad is None else one.grad.tolist())
+                is_same = everyones.count(everyones[0]) == W
+                assert is_same == (name not in ignored or name == "4.bias" or W == 1), name
+            model[4].bias.requires_grad_(True)
+            model(torch.ones(1, 4)).sum().backward()
+            with dist.register_data_parallel_hooks(nn.ParameterList([model[0].weight])):
+                assert model[0].weight.eq(0).all()
+    wrong: list[tuple[Any, str]] = [
+        ("0.weight", "ignored_parameters: got '0.weight'; expected a collection of names or parameters"),
+        (model[0].bias, "expected a collection of names or parameters"),
+        (["0.wieght"], "ignored_parameters: got '0.wieght', which the model does not have; its parameters are"),
+        ([nn.Parameter(torch.ones(2, 5))], r"got one of shape \(2, 5\), which the model does not have"),
+        ([0], "ignored_parameters: got 0; expected a name or a parameter"),
+        (model.parameters(), "got one without parameters that require gradients"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(ArgumentError, match=message):
+            hooks.register_data_parallel_hooks(model, ignored_parameters=given)
+
+
+@WORLD_SIZES
+def test_parameters_that_are_left_out(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(leaves_parameters_out)
+
+
 def averages(model: nn.Module) -> bool:
     """Return whether a backward leaves the same gradients on all ranks."""
     model.zero_grad()

@@ -108,14 +108,21 @@ def check_module(call: str, model: object) -> nn.Module:
     return model
 
 
-def trainable_parameters(call: str, model: nn.Module) -> dict[str, nn.Parameter]:
+def trainable_parameters(call: str, model: nn.Module, ignored: Iterable[nn.Parameter] = ()) -> dict[str, nn.Parameter]:
     """Return the parameters of ``model`` that require gradients, each once, by name in the order of ``model``.
+
+    Those that are ``ignored`` are left out.
 
     Raises:
         ArgumentTypeError: one has no shape yet (``torch.nn.LazyLinear``) or no elements (``torch.device("meta")``).
         ArgumentError: there is none.
     """
-    found = {name.removeprefix("_orig_mod."): one for name, one in model.named_parameters() if one.requires_grad}
+    skipped = set(map(id, ignored))
+    found = {
+        name.removeprefix("_orig_mod."): one
+        for name, one in model.named_parameters()
+        if one.requires_grad and id(one) not in skipped
+    }
     for name, parameter in found.items():
         if nn.parameter.is_lazy(parameter):
             raise ArgumentTypeError(

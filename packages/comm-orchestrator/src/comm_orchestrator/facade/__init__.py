@@ -64,6 +64,7 @@ from comm_collectives import (
     shared_memory_stats,
     split_group,
 )
+from comm_collectives.hooks import register_sharded_hooks
 from comm_collectives.object_codec import (
     ObjectDecodeError,
     ObjectExchangeError,
@@ -260,6 +261,7 @@ __all__ = [
     "register_data_parallel_hooks",
     "register_model_parallel_hooks",
     "register_object_type",
+    "register_sharded_hooks",
     "reset_log",
     "scatter",
     "scatter_object_list",
