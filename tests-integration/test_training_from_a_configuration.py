@@ -74,6 +74,11 @@ def with_every_kind_of_model() -> None:
         assert handle is not None
         assert averages(model)
         handle.remove()
+    with dist.register_sharded_hooks(model, 2, mesh.get_group(), bucket_size_bytes=100) as sharded:
+        assert isinstance(sharded, dist.hooks.Sharded)
+        assert sharded.stage == 2
+        with pytest.raises(ArgumentError, match="register_sharded_hooks: opitons: got an argument of this name"):
+            dist.register_sharded_hooks(model, 2, opitons={})
     assert dist.initialize_module({"prescale_gradients": True}, DistributedDataParallel(model)) is None
     square = dist.init_device_mesh("cpu", (1, W), mesh_dim_names=("x", "y"))
     register = dist.register_data_parallel_hooks

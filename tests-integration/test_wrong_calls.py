@@ -117,8 +117,8 @@ def test_every_function_is_covered() -> None:
         "register_communication_hooks",
         "register_data_parallel_hooks",
         "register_model_parallel_hooks",
+        "register_sharded_hooks",
         "register_object_type",
-        "register_sharded_hooks",  # in test_sharded_calls.py
         "reset_log",
         "set_backend",
         "set_object_policy",

@@ -64,7 +64,6 @@ from comm_collectives import (
     shared_memory_stats,
     split_group,
 )
-from comm_collectives.hooks import register_sharded_hooks
 from comm_collectives.object_codec import (
     ObjectDecodeError,
     ObjectExchangeError,
@@ -124,6 +123,7 @@ from comm_orchestrator.facade.training import (
     register_communication_hooks,
     register_data_parallel_hooks,
     register_model_parallel_hooks,
+    register_sharded_hooks,
 )
 from comm_orchestrator.facade.world import (
     available_backends,

@@ -30,6 +30,7 @@ __all__ = [
     "register_communication_hooks",
     "register_data_parallel_hooks",
     "register_model_parallel_hooks",
+    "register_sharded_hooks",
 ]
 
 # DeepSpeed counts elements of buckets.
@@ -157,6 +158,30 @@ def register_data_parallel_hooks(
     else:
         options = _data_parallel_options(call, config)
     return hooks.register_data_parallel_hooks(model, options, group, ignored_parameters)
+
+
+@with_keyword_errors
+def register_sharded_hooks(
+    model: nn.Module, stage: int, group: ProcessGroup | None = None, **options: Any
+) -> hooks.Sharded | None:
+    """Give each rank of ``group`` a part of the optimizer's state, the gradients and the parameters of ``model``.
+
+    See :func:`comm_collectives.hooks.register_sharded_hooks`.
+
+    Args:
+        model: a module.
+        stage: 1 divides the optimizer's state, 2 also the gradients, 3 also the parameters.
+        group: None is the world group.
+        options: what else :func:`comm_collectives.hooks.register_sharded_hooks` takes.
+
+    Returns:
+        The handle; its ``remove()`` gives an ordinary model back. None on a rank that is not in ``group``.
+
+    Raises:
+        CommError: as the function of ``comm_collectives.hooks``.
+    """
+    arguments.active("register_sharded_hooks")
+    return hooks.register_sharded_hooks(model, stage, group, **options)
 
 
 @with_keyword_errors
