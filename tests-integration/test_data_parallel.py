@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import comm_orchestrator as dist
+from comm_collectives.hooks import initial_state, synchronization
+from comm_collectives.hooks.gradient_buckets import GradientBucket
 from comm_orchestrator.facade import hooks
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
 from comm_utils.testing import RankPool
@@ -342,15 +345,171 @@ def goes_on_after_a_failed_backward() -> None:
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 model[2:](Fails.apply(model[:2](torch.ones(1, 4)))).sum().backward()
-            model.zero_grad()
-            model(torch.full((1, 4), dist.get_rank() + 1.0)).sum().backward()
-            everyones: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(everyones, [one.tolist() for one in gradients_of(model)])
-            assert everyones.count(everyones[0]) == len(everyones)
+            assert averages(model)
 
 
 def test_training_goes_on_after_a_failed_backward(pools: Pools) -> None:
     pools(2).run(goes_on_after_a_failed_backward)
+
+
+def leaves_parameters_out() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    for by_name in (True, False):
+        model: Any = made(mlp, seed=1 + rank)
+        model[2].extra = nn.Parameter(torch.ones(1 + rank))  # of this rank alone, and of another shape
+        model[4].bias.requires_grad_(False)
+        nn.init.constant_(model[0].weight, rank)
+        nn.init.constant_(model[4].bias, rank)
+        ignored = {"0.weight": model[0].weight, "2.extra": model[2].extra, "4.bias": model[4].bias}
+        given = set(ignored) if by_name else iter(ignored.values())
+        with dist.register_data_parallel_hooks(model, Options(**SMALL), ignored_parameters=given) as handle:
+            for _ in range(2):
+                model.zero_grad()
+                (model(torch.full((1, 4), rank + 1.0)) * model[2].extra.sum()).sum().backward()
+            assert model[0].weight.eq(rank).all()
+            assert model[4].bias.eq(rank).all()
+            assert set(handle.parameters) == {"0.bias", "2.weight", "2.bias", "4.weight"}
+            assert {name for names in handle.buckets for name in names} == set(handle.parameters)
+            for name, one in model.named_parameters():
+                everyones: list[Any] = [None] * W
+                dist.all_gather_object(everyones, None if one.grad is None else one.grad.tolist())
+                is_same = everyones.count(everyones[0]) == W
+                assert is_same == (name not in ignored or name == "4.bias" or W == 1), name
+            model[4].bias.requires_grad_(True)
+            model(torch.ones(1, 4)).sum().backward()
+            with dist.register_data_parallel_hooks(nn.ParameterList([model[0].weight])):
+                assert model[0].weight.eq(0).all()
+    wrong: list[tuple[Any, str]] = [
+        ("0.weight", "ignored_parameters: got '0.weight'; expected a collection of names or parameters"),
+        (model[0].bias, "expected a collection of names or parameters"),
+        (["0.wieght"], "ignored_parameters: got '0.wieght', which the model does not have; its parameters are"),
+        ([nn.Parameter(torch.ones(2, 5))], r"got one of shape \(2, 5\), which the model does not have"),
+        ([0], "ignored_parameters: got 0; expected a name or a parameter"),
+        (model.parameters(), "got one without parameters that require gradients"),
+    ]
+    for given, message in wrong:
+        with pytest.raises(ArgumentError, match=message):
+            hooks.register_data_parallel_hooks(model, ignored_parameters=given)
+
+
+@WORLD_SIZES
+def test_parameters_that_are_left_out(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(leaves_parameters_out)
+
+
+def averages(model: nn.Module) -> bool:
+    """Return whether a backward leaves the same gradients on all ranks."""
+    model.zero_grad()
+    model(torch.full((1, 4), dist.get_rank() + 1.0)).sum().backward()
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, [one.tolist() for one in gradients_of(model)])
+    return everyones.count(everyones[0]) == len(everyones)
+
+
+def goes_on_without_memory_for_a_bucket(overlap: bool) -> None:
+    made_buckets = 0
+
+    class Bucket(GradientBucket):
+        def __init__(self, *arguments: Any) -> None:
+            nonlocal made_buckets
+            made_buckets += 1
+            if made_buckets == 2:
+                raise MemoryError
+            super().__init__(*arguments)
+
+    model = made(mlp)
+    with hooks.register_data_parallel_hooks(model, Options(overlap=overlap, **SMALL)) as handle:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(synchronization, "GradientBucket", Bucket)
+            with pytest.raises(MemoryError):
+                model(torch.ones(1, 4)).sum().backward()
+        assert handle.buckets == []
+        for _ in range(2):
+            assert averages(model)
+        assert [len(one) for one in handle.buckets] == [3, 1, 2]
+
+
+def test_training_goes_on_after_memory_ran_out(pools: Pools) -> None:
+    for overlap in (True, False):
+        pools(2).run(goes_on_without_memory_for_a_bucket, overlap)
+
+
+class Product(nn.Module):
+    """Has a gradient that can be differentiated again, and before it one that cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squared, self.plain = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return (self.squared**2 * given).sum() + (self.plain * given).sum()
+
+
+def waits_for_what_a_failed_end_started() -> None:
+    model, rank = Product(), dist.get_rank()
+    options = Options(bucket_size_bytes=1, first_bucket_size_bytes=1, overlap=False)
+    handle = hooks.register_data_parallel_hooks(model, options)
+    model(torch.ones(4)).backward()
+    assert handle.buckets == [("plain",), ("squared",)]
+    model.zero_grad()
+    loss = model(torch.full((4,), rank + 1.0))
+    time.sleep(0.5 * rank)  # rank 0 starts to reduce long before the others do
+    with pytest.raises(ArgumentError, match="'squared' is to be differentiated again"):
+        loss.backward(create_graph=True)
+    handle.remove()
+    W = dist.get_world_size()
+    assert torch.equal(model.plain.grad, torch.full((4,), (W + 1) / 2))
+    model.zero_grad()
+
+
+def test_removal_waits_for_what_a_failed_end_started(pools: Pools) -> None:
+    pools(2).run(waits_for_what_a_failed_end_started)
+
+
+def refuses_to_add_a_checkpoint_twice() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    with hooks.register_data_parallel_hooks(model, Options(reduction=Reduction("sum"))):
+        for use_reentrant in (False, True):
+            model.zero_grad()
+            inner = model[0](torch.ones(2, 3))
+            loss = checkpoint(model[1], inner, use_reentrant=use_reentrant).sum()
+            if not use_reentrant:
+                loss.backward()
+                continue
+            with pytest.raises(ArgumentError, match="Where a reentrant checkpoint is the last layer, its end reduced"):
+                loss.backward()
+        model.zero_grad()
+
+
+def test_sums_of_a_reentrant_checkpoint_are_refused(pools: Pools) -> None:
+    pools(2).run(refuses_to_add_a_checkpoint_twice)
+
+
+def reads_each_size_once() -> None:
+    reads = 0
+
+    class Counted(torch.Tensor):
+        @property
+        def nbytes(self) -> int:
+            nonlocal reads
+            reads += 1
+            return self.numel() * self.element_size()
+
+    rank = float(dist.get_rank())
+    tensors = [torch.full((2,), rank).as_subclass(Counted) for _ in range(300)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(initial_state, "_PIECE_BYTES", 800)
+        dist.configure(enabled=True)
+        dist.reset_log()
+        initial_state.broadcast_tensors(tensors)
+        assert sum(row.calls for row in dist.log_rows()) == 3
+        dist.configure(enabled=False)
+    assert reads < 2 * len(tensors)
+    assert all(one.tolist() == [0.0, 0.0] for one in tensors)
+
+
+def test_many_buffers_take_time_in_proportion(pools: Pools) -> None:
+    pools(2).run(reads_each_size_once)
 
 
 def on_a_part_of_the_ranks() -> int:

@@ -74,6 +74,11 @@ def with_every_kind_of_model() -> None:
         assert handle is not None
         assert averages(model)
         handle.remove()
+    with dist.register_sharded_hooks(model, 2, mesh.get_group(), bucket_size_bytes=100) as sharded:
+        assert isinstance(sharded, dist.hooks.Sharded)
+        assert sharded.stage == 2
+        with pytest.raises(ArgumentError, match="register_sharded_hooks: opitons: got an argument of this name"):
+            dist.register_sharded_hooks(model, 2, opitons={})
     assert dist.initialize_module({"prescale_gradients": True}, DistributedDataParallel(model)) is None
     square = dist.init_device_mesh("cpu", (1, W), mesh_dim_names=("x", "y"))
     register = dist.register_data_parallel_hooks
@@ -106,6 +111,63 @@ def test_models_and_meshes(pools: Pools) -> None:
     pools(2).run(with_every_kind_of_model)
 
 
+def removed_after_tensor_parallel(stage: int) -> None:
+    mesh = dist.init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("data", "tensor"))
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        model, alone = net(), net()
+    alone.load_state_dict(model.state_dict())
+    plan = {"0": "column", "1": "row"}
+    handle: Any = dist.initialize_module({"training": {"stage": stage, "model_parallel_plan": plan}}, model, mesh)
+    optimizers = [
+        torch.optim.SGD(handle.parameter_groups() if stage else model.parameters(), lr=0.1),
+        torch.optim.SGD(alone.parameters(), lr=0.1),
+    ]
+    if stage:
+        handle.attach(optimizers[0])
+    assert sum(one.numel() for one in model.parameters()) < 40
+    for one in (model, alone):
+        one(torch.arange(8.0).view(2, 4)).square().sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    handle.remove()
+    for (name, one), expected in zip(model.named_parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(one, expected, msg=lambda text, name=name: f"stage {stage}: {name}: {text}")
+    for one in (model, alone):
+        one.zero_grad()
+        one(torch.ones(2, 4)).sum().backward()
+    torch.testing.assert_close(model(torch.ones(2, 4)), alone(torch.ones(2, 4)))
+
+
+def test_removal_gives_the_whole_model_back(pools: Pools) -> None:
+    for stage in (0, 1, 2, 3):
+        pools(2).run(removed_after_tensor_parallel, stage)
+
+
+def with_three_weights_in_one() -> None:
+    W, rank = dist.get_world_size(), dist.get_rank()
+    mesh = dist.init_device_mesh("cpu", (1, W), mesh_dim_names=("data", "tensor"))
+    config = {"training": {"model_parallel_plan": {"0": ["column", 3]}}}
+    rows = torch.arange(6 * W).view(3, W, 2)[:, rank].flatten()  # of each of the three weights, this rank's part
+    for is_stored in (False, True):
+        model = nn.Sequential(nn.Linear(4, 6 * W, bias=False))
+        whole = torch.arange(24.0 * W).view(6 * W, 4)
+        model.load_state_dict({"0.weight": whole})
+        if is_stored:
+            dist.register_communication_hooks(config)
+            handle = dist.register_model_parallel_hooks(model, mesh)
+        else:
+            handle = dist.initialize_module(config, model, mesh)
+        assert torch.equal(model[0].weight, whole[rows])
+        handle.remove()
+        assert torch.equal(model[0].weight, whole)
+    dist.register_communication_hooks({})
+
+
+def test_plans_have_weights_of_several_parts(pools: Pools) -> None:
+    pools(2).run(with_three_weights_in_one)
+
+
 def stored() -> None:
     model = net()
 
@@ -126,6 +188,16 @@ def stored() -> None:
     assert factor() == 16.0
     dist.register_data_parallel_hooks({})
     assert factor() == 1.0
+    for store in (dist.register_communication_hooks, dist.initialize_module):
+        store({"training": {"stage": 2}})
+        with pytest.raises(
+            ArgumentError, match=r"hooks: stored settings: got stage 2; expected 0: initialize_module\("
+        ):
+            dist.register_data_parallel_hooks(model)
+        with dist.register_data_parallel_hooks(model, {}) as handle:
+            assert handle.options.reduction.predivide_factor == 1.0
+    dist.register_data_parallel_hooks({})
+    assert factor() == 1.0
     assert dist.register_model_parallel_hooks({"training": {"model_parallel_plan": {"0": "column"}}}) is None
     with pytest.raises(ArgumentError, match="plan: got one with a configuration alone"):
         dist.register_model_parallel_hooks({}, plan={"0": "column"})
@@ -134,3 +206,27 @@ def stored() -> None:
 
 def test_stored_settings_are_those_of_later_calls(pools: Pools) -> None:
     pools(2).run(stored)
+
+
+def stored_by_the_environment(path: str) -> None:
+    model = net()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMM_CONFIG", path)
+        patch.setenv("COMM_TRAINING__OVERLAP_COMM", "true")
+        for before in (None, {"gradient_predivide_factor": 4}):
+            try:
+                dist.init_distributed(dist_backend="gloo", verbose=False)
+                if before is not None:
+                    dist.register_data_parallel_hooks(before)
+                assert dist.initialize_module() is None
+                with dist.register_data_parallel_hooks(model) as handle:
+                    assert handle.options.reduction.predivide_factor == (4.0 if before else 2.0)
+                    assert handle.options.overlap
+            finally:
+                dist.destroy_process_group()
+
+
+def test_settings_of_the_environment_are_stored(bare_pools: Pools, tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(DOCUMENT))
+    bare_pools(2).run(stored_by_the_environment, str(path))

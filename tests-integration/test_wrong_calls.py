@@ -117,6 +117,7 @@ def test_every_function_is_covered() -> None:
         "register_communication_hooks",
         "register_data_parallel_hooks",
         "register_model_parallel_hooks",
+        "register_sharded_hooks",
         "register_object_type",
         "reset_log",
         "set_backend",

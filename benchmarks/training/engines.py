@@ -99,7 +99,7 @@ def fsdp2(model: nn.Sequential) -> Engine:
 def sharded(stage: int, model: nn.Sequential) -> Engine:
     import comm_orchestrator as dist
 
-    handle = dist.hooks.register_sharded_hooks(model, stage=stage)
+    handle = dist.register_sharded_hooks(model, stage=stage)
     assert handle is not None
     optimizer = adamw(handle.parameter_groups())
     handle.attach(optimizer)

@@ -31,8 +31,7 @@ def train(steps: int) -> list[float]:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model = transformer(mlp=ParallelExperts)
     of_experts = [parameter for name, parameter in model.named_parameters() if ".experts." in name]
-    others = [parameter for name, parameter in model.named_parameters() if ".experts." not in name]
-    handle = dist.register_data_parallel_hooks(torch.nn.ParameterList(others))
+    handle = dist.register_data_parallel_hooks(model, ignored_parameters=of_experts)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses = []
     for step in range(steps):

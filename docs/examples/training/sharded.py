@@ -17,7 +17,7 @@ def train(steps: int, stage: int = 1) -> list[float]:
     dist.init_distributed(verbose=False)
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model = transformer()
-    handle = dist.hooks.register_sharded_hooks(model, stage)
+    handle = dist.register_sharded_hooks(model, stage)
     optimizer = torch.optim.AdamW(handle.parameter_groups(), lr=3e-3)  # of this rank's part
     handle.attach(optimizer)  # a step brings the parameters of all ranks together
     losses = []

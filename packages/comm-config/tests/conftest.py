@@ -71,6 +71,12 @@ def _object(node: Schema, values: Callable[[Schema], st.SearchStrategy[Any]]) ->
     return st.fixed_dictionaries({}, optional={key: values(inner) for key, inner in node["properties"].items()})
 
 
+def _array(node: Schema, values: Callable[[Schema], st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+    if "prefixItems" in node:
+        return st.tuples(*map(values, node["prefixItems"])).map(list)
+    return st.lists(values(node["items"]), max_size=3)
+
+
 def _integer(node: Schema, _: Any) -> st.SearchStrategy[int]:
     step = node.get("multipleOf", 1)
     low, high = node.get("minimum", -(2**40)), node.get("maximum", 2**40)
@@ -82,7 +88,7 @@ def _number(node: Schema, _: Any) -> st.SearchStrategy[float]:
 
 
 _OF_TYPE: dict[str, Callable[..., st.SearchStrategy[Any]]] = {
-    "array": lambda node, values: st.lists(values(node["items"]), max_size=3),
+    "array": _array,
     "boolean": lambda *_: st.booleans(),
     "integer": _integer,
     "null": lambda *_: st.none(),

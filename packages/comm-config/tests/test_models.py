@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -48,6 +49,18 @@ def test_defaults() -> None:
         assert {value for key, value in library if key != "variables"} == set(unset)
         assert library.variables == {}
     assert config.network.interface is None
+
+
+def test_styles_of_layers_may_have_a_number_of_parts() -> None:
+    plan = {"*.qkv": ["column", 3], "*.output": "row"}
+    expected = {"*.qkv": ("column", 3), "*.output": "row"}
+    assert load({"training": {"model_parallel_plan": plan}}).training.model_parallel_plan == expected
+    variable = {"COMM_TRAINING__MODEL_PARALLEL_PLAN": json.dumps(plan)}
+    assert load_config(None, environ=variable).training.model_parallel_plan == expected
+    for wrong in (["column"], ["column", 0], ["column", True], ["column", 1.5], [3, "column"], 3, None):
+        message = problem({"training": {"model_parallel_plan": {"*.qkv": wrong}}})
+        assert "training.model_parallel_plan.*.qkv: got " in message
+        assert "expected a style such as 'column', or one with a number of parts such as ['column', 3]" in message
 
 
 @pytest.mark.parametrize("path", SECTIONS, ids=".".join)

@@ -58,7 +58,20 @@ def _init_method(value: str) -> str:
 
 
 _Backend = Annotated[str, AfterValidator(_backend_name), WithJsonSchema({"type": "string", "pattern": _BACKEND})]
+
+
+def _style(value: object) -> object:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (list, tuple)) and len(value) == 2:
+        name, parts = value
+        if isinstance(name, str) and type(parts) is int and parts > 0:
+            return name, parts
+    raise ValueError("expected a style such as 'column', or one with a number of parts such as ['column', 3]")
+
+
 _InitMethod = Annotated[Text, AfterValidator(_init_method), WithJsonSchema({"type": "string", "pattern": _URL})]
+_Style = Annotated[str | tuple[str, Positive], BeforeValidator(_style)]
 
 
 class ProcessGroupConfig(Section):
@@ -172,7 +185,7 @@ class TrainingConfig(Section):
         default=None, description="The same of parameters that are gathered; read where `reduce_bucket_size` is null."
     )
     overlap_comm: bool = Field(default=True, description="Reduce gradients while the backward runs.")
-    model_parallel_plan: dict[str, str] = Field(
+    model_parallel_plan: dict[str, _Style] = Field(
         default_factory=dict, description="Styles of tensor-parallel layers by pattern of module names."
     )
 

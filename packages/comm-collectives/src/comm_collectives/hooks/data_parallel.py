@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,12 +83,16 @@ class DataParallel(Handle):
         options, group: what was given.
     """
 
-    def __init__(self, model: nn.Module, options: DataParallelOptions, group: Group) -> None:
-        parameters = trainable_parameters(_CALL, model)
+    def __init__(
+        self, model: nn.Module, options: DataParallelOptions, group: Group, ignored: Collection[nn.Parameter] = ()
+    ) -> None:
+        parameters = trainable_parameters(_CALL, model, ignored)
+        skipped = set(map(id, ignored))
         super().__init__(_CALL, model, parameters, GRADIENTS)
         self.options, self.group = options, group
         if options.broadcast_parameters:
-            broadcast_tensors([*model.parameters(), *model.buffers()], group)
+            kept = [one for one in model.parameters() if id(one) not in skipped]
+            broadcast_tensors([*kept, *model.buffers()], group)
         self._has_buffers = options.broadcast_buffers and any(True for _ in model.buffers())
         by_rows = sparse_parameters(model) if options.sparse_gradients else set()
         trained = list(parameters.values())
@@ -96,7 +100,7 @@ class DataParallel(Handle):
             list(parameters),
             trained,
             [one in by_rows for one in trained],
-            {name: one for name, one in model.named_parameters() if not one.requires_grad},
+            {name: one for name, one in model.named_parameters() if not (one.requires_grad or id(one) in skipped)},
             options.reduction,
             group,
             (options.first_bucket_size_bytes, options.bucket_size_bytes),
@@ -155,7 +159,10 @@ class DataParallel(Handle):
 
 @with_keyword_errors
 def register_data_parallel_hooks(
-    model: nn.Module, options: DataParallelOptions | None = None, group: Group = None
+    model: nn.Module,
+    options: DataParallelOptions | None = None,
+    group: Group = None,
+    ignored_parameters: Iterable[str | nn.Parameter] | None = None,
 ) -> DataParallel | None:
     """Reduce the gradients of ``model`` over the ranks of ``group`` in every backward from now on.
 
@@ -167,27 +174,54 @@ def register_data_parallel_hooks(
             parameters and buffers are overwritten with those of the first rank.
         options: None for the default settings.
         group: None is the world group.
+        ignored_parameters: names of parameters of ``model``, or parameters, that get no hooks and are not broadcast,
+            such as those of experts that this rank alone has. They may differ between ranks. Buffers are unaffected.
 
     Returns:
         The handle; its ``remove()`` takes the hooks off again. None on a rank that is not in ``group``.
 
     Raises:
         CollectiveMismatchError: on all ranks, if models or options differ; names the rank and the first difference.
-        ArgumentError: a parameter has such hooks already, or none requires a gradient; on the other ranks, that a rank
-            refused its arguments.
+        ArgumentError: a parameter has such hooks already, or none requires a gradient; ``model`` does not have an
+            ignored parameter; on the other ranks, that a rank refused its arguments.
         ArgumentTypeError: ``model`` is no module, or a parameter has no shape yet.
     """
     call = _CALL
     if enter(call, group) is None:
         return None
     chosen = DataParallelOptions() if options is None else options
+    ignored: list[nn.Parameter] = []
 
     def prepare() -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
         if not isinstance(chosen, DataParallelOptions):
             raise ArgumentTypeError(f"{call}: options: got {shown(options)}; expected DataParallelOptions")
-        parameters = trainable_parameters(call, check_module(call, model))
+        ignored.extend(_ignored(check_module(call, model), ignored_parameters))
+        parameters = trainable_parameters(call, model, ignored)
         check_unregistered(call, parameters)
         return parameters, {"options": chosen}
 
     check_on_all_ranks(call, prepare, group)
-    return DataParallel(model, chosen, group)
+    return DataParallel(model, chosen, group, ignored)
+
+
+def _ignored(model: nn.Module, given: Any) -> list[nn.Parameter]:
+    """Return the parameters of ``model`` that ``given`` says; None says none."""
+    where = f"{_CALL}: ignored_parameters"
+    if given is None:
+        return []
+    if isinstance(given, (str, torch.Tensor)) or not isinstance(given, Iterable):
+        raise ArgumentTypeError(f"{where}: got {shown(given)}; expected a collection of names or parameters")
+    by_name = {name.removeprefix("_orig_mod."): one for name, one in model.named_parameters(remove_duplicate=False)}
+    known = set(map(id, by_name.values()))
+    found = []
+    for one in given:
+        if not isinstance(one, (str, nn.Parameter)):
+            raise ArgumentTypeError(f"{where}: got {shown(one)}; expected a name or a parameter")
+        parameter = by_name.get(one) if isinstance(one, str) else one
+        if parameter is None or id(parameter) not in known:
+            got = repr(one) if isinstance(one, str) else f"one of shape {tuple(one.shape)}"
+            raise ArgumentError(
+                f"{where}: got {got}, which the model does not have; its parameters are {shown(list(by_name))}"
+            )
+        found.append(parameter)
+    return found

@@ -55,6 +55,10 @@ class Handle:
         """Have :meth:`remove` call ``undo``; the last one given is called first."""
         self._undo.append(undo)
 
+    def after_removal(self, undo: Callable[[], object]) -> None:
+        """Have :meth:`remove` call ``undo`` after all that it was given until now."""
+        self._undo.insert(0, undo)
+
     def remove(self) -> None:
         """Take the hooks off again, without a trace; a second call does nothing.
 
@@ -104,14 +108,21 @@ def check_module(call: str, model: object) -> nn.Module:
     return model
 
 
-def trainable_parameters(call: str, model: nn.Module) -> dict[str, nn.Parameter]:
+def trainable_parameters(call: str, model: nn.Module, ignored: Iterable[nn.Parameter] = ()) -> dict[str, nn.Parameter]:
     """Return the parameters of ``model`` that require gradients, each once, by name in the order of ``model``.
+
+    Those that are ``ignored`` are left out.
 
     Raises:
         ArgumentTypeError: one has no shape yet (``torch.nn.LazyLinear``) or no elements (``torch.device("meta")``).
         ArgumentError: there is none.
     """
-    found = {name.removeprefix("_orig_mod."): one for name, one in model.named_parameters() if one.requires_grad}
+    skipped = set(map(id, ignored))
+    found = {
+        name.removeprefix("_orig_mod."): one
+        for name, one in model.named_parameters()
+        if one.requires_grad and id(one) not in skipped
+    }
     for name, parameter in found.items():
         if nn.parameter.is_lazy(parameter):
             raise ArgumentTypeError(

@@ -25,11 +25,13 @@ def broadcast_tensors(tensors: Iterable[torch.Tensor], group: Group = None) -> N
         group: this rank is a member; None is the world group.
     """
     pieces: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
+    sizes_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
     for tensor in tensors:
         kind = tensor.dtype, tensor.device
-        piece = pieces.setdefault(kind, [])
-        piece.append(tensor)
-        if sum(one.nbytes for one in piece) >= _PIECE_BYTES:
+        pieces.setdefault(kind, []).append(tensor)
+        sizes_bytes[kind] = sizes_bytes.get(kind, 0) + tensor.nbytes
+        if sizes_bytes[kind] >= _PIECE_BYTES:
+            del sizes_bytes[kind]
             _broadcast(pieces.pop(kind), group)
     for piece in pieces.values():
         _broadcast(piece, group)

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["DATA_PARALLEL", "MODEL_PARALLEL", "forget_settings", "store_settings", "stored_settings"]
+__all__ = [
+    "DATA_PARALLEL",
+    "MODEL_PARALLEL",
+    "STAGE",
+    "forget_settings",
+    "has_settings",
+    "store_settings",
+    "stored_settings",
+]
 
-#: Kinds of hooks that settings are stored for.
-DATA_PARALLEL, MODEL_PARALLEL = "data-parallel", "model-parallel"
+#: Kinds of hooks that settings are stored for, and the stage of sharding that comes with those of the first.
+DATA_PARALLEL, MODEL_PARALLEL, STAGE = "data-parallel", "model-parallel", "stage"
 
 _stored: dict[str, Any] = {}
 
@@ -20,6 +28,11 @@ def store_settings(kind: str, settings: Any) -> None:
 def stored_settings(kind: str) -> Any:
     """Return what was stored for ``kind``; None for nothing."""
     return _stored.get(kind)
+
+
+def has_settings() -> bool:
+    """Return whether anything was stored."""
+    return bool(_stored)
 
 
 def forget_settings() -> None:

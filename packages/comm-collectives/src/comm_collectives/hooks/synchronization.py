@@ -110,13 +110,13 @@ class Synchronization:
 
     def reduce(self) -> None:
         """Reduce the gradients that there are, outside of a backward."""
-        self._recover()
+        self._wait()
         self._reset()
         self._finish()
 
     def release(self) -> None:
         """Leave gradients that are tensors of their own, and give the memory of buckets back."""
-        self._recover()
+        self._wait()
         for bucket in self.buckets:
             bucket.release()
         self.buckets = []
@@ -131,20 +131,20 @@ class Synchronization:
         if not self.is_enabled:
             return False
         self._refuse_changes()
-        self._recover()
+        self._wait()
         self._reset()
         if not self.buckets:
             self._order = []
         self._end.expect()
         return True
 
-    def _recover(self) -> None:
-        """Wait for what a backward that failed has started."""
-        if self._end.was_missed:
-            for bucket in self.buckets[: self._started]:
-                bucket.wait()
-            if self._flags_work is not None:
-                self._flags_work.wait()
+    def _wait(self) -> None:
+        """Wait for all that was started, by a backward that failed as well."""
+        for bucket in self.buckets:
+            bucket.wait()
+        work, self._flags_work = self._flags_work, None
+        if work is not None:
+            work.wait()
 
     def _start_complete(self) -> None:
         while self._started < len(self.buckets) and not self._pending[self._started]:
@@ -182,10 +182,7 @@ class Synchronization:
         while self._started < len(self.buckets):
             self._start_next()
         self._reduce_sparse()
-        for bucket in self.buckets:
-            bucket.wait()
-        if self._flags_work is not None:
-            self._flags_work.wait()
+        self._wait()
         if self._missing:
             self._settle_missing()
         self._may_be_stale = self._reduction.op == "sum"
@@ -217,9 +214,11 @@ class Synchronization:
         first_bytes, other_bytes = self._sizes_bytes
         assigned = assign_buckets([self._parameters[place] for place in order], other_bytes, first_bytes)
         counts = list(map(len, assigned))
+        buckets: list[GradientBucket] = []
+        bucket_of = [0] * len(self._parameters)
         for number, members in enumerate(assigned):
             places = [order[member] for member in members]
-            self.buckets.append(
+            buckets.append(
                 GradientBucket(
                     [self._names[place] for place in places],
                     [self._parameters[place] for place in places],
@@ -227,13 +226,15 @@ class Synchronization:
                     self._group,
                 )
             )
-            for place in places if self._overlap else ():
-                self._bucket_of[place] = number
+            for place in places:
+                bucket_of[place] = number
+        for place in self._sparse:
+            bucket_of[place] = len(counts)
+        # All of it or, where memory ran out, nothing.
+        self.buckets = buckets
         self._first_flags = list(accumulate(counts, initial=0))
         if self._overlap:
-            for place in self._sparse:
-                self._bucket_of[place] = len(counts)
-            self._counts = [*counts, _NEVER]
+            self._bucket_of, self._counts = bucket_of, [*counts, _NEVER]
 
     # --- wrong uses
 
@@ -265,5 +266,7 @@ class Synchronization:
             if name is not None:
                 raise ArgumentError(
                     f"backward: the gradient of parameter {name!r} is a sum over all ranks already, and would be added "
-                    "up once more; call optimizer.zero_grad() before, or accumulate within no_sync()"
+                    "up once more; call optimizer.zero_grad() before, or accumulate within no_sync(). Where a "
+                    "reentrant checkpoint is the last layer, its end reduced the gradient: checkpoint with "
+                    "use_reentrant=False"
                 )

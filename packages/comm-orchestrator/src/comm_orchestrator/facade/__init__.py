@@ -123,6 +123,7 @@ from comm_orchestrator.facade.training import (
     register_communication_hooks,
     register_data_parallel_hooks,
     register_model_parallel_hooks,
+    register_sharded_hooks,
 )
 from comm_orchestrator.facade.world import (
     available_backends,
@@ -260,6 +261,7 @@ __all__ = [
     "register_data_parallel_hooks",
     "register_model_parallel_hooks",
     "register_object_type",
+    "register_sharded_hooks",
     "reset_log",
     "scatter",
     "scatter_object_list",

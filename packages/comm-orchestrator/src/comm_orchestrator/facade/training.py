@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -12,7 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import comm_config
 from comm_collectives import arguments, hooks
-from comm_collectives.hooks.stored_settings import DATA_PARALLEL, MODEL_PARALLEL, store_settings, stored_settings
+from comm_collectives.hooks.stored_settings import (
+    DATA_PARALLEL,
+    MODEL_PARALLEL,
+    STAGE,
+    has_settings,
+    store_settings,
+    stored_settings,
+)
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_orchestrator import orchestrator
 from comm_orchestrator.facade.world import init_distributed
@@ -23,6 +30,7 @@ __all__ = [
     "register_communication_hooks",
     "register_data_parallel_hooks",
     "register_model_parallel_hooks",
+    "register_sharded_hooks",
 ]
 
 # DeepSpeed counts elements of buckets.
@@ -40,7 +48,8 @@ def initialize_module(config: Any = None, model: nn.Module | None = None, mesh: 
     The section ``training`` chooses the hooks. With a ``model_parallel_plan`` and a mesh that has a dimension
     ``"tensor"``, layers are divided first. Then stage 0 registers data-parallel hooks, stages 1 to 3 sharded ones. The
     gradients of a ``DistributedDataParallel`` or an FSDP2 model are reduced by the same settings. Without ``model``,
-    the settings are stored for a later :func:`register_data_parallel_hooks` or :func:`register_model_parallel_hooks`.
+    the settings are stored for a later :func:`register_data_parallel_hooks` or :func:`register_model_parallel_hooks`;
+    those of the environment alone do not replace what was stored before.
 
     Args:
         config: as for :func:`init_distributed`.
@@ -59,7 +68,7 @@ def initialize_module(config: Any = None, model: nn.Module | None = None, mesh: 
     if model is None:
         if mesh is not None:
             raise ArgumentError(f"{call}: mesh: got one without a model; expected both, or leave mesh out")
-        if config is not None:
+        if config is not None or not has_settings():
             register_communication_hooks(config)
         return None
     if not isinstance(model, nn.Module):
@@ -80,7 +89,7 @@ def initialize_module(config: Any = None, model: nn.Module | None = None, mesh: 
             return divided
     handle = _register_by_stage(model, settings, _data_group(call, mesh))
     if handle is not None and divided is not None:
-        handle.on_removal(divided.remove)
+        handle.after_removal(divided.remove)  # hooks give back the parts that it makes whole
     return handle
 
 
@@ -112,7 +121,10 @@ def _registered_by(name: str, call: str) -> Any:
 
 @with_keyword_errors
 def register_data_parallel_hooks(
-    model: Any, config: Any = None, group: ProcessGroup | None = None
+    model: Any,
+    config: Any = None,
+    group: ProcessGroup | None = None,
+    ignored_parameters: Iterable[str | nn.Parameter] | None = None,
 ) -> hooks.DataParallel | None:
     """Reduce the gradients of ``model`` over the ranks of ``group`` in every backward from now on.
 
@@ -124,6 +136,7 @@ def register_data_parallel_hooks(
         config: ``hooks.DataParallelOptions``, or as for :func:`init_distributed`; None for what was stored, else the
             default settings.
         group: None is the world group.
+        ignored_parameters: names or parameters that get no hooks and are not broadcast.
 
     Returns:
         The handle, whose ``remove()`` takes the hooks off again; None where settings were stored, or on a rank that is
@@ -135,11 +148,40 @@ def register_data_parallel_hooks(
     """
     call = "register_data_parallel_hooks"
     if _is_configuration(model):
-        _nothing_else(call, config=config, group=group)
+        _nothing_else(call, config=config, group=group, ignored_parameters=ignored_parameters)
         store_settings(DATA_PARALLEL, _data_parallel_options(call, model))
+        store_settings(STAGE, 0)
         return None
-    options = stored_settings(DATA_PARALLEL) if config is None else _data_parallel_options(call, config)
-    return hooks.register_data_parallel_hooks(model, options, group)
+    if config is None:
+        _refuse_stage(f"{call}: stored settings", stored_settings(STAGE))
+        options = stored_settings(DATA_PARALLEL)
+    else:
+        options = _data_parallel_options(call, config)
+    return hooks.register_data_parallel_hooks(model, options, group, ignored_parameters)
+
+
+@with_keyword_errors
+def register_sharded_hooks(
+    model: nn.Module, stage: int, group: ProcessGroup | None = None, **options: Any
+) -> hooks.Sharded | None:
+    """Give each rank of ``group`` a part of the optimizer's state, the gradients and the parameters of ``model``.
+
+    See :func:`comm_collectives.hooks.register_sharded_hooks`.
+
+    Args:
+        model: a module.
+        stage: 1 divides the optimizer's state, 2 also the gradients, 3 also the parameters.
+        group: None is the world group.
+        options: what else :func:`comm_collectives.hooks.register_sharded_hooks` takes.
+
+    Returns:
+        The handle; its ``remove()`` gives an ordinary model back. None on a rank that is not in ``group``.
+
+    Raises:
+        CommError: as the function of ``comm_collectives.hooks``.
+    """
+    arguments.active("register_sharded_hooks")
+    return hooks.register_sharded_hooks(model, stage, group, **options)
 
 
 @with_keyword_errors
@@ -176,6 +218,8 @@ def register_model_parallel_hooks(module: Any, groups: Any = None, plan: Any = N
 def register_communication_hooks(config: Any) -> None:
     """Store the settings of a configuration for hooks that are registered later, data-parallel and model-parallel ones.
 
+    With a stage of 1 to 3, :func:`register_data_parallel_hooks` without a configuration raises ``ArgumentError``.
+
     Args:
         config: as for :func:`init_distributed`.
 
@@ -184,6 +228,7 @@ def register_communication_hooks(config: Any) -> None:
     """
     settings = orchestrator.load_config(config).training
     store_settings(DATA_PARALLEL, _options(settings))
+    store_settings(STAGE, settings.stage)
     store_settings(MODEL_PARALLEL, dict(settings.model_parallel_plan) or None)
 
 
@@ -202,12 +247,16 @@ def _data_parallel_options(call: str, config: Any) -> hooks.DataParallelOptions:
     if isinstance(config, hooks.DataParallelOptions):
         return config
     settings = orchestrator.load_config(config).training
-    if settings.stage:
-        raise ArgumentError(
-            f"{call}: config: got stage {settings.stage}; expected 0: initialize_module(config, model) and "
-            "hooks.register_sharded_hooks(model, stage) register sharded hooks"
-        )
+    _refuse_stage(f"{call}: config", settings.stage)
     return _options(settings)
+
+
+def _refuse_stage(where: str, stage: int | None) -> None:
+    if stage:
+        raise ArgumentError(
+            f"{where}: got stage {stage}; expected 0: initialize_module(config, model) and "
+            "register_sharded_hooks(model, stage) register sharded hooks"
+        )
 
 
 def _reduction(settings: Any) -> hooks.GradientReduction:
