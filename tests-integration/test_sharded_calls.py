@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -269,6 +270,128 @@ def after_failures(stage: int) -> None:
 def test_passes_that_fail_or_bring_no_gradients(pools: Pools) -> None:
     for stage in (1, 2, 3):
         pools(2).run(after_failures, stage)
+
+
+# --- what a backward reads, and what it refuses
+
+
+class Scale(nn.Module):
+    """Multiplies by a vector before and after what it calls; its backward needs the vector twice."""
+
+    def __init__(self, called: nn.Module | None = None, is_trained: bool = True, is_within: bool = True) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 5), requires_grad=is_trained)
+        self.called = called if is_within else None
+        self.also_called = [called]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # The gradient of the vector is complete before the backward reads the other one.
+        x = x * self.scale.detach()
+        if self.also_called[0] is not None:
+            x = self.also_called[0](x)
+        return x * self.scale
+
+
+class CallsAnother(nn.Sequential):
+    """The last module calls one that is not within it."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 5), Scale(nn.Linear(5, 5), False, is_within=False))
+        self.another = self[1].also_called[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[1](self[0](x))
+
+
+READERS: list[Callable[[], nn.Module]] = [
+    lambda: nn.Sequential(nn.Linear(5, 5), Scale(), nn.Linear(5, 5)),
+    lambda: nn.Sequential(nn.Linear(5, 5), Scale(nn.Linear(5, 5)), nn.Linear(5, 5)),
+    lambda: nn.Sequential(nn.Linear(5, 5), Scale(nn.Linear(5, 5), is_trained=False)),
+    CallsAnother,
+]
+
+
+def read_in_backward() -> None:
+    for make in READERS:
+        for size_bytes in (1, 1 << 20):
+            torch.manual_seed(0)
+            model = make()
+            plain = copy.deepcopy(model)
+            trained = [one for one in plain.parameters() if one.requires_grad]
+            with registered(model, 3, bucket_size_bytes=size_bytes) as handle:
+                optimizers = [sgd(handle), torch.optim.SGD(trained, lr=0.1)]
+                handle.attach(optimizers[0])
+                for _ in range(2):  # the second pass gathers in the background
+                    for one, optimizer in zip((model, plain), optimizers, strict=True):
+                        optimizer.zero_grad()
+                        one(torch.arange(10.0).view(2, 5)).square().mean().backward()
+                        optimizer.step()
+            for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(one, other)
+
+
+def test_backwards_find_the_values_that_they_read(pools: Pools) -> None:
+    pools(2).run(read_in_backward)
+
+
+def second_backwards(stage: int) -> str:
+    model = make_model()
+    with registered(model, stage) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        with pytest.raises(ArgumentError, match="create_graph=True") as caught:
+            model(data()).square().sum().backward(create_graph=True)
+        if stage < 3:  # as for a penalty on the gradient of the input
+            x = data().requires_grad_()
+            (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            gradient.square().sum().backward()
+        else:
+            model(data()).sum().backward()
+        optimizer.step()
+    return str(caught.value)
+
+
+def test_gradients_of_gradients(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        assert len(set(pools(2).run(second_backwards, stage))) == 1
+
+
+def ends_with_an_error(stage: int) -> None:
+    from torch._dynamo import compiled_autograd
+
+    model = make_model()
+    with registered(model, stage) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        # An error at the beginning, before there is an end to wait for.
+        compiled_autograd.compiled_autograd_enabled = True
+        try:
+            with pytest.raises(ArgumentError, match="compiled autograd"):
+                model(data()).sum().backward()
+        finally:
+            compiled_autograd.compiled_autograd_enabled = False
+        model(data()).sum().backward()
+        expected = [one.grad.clone() for group in optimizer.param_groups for one in group["params"]]
+        # An error at the end: gradients that do not add up.
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.grad = None
+                one.grad = torch.zeros_like(one)
+                one.grad.resize_(one.numel() + 1)
+        with pytest.raises(RuntimeError):
+            model(data()).sum().backward()
+        optimizer.zero_grad()
+        model(data()).sum().backward()
+        for one, other in zip(
+            (one for group in optimizer.param_groups for one in group["params"]), expected, strict=True
+        ):
+            assert torch.equal(one.grad, other)
+        optimizer.step()
+
+
+def test_errors_at_both_ends_of_a_backward(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(ends_with_an_error, stage)
 
 
 # --- parts of tensors

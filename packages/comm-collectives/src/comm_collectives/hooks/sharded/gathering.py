@@ -5,7 +5,8 @@ ZeRO's partitioned parameters (Rajbhandari et al. 2020, section 5.3), by hooks o
 1. Before the forward of a module, the parameters of its unit are gathered. The unit that the last pass used next is
    gathered in the background meanwhile.
 2. After the forward, they are freed, unless the next use is of the same unit.
-3. Before the backward of a module, they are gathered again. When all their gradients have arrived, they are freed.
+3. Before the backward of a module, they are gathered again. They are freed when all their gradients have arrived and
+   the backward has reached another module, outside of whose call the module is: until then, the backward may read them.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Gathering:
         # Read by modules that they do not belong to, in any pass so far.
         self._outside: list[Unit] = []
         self._current: Unit | None = None
+        # By id, flat memories all of whose gradients this backward has brought.
+        self._done: set[int] = set()
         self._undo: list[Callable[[], object]] = []
         unit_of = {id(one): unit for unit in self.units for flat in unit.flats for one in flat.parameters}
         for module in model.modules():
@@ -164,11 +167,16 @@ class Gathering:
     # --- backward
 
     def _watch_backward(self, outputs: Any, units: list[Unit], is_root: bool) -> None:
+        # The backward goes on in the modules that call this one when it has left it.
+        callers = [unit for unit in self.units if unit.depth]
+
         def begin(gradient: torch.Tensor) -> None:
+            if torch.is_grad_enabled():
+                _refuse_second_backward()
             self._begin_backward()
             for unit in units:
                 if unit is not self._current or not unit.is_gathered():
-                    self._use_in_backward(unit)
+                    self._use_in_backward(unit, callers)
 
         if units or is_root:
             for tensor in tensors_in(outputs):
@@ -178,31 +186,41 @@ class Gathering:
     def begin_backward(self) -> None:
         """Gather what a backward needs from its beginning."""
         self._backward.begin()
+        self._done.clear()
         if not self._backward.expected:
             self._backward.expected = self._forward.expected[::-1]
         for unit in self._outside:
             unit.is_needed = True
             self._gather(unit, None)
 
-    def _use_in_backward(self, unit: Unit) -> None:
+    def _use_in_backward(self, unit: Unit, callers: Sequence[Unit] = ()) -> None:
         self._current = unit
         self._backward.use(unit)
+        if not self._is_open:
+            self._free_used(unit, callers)
         self._gather(unit, self._backward.next())
-        # No gradient announces that parameters without gradients were used.
+
+    def _free_used(self, unit: Unit, callers: Sequence[Unit]) -> None:
+        """Free what the backward has left when it reaches ``unit``."""
         for other in self.units:
-            if other is not unit and not other.is_needed and not other.depth:
-                for flat in other.flats:
-                    if flat.is_gathered and not flat.requires_grad:
-                        flat.free()
+            if other is unit or other in callers or other.is_needed or other.depth or other.encloses(unit):
+                continue
+            for flat in other.flats:
+                # No gradient announces that parameters without gradients were used.
+                if flat.is_gathered and (id(flat) in self._done or not flat.requires_grad):
+                    flat.free()
 
     def complete(self, flat: FlatShard) -> None:
-        """Free parameters whose gradients have all arrived."""
-        if not self._is_open:
-            flat.free()
+        """Have the next unit that the backward reaches free parameters whose gradients have all arrived.
+
+        Not yet: autograd hands a gradient on as soon as it is complete, before it computes others of the same module.
+        """
+        self._done.add(id(flat))
 
     def end_backward(self) -> None:
         """Free everything."""
         self._backward.end()
+        self._done.clear()
         self._current = None
         for unit in self.units:
             unit.is_needed = False
@@ -256,6 +274,13 @@ def _refuse_compilation() -> None:
     raise ArgumentError(
         "torch.compile: got a model with the hooks of register_sharded_hooks(stage=3); expected stage 1 or 2, whose "
         "parameters are not freed, or a model that is not compiled"
+    )
+
+
+def _refuse_second_backward() -> None:
+    raise ArgumentError(
+        "backward: got create_graph=True with the hooks of register_sharded_hooks(stage=3), which free parameters that "
+        "a second backward needs; use torch.autograd.grad(..., create_graph=True) in stage 1 or 2"
     )
 
 

@@ -84,12 +84,12 @@ class Gradients:
             if not self._backward_end.was_missed:
                 return
             self._abandon()
+        self._backward_end.expect()  # it may raise, and then no end would follow
         self.is_running = True
         self._next = 0
         self._arrived = False
         for bucket in self.buckets:
             bucket.begin_backward()
-        self._backward_end.expect()
         self.on_begin()
 
     def _complete(self, bucket: GradientBucket) -> None:
@@ -111,17 +111,25 @@ class Gradients:
         self._in_flight.append(bucket)
 
     def _end(self) -> None:
-        # torch.autograd.grad brings no gradients here.
-        if self._synchronizes and self._arrived:
-            for bucket in self.buckets:
-                if not bucket.is_started:
-                    self._start(bucket)
-            while self._in_flight:
-                self._in_flight.popleft().finish()
-            if self._memory is not None:
-                self._memory.clear()
-        self.is_running = False
-        self.on_end()
+        try:
+            # torch.autograd.grad brings no gradients here.
+            if self._synchronizes and self._arrived:
+                self._reduce_rest()
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self.is_running = False
+            self.on_end()
+
+    def _reduce_rest(self) -> None:
+        for bucket in self.buckets:
+            if not bucket.is_started:
+                self._start(bucket)
+        while self._in_flight:
+            self._in_flight.popleft().finish()
+        if self._memory is not None:
+            self._memory.clear()
 
     def abandon_failed(self) -> None:
         """Forget the last backward if it ended with an error."""

@@ -176,7 +176,7 @@ class Sharded(Handle):
     def _divide_model(self, model: nn.Module, bucket_size_bytes: int) -> list[tuple[Unit, nn.Module]]:
         roots: list[tuple[Unit, nn.Module]] = []
         for part in divide_model(model, bucket_size_bytes):
-            unit = Unit(part.name)
+            unit = Unit(part.name, part.is_whole)
             for names, members in group_by_kind(part.parameters):
                 flat = FlatShard(names, members, self.group, True)
                 flat.free()
