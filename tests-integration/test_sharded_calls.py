@@ -394,6 +394,47 @@ def test_errors_at_both_ends_of_a_backward(pools: Pools) -> None:
         pools(2).run(ends_with_an_error, stage)
 
 
+class Branch(nn.Module):
+    """Uses one of its parameters on the first rank alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(5, 5), nn.Parameter(torch.full((5,), 2.0))
+
+    def forward(self, x: torch.Tensor, rank: int | None = None) -> torch.Tensor:
+        x = self.linear(x).tanh()
+        return x * self.scale if (dist.get_rank() if rank is None else rank) == 0 else 2 * x
+
+
+def branches(stage: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 5), *(Branch() for _ in range(5)))
+    plain, W = copy.deepcopy(model), dist.get_world_size()
+    with registered(model, stage, bucket_size_bytes=150) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(data()).square().sum().backward()
+            optimizer.step()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for rank in range(W):
+            x = plain[0](torch.randn(4, 5, generator=torch.Generator().manual_seed(rank)))
+            for block in plain[1:]:
+                x = block(x, rank)
+            (x.square().sum() / W).backward()
+        optimizer.step()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_ranks_use_different_parameters(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(branches, stage)
+
+
 # --- parts of tensors
 
 

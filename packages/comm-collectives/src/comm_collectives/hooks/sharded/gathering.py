@@ -36,6 +36,7 @@ class Gathering:
         prefetch: gather the next unit in the background.
         begin_backward: called when a backward reaches the output of a module.
         is_backward: returns whether a backward runs.
+        agree: called before the backward gathers a unit; leads to calls of :meth:`complete`, the same on all ranks.
     """
 
     def __init__(
@@ -45,16 +46,18 @@ class Gathering:
         prefetch: bool,
         begin_backward: Callable[[], None],
         is_backward: Callable[[], bool],
+        agree: Callable[[], None],
     ) -> None:
         self.units = [unit for unit, _ in roots]
         self._prefetches, self._begin_backward, self._is_backward = prefetch, begin_backward, is_backward
+        self._agree = agree
         self._forward, self._backward = UseOrder(), UseOrder()
         self._depth = 0
         self._is_open = False
         # Read by modules that they do not belong to, in any pass so far.
         self._outside: list[Unit] = []
         self._current: Unit | None = None
-        # By id, flat memories all of whose gradients this backward has brought.
+        # By id, flat memories all of whose gradients this backward has brought, on all ranks.
         self._done: set[int] = set()
         self._undo: list[Callable[[], object]] = []
         unit_of = {id(one): unit for unit in self.units for flat in unit.flats for one in flat.parameters}
@@ -187,6 +190,7 @@ class Gathering:
         """Gather what a backward needs from its beginning."""
         self._backward.begin()
         self._done.clear()
+        self._current = None
         if not self._backward.expected:
             self._backward.expected = self._forward.expected[::-1]
         for unit in self._outside:
@@ -194,6 +198,8 @@ class Gathering:
             self._gather(unit, None)
 
     def _use_in_backward(self, unit: Unit, callers: Sequence[Unit] = ()) -> None:
+        if self._current is not None:  # otherwise nothing is complete
+            self._agree()
         self._current = unit
         self._backward.use(unit)
         if not self._is_open:
@@ -213,7 +219,7 @@ class Gathering:
     def complete(self, flat: FlatShard) -> None:
         """Have the next unit that the backward reaches free parameters whose gradients have all arrived.
 
-        Not yet: autograd hands a gradient on as soon as it is complete, before it computes others of the same module.
+        Not at once: autograd hands a gradient on as soon as it is complete, before it computes others of the same module.
         """
         self._done.add(id(flat))
 

@@ -4,7 +4,9 @@ Stages 1 and 2 of ZeRO (Rajbhandari et al. 2020, sections 5.1 and 5.2), with buc
 
 1. A hook of each parameter copies its gradient into the flat memory of its bucket, and frees it.
 2. A bucket with all gradients is reduced: each rank gets the sum or average of the part that it owns. In stages 1 and
-   2, buckets are started in one order on all ranks, that of their parameters from the last to the first.
+   2, buckets are started in one order on all ranks, that of their parameters from the last to the first. In stage 3,
+   reductions have to take the same places among the gatherings on all ranks, also where a rank does not use a
+   parameter: before a module is gathered, the ranks agree on the buckets that are complete on all of them.
 3. From stage 2 on, the flat memory then serves another bucket. At most two reductions are in flight.
 4. The end of the backward starts buckets that are incomplete, with zeros, and waits for all.
 """
@@ -19,6 +21,7 @@ from typing import Any, cast
 import torch
 
 from comm_collectives.annotations import Group
+from comm_collectives.collectives import all_reduce
 from comm_collectives.hooks.backward_end import BackwardEnd
 from comm_collectives.hooks.gradient_reduction import GradientReduction
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
@@ -42,15 +45,17 @@ class Gradients:
 
     Attributes:
         is_running: a backward of the model runs.
-        on_begin, on_complete, on_end: called at the beginning of a backward; with a flat memory all of whose gradients
-            have arrived; and when all gradients are reduced.
+        on_begin, on_complete, on_end: called at the beginning of a backward; in stage 3, with a flat memory all of
+            whose gradients have arrived on all ranks; and when all gradients are reduced.
     """
 
     def __init__(self, flats: Sequence[FlatShard], reduction: GradientReduction, group: Group, stage: int) -> None:
         self._memory = GradientMemory(group) if stage > 1 else None
         self.buckets = [GradientBucket(flat, reduction, self._memory) for flat in flats]
-        self._in_order = stage < 3
+        self._group, self._in_order = group, stage < 3
         self._next = 0
+        # Of this backward, in stage 3: complete on all ranks.
+        self._agreed: set[int] = set()
         self._in_flight: deque[GradientBucket] = deque()
         self._synchronizes = True
         self._arrived = False
@@ -73,8 +78,8 @@ class Gradients:
                 self.begin()
             self._arrived = True
             bucket.add(position, gradient)
-            if not bucket.pending:
-                self._complete(bucket)
+            if not bucket.pending and self._in_order and self._synchronizes:
+                self._start_complete()
 
         return hook
 
@@ -87,18 +92,27 @@ class Gradients:
         self._backward_end.expect()  # it may raise, and then no end would follow
         self.is_running = True
         self._next = 0
+        self._agreed.clear()
         self._arrived = False
         for bucket in self.buckets:
             bucket.begin_backward()
         self.on_begin()
 
-    def _complete(self, bucket: GradientBucket) -> None:
-        self.on_complete(bucket.flat)
-        if not self._synchronizes:
+    def agree(self) -> None:
+        """Start the buckets that are complete on all ranks; every rank calls it at the same places of a backward."""
+        if len(self._agreed) == len(self.buckets):
             return
-        if not self._in_order:
-            self._start(bucket)
-            return
+        complete = torch.tensor([not one.pending for one in self.buckets], dtype=torch.uint8)
+        complete = complete.to(self.buckets[0].flat.device)
+        all_reduce(complete, "min", self._group, compression="none")
+        for place in complete.nonzero().flatten().tolist():
+            if place not in self._agreed:
+                self._agreed.add(place)
+                self.on_complete(self.buckets[place].flat)
+                if self._synchronizes:
+                    self._start(self.buckets[place])
+
+    def _start_complete(self) -> None:
         while self._next < len(self.buckets) and not self.buckets[self._next].pending:
             self._start(self.buckets[self._next])
             self._next += 1

@@ -204,7 +204,7 @@ class Sharded(Handle):
 
     def _gather_in_passes(self, model: nn.Module, roots: list[tuple[Unit, nn.Module]], prefetch: bool) -> None:
         gradients = self._gradients
-        gathering = Gathering(model, roots, prefetch, gradients.begin, lambda: gradients.is_running)
+        gathering = Gathering(model, roots, prefetch, gradients.begin, lambda: gradients.is_running, gradients.agree)
         gradients.on_begin = gathering.begin_backward
         gradients.on_complete = gathering.complete
         gradients.on_end = gathering.end_backward
