@@ -48,6 +48,12 @@ def data() -> torch.Tensor:
 # --- wrong uses
 
 
+def refused_removal(handle: Sharded) -> str:
+    with pytest.raises(ArgumentError) as caught:
+        handle.remove()
+    return str(caught.value)
+
+
 def refusals(stage: int) -> list[str]:
     found: list[str] = []
     rank = dist.get_rank()
@@ -78,6 +84,25 @@ def refusals(stage: int) -> list[str]:
         expect(ArgumentError, lambda: optimizer.step())
         expect(ArgumentError, lambda: handle.clip_grad_norm(1.0))
         expect(ArgumentError, lambda: handle.load_state_dict(handle.state_dict(), optimizer))
+        expect(ArgumentError, lambda: handle.remove())
+        within: list[str] = []
+        outputs = model(data())
+        outputs.register_hook(lambda gradient: within.append(refused_removal(handle)))
+        outputs.sum().backward()
+        found += within
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        optimizer.zero_grad()
+        # An infinity in one part only: without a refusal, one rank makes the step and waits for the other.
+        scaler.scale(model(data()).sum() * (math.inf if rank else 1.0)).backward()
+        expect(ArgumentError, lambda: scaler.step(optimizer))
+        optimizer.zero_grad()
+        model(data()).sum().backward()
+        optimizer.step()
+        state = handle.state_dict(optimizer)
+        state["optimizer"]["state"] = {"0.weight": {}}
+        momentum = torch.optim.SGD(optimizer.param_groups[0]["params"], lr=0.1, momentum=0.9)
+        state["optimizer"]["param_groups"][0]["momentum"] = 0.9
+        expect(ArgumentError, lambda: handle.load_state_dict(state, momentum))
     expect(ArgumentError, lambda: handle.gather())
     of_model.step()
     with registered(model, stage) as handle:
@@ -108,6 +133,10 @@ EXPECTED = [
     "optimizer.step: got called while gradients of no_sync() wait",
     "clip_grad_norm: got called while gradients of no_sync() wait",
     "load_state_dict: state: got one without 'optimizer'",
+    "remove: got called while gradients of no_sync() wait",
+    "remove: got called within a backward",
+    "optimizer.step: got called by a torch.amp.GradScaler",
+    "load_state_dict: state: got nothing for parameter",
     "gather: got called after remove()",
     "parameter_groups: groups: group 0 has a tensor of shape (3,)",
     "parameter_groups: groups: parameter '0.weight' is in group 0 and in group 1",
@@ -223,6 +252,12 @@ def norms() -> None:
             handle.clip_grad_norm(1.0, 0.0)
         handle.clip_grad_norm(0.5)
         torch.testing.assert_close(handle.clip_grad_norm(1e9), torch.tensor(0.5), rtol=1e-4, atol=0)
+    model = make_model().double()
+    with registered(model, 2) as handle:
+        # One rank alone has elements of it.
+        torch.optim.SGD(handle.parameter_groups([model[2].bias]), lr=0.1)
+        model(data().double()).sum().backward()
+        torch.testing.assert_close(handle.clip_grad_norm(1e9), torch.tensor(4 * 3**0.5, dtype=torch.float64))
 
 
 def test_norms_are_those_of_whole_gradients(pools: Pools) -> None:
@@ -433,6 +468,40 @@ def branches(stage: int) -> None:
 def test_ranks_use_different_parameters(pools: Pools) -> None:
     for stage in (1, 2, 3):
         pools(2).run(branches, stage)
+
+
+def changes(stage: int) -> list[str]:
+    found = []
+    model = make_model()
+    model[0].bias.requires_grad_(False)
+    with registered(model, stage) as handle:
+        sgd(handle)
+        model[0].bias.requires_grad_(True)
+        with torch.no_grad():
+            model(data())
+        for body in (model, lambda x: model[2](model[1](model[0](x))).sum().backward()):
+            with pytest.raises(ArgumentError) as caught:
+                body(data())
+            found.append(str(caught.value))
+        model[0].bias.requires_grad_(False)
+        model.requires_grad_(False)
+        model(data().requires_grad_()).sum().backward()  # gradients of the input alone
+        model[0].weight.requires_grad_(True)
+        with pytest.raises(ArgumentError) as caught:
+            model(data()).sum().backward()
+        found.append(str(caught.value))
+        model.requires_grad_(True)
+        model[0].bias.requires_grad_(False)
+        model(data()).sum().backward()
+    return found
+
+
+def test_parameters_that_are_frozen_or_unfrozen_later(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        for unfrozen, within, frozen in pools(2).run(changes, stage):
+            assert unfrozen.startswith("forward: parameter '0.bias' requires a gradient")
+            assert within.startswith("backward: parameter '0.bias' requires a gradient")
+            assert frozen.startswith("backward: parameter '2.weight' no longer requires a gradient")
 
 
 # --- parts of tensors

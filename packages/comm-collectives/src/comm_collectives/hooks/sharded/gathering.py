@@ -219,7 +219,7 @@ class Gathering:
     def complete(self, flat: FlatShard) -> None:
         """Have the next unit that the backward reaches free parameters whose gradients have all arrived.
 
-        Not at once: autograd hands a gradient on as soon as it is complete, before it computes others of the same module.
+        Not at once: autograd hands on a gradient that is complete before it computes others of the same module.
         """
         self._done.add(id(flat))
 

@@ -47,6 +47,7 @@ class Gradients:
         is_running: a backward of the model runs.
         on_begin, on_complete, on_end: called at the beginning of a backward; in stage 3, with a flat memory all of
             whose gradients have arrived on all ranks; and when all gradients are reduced.
+        on_first_gradient: called before the first gradient of a backward is taken; what it raises ends the backward.
     """
 
     def __init__(self, flats: Sequence[FlatShard], reduction: GradientReduction, group: Group, stage: int) -> None:
@@ -62,6 +63,7 @@ class Gradients:
         self._backward_end = BackwardEnd(self._end)
         self.is_running = False
         self.on_begin: Callable[[], None] = _nothing
+        self.on_first_gradient: Callable[[], None] = _nothing
         self.on_complete: Callable[[FlatShard], None] = _nothing_with
         self.on_end: Callable[[], None] = _nothing
         self._hooks = [
@@ -76,6 +78,8 @@ class Gradients:
             assert gradient is not None
             if not self.is_running:
                 self.begin()
+            if not self._arrived:
+                self.on_first_gradient()
             self._arrived = True
             bucket.add(position, gradient)
             if not bucket.pending and self._in_order and self._synchronizes:
@@ -88,7 +92,7 @@ class Gradients:
         if self.is_running:
             if not self._backward_end.was_missed:
                 return
-            self._abandon()
+            self.abandon()
         self._backward_end.expect()  # it may raise, and then no end would follow
         self.is_running = True
         self._next = 0
@@ -130,7 +134,7 @@ class Gradients:
             if self._synchronizes and self._arrived:
                 self._reduce_rest()
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
         finally:
             self.is_running = False
@@ -148,9 +152,10 @@ class Gradients:
     def abandon_failed(self) -> None:
         """Forget the last backward if it ended with an error."""
         if self.is_running and self._backward_end.was_missed:
-            self._abandon()
+            self.abandon()
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Forget the gradients that were not reduced."""
         self.is_running = False
         self._in_flight.clear()
         for bucket in self.buckets:
