@@ -17,6 +17,7 @@ from comm_collectives.hooks import (
     Sharded,
     partition,
     partition_range,
+    register_model_parallel_hooks,
     register_sharded_hooks,
     unpartition,
 )
@@ -258,6 +259,25 @@ def norms() -> None:
         torch.optim.SGD(handle.parameter_groups([model[2].bias]), lr=0.1)
         model(data().double()).sum().backward()
         torch.testing.assert_close(handle.clip_grad_norm(1e9), torch.tensor(4 * 3**0.5, dtype=torch.float64))
+
+
+def norm_of_divided_layers() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    divided = register_model_parallel_hooks(model, None, {"0": "column", "2": "row"})
+    assert divided is not None
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    with divided, registered(model, 1, group=alone) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        model(torch.ones(3, 4)).sum().backward()
+        with pytest.raises(ArgumentError, match=r"clip_grad_norm: got a model whose layers register_model_parallel"):
+            handle.clip_grad_norm(1.0)
+        optimizer.step()
+    dist.destroy_process_group(alone)
+
+
+def test_no_norm_of_layers_that_other_ranks_divide(pools: Pools) -> None:
+    pools(2).run(norm_of_divided_layers)
 
 
 def test_norms_are_those_of_whole_gradients(pools: Pools) -> None:
