@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from comm_collectives.hooks import (
     Sharded,
     partition,
     partition_range,
+    register_model_parallel_hooks,
     register_sharded_hooks,
     unpartition,
 )
@@ -45,6 +47,12 @@ def data() -> torch.Tensor:
 
 
 # --- wrong uses
+
+
+def refused_removal(handle: Sharded) -> str:
+    with pytest.raises(ArgumentError) as caught:
+        handle.remove()
+    return str(caught.value)
 
 
 def refusals(stage: int) -> list[str]:
@@ -77,6 +85,25 @@ def refusals(stage: int) -> list[str]:
         expect(ArgumentError, lambda: optimizer.step())
         expect(ArgumentError, lambda: handle.clip_grad_norm(1.0))
         expect(ArgumentError, lambda: handle.load_state_dict(handle.state_dict(), optimizer))
+        expect(ArgumentError, lambda: handle.remove())
+        within: list[str] = []
+        outputs = model(data())
+        outputs.register_hook(lambda gradient: within.append(refused_removal(handle)))
+        outputs.sum().backward()
+        found += within
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        optimizer.zero_grad()
+        # An infinity in one part only: without a refusal, one rank makes the step and waits for the other.
+        scaler.scale(model(data()).sum() * (math.inf if rank else 1.0)).backward()
+        expect(ArgumentError, lambda: scaler.step(optimizer))
+        optimizer.zero_grad()
+        model(data()).sum().backward()
+        optimizer.step()
+        state = handle.state_dict(optimizer)
+        state["optimizer"]["state"] = {"0.weight": {}}
+        momentum = torch.optim.SGD(optimizer.param_groups[0]["params"], lr=0.1, momentum=0.9)
+        state["optimizer"]["param_groups"][0]["momentum"] = 0.9
+        expect(ArgumentError, lambda: handle.load_state_dict(state, momentum))
     expect(ArgumentError, lambda: handle.gather())
     of_model.step()
     with registered(model, stage) as handle:
@@ -107,6 +134,10 @@ EXPECTED = [
     "optimizer.step: got called while gradients of no_sync() wait",
     "clip_grad_norm: got called while gradients of no_sync() wait",
     "load_state_dict: state: got one without 'optimizer'",
+    "remove: got called while gradients of no_sync() wait",
+    "remove: got called within a backward",
+    "optimizer.step: got called by a torch.amp.GradScaler",
+    "load_state_dict: state: got nothing for parameter",
     "gather: got called after remove()",
     "parameter_groups: groups: group 0 has a tensor of shape (3,)",
     "parameter_groups: groups: parameter '0.weight' is in group 0 and in group 1",
@@ -222,6 +253,31 @@ def norms() -> None:
             handle.clip_grad_norm(1.0, 0.0)
         handle.clip_grad_norm(0.5)
         torch.testing.assert_close(handle.clip_grad_norm(1e9), torch.tensor(0.5), rtol=1e-4, atol=0)
+    model = make_model().double()
+    with registered(model, 2) as handle:
+        # One rank alone has elements of it.
+        torch.optim.SGD(handle.parameter_groups([model[2].bias]), lr=0.1)
+        model(data().double()).sum().backward()
+        torch.testing.assert_close(handle.clip_grad_norm(1e9), torch.tensor(4 * 3**0.5, dtype=torch.float64))
+
+
+def norm_of_divided_layers() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+    divided = register_model_parallel_hooks(model, None, {"0": "column", "2": "row"})
+    assert divided is not None
+    alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
+    with divided, registered(model, 1, group=alone) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        model(torch.ones(3, 4)).sum().backward()
+        with pytest.raises(ArgumentError, match=r"clip_grad_norm: got a model whose layers register_model_parallel"):
+            handle.clip_grad_norm(1.0)
+        optimizer.step()
+    dist.destroy_process_group(alone)
+
+
+def test_no_norm_of_layers_that_other_ranks_divide(pools: Pools) -> None:
+    pools(2).run(norm_of_divided_layers)
 
 
 def test_norms_are_those_of_whole_gradients(pools: Pools) -> None:
@@ -269,6 +325,203 @@ def after_failures(stage: int) -> None:
 def test_passes_that_fail_or_bring_no_gradients(pools: Pools) -> None:
     for stage in (1, 2, 3):
         pools(2).run(after_failures, stage)
+
+
+# --- what a backward reads, and what it refuses
+
+
+class Scale(nn.Module):
+    """Multiplies by a vector before and after what it calls; its backward needs the vector twice."""
+
+    def __init__(self, called: nn.Module | None = None, is_trained: bool = True, is_within: bool = True) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, 5), requires_grad=is_trained)
+        self.called = called if is_within else None
+        self.also_called = [called]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # The gradient of the vector is complete before the backward reads the other one.
+        x = x * self.scale.detach()
+        if self.also_called[0] is not None:
+            x = self.also_called[0](x)
+        return x * self.scale
+
+
+class CallsAnother(nn.Sequential):
+    """The last module calls one that is not within it."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(5, 5), Scale(nn.Linear(5, 5), False, is_within=False))
+        self.another = self[1].also_called[0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self[1](self[0](x))
+
+
+READERS: list[Callable[[], nn.Module]] = [
+    lambda: nn.Sequential(nn.Linear(5, 5), Scale(), nn.Linear(5, 5)),
+    lambda: nn.Sequential(nn.Linear(5, 5), Scale(nn.Linear(5, 5)), nn.Linear(5, 5)),
+    lambda: nn.Sequential(nn.Linear(5, 5), Scale(nn.Linear(5, 5), is_trained=False)),
+    CallsAnother,
+]
+
+
+def read_in_backward() -> None:
+    for make in READERS:
+        for size_bytes in (1, 1 << 20):
+            torch.manual_seed(0)
+            model = make()
+            plain = copy.deepcopy(model)
+            trained = [one for one in plain.parameters() if one.requires_grad]
+            with registered(model, 3, bucket_size_bytes=size_bytes) as handle:
+                optimizers = [sgd(handle), torch.optim.SGD(trained, lr=0.1)]
+                handle.attach(optimizers[0])
+                for _ in range(2):  # the second pass gathers in the background
+                    for one, optimizer in zip((model, plain), optimizers, strict=True):
+                        optimizer.zero_grad()
+                        one(torch.arange(10.0).view(2, 5)).square().mean().backward()
+                        optimizer.step()
+            for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(one, other)
+
+
+def test_backwards_find_the_values_that_they_read(pools: Pools) -> None:
+    pools(2).run(read_in_backward)
+
+
+def second_backwards(stage: int) -> str:
+    model = make_model()
+    with registered(model, stage) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        with pytest.raises(ArgumentError, match="create_graph=True") as caught:
+            model(data()).square().sum().backward(create_graph=True)
+        if stage < 3:  # as for a penalty on the gradient of the input
+            x = data().requires_grad_()
+            (gradient,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+            gradient.square().sum().backward()
+        else:
+            model(data()).sum().backward()
+        optimizer.step()
+    return str(caught.value)
+
+
+def test_gradients_of_gradients(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        assert len(set(pools(2).run(second_backwards, stage))) == 1
+
+
+def ends_with_an_error(stage: int) -> None:
+    from torch._dynamo import compiled_autograd
+
+    model = make_model()
+    with registered(model, stage) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        # An error at the beginning, before there is an end to wait for.
+        compiled_autograd.compiled_autograd_enabled = True
+        try:
+            with pytest.raises(ArgumentError, match="compiled autograd"):
+                model(data()).sum().backward()
+        finally:
+            compiled_autograd.compiled_autograd_enabled = False
+        model(data()).sum().backward()
+        expected = [one.grad.clone() for group in optimizer.param_groups for one in group["params"]]
+        # An error at the end: gradients that do not add up.
+        for group in optimizer.param_groups:
+            for one in group["params"]:
+                one.grad = None
+                one.grad = torch.zeros_like(one)
+                one.grad.resize_(one.numel() + 1)
+        with pytest.raises(RuntimeError):
+            model(data()).sum().backward()
+        optimizer.zero_grad()
+        model(data()).sum().backward()
+        for one, other in zip(
+            (one for group in optimizer.param_groups for one in group["params"]), expected, strict=True
+        ):
+            assert torch.equal(one.grad, other)
+        optimizer.step()
+
+
+def test_errors_at_both_ends_of_a_backward(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(ends_with_an_error, stage)
+
+
+class Branch(nn.Module):
+    """Uses one of its parameters on the first rank alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(5, 5), nn.Parameter(torch.full((5,), 2.0))
+
+    def forward(self, x: torch.Tensor, rank: int | None = None) -> torch.Tensor:
+        x = self.linear(x).tanh()
+        return x * self.scale if (dist.get_rank() if rank is None else rank) == 0 else 2 * x
+
+
+def branches(stage: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 5), *(Branch() for _ in range(5)))
+    plain, W = copy.deepcopy(model), dist.get_world_size()
+    with registered(model, stage, bucket_size_bytes=150) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(data()).square().sum().backward()
+            optimizer.step()
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for rank in range(W):
+            x = plain[0](torch.randn(4, 5, generator=torch.Generator().manual_seed(rank)))
+            for block in plain[1:]:
+                x = block(x, rank)
+            (x.square().sum() / W).backward()
+        optimizer.step()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_ranks_use_different_parameters(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(branches, stage)
+
+
+def changes(stage: int) -> list[str]:
+    found = []
+    model = make_model()
+    model[0].bias.requires_grad_(False)
+    with registered(model, stage) as handle:
+        sgd(handle)
+        model[0].bias.requires_grad_(True)
+        with torch.no_grad():
+            model(data())
+        for body in (model, lambda x: model[2](model[1](model[0](x))).sum().backward()):
+            with pytest.raises(ArgumentError) as caught:
+                body(data())
+            found.append(str(caught.value))
+        model[0].bias.requires_grad_(False)
+        model.requires_grad_(False)
+        model(data().requires_grad_()).sum().backward()  # gradients of the input alone
+        model[0].weight.requires_grad_(True)
+        with pytest.raises(ArgumentError) as caught:
+            model(data()).sum().backward()
+        found.append(str(caught.value))
+        model.requires_grad_(True)
+        model[0].bias.requires_grad_(False)
+        model(data()).sum().backward()
+    return found
+
+
+def test_parameters_that_are_frozen_or_unfrozen_later(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        for unfrozen, within, frozen in pools(2).run(changes, stage):
+            assert unfrozen.startswith("forward: parameter '0.bias' requires a gradient")
+            assert within.startswith("backward: parameter '0.bias' requires a gradient")
+            assert frozen.startswith("backward: parameter '2.weight' no longer requires a gradient")
 
 
 # --- parts of tensors

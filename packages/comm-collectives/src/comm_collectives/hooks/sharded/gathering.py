@@ -5,7 +5,8 @@ ZeRO's partitioned parameters (Rajbhandari et al. 2020, section 5.3), by hooks o
 1. Before the forward of a module, the parameters of its unit are gathered. The unit that the last pass used next is
    gathered in the background meanwhile.
 2. After the forward, they are freed, unless the next use is of the same unit.
-3. Before the backward of a module, they are gathered again. When all their gradients have arrived, they are freed.
+3. Before the backward of a module, they are gathered again. They are freed when all their gradients have arrived and
+   the backward has reached another module, outside of whose call the module is: until then, the backward may read them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Gathering:
         prefetch: gather the next unit in the background.
         begin_backward: called when a backward reaches the output of a module.
         is_backward: returns whether a backward runs.
+        agree: called before the backward gathers a unit; leads to calls of :meth:`complete`, the same on all ranks.
     """
 
     def __init__(
@@ -44,15 +46,19 @@ class Gathering:
         prefetch: bool,
         begin_backward: Callable[[], None],
         is_backward: Callable[[], bool],
+        agree: Callable[[], None],
     ) -> None:
         self.units = [unit for unit, _ in roots]
         self._prefetches, self._begin_backward, self._is_backward = prefetch, begin_backward, is_backward
+        self._agree = agree
         self._forward, self._backward = UseOrder(), UseOrder()
         self._depth = 0
         self._is_open = False
         # Read by modules that they do not belong to, in any pass so far.
         self._outside: list[Unit] = []
         self._current: Unit | None = None
+        # By id, flat memories all of whose gradients this backward has brought, on all ranks.
+        self._done: set[int] = set()
         self._undo: list[Callable[[], object]] = []
         unit_of = {id(one): unit for unit in self.units for flat in unit.flats for one in flat.parameters}
         for module in model.modules():
@@ -164,11 +170,16 @@ class Gathering:
     # --- backward
 
     def _watch_backward(self, outputs: Any, units: list[Unit], is_root: bool) -> None:
+        # The backward goes on in the modules that call this one when it has left it.
+        callers = [unit for unit in self.units if unit.depth]
+
         def begin(gradient: torch.Tensor) -> None:
+            if torch.is_grad_enabled():
+                _refuse_second_backward()
             self._begin_backward()
             for unit in units:
                 if unit is not self._current or not unit.is_gathered():
-                    self._use_in_backward(unit)
+                    self._use_in_backward(unit, callers)
 
         if units or is_root:
             for tensor in tensors_in(outputs):
@@ -178,31 +189,44 @@ class Gathering:
     def begin_backward(self) -> None:
         """Gather what a backward needs from its beginning."""
         self._backward.begin()
+        self._done.clear()
+        self._current = None
         if not self._backward.expected:
             self._backward.expected = self._forward.expected[::-1]
         for unit in self._outside:
             unit.is_needed = True
             self._gather(unit, None)
 
-    def _use_in_backward(self, unit: Unit) -> None:
+    def _use_in_backward(self, unit: Unit, callers: Sequence[Unit] = ()) -> None:
+        if self._current is not None:  # otherwise nothing is complete
+            self._agree()
         self._current = unit
         self._backward.use(unit)
+        if not self._is_open:
+            self._free_used(unit, callers)
         self._gather(unit, self._backward.next())
-        # No gradient announces that parameters without gradients were used.
+
+    def _free_used(self, unit: Unit, callers: Sequence[Unit]) -> None:
+        """Free what the backward has left when it reaches ``unit``."""
         for other in self.units:
-            if other is not unit and not other.is_needed and not other.depth:
-                for flat in other.flats:
-                    if flat.is_gathered and not flat.requires_grad:
-                        flat.free()
+            if other is unit or other in callers or other.is_needed or other.depth or other.encloses(unit):
+                continue
+            for flat in other.flats:
+                # No gradient announces that parameters without gradients were used.
+                if flat.is_gathered and (id(flat) in self._done or not flat.requires_grad):
+                    flat.free()
 
     def complete(self, flat: FlatShard) -> None:
-        """Free parameters whose gradients have all arrived."""
-        if not self._is_open:
-            flat.free()
+        """Have the next unit that the backward reaches free parameters whose gradients have all arrived.
+
+        Not at once: autograd hands on a gradient that is complete before it computes others of the same module.
+        """
+        self._done.add(id(flat))
 
     def end_backward(self) -> None:
         """Free everything."""
         self._backward.end()
+        self._done.clear()
         self._current = None
         for unit in self.units:
             unit.is_needed = False
@@ -256,6 +280,13 @@ def _refuse_compilation() -> None:
     raise ArgumentError(
         "torch.compile: got a model with the hooks of register_sharded_hooks(stage=3); expected stage 1 or 2, whose "
         "parameters are not freed, or a model that is not compiled"
+    )
+
+
+def _refuse_second_backward() -> None:
+    raise ArgumentError(
+        "backward: got create_graph=True with the hooks of register_sharded_hooks(stage=3), which free parameters that "
+        "a second backward needs; use torch.autograd.grad(..., create_graph=True) in stage 1 or 2"
     )
 
 

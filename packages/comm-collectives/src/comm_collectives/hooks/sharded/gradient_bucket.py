@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from comm_collectives.hooks.gradient_reduction import GradientReduction
@@ -62,8 +64,13 @@ class GradientBucket:
         """Take the gradient of a parameter.
 
         Raises:
-            ArgumentError: it is the second one of this backward.
+            ArgumentError: it is the second one of this backward, or is to be differentiated again.
         """
+        if gradient.requires_grad:
+            raise ArgumentError(
+                f"backward: the gradient of parameter {self.flat.names[position]!r} is to be differentiated again "
+                "(create_graph=True), which its reduction cannot be; use torch.autograd.grad in stage 1 or 2"
+            )
         if self._arrived[position]:
             raise ArgumentError(
                 f"backward: parameter {self.flat.names[position]!r} got a second gradient in one backward, after the "
@@ -73,8 +80,6 @@ class GradientBucket:
         self.pending -= 1
         if self._full is None:
             self._take_memory()
-        if gradient.requires_grad:
-            gradient = gradient.detach()
         if gradient.layout is not torch.strided:
             gradient = gradient.to_dense()
         if self._filled[position]:
@@ -142,7 +147,8 @@ class GradientBucket:
         """Forget the gradients of a backward that failed."""
         work, self._work, self._output = self._work, None, None
         if work is not None:
-            work.wait()
+            with suppress(Exception):  # the error that ended the backward is the one to report
+                work.wait()
         self._filled = [False] * len(self._filled)
         self._release_memory()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -17,7 +17,14 @@ __all__ = ["clip_to_norm", "total_norm"]
 _EPSILON = 1e-6
 
 
-def total_norm(call: str, gradients: Sequence[torch.Tensor], norm_type: float, group: Group) -> torch.Tensor:
+def total_norm(
+    call: str,
+    gradients: Sequence[torch.Tensor],
+    norm_type: float,
+    group: Group,
+    dtypes: Collection[torch.dtype],
+    device: torch.device,
+) -> torch.Tensor:
     """Return the norm of the gradients of all ranks together.
 
     Args:
@@ -25,9 +32,11 @@ def total_norm(call: str, gradients: Sequence[torch.Tensor], norm_type: float, g
         gradients: this rank's, any shapes and float dtypes, on one kind of device; only read.
         norm_type: the order, above 0; ``math.inf`` is the largest absolute value.
         group: whose ranks have a part each.
+        dtypes: of the gradients of all ranks, as a rank may have none of one.
+        device: of the result, of one kind on all ranks.
 
     Returns:
-        (), float32 or, where a gradient is, float64; the same on every rank.
+        (), float32, or float64 where ``dtypes`` has such precision; the same on every rank.
 
     Raises:
         ArgumentError: the order is not above 0.
@@ -35,9 +44,9 @@ def total_norm(call: str, gradients: Sequence[torch.Tensor], norm_type: float, g
     order = float(norm_type)
     if not order > 0:
         raise ArgumentError(f"{call}: norm_type: got {norm_type}; expected a number above 0, or math.inf")
-    dtype = torch.float64 if any(one.dtype is torch.float64 for one in gradients) else torch.float32
-    device = gradients[0].device if gradients else torch.device("cpu")
-    norms = [torch.linalg.vector_norm(one, order, dtype=dtype).to(device) for one in gradients]
+    dtype = torch.float64 if {torch.float64, torch.complex128} & set(dtypes) else torch.float32
+    absolute = [one.abs() if one.is_complex() else one for one in gradients]
+    norms = [torch.linalg.vector_norm(one, order, dtype=dtype).to(device) for one in absolute]
     if math.isinf(order):
         total = torch.stack(norms).amax() if norms else torch.zeros((), dtype=dtype, device=device)
         all_reduce(total, "max", group)

@@ -4,7 +4,9 @@ Stages 1 and 2 of ZeRO (Rajbhandari et al. 2020, sections 5.1 and 5.2), with buc
 
 1. A hook of each parameter copies its gradient into the flat memory of its bucket, and frees it.
 2. A bucket with all gradients is reduced: each rank gets the sum or average of the part that it owns. In stages 1 and
-   2, buckets are started in one order on all ranks, that of their parameters from the last to the first.
+   2, buckets are started in one order on all ranks, that of their parameters from the last to the first. In stage 3,
+   reductions have to take the same places among the gatherings on all ranks, also where a rank does not use a
+   parameter: before a module is gathered, the ranks agree on the buckets that are complete on all of them.
 3. From stage 2 on, the flat memory then serves another bucket. At most two reductions are in flight.
 4. The end of the backward starts buckets that are incomplete, with zeros, and waits for all.
 """
@@ -19,6 +21,7 @@ from typing import Any, cast
 import torch
 
 from comm_collectives.annotations import Group
+from comm_collectives.collectives import all_reduce
 from comm_collectives.hooks.backward_end import BackwardEnd
 from comm_collectives.hooks.gradient_reduction import GradientReduction
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
@@ -42,21 +45,25 @@ class Gradients:
 
     Attributes:
         is_running: a backward of the model runs.
-        on_begin, on_complete, on_end: called at the beginning of a backward; with a flat memory all of whose gradients
-            have arrived; and when all gradients are reduced.
+        on_begin, on_complete, on_end: called at the beginning of a backward; in stage 3, with a flat memory all of
+            whose gradients have arrived on all ranks; and when all gradients are reduced.
+        on_first_gradient: called before the first gradient of a backward is taken; what it raises ends the backward.
     """
 
     def __init__(self, flats: Sequence[FlatShard], reduction: GradientReduction, group: Group, stage: int) -> None:
         self._memory = GradientMemory(group) if stage > 1 else None
         self.buckets = [GradientBucket(flat, reduction, self._memory) for flat in flats]
-        self._in_order = stage < 3
+        self._group, self._in_order = group, stage < 3
         self._next = 0
+        # Of this backward, in stage 3: complete on all ranks.
+        self._agreed: set[int] = set()
         self._in_flight: deque[GradientBucket] = deque()
         self._synchronizes = True
         self._arrived = False
         self._backward_end = BackwardEnd(self._end)
         self.is_running = False
         self.on_begin: Callable[[], None] = _nothing
+        self.on_first_gradient: Callable[[], None] = _nothing
         self.on_complete: Callable[[FlatShard], None] = _nothing_with
         self.on_end: Callable[[], None] = _nothing
         self._hooks = [
@@ -71,10 +78,12 @@ class Gradients:
             assert gradient is not None
             if not self.is_running:
                 self.begin()
+            if not self._arrived:
+                self.on_first_gradient()
             self._arrived = True
             bucket.add(position, gradient)
-            if not bucket.pending:
-                self._complete(bucket)
+            if not bucket.pending and self._in_order and self._synchronizes:
+                self._start_complete()
 
         return hook
 
@@ -83,22 +92,31 @@ class Gradients:
         if self.is_running:
             if not self._backward_end.was_missed:
                 return
-            self._abandon()
+            self.abandon()
+        self._backward_end.expect()  # it may raise, and then no end would follow
         self.is_running = True
         self._next = 0
+        self._agreed.clear()
         self._arrived = False
         for bucket in self.buckets:
             bucket.begin_backward()
-        self._backward_end.expect()
         self.on_begin()
 
-    def _complete(self, bucket: GradientBucket) -> None:
-        self.on_complete(bucket.flat)
-        if not self._synchronizes:
+    def agree(self) -> None:
+        """Start the buckets that are complete on all ranks; every rank calls it at the same places of a backward."""
+        if len(self._agreed) == len(self.buckets):
             return
-        if not self._in_order:
-            self._start(bucket)
-            return
+        complete = torch.tensor([not one.pending for one in self.buckets], dtype=torch.uint8)
+        complete = complete.to(self.buckets[0].flat.device)
+        all_reduce(complete, "min", self._group, compression="none")
+        for place in complete.nonzero().flatten().tolist():
+            if place not in self._agreed:
+                self._agreed.add(place)
+                self.on_complete(self.buckets[place].flat)
+                if self._synchronizes:
+                    self._start(self.buckets[place])
+
+    def _start_complete(self) -> None:
         while self._next < len(self.buckets) and not self.buckets[self._next].pending:
             self._start(self.buckets[self._next])
             self._next += 1
@@ -111,24 +129,33 @@ class Gradients:
         self._in_flight.append(bucket)
 
     def _end(self) -> None:
-        # torch.autograd.grad brings no gradients here.
-        if self._synchronizes and self._arrived:
-            for bucket in self.buckets:
-                if not bucket.is_started:
-                    self._start(bucket)
-            while self._in_flight:
-                self._in_flight.popleft().finish()
-            if self._memory is not None:
-                self._memory.clear()
-        self.is_running = False
-        self.on_end()
+        try:
+            # torch.autograd.grad brings no gradients here.
+            if self._synchronizes and self._arrived:
+                self._reduce_rest()
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self.is_running = False
+            self.on_end()
+
+    def _reduce_rest(self) -> None:
+        for bucket in self.buckets:
+            if not bucket.is_started:
+                self._start(bucket)
+        while self._in_flight:
+            self._in_flight.popleft().finish()
+        if self._memory is not None:
+            self._memory.clear()
 
     def abandon_failed(self) -> None:
         """Forget the last backward if it ended with an error."""
         if self.is_running and self._backward_end.was_missed:
-            self._abandon()
+            self.abandon()
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
+        """Forget the gradients that were not reduced."""
         self.is_running = False
         self._in_flight.clear()
         for bucket in self.buckets:

@@ -13,7 +13,7 @@ from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
-__all__ = ["check_optimizer", "flats_of", "refuse_model_parameters"]
+__all__ = ["check_optimizer", "flats_of", "notice_loss_scaling", "refuse_model_parameters", "refuse_scaled_step"]
 
 _REMEDY = "build it from the groups that handle.parameter_groups() returns"
 
@@ -56,6 +56,42 @@ def flats_of(optimizer: Optimizer, flats: Sequence[FlatShard]) -> list[FlatShard
     """Return the flat memories of which ``optimizer`` has tensors."""
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     return [flat for flat in flats if any(id(segment.parameter) in held for segment in flat.segments)]
+
+
+def notice_loss_scaling(optimizer: Optimizer) -> Callable[[], None]:
+    """Have a ``torch.amp.GradScaler`` call ``step()`` on every rank; return what ends this.
+
+    It looks for infinities in this rank's part alone, and would leave the step out on some ranks.
+    """
+    hooked: Any = optimizer
+    name = "_step_supports_amp_scaling"
+    before = vars(optimizer).get(name)
+    hooked._step_supports_amp_scaling = True
+
+    def undo() -> None:
+        if before is None:
+            vars(optimizer).pop(name, None)
+        else:
+            hooked._step_supports_amp_scaling = before
+
+    return undo
+
+
+def refuse_scaled_step(optimizer: Optimizer) -> None:
+    """Raise where a ``torch.amp.GradScaler`` called ``step()``.
+
+    Raises:
+        ArgumentError: it did.
+    """
+    values = vars(optimizer)
+    if values.get("found_inf") is not None:
+        # The scaler takes them off again after a step that succeeded only.
+        values.pop("found_inf")
+        values.pop("grad_scale", None)
+        raise ArgumentError(
+            "optimizer.step: got called by a torch.amp.GradScaler, which looks for infinities in this rank's part of "
+            "the gradients only; train in bfloat16, which needs no scaling, or in float32"
+        )
 
 
 def refuse_model_parameters(names: Mapping[int, str]) -> Callable[[], None]:

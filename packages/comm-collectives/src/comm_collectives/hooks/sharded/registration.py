@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 from typing import Any, cast
 
 import torch
@@ -18,9 +19,11 @@ from comm_collectives.hooks.buckets import assign_buckets
 from comm_collectives.hooks.gradient_reduction import GradientReduction
 from comm_collectives.hooks.handle import (
     GRADIENTS,
+    LAYERS,
     Handle,
     check_module,
     check_unregistered,
+    handles_of,
     trainable_parameters,
 )
 from comm_collectives.hooks.initial_state import broadcast_tensors
@@ -31,7 +34,14 @@ from comm_collectives.hooks.sharded.gradient_norm import clip_to_norm, total_nor
 from comm_collectives.hooks.sharded.gradients import Gradients
 from comm_collectives.hooks.sharded.memory_use import MemoryUse, storage_bytes
 from comm_collectives.hooks.sharded.optimizer_groups import divide_into_groups
-from comm_collectives.hooks.sharded.optimizers import check_optimizer, flats_of, refuse_model_parameters
+from comm_collectives.hooks.sharded.optimizers import (
+    check_optimizer,
+    flats_of,
+    notice_loss_scaling,
+    refuse_model_parameters,
+    refuse_scaled_step,
+)
+from comm_collectives.hooks.sharded.required_gradients import RequiredGradients
 from comm_collectives.hooks.sharded.state import load_optimizer_state, model_state, optimizer_state
 from comm_collectives.hooks.sharded.units import Unit, divide_model, group_by_kind
 from comm_collectives.keyword_errors import with_keyword_errors
@@ -153,6 +163,8 @@ class Sharded(Handle):
         self._trainable_flats = [flat for flat in self._flats if flat.requires_grad]
         in_order = self._trainable_flats[::-1] if stage == 3 else self._trainable_flats
         self._gradients = Gradients(in_order, reduction, group, stage)
+        self._required = RequiredGradients(model)
+        self._gradients.on_first_gradient = self._required.refuse_changes
         self.on_removal(self._release)
         self.on_removal(self._gradients.remove)
         self._register_on_model(model)
@@ -176,7 +188,7 @@ class Sharded(Handle):
     def _divide_model(self, model: nn.Module, bucket_size_bytes: int) -> list[tuple[Unit, nn.Module]]:
         roots: list[tuple[Unit, nn.Module]] = []
         for part in divide_model(model, bucket_size_bytes):
-            unit = Unit(part.name)
+            unit = Unit(part.name, part.is_whole)
             for names, members in group_by_kind(part.parameters):
                 flat = FlatShard(names, members, self.group, True)
                 flat.free()
@@ -185,11 +197,13 @@ class Sharded(Handle):
         return roots
 
     def _register_on_model(self, model: nn.Module) -> None:
-        gradients = self._gradients
+        gradients, required = self._gradients, self._required
 
         def before(module: nn.Module, inputs: Any) -> None:
             self._check_world("forward")
             gradients.abandon_failed()
+            if torch.is_grad_enabled():
+                required.refuse_unfrozen("forward")
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
             # The end of this backward, also where the first gradient arrives in a backward within it.
@@ -204,7 +218,7 @@ class Sharded(Handle):
 
     def _gather_in_passes(self, model: nn.Module, roots: list[tuple[Unit, nn.Module]], prefetch: bool) -> None:
         gradients = self._gradients
-        gathering = Gathering(model, roots, prefetch, gradients.begin, lambda: gradients.is_running)
+        gathering = Gathering(model, roots, prefetch, gradients.begin, lambda: gradients.is_running, gradients.agree)
         gradients.on_begin = gathering.begin_backward
         gradients.on_complete = gathering.complete
         gradients.on_end = gathering.end_backward
@@ -271,7 +285,9 @@ class Sharded(Handle):
 
         Raises:
             ArgumentTypeError: ``optimizer`` is none.
-            ArgumentError: it has parameters of the model instead of :meth:`parameter_groups`, or other tensors.
+            ArgumentError: it has parameters of the model instead of :meth:`parameter_groups`, or other tensors. Its
+                ``step()`` raises it without gradients, while gradients wait for their reduction, and when a
+                ``torch.amp.GradScaler`` calls it.
         """
         self._check_registered("attach")
         checked = check_optimizer("attach", optimizer, self._names, self._trainable_flats)
@@ -280,6 +296,7 @@ class Sharded(Handle):
 
         def before(optimizer: Optimizer, positional: Any, named: Any) -> None:
             self._check_world("optimizer.step")
+            refuse_scaled_step(optimizer)
             if self._gradients.holds_gradients:
                 raise ArgumentError(
                     "optimizer.step: got called while gradients of no_sync() wait for their reduction; run the last "
@@ -293,6 +310,7 @@ class Sharded(Handle):
 
         for hook in (checked.register_step_pre_hook(before), checked.register_step_post_hook(after)):
             self.on_removal(hook.remove)
+        self.on_removal(notice_loss_scaling(checked))
         self.on_removal(lambda: self._optimizers.remove(checked))
 
     def gather(self) -> None:
@@ -334,14 +352,23 @@ class Sharded(Handle):
             The norm before, (), the same on every rank.
 
         Raises:
-            ArgumentError: the order is not above 0, or gradients wait for their reduction.
+            ArgumentError: the order is not above 0, gradients wait for their reduction, or layers of the model are
+                divided among ranks of other groups (tensor parallelism), whose gradients the norm would leave out.
         """
         call = "clip_grad_norm"
         self._check_registered(call)
+        divided = [one for one in handles_of(self.model) if one.kind == LAYERS]
+        if divided:
+            raise ArgumentError(
+                f"{call}: got a model whose layers {divided[0].call}() divides among ranks; the norm here is that of "
+                "this rank's part of them, and would scale gradients differently on each rank: leave clipping out, or "
+                "limit values with torch.nn.utils.clip_grad_value_ on the optimizer's tensors"
+            )
         if self._gradients.holds_gradients:
             raise ArgumentError(f"{call}: got called while gradients of no_sync() wait for their reduction")
         gradients = [one.grad for one in self._shards() if one.grad is not None and one.numel()]
-        norm = total_norm(call, gradients, norm_type, self.group)
+        flats = self._trainable_flats
+        norm = total_norm(call, gradients, norm_type, self.group, {flat.dtype for flat in flats}, flats[0].device)
         clip_to_norm(gradients, max_norm, norm)
         return norm
 
@@ -435,6 +462,29 @@ class Sharded(Handle):
             storage_bytes([*gradients, *self._gradients.tensors()]),
             storage_bytes(value for value in kept if isinstance(value, torch.Tensor)),
         )
+
+    def remove(self) -> None:
+        """Take the hooks off again and leave an ordinary model; every rank calls it. A second call does nothing.
+
+        Raises:
+            ArgumentError: a backward runs; gradients of :meth:`no_sync` wait for their reduction and would be lost;
+                other hooks were registered on the same parameters later.
+        """
+        if self.is_registered:
+            self._gradients.abandon_failed()
+            if self._gradients.is_running:
+                raise ArgumentError("remove: got called within a backward; expected it after the end of it")
+            if self._gradients.holds_gradients:
+                raise ArgumentError(
+                    "remove: got called while gradients of no_sync() wait for their reduction, and would be lost; run "
+                    "the last backward before it outside of no_sync()"
+                )
+        super().remove()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if kind is not None and self.is_registered:
+            self._gradients.abandon()  # the error is the one to report
+        super().__exit__(kind, error, at)
 
     def _release(self) -> None:
         for flat in self._flats:

@@ -98,10 +98,16 @@ def load_optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], state
         )
     for group, loaded in zip(optimizer.param_groups, groups, strict=True):
         group.update({key: value for key, value in loaded.items() if key != "params"})
+    expected = _states(optimizer)
     for flat, segment in _segments(optimizer, flats):
         kept: dict[str, Any] = {}
         for place in segment.positions:
             name = flat.names[place]
+            if name not in by_name and expected.get(id(segment.parameter)):
+                raise ArgumentError(
+                    f"load_state_dict: state: got nothing for parameter {name!r}; expected the optimizer's state of "
+                    "all parameters that it updates, as in what state_dict(optimizer) returns here"
+                )
             for key, value in by_name.get(name, {}).items():
                 if isinstance(value, CheckpointTensor):
                     if key not in kept:

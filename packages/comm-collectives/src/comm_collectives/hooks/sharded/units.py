@@ -39,12 +39,14 @@ class Unit:
 
     Attributes:
         name: of its module.
+        is_whole: it has the modules within its module as well.
         flats: one for each dtype and device, and for parameters with and without gradients.
         depth: calls of its modules that run at this time.
         is_needed: an access from outside of its modules needs it until the end of the forward or backward.
     """
 
     name: str
+    is_whole: bool
     flats: list[FlatShard] = field(default_factory=list)
     depth: int = 0
     is_needed: bool = False
@@ -52,6 +54,10 @@ class Unit:
     def is_gathered(self) -> bool:
         """Return whether all parameters have their values."""
         return all(flat.is_gathered for flat in self.flats)
+
+    def encloses(self, other: Unit) -> bool:
+        """Return whether the module of ``other`` is within that of this unit."""
+        return not self.is_whole and (not self.name or other.name.startswith(f"{self.name}."))
 
 
 def divide_model(model: nn.Module, bucket_size_bytes: int) -> list[ModulePart]:
