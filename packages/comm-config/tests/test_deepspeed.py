@@ -83,7 +83,10 @@ def test_settings_of_training_are_read_and_name_who_serves_them(
     }
     (record,) = caplog.records
     assert record.levelname == "INFO"
-    assert "served by initialize_module(config, model) and register_data_parallel_hooks" in record.getMessage()
+    assert (
+        "served by initialize_module(config, model), and for stage 0 by register_data_parallel_hooks"
+        in record.getMessage()
+    )
     for key in (*TRAINING, *TRAINING["zero_optimization"]):  # type: ignore[misc]
         assert (key in record.getMessage()) == (key not in ("zero_optimization", "offload_optimizer"))
     # Our own section comes first, and "auto" and null are nothing.

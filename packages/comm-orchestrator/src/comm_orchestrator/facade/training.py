@@ -23,7 +23,7 @@ from comm_collectives.hooks.stored_settings import (
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_orchestrator import orchestrator
 from comm_orchestrator.facade.world import init_distributed
-from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 
 __all__ = [
     "initialize_module",
@@ -46,7 +46,7 @@ def initialize_module(config: Any = None, model: nn.Module | None = None, mesh: 
     """Set up distributed communication and register the hooks of ``model``, all by a configuration.
 
     The section ``training`` chooses the hooks. With a ``model_parallel_plan`` and a mesh that has a dimension
-    ``"tensor"``, layers are divided first. Then stage 0 registers data-parallel hooks, stages 1 to 3 sharded ones. The
+    ``"tensor"``, layers are divided first; with a plan and no mesh, all ranks divide them, and there are no other hooks. Then stage 0 registers data-parallel hooks, stages 1 to 3 sharded ones. The
     gradients of a ``DistributedDataParallel`` or an FSDP2 model are reduced by the same settings. Without ``model``,
     the settings are stored for a later :func:`register_data_parallel_hooks` or :func:`register_model_parallel_hooks`;
     those of the environment alone do not replace what was stored before.
@@ -82,12 +82,17 @@ def initialize_module(config: Any = None, model: nn.Module | None = None, mesh: 
             )
         hooks.use_reduction(model, _reduction(settings))
         return None
-    divided: hooks.Handle | None = None
+    group, divided = _data_group(call, mesh), None
     if settings.model_parallel_plan and (mesh is None or _dimension(mesh, _TENSOR) is not None):
         divided = register_model_parallel_hooks(model, mesh, settings.model_parallel_plan)
         if mesh is None:  # all ranks divide the model, and none has the parameters of another
             return divided
-    handle = _register_by_stage(model, settings, _data_group(call, mesh))
+    try:
+        handle = _register_by_stage(model, settings, group)
+    except CommError:  # which all ranks get
+        if divided is not None:
+            divided.remove()
+        raise
     if handle is not None and divided is not None:
         handle.after_removal(divided.remove)  # hooks give back the parts that it makes whole
     return handle
