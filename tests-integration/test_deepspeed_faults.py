@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-import sys
 import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path

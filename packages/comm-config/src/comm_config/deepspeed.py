@@ -127,8 +127,8 @@ def log_training(document: Mapping[str, Any], source: str) -> None:
         _logged.update(found)
         settings = ", ".join(f"{key}={shorten(value)}" for key, value in found.items())
         _logger.info(
-            "%s: %s: served by initialize_module(config, model), and for stage 0 by register_data_parallel_hooks(model, "
-            "config)",
+            "%s: %s: served by initialize_module(config, model), and for stage 0 by "
+            "register_data_parallel_hooks(model, config)",
             source,
             settings,
         )

@@ -46,10 +46,11 @@ def initialize_module(config: Any = None, model: nn.Module | None = None, mesh: 
     """Set up distributed communication and register the hooks of ``model``, all by a configuration.
 
     The section ``training`` chooses the hooks. With a ``model_parallel_plan`` and a mesh that has a dimension
-    ``"tensor"``, layers are divided first; with a plan and no mesh, all ranks divide them, and there are no other hooks. Then stage 0 registers data-parallel hooks, stages 1 to 3 sharded ones. The
-    gradients of a ``DistributedDataParallel`` or an FSDP2 model are reduced by the same settings. Without ``model``,
-    the settings are stored for a later :func:`register_data_parallel_hooks` or :func:`register_model_parallel_hooks`;
-    those of the environment alone do not replace what was stored before.
+    ``"tensor"``, layers are divided first; with a plan and no mesh, all ranks divide them, and there are no other
+    hooks. Then stage 0 registers data-parallel hooks, stages 1 to 3 sharded ones. The gradients of a
+    ``DistributedDataParallel`` or an FSDP2 model are reduced by the same settings. Without ``model``, the settings are
+    stored for a later :func:`register_data_parallel_hooks` or :func:`register_model_parallel_hooks`; those of the
+    environment alone do not replace what was stored before.
 
     Args:
         config: as for :func:`init_distributed`.
@@ -82,7 +83,8 @@ def initialize_module(config: Any = None, model: nn.Module | None = None, mesh: 
             )
         hooks.use_reduction(model, _reduction(settings))
         return None
-    group, divided = _data_group(call, mesh), None
+    group = _data_group(call, mesh)
+    divided: hooks.Handle | None = None
     if settings.model_parallel_plan and (mesh is None or _dimension(mesh, _TENSOR) is not None):
         divided = register_model_parallel_hooks(model, mesh, settings.model_parallel_plan)
         if mesh is None:  # all ranks divide the model, and none has the parameters of another
