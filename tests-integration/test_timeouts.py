@@ -206,10 +206,13 @@ def observed(on: bool) -> Iterator[None]:
         dist.reset_log()
 
 
+NOT_COLLECTIVES = ("get_", "new_", "register_")
+
+
 def test_the_table_is_complete() -> None:
     functions = {name for name in dist.__all__ if inspect.isroutine(getattr(dist, name))}
     timed = {name for name in functions if parameter(name, "timeout")}
-    communicating = {name for name in functions if parameter(name, "group") and not name.startswith(("get_", "new_"))}
+    communicating = {name for name in functions if parameter(name, "group") and not name.startswith(NOT_COLLECTIVES)}
     assert timed - MAKING_GROUPS == set(CALLS)
     settings = {"set_compression", "set_deterministic_reductions", "set_hierarchical"}
     assert communicating - {"destroy_process_group", "empty_shared", *settings} <= set(CALLS)
