@@ -14,8 +14,8 @@ from torch import nn
 
 import comm_orchestrator as dist
 from comm_collectives import hooks
-from comm_collectives.hooks.pipeline import Message, StageChannel
-from comm_utils.errors import ArgumentError, CollectiveMismatchError
+from comm_collectives.hooks.pipeline import Compute, Message, StageChannel
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError
 from comm_utils.testing import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -309,6 +309,72 @@ def refusals() -> list[str]:
         with pytest.raises(CollectiveMismatchError, match=r"got \[0, 1\] on rank"):
             hooks.tie_parameter(stage.weight, ranks=(0, 1) if rank == 0 else (0, 2))
     return found
+
+
+def wrong_losses() -> list[str]:
+    rank = dist.get_rank()
+    stage = nn.Linear(2, 2)
+    calls = []
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return stage(x)
+
+    found = []
+    batch, targets = torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)
+    schedule = hooks.gpipe(2, 4)
+    for given, loss_function in (
+        (targets, None),
+        (None, F.cross_entropy),
+        (None, nn.CrossEntropyLoss()),
+        (targets, lambda output: output.sum()),
+        (targets, 3),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            hooks.run_schedule(schedule, counted, batch, given, loss_function)  # type: ignore[arg-type]
+        found.append(str(caught.value))
+    assert not calls
+    hooks.run_schedule(schedule, counted, batch, targets, nn.CrossEntropyLoss())
+    hooks.run_schedule(schedule, counted, batch, None, torch.sum)
+    hooks.run_schedule(hooks.forward_only(2, 4), counted, batch, targets)
+    own = [dist.new_group([one]) for one in range(2)][rank]
+    for function, message in (
+        (torch.square, r"loss_function returned a loss of shape \(1, 2\) for micro-batch 0; expected a scalar"),
+        (None, r"the last stage, without a loss_function, returned a loss of shape \(1, 2\).*pass a loss_function"),
+        (lambda output: (output,), r"loss_function returned .*; expected a tensor"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            hooks.run_schedule(hooks.gpipe(1, 4), stage, batch, None, function, own)
+    return found
+
+
+def test_wrong_losses_are_refused_on_all_ranks(pools: Pools) -> None:
+    expected = [
+        "loss_function: got None with targets",
+        "targets: got no targets, but cross_entropy(output, ...) does not take these",
+        "targets: got no targets, but CrossEntropyLoss(output, ...)",
+        "targets: got 1 tensors for each micro-batch, but <lambda>(output, ...)",
+        "loss_function: got 3; expected a function",
+    ]
+    first, second = pools(2).run(wrong_losses)
+    for one, other, part in zip(first, second, expected, strict=True):
+        assert part in one, one
+        assert part in other, other
+        assert "rank 1 refused its arguments" in one
+
+
+def test_own_orders_are_of_passes() -> None:
+    for orders, message in (
+        (
+            [[("forward", 0, 0)]],
+            r"orders\[0\]\[0\]: got .*; expected a list for each rank .*Compute\('forward', stage=0",
+        ),
+        ([3], r"orders\[0\]: got 3"),
+        (None, "orders: got None"),
+        ([[Compute("forward", "0", 0)]], ".*expected integers as stage and microbatch"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ArgumentTypeError, match=rf"schedule_of: {message}"):
+            hooks.schedule_of(orders)  # type: ignore[arg-type]
 
 
 def test_wrong_calls_name_the_rank_before_anything_runs(pools: Pools) -> None:

@@ -341,6 +341,39 @@ def test_with_data_parallel_hooks(pools: Pools) -> None:
     pools(4).run(with_data_parallel)
 
 
+def groups_with_other_parts() -> None:
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2))
+    model[2].weight.requires_grad_(False)
+    own = [dist.new_group([one]) for one in range(2)][dist.get_rank()]
+    with hooks.register_model_parallel_hooks(model, None, {"0": "column", "2": "row"}):
+        before = [one.detach().clone() for one in model.parameters()]
+        for register in (
+            hooks.register_data_parallel_hooks,
+            lambda module: hooks.register_sharded_hooks(module, 1),
+            lambda module: hooks.register_sharded_hooks(module, 3),
+        ):
+            for module, name in (
+                (model, "0.weight"),
+                (model[2], "weight"),
+            ):  # the second one does not require gradients
+                with pytest.raises(
+                    ArgumentError,
+                    match=rf"parameter '{name}' is divided over ranks \[0, 1\] .*group=groups\.data\.group",
+                ):
+                    register(module)
+        for one, earlier in zip(model.parameters(), before, strict=True):
+            assert torch.equal(one, earlier)
+        divided = [model[0].weight, model[0].bias, model[2].weight]
+        hooks.register_data_parallel_hooks(model, ignored_parameters=divided).remove()
+        hooks.register_data_parallel_hooks(model, group=own).remove()
+        hooks.register_sharded_hooks(model, 1, own).remove()
+    hooks.register_data_parallel_hooks(model).remove()
+
+
+def test_replicas_of_different_parts_are_refused(pools: Pools) -> None:
+    pools(2).run(groups_with_other_parts)
+
+
 def whole_graph() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with hooks.register_model_parallel_hooks(model, None, {"0": "column"}):

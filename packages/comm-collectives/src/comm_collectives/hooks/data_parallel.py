@@ -197,7 +197,7 @@ def register_data_parallel_hooks(
             raise ArgumentTypeError(f"{call}: options: got {shown(options)}; expected DataParallelOptions")
         ignored.extend(_ignored(check_module(call, model), ignored_parameters))
         parameters = trainable_parameters(call, model, ignored)
-        check_unregistered(call, parameters)
+        check_unregistered(call, parameters, group=group, model=model, ignored=ignored)
         return parameters, {"options": chosen}
 
     check_on_all_ranks(call, prepare, group)

@@ -10,6 +10,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from comm_collectives.annotations import Group
+from comm_collectives.groups import get_process_group_ranks
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
@@ -35,7 +37,14 @@ class Handle:
         model: the module that the hooks are of.
         parameters: those that the hooks act on, by their names in ``model``.
         kind: :data:`GRADIENTS` for hooks that reduce gradients, :data:`LAYERS` for those that change layers.
+
+    Attributes:
+        divided: the parameters of which each rank has a part, if there are any.
+        divided_over: the global ranks that have these parts.
     """
+
+    divided: Iterable[torch.Tensor] = ()
+    divided_over: Iterable[int] = ()
 
     def __init__(self, call: str, model: nn.Module, parameters: Mapping[str, torch.Tensor], kind: str) -> None:
         global _count
@@ -138,11 +147,28 @@ def trainable_parameters(call: str, model: nn.Module, ignored: Iterable[nn.Param
     return found
 
 
-def check_unregistered(call: str, parameters: Mapping[str, torch.Tensor], kinds: Iterable[str] = (GRADIENTS,)) -> None:
-    """Check that no hooks of ``kinds`` act on one of ``parameters``.
+def check_unregistered(
+    call: str,
+    parameters: Mapping[str, torch.Tensor],
+    kinds: Iterable[str] = (GRADIENTS,),
+    *,
+    group: Group = None,
+    model: nn.Module | None = None,
+    ignored: Iterable[nn.Parameter] = (),
+) -> None:
+    """Check that no hooks of ``kinds`` act on one of ``parameters``, and that ``group`` can have one ``model``.
+
+    Args:
+        call: the user's call, for messages.
+        parameters: those that hooks are to be registered on.
+        kinds: of other hooks that they may not have.
+        group: whose ranks are to have the same ``model``; None is the world group.
+        model: None leaves out the check of ``group``.
+        ignored: parameters of ``model`` that may differ between the ranks.
 
     Raises:
-        ArgumentError: names the parameter and the call that registered its hooks.
+        ArgumentError: names the parameter and the call that registered its hooks; or the parameter of ``model`` of
+            which ranks of ``group`` have different parts.
     """
     kinds = tuple(kinds)
     for handle in _sharing(parameters):
@@ -152,4 +178,21 @@ def check_unregistered(call: str, parameters: Mapping[str, torch.Tensor], kinds:
             raise ArgumentError(
                 f"{call}: model: parameter {name!r} has the hooks of {handle.call}(); call remove() of the handle that "
                 "it returned before"
+            )
+    if model is not None:
+        skipped = set(map(id, ignored))
+        every = {name: one for name, one in model.named_parameters() if id(one) not in skipped}
+        _check_undivided(call, every, group)
+
+
+def _check_undivided(call: str, parameters: Mapping[str, torch.Tensor], group: Group) -> None:
+    """Check that no two ranks of ``group`` have different parts of one of ``parameters``."""
+    for handle in _sharing(parameters):
+        parts = set(map(id, handle.divided))
+        names = [name for name, one in parameters.items() if id(one) in parts]
+        if names and len(set(handle.divided_over).intersection(get_process_group_ranks(group))) > 1:
+            raise ArgumentError(
+                f"{call}: model: parameter {names[0].removeprefix('_orig_mod.')!r} is divided over ranks "
+                f"{sorted(handle.divided_over)} by {handle.call}(), and the group has several of them; expected a "
+                "group whose ranks have the same parts: pass group=groups.data.group"
             )

@@ -18,6 +18,7 @@ from comm_collectives.hooks.pipeline.agreement import agree_on_schedule
 from comm_collectives.hooks.pipeline.channel import StageChannel
 from comm_collectives.hooks.pipeline.check import ScheduleReport, check_schedule
 from comm_collectives.hooks.pipeline.gradient_hooks import check_no_sync, check_tied
+from comm_collectives.hooks.pipeline.loss import check_loss, check_loss_function
 from comm_collectives.hooks.pipeline.tied import TiedParameter
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 from comm_utils.given import shown
@@ -66,7 +67,9 @@ def run_schedule(
         detached and not scaled; elsewhere an empty list.
 
     Raises:
-        ArgumentError: this rank's arguments are wrong. Other ranks raise as well and name the rank.
+        ArgumentError: this rank's arguments are wrong; other ranks raise as well and name the rank. Or a loss that is
+            to be differentiated is no scalar: this is seen on its rank alone, and the others wait for the timeout, or
+            notice that the rank ended.
         CollectiveMismatchError: ranks have different schedules; names the ranks. No activation was sent.
     """
     group = group_along(_CALL, "group", group, "pipeline")
@@ -124,11 +127,8 @@ class _Run:
         self.loss_function = None
         if self.last in self.stages:
             self.loss_function = loss_function
-            if loss_function is not None and not callable(loss_function):
-                raise ArgumentTypeError(
-                    f"{_CALL}: loss_function: got {shown(loss_function)}; expected a function, or None"
-                )
             self.targets = None if targets is None else _microbatches("targets", targets, schedule)
+            check_loss_function(_CALL, loss_function, self.targets, schedule.has_backward)
         self.scale = 1 / schedule.microbatches if gradient_scale is None else gradient_scale
         self.no_sync = no_sync or nullcontext
         if no_sync is not None:
@@ -177,6 +177,7 @@ class _Run:
             if self.loss_function is not None:
                 extra = () if self.targets is None else self.targets[number]
                 loss = self.loss_function(output, *extra)
+            check_loss(_CALL, loss, self.loss_function is not None, self.schedule.has_backward, number)
             self.losses[number] = loss.detach()
             results = [loss]
         else:

@@ -124,7 +124,22 @@ def schedule_of(orders: Sequence[Sequence[Compute]], name: str = "own", chunks: 
 
     Raises:
         ArgumentError: ranks would wait for one another forever, or a pass is missing, duplicate or on another rank.
+        ArgumentTypeError: ``orders`` are no sequences of :class:`Compute`.
     """
+    _check("schedule_of", chunks=chunks)
+    expected = "expected a list for each rank with passes such as Compute('forward', stage=0, microbatch=0)"
+    if not isinstance(orders, (list, tuple)):
+        raise ArgumentTypeError(f"schedule_of: orders: got {shown(orders)}; {expected}")
+    for rank, order in enumerate(orders):
+        if not isinstance(order, (list, tuple)):
+            raise ArgumentTypeError(f"schedule_of: orders[{rank}]: got {shown(order)}; {expected}")
+        for place, one in enumerate(order):
+            if not isinstance(one, Compute):
+                raise ArgumentTypeError(f"schedule_of: orders[{rank}][{place}]: got {shown(one)}; {expected}")
+            if not isinstance(one.stage, int) or not isinstance(one.microbatch, int):
+                raise ArgumentTypeError(
+                    f"schedule_of: orders[{rank}][{place}]: got {one!r}; expected integers as stage and microbatch"
+                )
     return with_messages(name, chunks, [list(order) for order in orders])
 
 

@@ -94,7 +94,7 @@ def register_sharded_hooks(
     def prepare() -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
         _check_settings(stage, bucket_size_bytes, chosen, prefetch)
         trainable = trainable_parameters(_CALL, check_module(_CALL, model))
-        check_unregistered(_CALL, trainable)
+        check_unregistered(_CALL, trainable, group=group, model=model)
         if stage == 3:
             _refuse_compiled(model)
         settings = {"stage": stage, "bucket_size_bytes": bucket_size_bytes, "reduction": chosen, "prefetch": prefetch}

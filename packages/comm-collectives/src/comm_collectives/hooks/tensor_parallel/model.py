@@ -40,6 +40,8 @@ class ModelParallel(Handle):
     ) -> None:
         super().__init__(_CALL, model, dict(model.named_parameters()), LAYERS)
         self.group, self.shards = group, shards
+        self.divided = [one.parameter for one in shards]
+        self.divided_over = get_process_group_ranks(group)
         by_sequence = {} if sequence_dim is None else _divided_by_sequence(placements)
         self._summed = [one for one in by_sequence.values() if one.requires_grad]
         self._frozen = {name: one for name, one in by_sequence.items() if not one.requires_grad}
