@@ -38,6 +38,7 @@ from comm_collectives.hooks.sharded.optimizers import (
     check_optimizer,
     flats_of,
     notice_loss_scaling,
+    refuse_closure,
     refuse_model_parameters,
     refuse_scaled_step,
 )
@@ -203,6 +204,13 @@ class Sharded(Handle):
         def before(module: nn.Module, inputs: Any) -> None:
             self._check_world("forward")
             gradients.abandon_failed()
+            for flat in self._flats:
+                flat.refuse_conversion("forward")
+            if any(flat.is_changed for flat in self._trainable_flats):
+                raise ArgumentError(
+                    "optimizer.step: its results were not gathered; call handle.attach(optimizer) once, or "
+                    "handle.gather() after each step (after a checkpoint was loaded, handle.load_state_dict())"
+                )
             if torch.is_grad_enabled():
                 required.refuse_unfrozen("forward")
 
@@ -298,6 +306,7 @@ class Sharded(Handle):
         def before(optimizer: Optimizer, positional: Any, named: Any) -> None:
             self._check_world("optimizer.step")
             refuse_scaled_step(optimizer)
+            refuse_closure(positional, named)
             if self._gradients.holds_gradients:
                 raise ArgumentError(
                     "optimizer.step: got called while gradients of no_sync() wait for their reduction; run the last "
@@ -317,7 +326,7 @@ class Sharded(Handle):
     def gather(self) -> None:
         """Bring the updated parameters of all ranks together; for a step of an optimizer that is not attached.
 
-        In stage 3 the next forward does so, module by module.
+        In stage 3 the next forward does so, module by module. In stages 1 and 2 a forward without it raises.
         """
         self._check_registered("gather")
         self._gather(self._trainable_flats)

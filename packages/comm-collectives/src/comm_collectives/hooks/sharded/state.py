@@ -53,7 +53,7 @@ def optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], prefix: st
         ArgumentError: the optimizer keeps something that is neither of the shape of its tensor nor one number.
     """
     state: dict[str, dict[str, Any]] = {}
-    by_tensor = _states(optimizer)
+    by_tensor = _states(optimizer, flats)
     for flat, segment in _segments(optimizer, flats):
         for key, value in by_tensor.get(id(segment.parameter), {}).items():
             for place in segment.positions:
@@ -102,7 +102,7 @@ def load_optimizer_state(
         )
     for group, loaded in zip(optimizer.param_groups, groups, strict=True):
         group.update({key: value for key, value in loaded.items() if key != "params"})
-    expected = _states(optimizer)
+    expected = _states(optimizer, flats)
     for flat, segment in _segments(optimizer, flats):
         kept: dict[str, Any] = {}
         for place in segment.positions:
@@ -144,13 +144,14 @@ def _segments(optimizer: Optimizer, flats: Sequence[FlatShard]) -> list[tuple[Fl
     return [(flat, segment) for flat, segment in _all(flats) if id(segment.parameter) in held]
 
 
-def _states(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+def _states(optimizer: Optimizer, flats: Sequence[FlatShard]) -> dict[int, dict[str, Any]]:
     """Return what ``optimizer`` keeps by ``id`` of its tensors; as after a step of zeros if it made no step yet."""
     if optimizer.state:
         return {id(tensor): kept for tensor, kept in optimizer.state.items()}
     tensors = [one for group in optimizer.param_groups for one in group["params"]]
     gradients, rates = [one.grad for one in tensors], [group.get("lr") for group in optimizer.param_groups]
     values = [one.detach().clone() for one in tensors]
+    unchanged = [flat for flat in flats if not flat.is_changed]
     try:
         for one in tensors:
             one.grad = torch.zeros_like(one)
@@ -167,6 +168,8 @@ def _states(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
             for one, gradient, value in zip(tensors, gradients, values, strict=True):
                 one.grad = gradient
                 one.copy_(value)
+        for flat in unchanged:
+            flat.notice_gathered()
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
