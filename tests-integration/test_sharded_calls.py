@@ -79,6 +79,8 @@ def refusals(stage: int) -> list[str]:
         expect(ArgumentError, lambda: of_model.step())
         expect(ArgumentError, lambda: handle.attach(torch.optim.SGD([torch.ones(3)], lr=0.1)))
         expect(ArgumentError, lambda: optimizer.step())
+        expect(ArgumentError, lambda: optimizer.step(lambda: model(data()).sum()))
+        expect(ArgumentError, lambda: optimizer.step(closure=lambda: model(data()).sum()))
         expect(ArgumentError, lambda: handle.parameter_groups())
         with handle.no_sync():
             model(data()).sum().backward()
@@ -130,6 +132,8 @@ EXPECTED = [
     "optimizer.step: optimizer: got one with parameter '0.weight' of the model",
     "attach: optimizer: got one with a tensor of shape (3,) that is no part of this model",
     "optimizer.step: got called without gradients",
+    "optimizer.step: closure: got one; closures are not supported by sharded hooks; call backward() before step()",
+    "optimizer.step: closure: got one; closures are not supported by sharded hooks; call backward() before step()",
     "parameter_groups: got called after attach()",
     "optimizer.step: got called while gradients of no_sync() wait",
     "clip_grad_norm: got called while gradients of no_sync() wait",
@@ -522,6 +526,63 @@ def test_parameters_that_are_frozen_or_unfrozen_later(pools: Pools) -> None:
             assert unfrozen.startswith("forward: parameter '0.bias' requires a gradient")
             assert within.startswith("backward: parameter '0.bias' requires a gradient")
             assert frozen.startswith("backward: parameter '2.weight' no longer requires a gradient")
+
+
+def conversions(stage: int) -> None:
+    model = make_model()
+    before = copy.deepcopy(model.state_dict())
+    with registered(model, stage) as handle:
+        handle.attach(sgd(handle))
+        for convert in (model.double, lambda: model.to(torch.bfloat16)):
+            convert()
+            inputs = data().to(model[0].weight.dtype)
+            name = r"forward: parameter '\d\.(weight|bias)' is torch.(float64|bfloat16) on cpu; expected torch.float32"
+            for enabled in (True, False):
+                with torch.set_grad_enabled(enabled), pytest.raises(ArgumentError, match=name):
+                    model(inputs)
+    for one, value in zip(model.parameters(), before.values(), strict=True):
+        assert one.dtype == value.dtype
+
+
+def test_parameters_that_are_converted_later(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(conversions, stage)
+
+
+def steps_that_nothing_gathers(stage: int) -> None:
+    model, plain = make_model(), make_model()
+    with registered(model, stage) as handle:
+        optimizer = torch.optim.SGD(handle.parameter_groups(), lr=0.1, momentum=0.9)
+        handle.state_dict(optimizer)  # makes the optimizer's state, which changes nothing
+        model(data()).sum().backward()
+        optimizer.step()
+        for enabled in (True, False):
+            with torch.set_grad_enabled(enabled), pytest.raises(ArgumentError) as caught:
+                model(data())
+            assert str(caught.value).startswith(
+                "optimizer.step: its results were not gathered; call handle.attach(optimizer) once, or handle.gather()"
+            )
+        handle.gather()
+        model(data())
+        handle.attach(optimizer)
+        optimizer.zero_grad()
+        model(data()).sum().backward()
+        optimizer.step()
+        model(data())
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        optimizer.zero_grad()
+        for rank in range(dist.get_world_size()):
+            drawn = torch.randn(4, 5, generator=torch.Generator().manual_seed(rank))
+            (plain(drawn).sum() / dist.get_world_size()).backward()
+        optimizer.step()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_steps_that_nothing_gathers_are_noticed(pools: Pools) -> None:
+    for stage in (1, 2):
+        pools(2).run(steps_that_nothing_gathers, stage)
 
 
 # --- parts of tensors

@@ -13,7 +13,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import comm_orchestrator as dist
-from comm_collectives.hooks import register_sharded_hooks
+from comm_collectives.hooks import register_model_parallel_hooks, register_sharded_hooks
+from comm_utils.errors import ArgumentError
 from comm_utils.testing import RankPool, preload
 
 # Seconds for each of ten ranks.
@@ -125,3 +126,48 @@ def test_training_goes_on_at_any_number_of_ranks(pools: Pools, tmp_path: Path, s
             assert losses == pytest.approx(expected[1], rel=1e-4), world_size
     (losses,) = pools(1).run(load_without_hooks, str(tmp_path))
     assert losses == pytest.approx(expected[1], rel=1e-4)
+
+
+def save_and_load_divided_layers(folder: str, stage: int) -> None:
+    rank = dist.get_rank()
+    alone = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]
+    prefix = f"tensor{rank}."
+    saved: list[dict[str, Any]] = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
+        divided = register_model_parallel_hooks(model, None, {"0": "column", "2": "row"})
+        assert divided is not None
+        with divided, register_sharded_hooks(model, stage, group=alone) as handle:
+            optimizer = torch.optim.Adam(handle.parameter_groups(), lr=0.1 + rank)
+            handle.attach(optimizer)
+            for refused in (handle.state_dict, lambda: handle.load_state_dict({})):
+                with pytest.raises(
+                    ArgumentError, match=r"prefix: got none .* register_model_parallel_hooks\(\) divides"
+                ):
+                    refused()
+            if seed == 0:
+                model(torch.ones(3, 4)).sum().backward()
+                optimizer.step()
+                dcp.save(handle.state_dict(optimizer, prefix), checkpoint_id=folder)
+            else:
+                optimizer.param_groups[0]["lr"] = 7.0
+                state = handle.state_dict(optimizer, prefix)
+                with pytest.raises(ArgumentError, match=r"got nothing for parameter 'other\.0\.weight'"):
+                    handle.load_state_dict(state, optimizer, "other.")
+                dcp.load(state, checkpoint_id=folder)
+                handle.load_state_dict(state, optimizer, prefix)
+                assert optimizer.param_groups[0]["lr"] == 0.1 + rank
+            tensors = handle.full_state_dict()
+            for tensor, kept in optimizer.state.items():
+                tensors |= {"tensor": tensor.detach().clone(), **{name: one.clone() for name, one in kept.items()}}
+            saved.append(tensors)
+    assert len(saved[0]) > 6
+    for name, one in saved[0].items():
+        assert torch.equal(one, saved[1][name]), name
+    dist.destroy_process_group(alone)
+
+
+def test_ranks_with_other_tensors_under_the_same_names(pools: Pools, tmp_path: Path) -> None:
+    for stage in (1, 3):
+        pools(2).run(save_and_load_divided_layers, str(tmp_path / str(stage)), stage)

@@ -13,6 +13,7 @@ from comm_collectives.gather_scatter import all_gather_into_tensor
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.buckets import FlatLayout, flat_layout, flat_memory
 from comm_utils.backend import Work
+from comm_utils.errors import ArgumentError
 
 __all__ = ["FlatShard", "Segment", "flat_layout_of"]
 
@@ -67,6 +68,7 @@ class FlatShard:
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self.requires_grad = parameters[0].requires_grad
         self.is_gathered = True
+        self._gathered_version = 0
         self._work: Work | None = None
         numel = self.layout.numel
         self._size_bytes = numel * self.dtype.itemsize
@@ -90,6 +92,7 @@ class FlatShard:
         if self.requires_grad:
             everything = tuple(range(len(self.parameters)))
             self.segments = [self.segment(0, self.shard_numel, everything)]
+        self.notice_gathered()
 
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Return the view of each parameter in ``flat``, which has the layout of this flat memory."""
@@ -140,6 +143,33 @@ class FlatShard:
             for parameter, view in zip(self.parameters, self._views, strict=True):
                 parameter.data = view
         self.is_gathered = True
+        self.notice_gathered()
+
+    def notice_gathered(self) -> None:
+        """Take the part as it is now for what the ranks have gathered."""
+        self._gathered_version = self.shard._version
+
+    @property
+    def is_changed(self) -> bool:
+        """Return whether the part was written to after the last gathering; False in stage 3, whose uses gather it."""
+        return not self.frees and self.shard._version != self._gathered_version
+
+    def refuse_conversion(self, call: str) -> None:
+        """Check that no parameter was converted or moved after the registration.
+
+        Args:
+            call: the user's call, for messages.
+
+        Raises:
+            ArgumentError: names the parameter.
+        """
+        for name, one in zip(self.names, self.parameters, strict=True):
+            if one.dtype != self.dtype or one.device != self.device:
+                raise ArgumentError(
+                    f"{call}: parameter {name!r} is {one.dtype} on {one.device}; expected {self.dtype} on "
+                    f"{self.device}, as when the hooks were registered: remove() the hooks, convert the model, and "
+                    "register them again"
+                )
 
     @property
     def is_in_flight(self) -> bool:

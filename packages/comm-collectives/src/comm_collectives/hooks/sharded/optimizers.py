@@ -13,7 +13,14 @@ from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
-__all__ = ["check_optimizer", "flats_of", "notice_loss_scaling", "refuse_model_parameters", "refuse_scaled_step"]
+__all__ = [
+    "check_optimizer",
+    "flats_of",
+    "notice_loss_scaling",
+    "refuse_closure",
+    "refuse_model_parameters",
+    "refuse_scaled_step",
+]
 
 _REMEDY = "build it from the groups that handle.parameter_groups() returns"
 
@@ -75,6 +82,23 @@ def notice_loss_scaling(optimizer: Optimizer) -> Callable[[], None]:
             hooked._step_supports_amp_scaling = before
 
     return undo
+
+
+def refuse_closure(positional: Sequence[Any], named: Mapping[str, Any]) -> None:
+    """Raise where ``step()`` got a closure, whose backward would run after gradients were checked.
+
+    Args:
+        positional: arguments of ``step()``, with the optimizer.
+        named: the others.
+
+    Raises:
+        ArgumentError: it did.
+    """
+    if any(callable(one) for one in (*positional[1:], *named.values())):
+        raise ArgumentError(
+            "optimizer.step: closure: got one; closures are not supported by sharded hooks; call backward() before "
+            "step()"
+        )
 
 
 def refuse_scaled_step(optimizer: Optimizer) -> None:

@@ -38,9 +38,11 @@ from comm_collectives.hooks.sharded.optimizers import (
     check_optimizer,
     flats_of,
     notice_loss_scaling,
+    refuse_closure,
     refuse_model_parameters,
     refuse_scaled_step,
 )
+from comm_collectives.hooks.sharded.prefix import check_names, check_prefix
 from comm_collectives.hooks.sharded.required_gradients import RequiredGradients
 from comm_collectives.hooks.sharded.state import load_optimizer_state, model_state, optimizer_state
 from comm_collectives.hooks.sharded.units import Unit, divide_model, group_by_kind
@@ -202,6 +204,13 @@ class Sharded(Handle):
         def before(module: nn.Module, inputs: Any) -> None:
             self._check_world("forward")
             gradients.abandon_failed()
+            for flat in self._flats:
+                flat.refuse_conversion("forward")
+            if any(flat.is_changed for flat in self._trainable_flats):
+                raise ArgumentError(
+                    "optimizer.step: its results were not gathered; call handle.attach(optimizer) once, or "
+                    "handle.gather() after each step (after a checkpoint was loaded, handle.load_state_dict())"
+                )
             if torch.is_grad_enabled():
                 required.refuse_unfrozen("forward")
 
@@ -297,6 +306,7 @@ class Sharded(Handle):
         def before(optimizer: Optimizer, positional: Any, named: Any) -> None:
             self._check_world("optimizer.step")
             refuse_scaled_step(optimizer)
+            refuse_closure(positional, named)
             if self._gradients.holds_gradients:
                 raise ArgumentError(
                     "optimizer.step: got called while gradients of no_sync() wait for their reduction; run the last "
@@ -316,7 +326,7 @@ class Sharded(Handle):
     def gather(self) -> None:
         """Bring the updated parameters of all ranks together; for a step of an optimizer that is not attached.
 
-        In stage 3 the next forward does so, module by module.
+        In stage 3 the next forward does so, module by module. In stages 1 and 2 a forward without it raises.
         """
         self._check_registered("gather")
         self._gather(self._trainable_flats)
@@ -399,7 +409,7 @@ class Sharded(Handle):
                 for name, value in self.model.state_dict().items()
             }
 
-    def state_dict(self, optimizer: Optimizer | None = None) -> dict[str, Any]:
+    def state_dict(self, optimizer: Optimizer | None = None, prefix: str = "") -> dict[str, Any]:
         """Return this rank's part of the state, for ``torch.distributed.checkpoint`` to save or to load into.
 
         What is saved by W ranks can be loaded by any number of ranks, in any stage, with any size of buckets, or into
@@ -407,14 +417,20 @@ class Sharded(Handle):
 
         Args:
             optimizer: None for the model alone.
+            prefix: put before every name, such as ``"tensor1."`` or ``"stage0."``. A checkpoint has one tensor of a
+                name, so ranks with other tensors under the same names need another prefix: the other ranks of tensor
+                parallelism, and the other stages of a pipeline.
 
         Returns:
             ``"model"``, and ``"optimizer"`` where there is one.
 
         Raises:
-            ArgumentError: the optimizer has tensors of something else, or keeps state that is not by element.
+            ArgumentError: layers of the model are divided among ranks (tensor parallelism), and there is no prefix; the
+                optimizer has tensors of something else, or keeps state that is not by element.
+            ArgumentTypeError: ``prefix`` is no string.
         """
         self._check_registered("state_dict")
+        check_prefix("state_dict", prefix, self.model)
         is_open, gathering = True, self._gathering
         if gathering is not None:
             is_open, gathering._is_open = gathering._is_open, True  # the hook that refuses lets this pass
@@ -423,31 +439,36 @@ class Sharded(Handle):
         finally:
             if gathering is not None:
                 gathering._is_open = is_open
-        state: dict[str, Any] = {"model": model_state(self.model, self._flats, values)}
+        state: dict[str, Any] = {"model": model_state(self.model, self._flats, values, prefix)}
         if optimizer is not None:
             checked = check_optimizer("state_dict", optimizer, self._names, self._trainable_flats)
-            state["optimizer"] = optimizer_state(checked, self._trainable_flats)
+            state["optimizer"] = optimizer_state(checked, self._trainable_flats, prefix)
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any], optimizer: Optimizer | None = None) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], optimizer: Optimizer | None = None, prefix: str = "") -> None:
         """Take over the state that :meth:`state_dict` returned and a checkpoint was loaded into; every rank calls it.
 
         Args:
             state: what ``torch.distributed.checkpoint.load`` was given.
             optimizer: as for :meth:`state_dict`.
+            prefix: the one that :meth:`state_dict` was given.
 
         Raises:
-            ArgumentError: the state is that of other parameters or groups.
+            ArgumentError: the state is that of other parameters or groups, or of another prefix; layers of the model
+                are divided among ranks, and there is no prefix.
+            ArgumentTypeError: ``prefix`` is no string.
         """
         call = "load_state_dict"
         self._check_registered(call)
+        check_prefix(call, prefix, self.model)
+        check_names(state, self.model, prefix)
         if optimizer is not None:
             checked = check_optimizer(call, optimizer, self._names, self._trainable_flats)
             if "optimizer" not in state:
                 raise ArgumentError(
                     f"{call}: state: got one without 'optimizer'; expected that of state_dict(optimizer)"
                 )
-            load_optimizer_state(checked, self._trainable_flats, state["optimizer"])
+            load_optimizer_state(checked, self._trainable_flats, state["optimizer"], prefix)
         self._gather(self._flats)
 
     def memory(self) -> MemoryUse:

@@ -16,13 +16,14 @@ from comm_utils.errors import ArgumentError
 __all__ = ["load_optimizer_state", "model_state", "optimizer_state"]
 
 
-def model_state(model: nn.Module, flats: Sequence[FlatShard], values: Mapping[str, Any]) -> dict[str, Any]:
+def model_state(model: nn.Module, flats: Sequence[FlatShard], values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Return this rank's part of the model's state, under the names of ``model.state_dict()``.
 
     Args:
         model: the model.
         flats: the flat memories of all parameters that are sharded.
         values: ``model.state_dict()``; what is not sharded is taken from it, such as buffers.
+        prefix: put before every name.
     """
     places = {id(one): (flat, place) for flat in flats for place, one in enumerate(flat.parameters)}
     state = dict(values)
@@ -30,7 +31,7 @@ def model_state(model: nn.Module, flats: Sequence[FlatShard], values: Mapping[st
         if id(parameter) in places:
             flat, place = places[id(parameter)]
             state[name] = _part(flat, place, flat.shard)
-    return state
+    return {prefix + name: value for name, value in state.items()}
 
 
 def _part(flat: FlatShard, place: int, shard: torch.Tensor) -> CheckpointTensor:
@@ -38,24 +39,25 @@ def _part(flat: FlatShard, place: int, shard: torch.Tensor) -> CheckpointTensor:
     return CheckpointTensor(flat.parameters[place].shape, begin, shard[start : start + end - begin])
 
 
-def optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard]) -> dict[str, Any]:
+def optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], prefix: str) -> dict[str, Any]:
     """Return this rank's part of the optimizer's state, in the form of ``torch.distributed.checkpoint.state_dict``.
 
     An optimizer that made no step yet has the state that a step of zeros would make, with step 0.
 
     Returns:
         ``"state"``: by parameter of the model, what the optimizer keeps for it. ``"param_groups"``: the options of each
-        group, with the names of its parameters.
+        group, with the names of its parameters. ``prefix`` stands before the names of parameters, and before
+        ``"param_groups"``, which would be one entry of the checkpoint otherwise.
 
     Raises:
         ArgumentError: the optimizer keeps something that is neither of the shape of its tensor nor one number.
     """
     state: dict[str, dict[str, Any]] = {}
-    by_tensor = _states(optimizer)
+    by_tensor = _states(optimizer, flats)
     for flat, segment in _segments(optimizer, flats):
         for key, value in by_tensor.get(id(segment.parameter), {}).items():
             for place in segment.positions:
-                entry = state.setdefault(flat.names[place], {})
+                entry = state.setdefault(prefix + flat.names[place], {})
                 if not isinstance(value, torch.Tensor) or value.dim() == 0:
                     entry[key] = value.clone() if isinstance(value, torch.Tensor) else value
                     continue
@@ -69,10 +71,10 @@ def optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard]) -> dict[st
                 place_in = start - segment.begin if begin < end else 0
                 part = value.detach()[place_in : place_in + end - begin]
                 entry[key] = CheckpointTensor(flat.parameters[place].shape, begin, part)
-    names = {id(one.parameter): [flat.names[place] for place in one.positions] for flat, one in _all(flats)}
+    names = {id(one.parameter): [prefix + flat.names[place] for place in one.positions] for flat, one in _all(flats)}
     return {
         "state": state,
-        "param_groups": [
+        prefix + "param_groups": [
             {
                 **{key: value for key, value in group.items() if key != "params"},
                 "params": [name for one in group["params"] for name in names[id(one)]],
@@ -82,7 +84,9 @@ def optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard]) -> dict[st
     }
 
 
-def load_optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], state: Mapping[str, Any]) -> None:
+def load_optimizer_state(
+    optimizer: Optimizer, flats: Sequence[FlatShard], state: Mapping[str, Any], prefix: str
+) -> None:
     """Give ``optimizer`` the state that :func:`optimizer_state` returned and a checkpoint was loaded into.
 
     Raises:
@@ -90,7 +94,7 @@ def load_optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], state
             that are updated together.
     """
     by_name: Mapping[str, Mapping[str, Any]] = state["state"]
-    groups = state["param_groups"]
+    groups = state[prefix + "param_groups"]
     if len(groups) != len(optimizer.param_groups):
         raise ArgumentError(
             f"load_state_dict: state: got {len(groups)} groups of parameters; expected {len(optimizer.param_groups)}, "
@@ -98,11 +102,11 @@ def load_optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], state
         )
     for group, loaded in zip(optimizer.param_groups, groups, strict=True):
         group.update({key: value for key, value in loaded.items() if key != "params"})
-    expected = _states(optimizer)
+    expected = _states(optimizer, flats)
     for flat, segment in _segments(optimizer, flats):
         kept: dict[str, Any] = {}
         for place in segment.positions:
-            name = flat.names[place]
+            name = prefix + flat.names[place]
             if name not in by_name and expected.get(id(segment.parameter)):
                 raise ArgumentError(
                     f"load_state_dict: state: got nothing for parameter {name!r}; expected the optimizer's state of "
@@ -140,13 +144,14 @@ def _segments(optimizer: Optimizer, flats: Sequence[FlatShard]) -> list[tuple[Fl
     return [(flat, segment) for flat, segment in _all(flats) if id(segment.parameter) in held]
 
 
-def _states(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
+def _states(optimizer: Optimizer, flats: Sequence[FlatShard]) -> dict[int, dict[str, Any]]:
     """Return what ``optimizer`` keeps by ``id`` of its tensors; as after a step of zeros if it made no step yet."""
     if optimizer.state:
         return {id(tensor): kept for tensor, kept in optimizer.state.items()}
     tensors = [one for group in optimizer.param_groups for one in group["params"]]
     gradients, rates = [one.grad for one in tensors], [group.get("lr") for group in optimizer.param_groups]
     values = [one.detach().clone() for one in tensors]
+    unchanged = [flat for flat in flats if not flat.is_changed]
     try:
         for one in tensors:
             one.grad = torch.zeros_like(one)
@@ -163,6 +168,8 @@ def _states(optimizer: Optimizer) -> dict[int, dict[str, Any]]:
             for one, gradient, value in zip(tensors, gradients, values, strict=True):
                 one.grad = gradient
                 one.copy_(value)
+        for flat in unchanged:
+            flat.notice_gathered()
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             if rate is not None:
                 group["lr"] = rate
