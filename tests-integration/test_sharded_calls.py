@@ -72,6 +72,9 @@ def refusals(stage: int) -> list[str]:
     expect(ArgumentError, lambda: register_sharded_hooks(model, stage, bucket_size_bytes=rank))
     of_model = torch.optim.SGD(model.parameters(), lr=0.1)
     with registered(model, stage) as handle:
+        for groups in ([model[0].weight], [model[2].weight])[rank], None:
+            different = torch.optim.SGD(handle.parameter_groups(groups), lr=0.1 + rank)
+            expect(CollectiveMismatchError, lambda different=different: handle.attach(different))
         optimizer = sgd(handle)
         handle.attach(optimizer)
         expect(ArgumentError, lambda: register_sharded_hooks(model, stage))
@@ -127,6 +130,8 @@ EXPECTED = [
     "register_sharded_hooks: model: parameter 0 is 'weight' of shape (5, 3) and float32 on rank 1",
     "register_sharded_hooks: bucket_size_bytes: got 101 on rank 1",
     "register_sharded_hooks: ",
+    "attach: group 0: parameters: got ['2.weight'] on rank 1 and ['0.weight'] on rank 0; expected the same",
+    "attach: group 0: lr: got 1.1 on rank 1 and 0.1 on rank 0; expected the same on all ranks",
     "register_sharded_hooks: model: parameter '0.weight' has the hooks of register_sharded_hooks()",
     "attach: optimizer: got one with parameter '0.weight' of the model",
     "optimizer.step: optimizer: got one with parameter '0.weight' of the model",

@@ -74,7 +74,11 @@ class Gathering:
         # torch.compile takes an error of what it traces for a reason to run it without compilation.
         refuse = cast("Any", torch.compiler.disable)(_refuse_compilation)
 
+        calls = 0
+
         def before(module: nn.Module, inputs: Any) -> None:
+            nonlocal calls
+            calls += 1
             if torch.compiler.is_compiling():
                 refuse()
             if is_root:
@@ -85,6 +89,10 @@ class Gathering:
                     self._use(unit)
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            nonlocal calls
+            if not calls:  # an earlier hook refused the call
+                return
+            calls -= 1
             if torch.is_grad_enabled():
                 self._watch_backward(outputs, units, is_root)
             for unit in units:

@@ -15,6 +15,7 @@ from comm_utils.given import shown
 
 __all__ = [
     "check_optimizer",
+    "described",
     "flats_of",
     "notice_loss_scaling",
     "refuse_closure",
@@ -57,6 +58,31 @@ def _refuse(call: str, parameter: torch.Tensor, names: Mapping[int, str]) -> Non
             f"{call}: optimizer: got one with parameter {names[id(parameter)]!r} of the model, whose gradients are "
             f"reduced into shards; {_REMEDY}"
         )
+
+
+def described(optimizer: Optimizer, flats: Sequence[FlatShard]) -> dict[str, object]:
+    """Return what has to be the same on all ranks: the class, and each group's parameters and options, by name."""
+    names = {
+        id(one.parameter): [flat.names[place] for place in one.positions] for flat in flats for one in flat.segments
+    }
+    found: dict[str, object] = {"optimizer": type(optimizer).__name__, "number of groups": len(optimizer.param_groups)}
+    for number, group in enumerate(optimizer.param_groups):
+        members = [name for one in group["params"] for name in names.get(id(one), [])]
+        found[f"group {number}: parameters"] = members
+        options = {name: value for name, value in group.items() if name != "params"}
+        found.update({f"group {number}: {name}": _comparable(options[name]) for name in sorted(options)})
+    return found
+
+
+def _comparable(value: object) -> object:
+    """Return ``value`` without what differs between ranks by itself: devices of tensors, and addresses of objects."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, (list, tuple)):
+        return [_comparable(one) for one in value]
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return value
+    return type(value).__name__
 
 
 def flats_of(optimizer: Optimizer, flats: Sequence[FlatShard]) -> list[FlatShard]:

@@ -36,6 +36,7 @@ from comm_collectives.hooks.sharded.memory_use import MemoryUse, storage_bytes
 from comm_collectives.hooks.sharded.optimizer_groups import divide_into_groups
 from comm_collectives.hooks.sharded.optimizers import (
     check_optimizer,
+    described,
     flats_of,
     notice_loss_scaling,
     refuse_closure,
@@ -238,7 +239,7 @@ class Sharded(Handle):
             if not gathering.is_open:
                 raise ArgumentError(
                     "state_dict: got called on a model whose parameters are freed between uses (stage 3); use "
-                    "handle.full_state_dict(), or handle.state_dict() for this rank's part"
+                    "handle.full_state_dict() on all ranks, or handle.state_dict() for this rank's part"
                 )
 
         def refuse_loading(module: nn.Module, *arguments: Any) -> None:
@@ -292,14 +293,23 @@ class Sharded(Handle):
     def attach(self, optimizer: Optimizer) -> None:
         """Have ``optimizer.step()`` check that there are gradients, and gather parameters after it.
 
+        Every rank calls it, with an optimizer of the same class, groups and options.
+
         Raises:
+            CollectiveMismatchError: on all ranks, if optimizers differ; names the rank and the first difference.
             ArgumentTypeError: ``optimizer`` is none.
             ArgumentError: it has parameters of the model instead of :meth:`parameter_groups`, or other tensors. Its
                 ``step()`` raises it without gradients, while gradients wait for their reduction, and when a
                 ``torch.amp.GradScaler`` calls it.
         """
         self._check_registered("attach")
-        checked = check_optimizer("attach", optimizer, self._names, self._trainable_flats)
+
+        def prepare() -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
+            checked = check_optimizer("attach", optimizer, self._names, self._trainable_flats)
+            return {}, described(checked, self._trainable_flats)
+
+        check_on_all_ranks("attach", prepare, self.group)
+        checked = optimizer
         flats = flats_of(checked, self._trainable_flats)
         self._optimizers.append(checked)
 
