@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from datetime import timedelta
 
 import pytest
@@ -94,6 +96,30 @@ def test_the_fake_backend_is_adopted_like_any_other() -> None:
     assert run_ranks(adopted_fake_world, 1) == [("fake", 3, 8)]
 
 
+def operators_of_a_fast_call() -> bool:
+    """Return whether a profiler sees the operator of torch's dispatcher."""
+    from torch.profiler import ProfilerActivity, profile
+
+    backend = provider.initialize(Setup("gloo", 0, 1, HashStore()))
+    fast = backend.fast_path("all_reduce", "sum")
+    assert fast is not None
+    direct = torch.full((3,), 2.0)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        assert fast(torch.ones(3)) is True
+    assert fast(direct) is True
+    assert torch.equal(direct, torch.full((3,), 2.0))
+    gathered = torch.zeros(3)
+    into = backend.fast_path("all_gather_into_tensor")
+    assert into is not None
+    assert into(gathered, direct) is True
+    assert torch.equal(gathered, direct)
+    return any(one.key == "c10d::allreduce_" for one in profiled.key_averages())
+
+
+def test_a_profiler_sees_the_operators_of_fast_calls() -> None:
+    assert run_ranks(operators_of_a_fast_call, 1) == [True]
+
+
 def test_an_unknown_library_gets_cautious_capabilities() -> None:
     unknown = capabilities_of("somebody-elses")
     assert (ReduceOp.SUM, torch.float32) in unknown.reductions
@@ -124,3 +150,19 @@ def test_a_rank_that_leaves_during_the_start_is_no_timeout() -> None:
     for _ in range(3):
         _, found = run_ranks(leave_while_others_join, 2, timeout_s=60)
         assert found.startswith("rank 1 of 2: another rank ended or gave up while the gloo world group was created")
+
+
+WORLDS = """
+from torch.distributed import HashStore
+from comm_backend_torch import provider
+from comm_utils import Setup
+for _ in range(3):
+    provider.initialize(Setup("gloo", 0, 1, HashStore())).destroy_process_group()
+raise ValueError("after three worlds")
+"""
+
+
+def test_a_traceback_has_its_prefix_once_however_many_worlds_there_were() -> None:
+    ended = subprocess.run([sys.executable, "-c", WORLDS], capture_output=True, text=True, check=False)
+    assert "\n[rank0]: ValueError: after three worlds" in ended.stderr
+    assert "[rank0]: [rank0]" not in ended.stderr

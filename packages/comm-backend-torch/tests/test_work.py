@@ -8,6 +8,7 @@ from torch.distributed import TCPStore
 
 from comm_backend_torch import TorchBackend, provider
 from comm_utils import ArgumentTypeError, BrokenGroupError, CommTimeoutError, Setup
+from comm_utils.flight_recorder import RECORDER, RingReader
 from comm_utils.testing import patience, run_ranks
 
 
@@ -114,6 +115,28 @@ def attributes() -> None:
 
 def test_what_c10d_has_besides_can_be_reached() -> None:
     run_ranks(attributes, 1)
+
+
+def dropped() -> None:
+    backend = bring_up(timeout_s=30)
+    reader = RingReader(RECORDER.memory.memory)
+    for _ in range(12):
+        backend.all_reduce(torch.ones(1), "sum", None, True)  # whose handle goes away at once
+    future = backend.all_reduce(torch.ones(1), "sum", None, True).get_future()
+    future.wait()
+    backend.all_reduce(torch.ones(1))
+    for _ in range(20):
+        time.sleep(0.01)
+        work: Any = backend.all_reduce(torch.ones(1), "sum", None, True)
+        work.wait()
+    reader.refresh()
+    assert len(reader.calls()) == 34
+    assert reader.open_calls() == []
+    assert not any(one.failed for one in reader.calls())
+
+
+def test_a_handle_that_is_dropped_ends_its_record() -> None:
+    run_ranks(dropped, 2)
 
 
 def batches() -> list[float]:

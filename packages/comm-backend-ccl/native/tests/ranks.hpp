@@ -82,6 +82,8 @@ public:
     void finish();
     // Looks without waiting whether that was all.
     bool poll();
+    // Says that somebody waits for it, as Python does.
+    void await(uint32_t caller) const { task_->recorded.wait(caller, false); }
     const shm::Request &request() const { return request_; }
 
 private:

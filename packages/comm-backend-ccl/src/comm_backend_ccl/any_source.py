@@ -22,6 +22,8 @@ from comm_utils.errors import ArgumentError
 __all__ = ["AnySource", "QueuedReceive", "match_all"]
 
 _NAPS_S = 0.0002, 0.005
+# So many messages are never sent.
+_COUNT_DIGITS = 19
 
 #: Those with receives that no message has been found for.
 _waiting: set[AnySource] = set()
@@ -172,7 +174,13 @@ class AnySource:
         if self._announced[source] <= self._taken[source]:
             key = f"sent/{source}/{self._rank}"
             if self._store.check([key]):
-                self._announced[source] = int(self._store.get(key))
+                raw = self._store.get(key)
+                if not (raw.isdigit() and len(raw) < _COUNT_DIGITS):
+                    raise RuntimeError(
+                        f"the store counts {raw[:20]!r} messages from rank {source}: another program writes to the "
+                        "store of this job; give the job a port of its own"
+                    )
+                self._announced[source] = int(raw)
         return self._announced[source] > self._taken[source]
 
 

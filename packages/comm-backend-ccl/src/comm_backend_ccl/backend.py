@@ -23,6 +23,7 @@ from comm_utils.errors import NotInitializedError
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.process_groups import ProcessGroups
+from comm_utils.watch.trouble import Trouble
 
 __all__ = ["CclBackend"]
 
@@ -47,6 +48,20 @@ class CclBackend(ProcessGroups):
         return fast_path(ours, operation, detail, self._call or operation, async_op, self.fast_paths.clear)
 
     # --- members
+
+    def mark_broken(self, group: ProcessGroup | None, reason: str) -> None:
+        super().mark_broken(group, reason)
+        ours = group if group is not None else GroupMember.WORLD
+        if isinstance(ours, CclProcessGroup) and ours.communicator is not None:
+            ours.communicator.give_up(reason)
+
+    def _in_trouble(self, group: str, trouble: Trouble) -> None:
+        for pg in list(self._states):
+            if isinstance(pg, CclProcessGroup) and pg.group_name == group and pg.communicator is not None:
+                pg.communicator.fall_into(trouble)
+                self.fast_paths.clear()
+                return
+        super()._in_trouble(group, trouble)
 
     def _ours(self, group: ProcessGroup | None) -> Communicator | None:
         """Return the communicator of ``group``; None where another library serves it."""

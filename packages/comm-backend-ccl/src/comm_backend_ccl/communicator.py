@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 import torch
 
 from comm_backend_ccl.peers import Peers
+from comm_backend_ccl.recorded import note_call
 from comm_backend_ccl.tables import Operation
 from comm_backend_ccl.work import ANY_SOURCE, STORE_GONE, CclWork, EngineHandle
 from comm_utils.backend import Capabilities
@@ -24,10 +25,15 @@ from comm_utils.errors import (
     NotInitializedError,
     PeerLostError,
 )
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.group_names import group_text
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
-from comm_utils.torch_support.group_names import group_text
 from comm_utils.torch_support.group_state import IN_FORKED_CHILD
+from comm_utils.torch_support.recorded_calls import Note
+from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.watch import WATCH
 
 __all__ = ["Begun", "Call", "Communicator"]
 
@@ -62,6 +68,7 @@ _NO_TIMEOUT_S = 10.0**9
 _OF_THIS_PROCESS = ("forked child", "process is ending", "held up by a group", "group was destroyed")
 _LACKING = "not enough shared memory"
 # As it ended, or for want of descriptors or mappings.
+_DISAGREE = "disagree about how much"
 _UNREACHABLE = "cannot reach the memory"
 _GAVE_UP = "gave up; its own error says why"
 # A connection may end before the process does.
@@ -80,6 +87,8 @@ class Communicator(ABC):
 
     #: What moves the data, for messages.
     engine: ClassVar[str]
+    #: Whether the engine writes its calls into the flight recorder itself.
+    records_natively: ClassVar[bool] = False
     #: Whether calls without elements reach it, to be compared with those of others.
     moves_nothing: ClassVar[bool] = False
     #: What it reduces and moves as it is.
@@ -90,12 +99,15 @@ class Communicator(ABC):
         self.rank, self.size = rank, len(peers.processes)
         self.ranks = list(range(self.size)) if ranks is None else list(ranks)
         self.is_world = ranks is None
-        #: ``group_desc`` of the process group, for messages.
-        self.description = ""
+        #: Of the process group: its name, the same on all members, and ``group_desc``, for messages.
+        self.name = self.description = ""
+        self._recorded_as, self._opened = 0, -1
         self.set_timeout(timeout)
         self._how_to_go_on = _WORLD_GOES_ON if ranks is None else _GROUP_GOES_ON
         #: What failed first, or None.
         self.broken: str | None = None
+        #: Why its ranks cannot go on, as the watch has found, until a call has raised it.
+        self._trouble: Trouble | None = None
         #: Whether it has neither failed nor ended.
         self.usable = True
         self._open = True
@@ -139,6 +151,13 @@ class Communicator(ABC):
         """
         return None
 
+    def begin_wait(self, handle: EngineHandle, limited: bool) -> None:  # noqa: B027
+        """Note that somebody waits for the operation, which did not end within a moment.
+
+        Args:
+            limited: for a time that is not the group's.
+        """
+
     def is_complete(self, handle: EngineHandle) -> bool:
         """Return whether the operation has come to a good end."""
         try:
@@ -175,7 +194,8 @@ class Communicator(ABC):
         if self._inherited:
             raise BackendUnavailableError(f"{self} {IN_FORKED_CHILD}")
         if self.broken is not None:
-            raise self.broken_error()
+            trouble, self._trouble = self._trouble, None
+            raise self.broken_error() if trouble is None else self.in_trouble("", trouble)
         if not self._open:
             raise NotInitializedError("this process group no longer exists; make a new one with new_group()")
 
@@ -190,7 +210,64 @@ class Communicator(ABC):
             f"{self._how_to_go_on}"
         )
 
+    def for_diagnosis(self) -> RingGroup:
+        """Return the group as rings describe it."""
+        return RingGroup(self.name, tuple(self.ranks), self.description, self.engine)
+
+    def recorded_as(self) -> int:
+        """Return the index of the group in the flight recorder."""
+        if self._opened != RECORDER.opened:
+            self._opened = RECORDER.opened
+            self._recorded_as = RECORDER.group_index(
+                self.name, self.ranks, self.description, self.engine, self.timeout_s
+            )
+        return self._recorded_as
+
+    def trouble(self) -> Trouble | None:
+        """Return why the group's ranks cannot go on, as the watch has found; None while they can."""
+        return WATCH.trouble(self.name)
+
+    def fall_into(self, trouble: Trouble) -> None:
+        """Refuse further calls: the first raises ``trouble`` itself."""
+        if self.broken is None:
+            self._trouble = trouble
+            self._break(trouble.short)
+
+    def give_up(self, reason: str) -> None:
+        """Refuse further calls, after an error that was raised."""
+        self._trouble = None
+        self._break(reason)
+
+    def in_trouble(self, call: str, trouble: Trouble, said: str = "") -> Exception:
+        """Return the error to raise where the watch has found trouble; the group is broken from then on.
+
+        Args:
+            said: what the engine has reported.
+        """
+        self._trouble = None
+        self._break(f"{call}: {trouble.short}" if call else trouble.short)
+        if call and trouble.kind is CollectiveMismatchError:
+            self._disagreed(f"{call}: {trouble.text}")
+        happened = f"{call} on {self} {trouble.verb}" if call else f"{self} cannot go on"
+        failure = trouble.kind(
+            f"{happened}, as seen by rank {self.ranks[self.rank]}: {trouble.text}. The group cannot be used any more: "
+            f"{self._how_to_go_on}{f' [{said}]' if said else ''}"
+        )
+        WATCH.tell(self.name, failure, trouble)
+        return failure
+
+    def _cause(self, timed_out: bool) -> Trouble | None:
+        """Return the cause of a failed call, as far as rings and other ranks tell."""
+        return WATCH.explain(self.for_diagnosis(), timed_out) if WATCH.is_running else None
+
     def _lost(self, call: str, gone: Collection[int]) -> Exception:
+        trouble = self._cause(timed_out=False)
+        if trouble is not None:
+            more = (one for one in sorted(gone) if self.ranks[one] not in trouble.ranks)
+            text = trouble.text + "".join(
+                f"; rank {self.ranks[one]} ({self.peers.processes[one]}) has ended" for one in more
+            )
+            return self.in_trouble(call, Trouble(trouble.kind, text, trouble.ranks))
         who = ", ".join(f"rank {self.ranks[one]} ({self.peers.processes[one]})" for one in sorted(gone))
         self._break(f"{call}: lost {who}")
         return PeerLostError(
@@ -218,13 +295,24 @@ class Communicator(ABC):
 
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> Exception:
         """Return the error to raise after waiting in vain; the group is broken from then on."""
+        trouble = self._cause(timed_out=True)
         self._break(f"{call}: timed out after {limit_s:g} s")
+        if trouble is not None:
+            return self._timed_out_error(call, limit_s, trouble)
         source = "this call" if of_call else "init_distributed() and new_group()"
         return CommTimeoutError(
             f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: a rank of the "
             "group did not take part, or is late; a dist.monitored_barrier() before the call names who, and timeout= "
             f"of {source} sets the limit. The group cannot be used any more: {self._how_to_go_on}"
         )
+
+    def _timed_out_error(self, call: str, limit_s: float, trouble: Trouble) -> Exception:
+        failure = trouble.kind(
+            f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: "
+            f"{trouble.text}. The group cannot be used any more: {self._how_to_go_on}"
+        )
+        WATCH.tell(self.name, failure, trouble)
+        return failure
 
     def _lacking(self, call: str, error: BaseException) -> Exception:
         self._break(f"{call}: {error}")
@@ -233,7 +321,8 @@ class Communicator(ABC):
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> Exception:
         """Return the error to raise where the engine reported one."""
         if self.broken is not None:
-            return self.broken_error()
+            pending = self._trouble
+            return self.broken_error() if pending is None else self.in_trouble(call, pending)
         if any(reason in str(error) for reason in _OF_THIS_PROCESS):
             return BackendUnavailableError(f"{call} on {self}: {error}")
         if _LACKING in str(error):
@@ -244,6 +333,17 @@ class Communicator(ABC):
                 f"{call} on {self}: {error}: the process that holds it has ended. The group cannot be used any more: "
                 f"{self._how_to_go_on}"
             )
+        disagree = _DISAGREE in str(error)
+        # The two ranks of a message are all there is to find out.
+        trouble = None if disagree and peer is not None else self._cause(timed_out=False)
+        if trouble is not None and trouble.kind is CommTimeoutError:
+            trouble = None  # a call that is only missing is no cause of what the engine reported
+        if disagree and (trouble is None or trouble.kind is not CollectiveMismatchError):
+            return self.in_trouble(call, Trouble(CollectiveMismatchError, f"the ranks' calls differ: {error}"))
+        if trouble is not None:
+            if trouble.kind is CollectiveMismatchError:
+                self._disagreed(f"{call}: {error}")
+            return self.in_trouble(call, trouble, str(error))
         if not self._knows_difference():
             now = time.monotonic()
             end, last = now + _NOTICE_S, now + _END_S
@@ -265,10 +365,7 @@ class Communicator(ABC):
             if here
             else (PeerLostError, "a rank on another host ended, or the ranks called with different sizes or operations")
         )
-        return kind(
-            f"{call} on {self} failed, as seen by rank {self.ranks[self.rank]}: {cause} [{error}]. The group cannot be "
-            f"used any more: {self._how_to_go_on}"
-        )
+        return self.in_trouble(call, Trouble(kind, cause), str(error))
 
     # --- operations
 
@@ -288,14 +385,24 @@ class Communicator(ABC):
         name = operation.name.lower()
         handle: EngineHandle | None = None
         kept: tuple[torch.Tensor, ...] = ()
+        note: Note | None = None
         has_to_match = call.tag or (operation is Operation.RECEIVE and call.root == ANY_SOURCE)
         reaches_engine = operation in (Operation.ALL_TO_ALL_V, Operation.BARRIER) or has_to_match
         if call.elements or self.moves_nothing or reaches_engine:
+            note = None if self.records_natively else note_call(self, call, 2)
             try:
                 handle, kept = self._begin(call)
             except RuntimeError as error:
-                raise self.failed(name, error) from error
+                failed = self.failed(name, error)
+                if note is not None:
+                    note.fail()
+                raise failed from error
+            if note is not None and handle is None:
+                note.end()
+                note = None
         work = CclWork(self, handle, kept, name)
+        if note is not None:
+            work.note = note
         if operation in (Operation.SEND, Operation.RECEIVE):
             work.peer = call.root
         return work

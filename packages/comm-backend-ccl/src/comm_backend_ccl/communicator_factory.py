@@ -6,15 +6,17 @@ import json
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch.distributed import Store
 
-from comm_backend_ccl import host_profile, oneccl_library, placement, shared_memory, tuning
+from comm_backend_ccl import host_profile, member_records, oneccl_library, placement, shared_memory, tuning
 from comm_backend_ccl.communicator import Communicator
+from comm_backend_ccl.member_records import Member
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
-from comm_backend_ccl.peers import Peers, Process, this_process
+from comm_backend_ccl.peers import Peers, this_process
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.log import logger
@@ -76,22 +78,23 @@ class _Factory:
     def communicator(self) -> Communicator:
         reason = shared_memory.unavailable_reason()
         mine = {
-            "process": this_process().encoded().decode(),
+            "process": asdict(this_process()),
             "unavailable": reason and reason[0],
             "failure": oneccl_library.earlier_failure(),
             "settings": shared_memory.settings(),
             "place": placement.mine().encoded(),
         }
-        members = [json.loads(text) for text in self._exchange("process", json.dumps(mine))]
-        places = [placement.decoded(one["place"]) for one in members]
-        peers = Peers([Process.decoded(one["process"].encode()) for one in members], self._rank)
+        texts = self._exchange("process", json.dumps(mine))
+        members = [member_records.member(text, self._who(rank)) for rank, text in enumerate(texts)]
+        places = [one.place for one in members]
+        peers = Peers([one.process for one in members], self._rank)
         try:
             if len(peers.local) == self._size:
-                why = next((one["unavailable"] for one in members if one["unavailable"]), None)
+                why = next((one.unavailable for one in members if one.unavailable), None)
                 if why is None and self._size > shared_memory.MOST_RANKS:
                     why = f"shared memory serves up to {shared_memory.MOST_RANKS} ranks, the group has {self._size}"
                 if why is None:
-                    alike = all(one["settings"] == mine["settings"] for one in members)
+                    alike = all(one.settings == members[self._rank].settings for one in members)
                     made = self._in_shared_memory(peers, places, alike)
                     if isinstance(made, Communicator):
                         return made
@@ -104,12 +107,12 @@ class _Factory:
             peers.close()
             raise
 
-    def _need_oneccl(self, why: str, members: Sequence[dict[str, Any]]) -> None:
+    def _need_oneccl(self, why: str, members: Sequence[Member]) -> None:
         # All ranks know of it, so none waits for one that cannot take part.
         for rank, one in enumerate(members):
-            if one["failure"] is not None:
+            if one.failure is not None:
                 raise BackendUnavailableError(
-                    f"{why}, and rank {self._name(rank)}: {one['failure']}; {oneccl_library.START_AGAIN}, or use "
+                    f"{why}, and rank {self._name(rank)}: {one.failure}; {oneccl_library.START_AGAIN}, or use "
                     "dist_backend='gloo'"
                 )
         reason = oneccl_library.unavailable_reason()
@@ -126,7 +129,6 @@ class _Factory:
         """
         made: SharedCommunicator | None = None
         created = -1, 0
-        start = _Start([], False, "")
         problem: tuple[str, str] | None = None
         try:
             try:
@@ -135,16 +137,14 @@ class _Factory:
             finally:
                 # The others are waiting for it, whatever became of it.
                 if self._rank == 0:
-                    if alike:
-                        start = _Start.of_this_host(self._size)
+                    start = _Start.of_this_host(self._size) if alike else _Start([], False, "")
                     self._store.set("memory", json.dumps([*created, *start]))
-            descriptor, inode, *rest = json.loads(self._await(["memory"], [0], peers)[0])
-            start = _Start(*rest)
-            if descriptor >= 0:
-                memory = descriptor, inode
-                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, memory, places)
-                made.start_from(start.profile)
-                made.profile_by = start.measured_by
+            memory = member_records.memory(self._await(["memory"], [0], peers)[0], self._who(0))
+            if memory.descriptor >= 0:
+                place = memory.descriptor, memory.inode
+                made = SharedCommunicator(peers, self._rank, self._timeout, self._ranks, place, places)
+                made.start_from(memory.profile)
+                made.profile_by = memory.measured_by
         except CommError:
             raise
         except MemoryError as error:
@@ -154,7 +154,8 @@ class _Factory:
         except RuntimeError as error:
             problem = "other", str(error)
         try:
-            problems = [json.loads(text) for text in self._exchange("joined", json.dumps(problem), peers)]
+            texts = self._exchange("joined", json.dumps(problem), peers)
+            problems = [member_records.problem(text, self._who(rank)) for rank, text in enumerate(texts)]
         except BaseException:
             if made is not None:
                 shared_memory.close(made.number)
@@ -164,7 +165,7 @@ class _Factory:
                 shared_memory.close_descriptor(created[0])
         failures = [(rank, one) for rank, one in enumerate(problems) if one is not None]
         if made is not None and not failures:
-            if start.measures:
+            if memory.measures:
                 self._measure(made)
             return made
         if made is not None:
@@ -199,15 +200,18 @@ class _Factory:
 
     # --- through the store
 
+    def _who(self, rank: int) -> str:
+        return f"rank {self._name(rank)} of {self._group()}"
+
     def _name(self, rank: int) -> int:
         return rank if self._ranks is None else self._ranks[rank]
 
-    def _exchange(self, what: str, mine: str, peers: Peers | None = None) -> list[str]:
+    def _exchange(self, what: str, mine: str, peers: Peers | None = None) -> list[bytes]:
         """Return every rank's value of ``what``, in the order of ranks."""
         self._store.set(f"{what}/{self._rank}", mine)
         return self._await([f"{what}/{rank}" for rank in range(self._size)], range(self._size), peers)
 
-    def _await(self, keys: list[str], ranks: Sequence[int], peers: Peers | None = None) -> list[str]:
+    def _await(self, keys: list[str], ranks: Sequence[int], peers: Peers | None = None) -> list[bytes]:
         while True:
             left_s = min(self._end - time.monotonic(), _NO_TIMEOUT_S)
             try:
@@ -228,7 +232,7 @@ class _Factory:
                     f"rank {self._name(self._rank)}: ranks {[self._name(one) for one in missing]} of {self._group()} "
                     f"did not come to make it within {self._limit_s:g} s"
                 ) from error
-            return [self._store.get(key).decode() for key in keys]
+            return [self._store.get(key) for key in keys]
 
     def _group(self) -> str:
         return f"the group of ranks {list(range(self._size)) if self._ranks is None else list(self._ranks)}"

@@ -29,6 +29,7 @@ __all__ = [
     "TUNE",
     "VARIABLE",
     "Row",
+    "checked_rows",
     "describe",
     "is_wanted",
     "known",
@@ -129,7 +130,15 @@ def _read() -> dict[str, Any]:
 
 
 def _checked(found: Any, where: str) -> list[Row]:
-    rows = found.get("rows") if isinstance(found, dict) else None
+    return checked_rows(found.get("rows") if isinstance(found, dict) else None, where)
+
+
+def checked_rows(rows: object, where: str) -> list[Row]:
+    """Return ``rows``, values of JSON, as rows of a profile.
+
+    Raises:
+        ArgumentError: they are none, or too many; begins with ``where``.
+    """
     if not isinstance(rows, list) or len(rows) > _MOST_ROWS:
         raise ArgumentError(f"{where}: expected a list of at most {_MOST_ROWS} rows for each number of ranks")
     checked = []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from comm_utils.host_identity import host_identity
@@ -32,14 +31,6 @@ class Process:
     host: str
     machine: str
     pid: int
-
-    def encoded(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decoded(cls, text: bytes) -> Process:
-        found = json.loads(text)
-        return cls(str(found["host"]), str(found["machine"]), int(found["pid"]))
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"

@@ -68,6 +68,8 @@ class CclProcessGroup(ProcessGroup):
 
     def setGroupName(self, name: str) -> None:
         self._name = name
+        if self.communicator is not None:
+            self.communicator.name = name
 
     _set_group_name = setGroupName
 

@@ -13,9 +13,12 @@ import torch
 from comm_backend_ccl import host_profile, placement, shared_memory
 from comm_backend_ccl.communicator import Begun, Call, Communicator
 from comm_backend_ccl.peers import Peers
-from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, Operation
+from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, RECORDED_CODES, Operation
 from comm_utils import topology
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
+from comm_utils.flight_recorder.layout import EntryType
+from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.log import logger
 
 __all__ = ["SharedCommunicator"]
 
@@ -51,6 +54,7 @@ class SharedCommunicator(Communicator):
         self.number = shared_memory.join(pids[0], memory, rank, pids, self.crowded, self.reading_order)
         #: What measured the profile from which the group started; empty where it started from none.
         self.profile_by = ""
+        self._described = -1
         _open.add(self)
 
     def start_from(self, profile: Sequence[Sequence[Any]]) -> None:
@@ -72,7 +76,17 @@ class SharedCommunicator(Communicator):
         super()._break(what)
         shared_memory.close(self.number)  # the memory of its tensors is the user's again
 
+    def describe(self) -> None:
+        """Describe the group in this process's ring, once it has a name; again does nothing."""
+        if self._described != RECORDER.opened and self.name:
+            self._described = RECORDER.opened
+            shared_memory.record_as(self.number, self.recorded_as())
+
+    def begin_wait(self, handle: shared_memory.Pending, limited: bool) -> None:
+        shared_memory.begin_wait(handle, RECORDER.caller(1), limited)
+
     def _begin(self, call: Call) -> Begun:
+        self.describe()
         source, target = call.source, call.target
         dtype = source.dtype
         if dtype not in DTYPES:
@@ -120,10 +134,15 @@ class SharedCommunicator(Communicator):
     def source(self, handle: shared_memory.Pending) -> int:
         return shared_memory.source(handle)
 
+    records_natively = True
+
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> Exception:
         missing = self._named(shared_memory.waits_for(self.number))
+        trouble = self._cause(timed_out=True)
         shared_memory.time_out(self.number)  # the others need not wait for this rank, nor for the ranks that it awaits
         self._break(f"{call}: timed out after {limit_s:g} s waiting for {missing}")
+        if trouble is not None:
+            return self._timed_out_error(call, limit_s, trouble)
         source = "this call" if of_call else "init_distributed() and new_group()"
         return CommTimeoutError(
             f"{call} on {self} timed out after {limit_s:g} s, as seen by rank {self.ranks[self.rank]}: {missing} of "
@@ -136,6 +155,10 @@ class SharedCommunicator(Communicator):
         if found is None or self.gone(peer):
             return super().failed(call, error, peer)
         finder, missing = found
+        trouble = self._cause(timed_out=False)
+        if trouble is not None:
+            text = f"rank {self.ranks[finder]} timed out waiting for {self._named(missing)}"
+            return self.in_trouble(call, trouble, text)
         text = f"rank {self.ranks[finder]} timed out waiting for {self._named(missing)}"
         self._break(f"{call}: {text}")
         late = ", which is this rank: it came too late" if missing == {self.rank} else ""
@@ -168,6 +191,22 @@ def open_groups() -> list[SharedCommunicator]:
     """Return this rank's sides of the groups that were not destroyed."""
     return list(_open)
 
+
+def _record_to(descriptor: int) -> None:
+    """Let native code write into the ring that was opened."""
+    if descriptor >= 0:
+        RECORDER.memory.add_entry(EntryType.CODES, RECORDED_CODES)
+    try:
+        shared_memory.record_to(descriptor)
+    except (MemoryError, OSError, RuntimeError) as error:
+        logger.warning("the flight recorder leaves out calls in shared memory: %s", error)
+    for one in list(_open) if descriptor >= 0 else ():
+        one.describe()
+
+
+RECORDER.when_opened(_record_to)
+if RECORDER.descriptor >= 0:
+    _record_to(RECORDER.descriptor)
 
 # For operations that nobody waits for, when a program ends.
 _LAST_MOMENT_S = 1.0

@@ -16,6 +16,7 @@ import torch
 
 from comm_backend_ccl import host_profile
 from comm_backend_ccl.tables import DTYPES, OPS, Operation
+from comm_utils.flight_recorder.layout import CODES
 from comm_utils.log import logger
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.plain_tensors import TRANSFORMS, is_intercepted
@@ -39,6 +40,7 @@ __all__ = [
     "Group",
     "Pending",
     "allocate",
+    "begin_wait",
     "close",
     "close_descriptor",
     "create",
@@ -53,6 +55,8 @@ __all__ = [
     "move",
     "plain_tensor",
     "plain_tensors",
+    "record_as",
+    "record_to",
     "reduce",
     "release",
     "settings",
@@ -77,6 +81,8 @@ SETTINGS = "CCL_SHARED_MEMORY_TRANSFER", "CCL_SHARED_MEMORY_LEARNING"
 _TRANSFER, _LEARNING = SETTINGS
 _TRANSFERS = ("cached", "streamed", "single_copy")
 MOST_RANKS = 64
+#: The indices of groups that fit into the records of native code.
+_RECORDED_GROUPS = 1 << CODES["group"][1]
 
 
 def _bind_torch() -> bool:
@@ -348,6 +354,35 @@ def _ranks(bits: int) -> set[int]:
 def ended_ns(handle: Pending) -> int | None:
     """Return when a watched operation was complete, by ``time.perf_counter_ns``; None where that is not known."""
     return handle.ended() or None
+
+
+def record_to(descriptor: int) -> None:
+    """Write this process's calls into a ring of the flight recorder, from now on.
+
+    Args:
+        descriptor: of the ring's file, which may be closed afterwards; -1 writes no more.
+
+    Raises:
+        RuntimeError: the file is no ring; calls are recorded as before.
+        MemoryError: its file system has no room for it, or it cannot be mapped; likewise.
+    """
+    if _native is not None:
+        _native.record_to(descriptor)
+
+
+def record_as(group: Group, index: int) -> None:
+    """Set the index by which the flight recorder knows a group; one too large for a record counts as 0, unknown."""
+    group.record_as(index if index < _RECORDED_GROUPS else 0)
+
+
+def begin_wait(handle: Pending, caller: int, limited: bool) -> None:
+    """Note in the record of an operation that somebody begins to wait for it.
+
+    Args:
+        caller: the place in the program, as the flight recorder knows it; 0 is unknown.
+        limited: for a time that is not the group's.
+    """
+    handle.begin_wait(caller, limited)
 
 
 def drain(group: Group, seconds: float) -> None:

@@ -136,6 +136,9 @@ class StoreMessages:
 
     def _take(self, receive: StoreReceive, source: int, key: str) -> None:
         tensor, first = receive.tensor, self._store.get(f"{key}/0")
+        if len(first) < _HEAD.size:
+            self._refuse(receive, source, f"{len(first)} bytes at the head of a message")
+            return
         count, dtype = _HEAD.unpack_from(first)
         expected = tensor.nbytes, ONECCL_DTYPES.get(tensor.dtype, _OTHER_DTYPE)
         if (count, dtype) != expected:
@@ -148,6 +151,10 @@ class StoreMessages:
         pieces = max(1, -(-count // _CHUNK_BYTES))
         for piece in range(pieces):
             part = first[_HEAD.size :] if piece == 0 else self._store.get(f"{key}/{piece}")
+            due = min(_CHUNK_BYTES, count - piece * _CHUNK_BYTES)
+            if len(part) != due:  # more of them would be written behind the tensor
+                self._refuse(receive, source, f"{len(part)} bytes in piece {piece} of a message, where {due} are due,")
+                return
             ctypes.memmove(tensor.data_ptr() + piece * _CHUNK_BYTES, part, len(part))
         for piece in range(pieces):
             self._store.delete_key(f"{key}/{piece}")
@@ -157,6 +164,13 @@ class StoreMessages:
             self._first = (source + 1) % self._size
         receive.source = source
         receive.ended_ns = time.perf_counter_ns()
+
+    def _refuse(self, receive: StoreReceive, source: int, what: str) -> None:
+        self.disagreed = True
+        receive.failure = (
+            f"rank {self._rank} found {what} from rank {source} with tag {receive.tag}; another program writes to the "
+            "store of this job: give the job a port of its own"
+        )
 
     @staticmethod
     def _key(source: int, to: int, tag: int, number: int) -> str:

@@ -6,11 +6,22 @@ from enum import IntEnum
 
 import torch
 
+from comm_utils import operations
 from comm_utils.backend import Capabilities
 from comm_utils.operations import PRIMITIVES
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["CODECS", "DTYPES", "IN_SHARED_MEMORY", "ONECCL_DTYPES", "ONECCL_OPS", "ON_ONECCL", "OPS", "Operation"]
+__all__ = [
+    "CODECS",
+    "DTYPES",
+    "IN_SHARED_MEMORY",
+    "ONECCL_DTYPES",
+    "ONECCL_OPS",
+    "ON_ONECCL",
+    "OPS",
+    "RECORDED_CODES",
+    "Operation",
+]
 
 
 class Operation(IntEnum):
@@ -53,6 +64,14 @@ ONECCL_OPS: dict[ReduceOp, int] = {ReduceOp.SUM: 0, ReduceOp.PRODUCT: 1, ReduceO
 DTYPES: dict[torch.dtype, int] = {**ONECCL_DTYPES, torch.bool: 12}
 OPS: dict[ReduceOp, int] = {**ONECCL_OPS, ReduceOp.AVG: 4, ReduceOp.BAND: 5, ReduceOp.BOR: 6, ReduceOp.BXOR: 7}
 
+_NAMES = {row.native_code: row.name for row in operations.rows() if row.native_code >= 0}
+#: The names of codes in records of native code, see ``comm_utils.flight_recorder.layout.EntryType.CODES``.
+RECORDED_CODES = {
+    "operations": [_NAMES[Operation.ALL_TO_ALL if one is Operation.ALL_TO_ALL_V else one] for one in Operation],
+    "dtypes": [str(one).removeprefix("torch.") for one in DTYPES],
+    "ops": [one.name.lower() for one in OPS],
+}
+
 #: Codes of ``native/shared_memory/kernels/codecs.hpp``.
 CODECS = {name: code for code, name in enumerate(("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit"))}
 
@@ -72,6 +91,7 @@ ON_ONECCL = Capabilities(
 )
 
 IN_SHARED_MEMORY = Capabilities(
+    compares_calls=True,
     any_source=True,
     tags=True,
     reductions=frozenset(

@@ -12,7 +12,11 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError
+from comm_utils.flight_recorder.layout import LIMITED
+from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.recorded_calls import Note
+from comm_utils.watch.trouble import Trouble
 
 __all__ = ["ANY_SOURCE", "LOOK_AROUND_S", "STORE_GONE", "CclWork", "EngineHandle", "Operations", "seconds"]
 
@@ -43,11 +47,17 @@ class Operations(Protocol):
 
     def release(self, handle: EngineHandle) -> None: ...
 
+    def begin_wait(self, handle: EngineHandle, limited: bool) -> None: ...
+
     def ended_ns(self, handle: EngineHandle) -> int | None: ...
 
     def gone_for(self, handle: EngineHandle, peer: int | None) -> Set[int]: ...
 
     def source(self, handle: EngineHandle) -> int: ...
+
+    def trouble(self) -> Trouble | None: ...
+
+    def in_trouble(self, call: str, trouble: Trouble) -> BaseException: ...
 
     def broken_error(self) -> BaseException: ...
 
@@ -69,6 +79,7 @@ class CclWork:
         end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
         limit_s: how long that was.
         peer: the only other rank that it needs; None needs all, ``ANY_SOURCE`` one of them.
+        note: of the call in the flight recorder, where Python records it.
     """
 
     # What most operations never set costs nothing at their start.
@@ -76,6 +87,7 @@ class CclWork:
     end: float | None = None
     limit_s = 0.0
     peer: int | None = None
+    note: Note | None = None
     _failure: BaseException | None = None
     _missed_at: float | None = None
 
@@ -118,11 +130,19 @@ class CclWork:
         handle = self._handle
         if self._done or handle is None or self._failure is not None:
             return self._settled()
+        if self.note is not None:
+            self.note.wait(WAITED_FOR if limit_s is None and self.end is None else LIMITED)
         if not self._within(handle, LOOK_AROUND_S if limit_s is None else min(limit_s, LOOK_AROUND_S)):
             self._wait_on(handle, limit_s)
         self._done = True
         self.kept = ()
+        self._note_end()
         return self._settled()
+
+    def _note_end(self) -> None:
+        if self.note is not None:
+            self.note.end()
+            self.note = None
 
     def _within(self, handle: EngineHandle, seconds: float) -> bool:
         try:
@@ -131,6 +151,7 @@ class CclWork:
             raise self._fail(self._communicator.failed(self.name, error, self.peer)) from error
 
     def _wait_on(self, handle: EngineHandle, limit_s: float | None) -> None:
+        self._communicator.begin_wait(handle, limit_s is not None or self.end is not None)
         own_end = None if limit_s is None else time.monotonic() + limit_s - min(limit_s, LOOK_AROUND_S)
         while True:
             now = time.monotonic()
@@ -154,6 +175,9 @@ class CclWork:
     def _hopeless(self, handle: EngineHandle, now: float) -> Callable[[], BaseException] | None:
         """Return a function that creates the error, once waiting is pointless; else None."""
         communicator = self._communicator
+        trouble = communicator.trouble()
+        if trouble is not None:
+            return lambda: communicator.in_trouble(self.name, trouble)
         if communicator.broken is not None:
             return communicator.broken_error
         if now >= self._latest():
@@ -168,6 +192,9 @@ class CclWork:
 
     def _fail(self, failure: BaseException) -> BaseException:
         self._failure = failure
+        if self.note is not None:
+            self.note.fail()
+            self.note = None
         return failure
 
     def _settled(self) -> bool:
@@ -186,6 +213,7 @@ class CclWork:
             return True
         with suppress(Exception):
             if self._within(handle, 0.0):
+                self._note_end()
                 return True
             failure = self._hopeless(handle, time.monotonic())
             if failure is not None:
@@ -221,21 +249,25 @@ class CclWork:
             return
         communicator = self._communicator
         if self._done or communicator.is_complete(handle):
+            self._note_end()
             communicator.release(handle)
         else:
-            _abandon(communicator, handle, self.kept)
+            _abandon(communicator, handle, self.kept, self.note)
 
 
-#: Operations whose handle was dropped before their end, with the memory in which they go on reading and writing.
-_abandoned: list[tuple[Operations, EngineHandle, Any]] = []
+#: Operations whose handle was dropped before their end, with the memory in which they go on reading and writing, and
+#: what the flight recorder has of them.
+_abandoned: list[tuple[Operations, EngineHandle, Any, Note | None]] = []
 
 
-def _abandon(communicator: Operations, handle: EngineHandle, kept: Any) -> None:
-    still: list[tuple[Operations, EngineHandle, Any]] = [(communicator, handle, kept)]
+def _abandon(communicator: Operations, handle: EngineHandle, kept: Any, note: Note | None) -> None:
+    still: list[tuple[Operations, EngineHandle, Any, Note | None]] = [(communicator, handle, kept, note)]
     earlier, _abandoned[:] = list(_abandoned), []
     for one in earlier:
         if one[0].is_complete(one[1]):
             one[0].release(one[1])
+            if one[3] is not None:
+                one[3].end()
         else:
             still.append(one)
     _abandoned.extend(still)

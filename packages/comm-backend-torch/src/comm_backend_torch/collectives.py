@@ -14,10 +14,11 @@ from torch.distributed import GroupMember, ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.fast_path import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, fast_path
-from comm_backend_torch.reduce_ops import OptionsTable
+from comm_backend_torch.reduce_ops import OptionsTable, op_name
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
 from comm_utils.fast_path import FastPath
+from comm_utils.torch_support.recorded_calls import exchanged
 
 __all__ = ["Collectives"]
 
@@ -38,8 +39,9 @@ class Collectives(World):
         if self._end is not None:
             reduction, options = options.reduceOp, self._options(internals.AllreduceOptions, async_op)
             options.reduceOp = reduction
-        work = self._start("all_reduce", group, pg.allreduce, [tensor], options)
-        return self._finish("all_reduce", work, tensor, group, async_op)
+        note = self._note("all_reduce", self._state(group), tensor, tensor.numel(), op_name(op), background=async_op)
+        work = self._start("all_reduce", group, note, pg.allreduce, [tensor], options)
+        return self._finish("all_reduce", work, tensor, group, async_op, note)
 
     def fast_path(
         self, operation: str, detail: object = None, group: ProcessGroup | None = None, async_op: bool = False
@@ -60,9 +62,10 @@ class Collectives(World):
         state = self._state(group)
         options = self._options(internals.ReduceOptions, async_op)
         options.reduceOp = self._all_reduce[op].reduceOp
-        options.rootRank = state.position(dst, group_dst)
-        work = self._start("reduce", group, state.pg.reduce, [tensor], options)
-        return self._finish("reduce", work, tensor, group, async_op)
+        options.rootRank = root = state.position(dst, group_dst)
+        note = self._note("reduce", state, tensor, tensor.numel(), op_name(op), root, async_op)
+        work = self._start("reduce", group, note, state.pg.reduce, [tensor], options)
+        return self._finish("reduce", work, tensor, group, async_op, note)
 
     def broadcast(
         self,
@@ -74,10 +77,11 @@ class Collectives(World):
     ) -> Work | None:
         state = self._state(group)
         options = self._options(internals.BroadcastOptions, async_op)
-        options.rootRank = state.position(src, group_src)
+        options.rootRank = root = state.position(src, group_src)
         options.rootTensor = 0
-        work = self._start("broadcast", group, state.pg.broadcast, [tensor], options)
-        return self._finish("broadcast", work, tensor, group, async_op)
+        note = self._note("broadcast", state, tensor, tensor.numel(), "", root, async_op)
+        work = self._start("broadcast", group, note, state.pg.broadcast, [tensor], options)
+        return self._finish("broadcast", work, tensor, group, async_op, note)
 
     def all_gather(
         self,
@@ -88,8 +92,9 @@ class Collectives(World):
     ) -> Work | None:
         state = self._state(group)
         options = self._options(internals.AllgatherOptions, async_op)
-        work = self._start("all_gather", group, state.pg.allgather, [tensor_list], [tensor], options)
-        return self._finish("all_gather", work, tensor_list, group, async_op)
+        note = self._note("all_gather", state, tensor, tensor.numel(), background=async_op)
+        work = self._start("all_gather", group, note, state.pg.allgather, [tensor_list], [tensor], options)
+        return self._finish("all_gather", work, tensor_list, group, async_op, note)
 
     def all_gather_into_tensor(
         self,
@@ -98,10 +103,12 @@ class Collectives(World):
         group: ProcessGroup | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        method = getattr(self._state(group).pg, ALL_GATHER)
+        state = self._state(group)
+        method, name = getattr(state.pg, ALL_GATHER), "all_gather_into_tensor"
         options = self._options(internals.AllgatherOptions, async_op)
-        work = self._start("all_gather_into_tensor", group, method, output_tensor, input_tensor, options)
-        return self._finish("all_gather_into_tensor", work, output_tensor, group, async_op)
+        note = self._note(name, state, input_tensor, input_tensor.numel(), background=async_op)
+        work = self._start(name, group, note, method, output_tensor, input_tensor, options)
+        return self._finish(name, work, output_tensor, group, async_op, note)
 
     def reduce_scatter_tensor(
         self,
@@ -111,11 +118,13 @@ class Collectives(World):
         group: ProcessGroup | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        method = getattr(self._state(group).pg, REDUCE_SCATTER)
+        state = self._state(group)
+        method, name = getattr(state.pg, REDUCE_SCATTER), "reduce_scatter_tensor"
         options = self._options(internals.ReduceScatterOptions, async_op)
         options.reduceOp = self._all_reduce[op].reduceOp
-        work = self._start("reduce_scatter_tensor", group, method, output, input, options)
-        return self._finish("reduce_scatter_tensor", work, output, group, async_op)
+        note = self._note(name, state, output, output.numel(), op_name(op), background=async_op)
+        work = self._start(name, group, note, method, output, input, options)
+        return self._finish(name, work, output, group, async_op, note)
 
     def all_to_all_single(
         self,
@@ -126,11 +135,14 @@ class Collectives(World):
         group: ProcessGroup | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        method = getattr(self._state(group).pg, ALL_TO_ALL)
+        state = self._state(group)
+        method, name = getattr(state.pg, ALL_TO_ALL), "all_to_all_single"
         options = self._options(internals.AllToAllOptions, async_op)
-        splits = list(output_split_sizes or ()), list(input_split_sizes or ())
-        work = self._start("all_to_all_single", group, method, output, input, *splits, options)
-        return self._finish("all_to_all_single", work, output, group, async_op)
+        rows_out, rows_in = list(output_split_sizes or ()), list(input_split_sizes or ())
+        elements, sent, received = exchanged(output, input, rows_out, rows_in, len(state.ranks))
+        note = self._note(name, state, input, elements, background=async_op, sent=sent, received=received)
+        work = self._start(name, group, note, method, output, input, rows_out, rows_in, options)
+        return self._finish(name, work, output, group, async_op, note)
 
     def gather(
         self,
@@ -143,10 +155,11 @@ class Collectives(World):
     ) -> Work | None:
         state = self._state(group)
         options = self._options(internals.GatherOptions, async_op)
-        options.rootRank = state.position(dst, group_dst)
+        options.rootRank = root = state.position(dst, group_dst)
         outputs = [gather_list] if gather_list else []
-        work = self._start("gather", group, state.pg.gather, outputs, [tensor], options)
-        return self._finish("gather", work, gather_list, group, async_op)
+        note = self._note("gather", state, tensor, tensor.numel(), "", root, async_op)
+        work = self._start("gather", group, note, state.pg.gather, outputs, [tensor], options)
+        return self._finish("gather", work, gather_list, group, async_op, note)
 
     def scatter(
         self,
@@ -159,10 +172,11 @@ class Collectives(World):
     ) -> Work | None:
         state = self._state(group)
         options = self._options(internals.ScatterOptions, async_op)
-        options.rootRank = state.position(src, group_src)
+        options.rootRank = root = state.position(src, group_src)
         inputs = [scatter_list] if scatter_list else []
-        work = self._start("scatter", group, state.pg.scatter, [tensor], inputs, options)
-        return self._finish("scatter", work, tensor, group, async_op)
+        note = self._note("scatter", state, tensor, tensor.numel(), "", root, async_op)
+        work = self._start("scatter", group, note, state.pg.scatter, [tensor], inputs, options)
+        return self._finish("scatter", work, tensor, group, async_op, note)
 
     def barrier(
         self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: list[int] | None = None
@@ -171,8 +185,9 @@ class Collectives(World):
         options = self._barrier_options(state.pg, async_op)
         if device_ids is not None:
             options.device_ids = device_ids
-        work = self._start("barrier", group, state.pg.barrier, options)
-        return self._finish("barrier", work, None, group, async_op)
+        note = self._note("barrier", state, background=async_op)
+        work = self._start("barrier", group, note, state.pg.barrier, options)
+        return self._finish("barrier", work, None, group, async_op, note)
 
     def _barrier_options(self, pg: ProcessGroup, async_op: bool) -> Any:
         options = self._options(internals.BarrierOptions, async_op)

@@ -13,6 +13,7 @@ from comm_backend_torch.work import PolledWork, TorchWork
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
 from comm_utils.torch_support.group_state import GroupState
+from comm_utils.torch_support.recorded_calls import Note
 
 __all__ = ["PointToPoint"]
 
@@ -28,7 +29,7 @@ class PointToPoint(World):
         tag: int = 0,
         group_dst: int | None = None,
     ) -> None:
-        self.isend(tensor, dst, group, tag, group_dst).wait()
+        self._send(tensor, dst, group, tag, group_dst, is_waited_for=True).wait()
 
     def recv(
         self,
@@ -38,7 +39,7 @@ class PointToPoint(World):
         tag: int = 0,
         group_src: int | None = None,
     ) -> int:
-        work = self.irecv(tensor, src, group, tag, group_src)
+        work = self._receive(tensor, src, group, tag, group_src, is_waited_for=True)
         work.wait()
         state = self._state(group)
         if src is None and group_src is None:
@@ -53,9 +54,22 @@ class PointToPoint(World):
         tag: int = 0,
         group_dst: int | None = None,
     ) -> Work:
+        return self._send(tensor, dst, group, tag, group_dst, is_waited_for=False)
+
+    def _send(
+        self,
+        tensor: torch.Tensor,
+        dst: int | None,
+        group: ProcessGroup | None,
+        tag: int,
+        group_dst: int | None,
+        is_waited_for: bool,
+    ) -> Work:
         state = self._state(group)
-        work = self._start("send", group, state.pg.send, [tensor], state.position(dst, group_dst), tag)
-        return self._point_to_point("send", work, tensor, state, group)
+        peer = state.position(dst, group_dst)
+        note = self._note_message("send", state, tensor, peer, tag, not is_waited_for)
+        work = self._start("send", group, note, state.pg.send, [tensor], peer, tag)
+        return self._point_to_point("send", work, tensor, state, group, note)
 
     def irecv(
         self,
@@ -65,20 +79,39 @@ class PointToPoint(World):
         tag: int = 0,
         group_src: int | None = None,
     ) -> Work:
+        return self._receive(tensor, src, group, tag, group_src, is_waited_for=False)
+
+    def _receive(
+        self,
+        tensor: torch.Tensor,
+        src: int | None,
+        group: ProcessGroup | None,
+        tag: int,
+        group_src: int | None,
+        is_waited_for: bool,
+    ) -> Work:
         state = self._state(group)
-        if src is None and group_src is None:
+        peer = -1 if src is None and group_src is None else state.position(src, group_src)
+        note = self._note_message("recv", state, tensor, peer, tag, not is_waited_for)
+        if peer < 0:
             # gloo refuses to receive nothing from anyone; what arrives may be shorter than the memory it goes to.
             memory = tensor if tensor.numel() else tensor.new_empty(1)
-            work = self._start("recv", group, state.pg.recv_anysource, [memory], tag)
+            work = self._start("recv", group, note, state.pg.recv_anysource, [memory], tag)
         else:
-            work = self._start("recv", group, state.pg.recv, [tensor], state.position(src, group_src), tag)
-        return self._point_to_point("recv", work, tensor, state, group)
+            work = self._start("recv", group, note, state.pg.recv, [tensor], peer, tag)
+        return self._point_to_point("recv", work, tensor, state, group, note)
 
     def _point_to_point(
-        self, operation: str, work: Any, tensor: torch.Tensor, state: GroupState, group: ProcessGroup | None
+        self,
+        operation: str,
+        work: Any,
+        tensor: torch.Tensor,
+        state: GroupState,
+        group: ProcessGroup | None,
+        note: Note,
     ) -> Work:
         kind = PolledWork if state.libraries.get(tensor.device.type) == "gloo" else TorchWork
-        return kind(work, tensor, partial(self._failure, operation, group), self._end)
+        return kind(work, tensor, partial(self._failure, operation, group), self._end, note)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
         first = p2p_op_list[0]

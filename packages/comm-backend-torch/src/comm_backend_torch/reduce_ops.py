@@ -8,7 +8,7 @@ import torch.distributed as c10d
 
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 
-__all__ = ["C10D_OPS", "OptionsTable"]
+__all__ = ["C10D_OPS", "OptionsTable", "op_name"]
 
 C10D_OPS: dict[ReduceOp, Any] = {
     op: getattr(c10d.ReduceOp, op.name)
@@ -34,6 +34,20 @@ class OptionsTable(dict[object, Any]):
         set_async(options, self._async_op)
         self[op] = options
         return options
+
+
+class _Names(dict[object, str]):
+    def __missing__(self, op: object) -> str:
+        name = self[op] = parse_reduce_op(op).name.lower()
+        return name
+
+
+_names = _Names()
+
+
+def op_name(op: object) -> str:
+    """Return the name of a reduce op, however it is given."""
+    return _names[op]
 
 
 def set_async(options: Any, async_op: bool) -> Any:

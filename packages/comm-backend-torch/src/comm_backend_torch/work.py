@@ -7,23 +7,30 @@ import gc
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as c10d
 
 from comm_utils.errors import CommTimeoutError
+from comm_utils.flight_recorder.layout import LIMITED
+from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import seconds_to_wait
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
+from comm_utils.torch_support.recorded_calls import Note
 
 __all__ = ["PolledWork", "TorchWork", "left"]
 
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
 _PATIENCE_AT_EXIT_S = 1.0
-_abandoned: list[Any] = []
+#: Works whose handle was dropped before their end, and what the flight recorder has of them.
+_abandoned: deque[tuple[Any, Note | None]] = deque()
+# How many of these are looked at whenever a call begins or one is added.
+_LOOKS = 4
 
 #: Turns a failure of c10d into one of ours and marks the group as broken.
 Translate = Callable[[BaseException], BaseException]
@@ -39,34 +46,67 @@ class TorchWork:
 
     Args:
         end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
+        note: of the call in the flight recorder.
+        in_slices: waits for ``work`` until ``end``, where the library may miss that it cannot go on.
     """
 
-    __slots__ = ("_end", "_failure", "_result", "_translate", "_waited", "_work")
+    __slots__ = ("__weakref__", "_end", "_failure", "_in_slices", "_note", "_result", "_translate", "_waited", "_work")
 
-    def __init__(self, work: Any, result: Any, translate: Translate, end: float | None = None) -> None:
+    def __init__(
+        self,
+        work: Any,
+        result: Any,
+        translate: Translate,
+        end: float | None = None,
+        note: Note | None = None,
+        in_slices: Callable[[Any, float | None], None] | None = None,
+    ) -> None:
         self._work = work
+        self._in_slices = in_slices
+        self._note = note
         self._result = result
         self._translate = translate
         self._end = end
         self._waited = False
         self._failure: BaseException | None = None
+        if _abandoned:
+            _look_at_abandoned()
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         limit_s = None if timeout is None else seconds_to_wait(timeout)
         if self._failure is not None:
             raise self._failure
+        note = self._note
+        if note is not None:
+            note.wait(LIMITED if limit_s is not None or self._end is not None else WAITED_FOR)
         if limit_s is not None:
             return self._wait_for(limit_s)
         try:
             self._wait_to_the_end()
         except RuntimeError as error:
-            self._failure = self._translate(error)
-            raise self._failure from error
+            self._fail(error)
+            raise cast("BaseException", self._failure) from error
         self._waited = True
+        if note is not None:
+            self._note = None
+            note.end()
         return True
 
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._translate(error)
+        note, self._note = self._note, None
+        if note is not None:
+            note.fail()
+
+    def _ended(self) -> None:
+        note, self._note = self._note, None
+        if note is not None:
+            note.end()
+
     def _wait_to_the_end(self) -> None:
-        if self._end is None:
+        if self._in_slices is not None:
+            self._in_slices(self._work, self._end)
+        elif self._end is None:
             self._work.wait()
         else:
             self._work.wait(left(self._end))
@@ -81,19 +121,28 @@ class TorchWork:
             # c10d's own timeout breaks the group; the caller's, which is shorter, leaves the operation under way.
             if not self._work.is_completed() and time.monotonic() - start >= timeout_s:
                 raise _still_under_way(timeout_s) from None
-            self._failure = self._translate(error)
-            raise self._failure from error
+            self._fail(error)
+            raise cast("BaseException", self._failure) from error
+        self._ended()
         return True
 
     def is_completed(self) -> bool:
-        return self._failure is not None or bool(self._work.is_completed())
+        if self._failure is not None:
+            return True
+        if not self._work.is_completed():
+            return False
+        if self._note is not None and self._work.is_success():
+            self._ended()
+        return True
 
     def exception(self) -> BaseException | None:
         if self._failure is None and self._work.is_completed():
             try:
                 self._work.wait()
             except RuntimeError as error:
-                self._failure = self._translate(error)
+                self._fail(error)
+            else:
+                self._ended()
         return self._failure
 
     def result(self) -> Any:
@@ -105,15 +154,43 @@ class TorchWork:
         return int(self._work._source_rank())
 
     def __del__(self) -> None:
-        work = None if getattr(self, "_waited", True) else self._work
-        if work is not None and not work.is_completed():
-            _abandoned[:] = [one for one in _abandoned if not one.is_completed()]
-            _abandoned.append(work)
+        # A program that took the future of c10d's handle does not need this one.
+        if not getattr(self, "_waited", True) and (self._note is not None or not self._work.is_completed()):
+            _let_go(self._work, self._note)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._work, name)
+
+
+def _let_go(work: Any, note: Note | None) -> None:
+    """Keep a work that nobody holds until it is complete, and note its end then."""
+    _abandoned.append((work, note))
+    _look_at_abandoned()
+
+
+def _look_at_abandoned() -> None:
+    for _ in range(min(_LOOKS, len(_abandoned))):
+        try:
+            one = _abandoned.popleft()
+        except IndexError:  # another thread looks as well
+            return
+        if not _has_ended(*one):
+            _abandoned.append(one)
+
+
+def _has_ended(work: Any, note: Note | None) -> bool:
+    if not work.is_completed():
+        return False
+    if note is not None:
+        try:
+            work.wait()
+        except RuntimeError:
+            note.fail()
+        else:
+            note.end()
+    return True
 
 
 class PolledWork(TorchWork):
@@ -126,8 +203,10 @@ class PolledWork(TorchWork):
 
     __slots__ = ("_done", "_lock", "_waiter")
 
-    def __init__(self, work: Any, result: Any, translate: Translate, end: float | None = None) -> None:
-        super().__init__(work, result, translate, end)
+    def __init__(
+        self, work: Any, result: Any, translate: Translate, end: float | None = None, note: Note | None = None
+    ) -> None:
+        super().__init__(work, result, translate, end, note)
         self._waiter: threading.Thread | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -145,8 +224,9 @@ class PolledWork(TorchWork):
     def _wait_in_thread(self) -> None:
         try:
             self._wait_to_the_end()
+            self._ended()
         except BaseException as error:
-            self._failure = self._translate(error)
+            self._fail(error)
         finally:
             self._done.set()
 
@@ -159,11 +239,17 @@ class PolledWork(TorchWork):
                 super().wait()
             finally:
                 self._done.set()
-        elif not self._watch().wait(limit_s):
+        elif not self._waited_in_thread(limit_s):
             raise _still_under_way(limit_s or 0.0)
         if self._failure is not None:
             raise self._failure
         return True
+
+    def _waited_in_thread(self, limit_s: float | None) -> bool:
+        note = self._note
+        if note is not None:
+            note.wait(WAITED_FOR if limit_s is None else LIMITED)
+        return self._watch().wait(limit_s)
 
     def is_completed(self) -> bool:
         return self._done.is_set() or self._watch().wait(0.0005)
@@ -181,8 +267,11 @@ def _still_under_way(timeout_s: float) -> CommTimeoutError:
 @atexit.register
 def _let_works_finish() -> None:
     held = [one._work for one in gc.get_objects() if type(one) is TorchWork]
-    pending = [work for work in (*held, *_abandoned) if not work.is_completed()]
+    left_alone = list(_abandoned)
+    pending = [work for work in (*held, *(work for work, _ in left_alone)) if not work.is_completed()]
     end = time.monotonic() + _PATIENCE_AT_EXIT_S
     while time.monotonic() < end and not all(work.is_completed() for work in pending):
         time.sleep(0.001)
+    for work, note in left_alone:
+        _has_ended(work, note)
     wait_until_idle(unseen_s=0.02 if pending or c10d.is_initialized() else 0.0)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 from torch.distributed import ProcessGroup
 
 from comm_backend_torch.capabilities import capabilities_of
+from comm_backend_torch.gloo_waits import wait_in_slices
 from comm_backend_torch.reduce_ops import set_async
 from comm_backend_torch.work import TorchWork, left
+from comm_utils import operations
 from comm_utils.backend import Capabilities, Work
+from comm_utils.flight_recorder.layout import IN_BACKGROUND, LIMITED
+from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR
+from comm_utils.flight_recorder.reduce_op import asked_op
+from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.process_groups import ProcessGroups
+from comm_utils.torch_support.recorded_calls import Note, dtype_name
 
 __all__ = ["World"]
 
@@ -22,19 +31,74 @@ class World(ProcessGroups):
     def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
         return capabilities_of(self._state(group).libraries[device_type])
 
+    def _note(
+        self,
+        operation: str,
+        state: GroupState,
+        tensor: torch.Tensor | None = None,
+        elements: int = 0,
+        op: str = "",
+        root: int = -1,
+        background: bool = False,
+        sent: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+    ) -> Note:
+        """Record that a collective begins.
+
+        Args:
+            tensor: whose dtype is recorded.
+            root: a group rank; -1 has none.
+        """
+        kind = RECORDER.kind(
+            state.recorded_as(),
+            operations.get(operation).measured_as,
+            self._call or operation,
+            "" if tensor is None else dtype_name(tensor.dtype),
+            asked_op(op),
+            state.ranks[root] if root >= 0 else -1,
+        )
+        return Note(kind, kind.begin(elements, 3, sent, received, self._state_of(background)))
+
+    def _note_message(
+        self, operation: str, state: GroupState, tensor: torch.Tensor, peer: int, tag: int, background: bool
+    ) -> Note:
+        """Record that a ``"send"`` or ``"recv"`` begins; ``peer`` is a group rank, -1 is any."""
+        kind = RECORDER.kind(
+            state.recorded_as(),
+            operation,
+            self._call or operation,
+            dtype_name(tensor.dtype),
+            peer=state.ranks[peer] if peer >= 0 else -1,
+            tag=tag,
+        )
+        return Note(kind, kind.begin(tensor.numel(), 3, state=self._state_of(background)))
+
+    def _state_of(self, background: bool) -> int:
+        """Return the state of a call that begins, as the flight recorder has it."""
+        if background:
+            return IN_BACKGROUND
+        return WAITED_FOR if self._end is None else LIMITED
+
     def _finish(
-        self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool
+        self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool, note: Note
     ) -> Work | None:
+        in_slices = wait_in_slices(self._state(group))
         if async_op:
-            return TorchWork(work, result, partial(self._failure, operation, group), self._end)
+            return TorchWork(work, result, partial(self._failure, operation, group), self._end, note, in_slices)
         if work is not None:
             try:
-                if self._end is None:
+                if in_slices is not None:
+                    in_slices(work, self._end)
+                elif self._end is None:
                     work.wait()
                 else:
                     work.wait(left(self._end))
-            except RuntimeError as error:
-                raise self._failure(operation, group, error) from error
+            except BaseException as error:
+                failed = self._noted(error, operation, group, note)
+                if failed is error:
+                    raise
+                raise failed from error
+        note.end()
         return None
 
     def _options(self, kind: type, async_op: bool) -> Any:
@@ -44,8 +108,17 @@ class World(ProcessGroups):
             options.timeout = left(self._end)
         return options
 
-    def _start(self, operation: str, group: ProcessGroup | None, method: Any, *args: Any) -> Any:
+    def _start(self, operation: str, group: ProcessGroup | None, note: Note, method: Any, *args: Any) -> Any:
         try:
             return method(*args)
-        except RuntimeError as error:
-            raise self._failure(operation, group, error) from error
+        except BaseException as error:
+            failed = self._noted(error, operation, group, note)
+            if failed is error:
+                raise
+            raise failed from error
+
+    def _noted(self, error: BaseException, operation: str, group: ProcessGroup | None, note: Note) -> BaseException:
+        """Return the error to raise for a failed call, which the flight recorder has as failed from then on."""
+        failed = self._failure(operation, group, error) if isinstance(error, RuntimeError) else error
+        note.fail()
+        return failed

@@ -76,6 +76,7 @@ class Capabilities:
         tags: point-to-point tags other than 0 work.
         preserving_reduce: ``reduce`` leaves the tensors of the other ranks as they were.
         fixed_order: its reductions of floats give the bits of ``comm_utils.torch_support.folding.fold``.
+        compares_calls: calls that differ between ranks fail before any data moves.
     """
 
     reductions: frozenset[tuple[ReduceOp, torch.dtype]]
@@ -86,6 +87,7 @@ class Capabilities:
     tags: bool = False
     preserving_reduce: bool = False
     fixed_order: bool = False
+    compares_calls: bool = False
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 __all__ = ["host_identity"]
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def host_identity(*namespaces: str) -> str:
@@ -17,5 +23,5 @@ def host_identity(*namespaces: str) -> str:
     Raises:
         OSError: this system has no such files.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return "-".join((boot, *(str(os.stat(f"/proc/self/ns/{one}").st_ino) for one in namespaces)))
+    # Asked for again where no descriptor may be left for a file.
+    return "-".join((_boot(), *(str(os.stat(f"/proc/self/ns/{one}").st_ino) for one in namespaces)))

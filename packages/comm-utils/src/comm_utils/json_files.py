@@ -25,6 +25,7 @@ MAX_DOCUMENT_BYTES = 1 << 28
 MAX_LINE_BYTES = 1 << 24
 
 _SHOWN = 80
+_PIECE_BYTES = 1 << 20
 _INT64 = range(-(1 << 63), 1 << 63)
 # Only text with so many digits can hold a larger integer; others take the decoder without a hook, which is faster.
 _LONG = re.compile(r"[0-9]{19}")
@@ -65,7 +66,10 @@ def read_document(path: str | os.PathLike[str]) -> Any:
         OSError: it cannot be read.
     """
     with _opened(path) as file:
-        data = file.read(MAX_DOCUMENT_BYTES + 1)
+        # In pieces: the whole of what a call asks for is allocated before the file is looked at.
+        data = bytearray()
+        while len(data) <= MAX_DOCUMENT_BYTES and (piece := file.read(_PIECE_BYTES)):
+            data += piece
     if len(data) > MAX_DOCUMENT_BYTES:
         raise ArgumentError(f"{path}: got more than {MAX_DOCUMENT_BYTES} bytes; expected at most so many")
     return parse(_text(data, str(path)), str(path))
@@ -99,7 +103,7 @@ def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
         raise ArgumentError(f"{str(path)!r:.200}: not the name of a file: {error}") from None
 
 
-def _text(data: bytes, where: str) -> str:
+def _text(data: bytes | bytearray, where: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

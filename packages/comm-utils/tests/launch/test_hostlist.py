@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -111,3 +112,13 @@ def test_counts_come_back(runs: list[tuple[int, int]]) -> None:
 def test_no_counts(text: str) -> None:
     with pytest.raises(LaunchError, match=r"variable X: got .*; expected task counts such as"):
         expand_counts(text, "variable X")
+
+
+def test_many_brackets_are_not_expanded_before_they_are_too_many() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(LaunchError, match=f"of more than {MAX_HOSTS} hosts"):
+            expand_hosts("a[1-30000]" * 50)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +181,20 @@ def test_files_from_before_compression_are_read(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(ArgumentError, match="-1 as 'wire_bytes' of result 0"):
         load(path)
+
+
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    FILE.save(tmp_path / "bench.json")
+    tracemalloc.start()
+    try:
+        load(tmp_path / "bench.json")
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_message_shows_the_beginning_of_what_is_wrong(tmp_path: Path) -> None:
+    (tmp_path / "bench.json").write_text(changed(time_us=[0] * 10_000))
+    with pytest.raises(ArgumentError, match=r"got \[0, 0.* as 'time_us'") as caught:
+        load(tmp_path / "bench.json")
+    assert len(str(caught.value)) < 1000

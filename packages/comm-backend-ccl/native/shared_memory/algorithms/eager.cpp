@@ -316,12 +316,14 @@ constexpr size_t at_once_bytes = 32 << 10;
 
 // Of an operation that has begun: without this rank's next step, the others would wait for it.
 template <class Make>
-void Group::queue_at_once(const Make &make, Handle &left) {
+void Group::queue_at_once(const Make &make, const flight::Recorded &recorded, Handle &left) {
     Handle task;
     try {
         task = make();
+        task->recorded = recorded;
         collectives_.push_back(task);
     } catch (...) {
+        recorded.end(true);
         fail(no_memory, rank_, number_);
         throw;
     }
@@ -353,7 +355,8 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
         }
         method = choose_method(request, input_bytes(*this, request), true).code();
         if (method_.transfer == single_copy) {
-            queue_at_once([&] { return std::make_shared<Large>(*this, std::move(request), true); }, left);
+            const flight::Recorded recorded = record(request, false);
+            queue_at_once([&] { return std::make_shared<Large>(*this, std::move(request), true); }, recorded, left);
             return true;
         }
         take_pieces(taken);
@@ -361,6 +364,7 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
     } else {
         choose_usual_method();
     }
+    const flight::Recorded recorded = record(request, false);
     Call call;
     begin(request, call, method);
     publish(*this, request, base, first);
@@ -373,6 +377,7 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
         if (all_have_come(base + 1, call, base)) {
             has_found();
             consume(*this, request, base, first);
+            recorded.end(false);
             tuner_.end();
             return true;
         }
@@ -380,7 +385,8 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
             break;
         }
     }
-    queue_at_once([&] { return std::make_shared<Exchange>(*this, std::move(request), call, base, first); }, left);
+    queue_at_once([&] { return std::make_shared<Exchange>(*this, std::move(request), call, base, first); }, recorded,
+                  left);
     return true;
 }
 
@@ -393,10 +399,11 @@ bool Group::exchange_at_once(Request &request, int looks, Handle &left) {
     take_pieces(pieces_of_parts);
     mark_pieces(first, written);
     choose_usual_method();
+    const flight::Recorded recorded = record(request, false);
     Call call;
-    Record &record = begin(request, call, 0);
-    record.input = {};
-    record.largest = show_sizes(*this, request, call.number);
+    Record &own = begin(request, call, 0);
+    own.input = {};
+    own.largest = show_sizes(*this, request, call.number);
     publish_parts(*this, request, base, first);
     post(call.fingerprint);
     for (int look = 0; look < looks; ++look) {
@@ -405,13 +412,15 @@ bool Group::exchange_at_once(Request &request, int looks, Handle &left) {
                 break;
             }
             consume_parts(*this, request, call.number, base, first);
+            recorded.end(false);
             return true;
         }
         if (relax()) {
             break;
         }
     }
-    queue_at_once([&] { return std::make_shared<Large>(*this, std::move(request), call, base, first); }, left);
+    queue_at_once([&] { return std::make_shared<Large>(*this, std::move(request), call, base, first); }, recorded,
+                  left);
     return true;
 }
 

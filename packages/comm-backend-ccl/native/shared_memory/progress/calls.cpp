@@ -2,6 +2,7 @@
 
 #include "progress/group.hpp"
 
+#include <numeric>
 #include <stdexcept>
 
 namespace shm {
@@ -24,6 +25,10 @@ uint32_t mixed(uint32_t before, uint64_t a, uint64_t b) {
 std::string sized(uint64_t bytes, uint64_t dtype) {
     return dtype < dtypes ? std::to_string(bytes / item_bytes(static_cast<int>(dtype))) + " x " + dtype_names[dtype]
                           : std::to_string(bytes) + " bytes";
+}
+
+size_t mean(const std::vector<size_t> &counts) {
+    return counts.empty() ? 0 : std::accumulate(counts.begin(), counts.end(), size_t{0}) / counts.size();
 }
 
 std::string described(const Call &call) {
@@ -76,6 +81,22 @@ void Group::check(const Request &request) const {
         (request.input_counts.size() != ranks || request.output_counts.size() != ranks)) {
         throw std::invalid_argument("all_to_all_v needs a size for each rank");
     }
+}
+
+flight::Recorded Group::record(const Request &request, bool watched) {
+    const bool is_message = request.operation == send || request.operation == receive;
+    called_ += is_message ? 0 : 1;
+    const bool is_barrier = request.operation == barrier;
+    const flight::Facts facts{
+        flight::packed_kind(request.operation, is_barrier ? 0 : request.dtype, is_barrier ? 0 : request.op,
+                            recorded_as_.load(std::memory_order_relaxed), watched),
+        request.operation == all_to_all_v ? mean(request.input_counts) : request.count,
+        is_message ? 0 : called_,
+        request.root,
+        request.tag,
+        watched,
+    };
+    return flight::begin(facts);
 }
 
 Record &Group::begin(const Request &request, Call &call, uint8_t method) {

@@ -184,6 +184,9 @@ void Group::finish(Task &task, State state) {
         const auto now = Clock::now().time_since_epoch();
         task.ended_ns.store(std::chrono::nanoseconds(now).count(), std::memory_order_relaxed);
     }
+    if (state != pending) {
+        task.recorded.end(state == failed);
+    }
     task.state.store(state, std::memory_order_release);
 }
 
@@ -264,13 +267,15 @@ Handle Group::start(Request request, bool watched) {
     }
     Handle task = make_task(*this, std::move(request));
     task->watched = watched;
+    if (operation != send && operation != receive) {
+        collectives_.push_back(task);
+    }
+    task->recorded = record(task->request, watched);
     if (operation == send) {
         sends_[static_cast<size_t>(peer)].queue.push_back(task);
         ++under_way_;
     } else if (operation == receive) {
         under_way_ += inbox_.post(*this, task) ? 0 : 1;
-    } else {
-        collectives_.push_back(task);
     }
     advance_all();
     if (watched && task->now() == pending) {

@@ -5,6 +5,7 @@
 #include "kernels/kernels.hpp"
 #include "point_to_point/inbox.hpp"
 #include "progress/progress_thread.hpp"
+#include "recorder/recorder.hpp"
 #include "segment/layout.hpp"
 #include "segment/peer_windows.hpp"
 #include "tuning/tuner.hpp"
@@ -84,6 +85,7 @@ public:
     std::atomic<int> source{-1};
     // Whether others know where its tensor is, and may write to it.
     bool exposed = false;
+    flight::Recorded recorded;
 };
 
 using Handle = std::shared_ptr<Task>;
@@ -129,6 +131,9 @@ public:
     bool broken() const { return header_->failure.load(std::memory_order_acquire) != 0; }
     // What went wrong, for people.
     std::string failure();
+    // The index by which the flight recorder knows the group, below `most_recorded`; 0 is unknown.
+    void record_as(uint32_t index) { recorded_as_.store(index, std::memory_order_relaxed); }
+    static constexpr uint32_t most_recorded = 1u << flight::group_bits;
 
     // What it has learned about the methods of its operations.
     std::vector<Tuner::Known> known_methods();
@@ -242,9 +247,11 @@ private:
     std::atomic<uint64_t> &word(int rank) { return posts_[rank].word; }
     bool look_for_slowest(uint32_t needed);
     void check(const Request &request) const;
+    // Notes that a call begins, of collectives in the order in which they are done.
+    flight::Recorded record(const Request &request, bool watched);
     bool advance_all();
     template <class Make>
-    void queue_at_once(const Make &make, Handle &left);
+    void queue_at_once(const Make &make, const flight::Recorded &recorded, Handle &left);
     bool advance(const Handle &task);
     bool exchange_at_once(Request &request, int looks, Handle &left);
     void end_all(State state);
@@ -267,10 +274,12 @@ private:
     const std::vector<int> pids_, reading_order_;
     const bool crowded_, owned_;
     std::atomic<bool> closed_{false};
+    std::atomic<uint32_t> recorded_as_{0};
 
     // Guarded by `lock_`.
     std::mutex lock_;
-    uint64_t number_ = 0;
+    uint64_t number_ = 0;  // of collectives that have begun
+    uint64_t called_ = 0;  // the same, with those behind them
     uint32_t fingerprint_ = 0;
     uint32_t done_ = 0;       // steps
     uint32_t slowest_ = 0;    // steps that everybody has done, as far as seen

@@ -61,6 +61,18 @@ PyObject *timed_out(PyObject *self, PyObject *) {
     return Py_BuildValue("iK", finder, static_cast<unsigned long long>(missing));
 }
 
+// record_as(index): by which the flight recorder knows the group; 0 is unknown
+PyObject *record_as(PyObject *self, PyObject *arguments) {
+    unsigned index;
+    parse(arguments, "I", &index);
+    if (index >= Group::most_recorded) {
+        throw std::invalid_argument("record_as: got " + std::to_string(index) + ", expected less than " +
+                                    std::to_string(Group::most_recorded));
+    }
+    group_of(self)->record_as(index);
+    Py_RETURN_NONE;
+}
+
 // methods() -> a tuple of (operation, least bytes, whether 16-bit floats, whether eager, method, whether it is settled,
 // changes, ((method, ns), ...)) for each kind of operation that has a choice
 PyObject *methods(PyObject *self, PyObject *) {
@@ -160,6 +172,7 @@ PyObject *start(PyObject *self, PyObject *arguments) {
 PyMethodDef group_methods[] = {{"close", entry<close>, METH_VARARGS, nullptr},
                                {"drain", entry<drain>, METH_VARARGS, nullptr},
                                {"failure", entry<failure>, METH_NOARGS, nullptr},
+                               {"record_as", entry<record_as>, METH_VARARGS, nullptr},
                                {"methods", engine_entry<methods>, METH_NOARGS, nullptr},
                                {"missing", engine_entry<missing>, METH_NOARGS, nullptr},
                                {"time_out", engine_entry<time_out>, METH_NOARGS, nullptr},

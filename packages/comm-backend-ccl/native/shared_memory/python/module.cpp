@@ -4,6 +4,7 @@
 #include "kernels/kernels.hpp"
 #include "python/objects.hpp"
 #include "python/plain_tensor.hpp"
+#include "recorder/recorder.hpp"
 #include "segment/arena.hpp"
 
 #include <pthread.h>
@@ -40,6 +41,14 @@ PyObject *close_descriptor(PyObject *, PyObject *arguments) {
     int descriptor;
     parse(arguments, "i", &descriptor);
     close_memory(descriptor);
+    Py_RETURN_NONE;
+}
+
+// record_to(descriptor): of the flight recorder's file, which may be closed afterwards; -1 ends it
+PyObject *record_to(PyObject *, PyObject *arguments) {
+    int descriptor;
+    parse(arguments, "i", &descriptor);
+    flight::record_to(descriptor);
     Py_RETURN_NONE;
 }
 
@@ -186,6 +195,7 @@ PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr}
                          {"move", entry<move_here>, METH_VARARGS, nullptr},
                          {"encode", entry<encode_here>, METH_VARARGS, nullptr},
                          {"decode", entry<decode_here>, METH_VARARGS, nullptr},
+                         {"record_to", entry<record_to>, METH_VARARGS, nullptr},
                          {"is_forked", entry<is_forked>, METH_NOARGS, nullptr},
                          {"allocate", engine_entry<allocate>, METH_O, nullptr},
                          {"statistics", entry<statistics>, METH_NOARGS, nullptr},

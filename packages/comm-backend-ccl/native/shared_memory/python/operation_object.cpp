@@ -71,10 +71,23 @@ PyObject *missing(PyObject *self, PyObject *) {
     return PyLong_FromUnsignedLongLong(found);
 }
 
-PyMethodDef methods[] = {
-    {"wait", engine_entry<wait>, METH_VARARGS, nullptr}, {"failure", entry<failure>, METH_NOARGS, nullptr},
-    {"ended", entry<ended>, METH_NOARGS, nullptr},       {"missing", engine_entry<missing>, METH_NOARGS, nullptr},
-    {"source", entry<source>, METH_NOARGS, nullptr},     {nullptr, nullptr, 0, nullptr}};
+// begin_wait(caller, limited): somebody begins to wait for the end, in this place by the flight recorder's index, which
+// is 0 where it is unknown; for a time that is not the group's where `limited` is true
+PyObject *begin_wait(PyObject *self, PyObject *arguments) {
+    unsigned caller;
+    int limited;
+    parse(arguments, "Ip", &caller, &limited);
+    as_operation(self)->held->task->recorded.wait(caller, limited != 0);
+    Py_RETURN_NONE;
+}
+
+PyMethodDef methods[] = {{"begin_wait", entry<begin_wait>, METH_VARARGS, nullptr},
+                         {"wait", engine_entry<wait>, METH_VARARGS, nullptr},
+                         {"failure", entry<failure>, METH_NOARGS, nullptr},
+                         {"ended", entry<ended>, METH_NOARGS, nullptr},
+                         {"missing", engine_entry<missing>, METH_NOARGS, nullptr},
+                         {"source", entry<source>, METH_NOARGS, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
 
 void dealloc(PyObject *self) {
     OperationObject *operation = as_operation(self);

@@ -125,6 +125,7 @@ void Group::sleep(Task &task, double seconds) {
         advance_all();
         go_on = task.now() != pending || awaited_now() != awaited || closed();
     }
+    flight::refine_clock();
     if (!go_on) {
         futex_wait(bells_[rank_].rings, seen, seconds);
     }

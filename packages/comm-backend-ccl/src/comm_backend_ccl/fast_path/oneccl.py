@@ -11,10 +11,14 @@ from comm_backend_ccl import oneccl_library
 from comm_backend_ccl.fast_path.kinds import MESSAGES, NATIVE, Kind
 from comm_backend_ccl.fast_path.starts import Start
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
+from comm_backend_ccl.recorded import kinds_by_dtype
 from comm_backend_ccl.tables import ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import LOOK_AROUND_S, CclWork
 from comm_utils import operations
+from comm_utils.flight_recorder.layout import IN_BACKGROUND
+from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
+from comm_utils.torch_support.recorded_calls import Note
 
 __all__ = ["planned"]
 
@@ -41,6 +45,28 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
     """Return a function that starts the operation and waits briefly, in one native call."""
     native = NATIVE[kind.operation]
 
+    pattern = operations.get(kind.operation).pattern
+    op = kind.op.name.lower() if pattern.reduces else ""
+    kinds = kinds_by_dtype(ours, kind.operation, kind.name, op, kind.root if pattern.is_rooted else -1)
+
+    def recorded(
+        run: _Run, counted: torch.Tensor, elements: int, tensors: tuple[torch.Tensor, ...], *of_run: int
+    ) -> CclWork | None:
+        """Start an operation, which the flight recorder counts as ``elements`` of the dtype of ``counted``."""
+        call = kinds[counted.dtype]
+        number = call.begin(elements, 4, state=IN_BACKGROUND if kind.watched else WAITED_FOR)
+        try:
+            handle = run(*of_run)
+        except BaseException:
+            call.fail(number)
+            raise
+        if handle is None:
+            call.end(number)
+            return None
+        work = later(handle, *tensors)
+        work.note = Note(call, number)
+        return work
+
     def later(handle: oneccl_library.Handle, *tensors: torch.Tensor) -> CclWork:
         work = CclWork(ours, handle, tensors, kind.name)
         if kind.operation in MESSAGES:
@@ -52,12 +78,12 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
 
         def all_reduce(tensor: torch.Tensor) -> CclWork | None:
             address = tensor.data_ptr()
-            handle = runs[tensor.dtype](address, address, tensor.numel())
-            return None if handle is None else later(handle, tensor)
+            elements = tensor.numel()
+            return recorded(runs[tensor.dtype], tensor, elements, (tensor,), address, address, elements)
 
         def reduce_scatter(output: torch.Tensor, input: torch.Tensor) -> CclWork | None:
-            handle = runs[output.dtype](input.data_ptr(), output.data_ptr(), output.numel())
-            return None if handle is None else later(handle, output, input)
+            places, elements = (input.data_ptr(), output.data_ptr()), output.numel()
+            return recorded(runs[output.dtype], output, elements, (output, input), *places, elements)
 
         if kind.operation == "all_reduce":
             return all_reduce
@@ -69,12 +95,11 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
 
     def on_one(tensor: torch.Tensor) -> CclWork | None:
         address = tensor.data_ptr()
-        handle = run(address, address, tensor.nbytes)
-        return None if handle is None else later(handle, tensor)
+        return recorded(run, tensor, tensor.numel(), (tensor,), address, address, tensor.nbytes)
 
     def gather(output: torch.Tensor, input: torch.Tensor) -> CclWork | None:
-        handle = run(input.data_ptr(), output.data_ptr(), input.nbytes)
-        return None if handle is None else later(handle, output, input)
+        places = input.data_ptr(), output.data_ptr()
+        return recorded(run, input, input.numel(), (output, input), *places, input.nbytes)
 
     def gather_into_list(outputs: list[torch.Tensor], input: torch.Tensor) -> CclWork | None:
         memory, finish = staging_memory(outputs, input)
@@ -87,8 +112,8 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
     def exchange(output: torch.Tensor, input: torch.Tensor, rows_out: Any = None, rows_in: Any = None) -> Any:
         if rows_out is not None:
             return ours.all_to_all_rows(output, input, rows_out, rows_in)
-        handle = equal(input.data_ptr(), output.data_ptr(), input.nbytes // ours.size)
-        return None if handle is None else later(handle, output, input)
+        places, part = (input.data_ptr(), output.data_ptr()), input.numel() // ours.size
+        return recorded(equal, input, part, (output, input), *places, input.nbytes // ours.size)
 
     if kind.operation == "all_to_all_single":
         equal = oneccl_library.plan(ours.group, Operation.ALL_TO_ALL, ONECCL_DTYPES[torch.uint8], 0, 0, LOOK_AROUND_S)

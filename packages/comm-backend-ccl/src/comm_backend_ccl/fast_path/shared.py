@@ -22,6 +22,7 @@ def started_natively(ours: SharedCommunicator, kind: Kind) -> FastPath | None:
     operation, name = kind.operation, kind.name
     if operation not in VALIDATED:
         return None  # there is something to do before or after
+    ours.describe()
     native = NATIVE[operation]
     begin = shared_memory.starter(ours.number, native, kind.op, kind.root if native in ROOTED_NATIVE else -1)
     if begin is None:
@@ -48,6 +49,7 @@ def in_shared_memory(
             forget()
             raise
 
+    ours.describe()
     operation = kind.operation
     native = NATIVE[operation]
     root = kind.root if native in ROOTED_NATIVE else -1

@@ -38,12 +38,11 @@ def expand_hosts(text: str, source: str = "host list") -> list[str]:
     hosts: list[str] = []
     position = 0
     while match := _HOST.match(text, position):
-        parts = [
-            [literal] if literal else _expand_brackets(ranges, text, source)
-            for ranges, literal in _PART.findall(match.group())
-        ]
-        if len(hosts) + prod(map(len, parts)) > MAX_HOSTS:
-            raise _too_many(text, source)
+        parts: list[list[str]] = []
+        for ranges, literal in _PART.findall(match.group()):
+            parts.append([literal] if literal else _expand_brackets(ranges, text, source))
+            if len(hosts) + prod(map(len, parts)) > MAX_HOSTS:  # before more brackets are expanded
+                raise _too_many(text, source)
         if sum(max(map(len, part)) for part in parts) > _LONGEST_NAME:
             raise _no_host_list(text, source)
         hosts += map("".join, product(*parts))

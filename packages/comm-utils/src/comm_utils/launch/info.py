@@ -68,7 +68,7 @@ class LaunchInfo:
     def _check_master(self) -> None:
         if self.master_addr is not None and not self.master_addr.strip():
             raise LaunchError(
-                f"master address: got {self.master_addr!r} ({self._source('master_addr')}); "
+                f"master address: got {self.master_addr!r:.200} ({self._source('master_addr')}); "
                 "expected a host name or an IP address"
             )
         if self.master_port is not None and not 0 <= self.master_port <= 65535:

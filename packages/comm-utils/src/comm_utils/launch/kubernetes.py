@@ -35,13 +35,13 @@ def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
     processes = environ.get(_PROCESSES, "1")
     if processes != "1":
         raise LaunchError(
-            f"environment variable {_PROCESSES}: got {processes!r}, but this is one process per node; {_REMEDY}"
+            f"environment variable {_PROCESSES}: got {processes!r:.200}, but this is one process per node; {_REMEDY}"
         )
     nodes = _nodes(environ.get(_NODES, "1"))
     if nodes > 1 and _NODE_RANK not in environ:
         raise LaunchError(
-            f"environment variable {_NODES} is set to {environ[_NODES]!r} but {_NODE_RANK} is not set; set it to the "
-            f"index of this node, or unset {_NODES} to run as a single process"
+            f"environment variable {_NODES} is set to {environ[_NODES]!r:.200} but {_NODE_RANK} is not set; set it to "
+            f"the index of this node, or unset {_NODES} to run as a single process"
         )
     facts = Facts(environ)
     facts.master()
@@ -66,7 +66,9 @@ def _source(environ: Mapping[str, str], variable: str) -> str:
 def _nodes(text: str) -> int:
     lowest, _, highest = text.partition(":")
     if highest not in ("", lowest):
-        raise LaunchError(f"environment variable {_NODES}: got {text!r}, a number of nodes that may change; {_REMEDY}")
+        raise LaunchError(
+            f"environment variable {_NODES}: got {text!r:.200}, a number of nodes that may change; {_REMEDY}"
+        )
     if not lowest.isdecimal():
-        raise LaunchError(f"environment variable {_NODES}: got {text!r}; expected an integer")
+        raise LaunchError(f"environment variable {_NODES}: got {text!r:.200}; expected an integer")
     return int(lowest)

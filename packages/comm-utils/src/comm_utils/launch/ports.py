@@ -12,4 +12,4 @@ _PORTS = range(15000, 29000)
 
 def derived_port(text: str) -> int:
     """Return a port from 15000 to 28999, the same for the same ``text`` in every process and version of Python."""
-    return _PORTS[zlib.crc32(text.encode()) % len(_PORTS)]
+    return _PORTS[zlib.crc32(text.encode(errors="surrogateescape")) % len(_PORTS)]

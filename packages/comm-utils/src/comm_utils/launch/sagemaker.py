@@ -61,8 +61,10 @@ def _hosts(text: str) -> list[str]:
 
 def _one_process_a_host(facts: Facts, hosts: list[str], current: str | None) -> None:
     if current not in hosts:
-        got = "it is not set" if current is None else f"got {current!r}"
-        raise LaunchError(f"environment variable SM_CURRENT_HOST: {got}; expected one of SM_HOSTS, {', '.join(hosts)}")
+        got = "it is not set" if current is None else f"got {current!r:.200}"
+        raise LaunchError(
+            f"environment variable SM_CURRENT_HOST: {got}; expected one of SM_HOSTS, {', '.join(hosts):.200}"
+        )
     position = hosts.index(current)
     facts.derive("rank", position, "position of SM_CURRENT_HOST in SM_HOSTS")
     facts.derive("world_size", len(hosts), "number of hosts in SM_HOSTS")

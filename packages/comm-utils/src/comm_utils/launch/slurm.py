@@ -42,8 +42,8 @@ def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
     tasks = facts.number("world_size", *_TASKS)
     if tasks is None:
         raise LaunchError(
-            f"environment variable SLURM_PROCID is set to {environ['SLURM_PROCID']!r} but SLURM_NTASKS is not set; "
-            "start the script with srun, or unset SLURM_PROCID to run as a single process"
+            f"environment variable SLURM_PROCID is set to {environ['SLURM_PROCID']!r:.200} but SLURM_NTASKS is not "
+            "set; start the script with srun, or unset SLURM_PROCID to run as a single process"
         )
     facts.number("local_rank", "SLURM_LOCALID")
     facts.number("node_rank", "SLURM_NODEID")
@@ -80,8 +80,8 @@ def _hosts(facts: Facts, environ: Mapping[str, str], tasks: int) -> None:
         _check_counts(environ, per_host, counts, tasks)
         if hosts and len(hosts) != len(counts):
             raise LaunchError(
-                f"{_variable(per_host)}: got {environ[per_host]!r}, {len(counts)} hosts; expected {len(hosts)} "
-                f"({_variable(listed)}: {environ[str(listed)]!r})"
+                f"{_variable(per_host)}: got {environ[per_host]!r:.200}, {len(counts)} hosts; expected {len(hosts)} "
+                f"({_variable(listed)}: {environ[str(listed)]!r:.200})"
             )
         node = facts.number("node_rank")
         if node is not None:
@@ -97,13 +97,13 @@ def _hosts(facts: Facts, environ: Mapping[str, str], tasks: int) -> None:
 
 
 def _check_counts(environ: Mapping[str, str], variable: str, counts: list[int], tasks: int) -> None:
-    got = f"{_variable(variable)}: got {environ[variable]!r}"
+    got = f"{_variable(variable)}: got {environ[variable]!r:.200}"
     if sum(counts) != tasks:
         raise LaunchError(f"{got}, {sum(counts)} tasks; expected {tasks} ({_variable(_first(environ, _TASKS))})")
     if "SLURM_NODEID" in environ and integer(environ, "SLURM_NODEID") not in range(len(counts)):
         raise LaunchError(
-            f"{_variable('SLURM_NODEID')}: got {environ['SLURM_NODEID']!r}; expected 0 to {len(counts) - 1} for "
-            f"{len(counts)} hosts ({_variable(variable)}: {environ[variable]!r})"
+            f"{_variable('SLURM_NODEID')}: got {environ['SLURM_NODEID']!r:.200}; expected 0 to {len(counts) - 1} for "
+            f"{len(counts)} hosts ({_variable(variable)}: {environ[variable]!r:.200})"
         )
 
 

@@ -38,7 +38,7 @@ def discover(environ: Mapping[str, str]) -> LaunchInfo | None:
     missing = [name for name in _TOGETHER if name not in environ]
     if missing:
         raise LaunchError(
-            f"environment variable {present[0]} is set to {environ[present[0]]!r} but {missing[0]} is not set; "
+            f"environment variable {present[0]} is set to {environ[present[0]]!r:.200} but {missing[0]} is not set; "
             f"set both (torchrun does), or unset {present[0]} to run as a single process"
         )
     facts = Facts(environ)

@@ -109,10 +109,10 @@ class BenchFile:
         except ArgumentError as error:
             raise ArgumentError(f"{error}; {_REMEDY}") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
-            got = repr(data.get("format")) if isinstance(data, dict) else type(data).__name__
+            got = repr(data.get("format"))[:80] if isinstance(data, dict) else type(data).__name__
             raise ArgumentError(_message(path, f"format {got}"))
         if data.get("version") != VERSION:
-            raise ArgumentError(_message(path, f"version {data.get('version')!r}"))
+            raise ArgumentError(_message(path, f"version {data.get('version')!r:.80}"))
         results = _of(data, "results", list, path)
         return cls(
             made=_of(data, "made", str, path),
@@ -169,7 +169,7 @@ def _result(data: object, path: str | Path, number: int) -> BenchResult:
             raise ArgumentError(_message(path, f"no {name!r} in result {number}"))
         value = data[name]
         if not _right(name, value):
-            raise ArgumentError(_message(path, f"{value!r} as {name!r} of result {number}"))
+            raise ArgumentError(_message(path, f"{value!r:.80} as {name!r} of result {number}"))
         values[name] = tuple(float(one) for one in value) if name == "rounds_us" else value
     return BenchResult(**values)
 

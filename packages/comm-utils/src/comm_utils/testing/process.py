@@ -119,6 +119,11 @@ class RankProcess:
         self.ended_at = time.monotonic()
         self._reaped = True
 
+    @property
+    def pid(self) -> int:
+        """Return the process id."""
+        return int(self._process.pid)
+
     def close(self) -> None:
         """Kill what is left and close every descriptor."""
         self._resources.close()

@@ -9,7 +9,7 @@ import re
 
 from comm_utils.errors import CommError, CommTimeoutError, PeerLostError
 
-__all__ = ["classify", "format_failure", "is_exhausted", "summarize"]
+__all__ = ["after_text", "classify", "format_failure", "is_exhausted", "summarize"]
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _LOST = re.compile(
@@ -85,11 +85,16 @@ def format_failure(
             f"{operation} on {group} lost a peer, as seen by rank {rank}: another rank of the group ended, gave up or "
             "lost its connection; its own output says why"
         )
-    waited = None if of_call else _WAITED.search(str(error))
-    after_s = int(waited[1]) / 1000 if waited else limit_s
-    after = "" if after_s is None else f" after {after_s:g} s"
+    after = after_text(error, limit_s, of_call)
     return (
         f"{operation} on {group} timed out{after}, as seen by rank {rank}: a rank of the group did not take part, or "
         "is late; a dist.monitored_barrier() before the call names who, and timeout= of "
         f"{'this call' if of_call else 'init_distributed() and new_group()'} sets the limit"
     )
+
+
+def after_text(error: BaseException, limit_s: float | None, of_call: bool) -> str:
+    """Return `` after 4 s``, the time that a call waited; empty where it is unknown."""
+    waited = None if of_call else _WAITED.search(str(error))
+    after_s = int(waited[1]) / 1000 if waited else limit_s
+    return "" if after_s is None else f" after {after_s:g} s"

@@ -13,6 +13,8 @@ from comm_utils.torch_support.failures import summarize
 __all__ = ["agree"]
 
 _READY = "ready"
+# What a rank gives as a reason, in a store in which others may write as well.
+_MOST_REASON_BYTES = 1000
 
 
 def agree(
@@ -47,6 +49,6 @@ def agree(
             f"[{summarize(error)}]"
         ) from error
     for one in ranks:
-        said = store.get(keys[one]).decode()
+        said = store.get(keys[one])[:_MOST_REASON_BYTES].decode(errors="replace")
         if said != _READY:
             raise BackendUnavailableError(f"{said} [reported by rank {one}; rank {rank} could go on]")

@@ -12,8 +12,12 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
 from comm_utils.errors import BackendUnavailableError, BrokenGroupError
-from comm_utils.torch_support.group_names import group_text
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.group_names import group_text
+from comm_utils.torch_support.gloo_connections import opening_connections
 from comm_utils.torch_support.initialization import device_libraries, timeout_of
+from comm_utils.watch.trouble import Trouble
 
 __all__ = ["IN_FORKED_CHILD", "GroupState", "create_group"]
 
@@ -32,10 +36,23 @@ class GroupState:
         ranks: global ranks of the members, in the order of their group ranks.
         libraries: the c10d backend of each device type.
         broken: why the group cannot be used; None while it can.
+        trouble: why its ranks cannot go on, as the watch has found, until a call has raised it.
         inherited: the group belongs to the process that forked this one.
     """
 
-    __slots__ = ("broken", "by_global", "devices", "inherited", "libraries", "pg", "rank", "ranks")
+    __slots__ = (
+        "_index",
+        "_opened",
+        "broken",
+        "by_global",
+        "devices",
+        "inherited",
+        "libraries",
+        "pg",
+        "rank",
+        "ranks",
+        "trouble",
+    )
 
     def __init__(self, pg: ProcessGroup) -> None:
         self.pg = pg
@@ -45,11 +62,48 @@ class GroupState:
         self.libraries = device_libraries(c10d.get_backend_config(pg))
         self.devices = tuple(self.libraries)
         self.broken: str | None = None
+        self.trouble: Trouble | None = None
         self.inherited = False
+        self._index, self._opened = 0, -1
+
+    @property
+    def name(self) -> str:
+        """Return the name of the group, the same on all members."""
+        return str(self.pg.group_name)
+
+    def recorded_as(self) -> int:
+        """Return the index of the group in the flight recorder."""
+        if self._opened != RECORDER.opened:
+            description, library = str(getattr(self.pg, "group_desc", "")), ",".join(sorted({*self.libraries.values()}))
+            self._opened = RECORDER.opened
+            self._index = RECORDER.group_index(self.name, self.ranks, description, library, self.timeout_s())
+        return self._index
+
+    def for_diagnosis(self) -> RingGroup:
+        """Return the group as rings describe it."""
+        return RingGroup(self.name, tuple(self.ranks), str(getattr(self.pg, "group_desc", "")))
+
+    def fall_into(self, trouble: Trouble) -> None:
+        """Refuse further calls: the first raises ``trouble`` itself."""
+        if self.broken is None:
+            self.broken, self.trouble = trouble.short, trouble
 
     def check(self) -> None:
-        """Raise ``BrokenGroupError`` if the group failed, ``BackendUnavailableError`` in a forked child."""
+        """Raise what is wrong with the group.
+
+        Raises:
+            BackendUnavailableError: this is a forked child.
+            BrokenGroupError: the group failed.
+            CollectiveMismatchError, PeerLostError: the watch has found the group's ranks in trouble since the last
+                call.
+        """
         if self.broken is not None:
+            trouble, self.trouble = self.trouble, None
+            if trouble is not None:
+                raise trouble.kind(
+                    f"{self} cannot go on, as seen by rank {self.ranks[self.rank]}: {trouble.text}. The group cannot "
+                    f"be used any more: {self.how_to_go_on()}"
+                )
             if self.inherited:
                 raise BackendUnavailableError(f"{self} {self.broken}")
             raise BrokenGroupError(
@@ -105,19 +159,21 @@ def create_group(
         world.bound_device_id = None
     try:
         made: Any = internals._new_process_group_helper  # its annotations differ between releases
-        pg: ProcessGroup = made(
-            len(ranks),
-            list(ranks).index(world.rank()),
-            list(ranks),
-            chosen,
-            world_store,
-            name,
-            pg_options,
-            internals._get_default_timeout(chosen) if timeout is None else timeout,
-            None,
-            device_id,
-            group_desc,
-        )[0]
+        with opening_connections() as opened:
+            pg: ProcessGroup = made(
+                len(ranks),
+                list(ranks).index(world.rank()),
+                list(ranks),
+                chosen,
+                world_store,
+                name,
+                pg_options,
+                internals._get_default_timeout(chosen) if timeout is None else timeout,
+                None,
+                device_id,
+                group_desc,
+            )[0]
+        opened.belong_to(pg)
     finally:
         if bound is not None:
             world.bound_device_id = bound

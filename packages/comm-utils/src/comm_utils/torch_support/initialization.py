@@ -15,6 +15,8 @@ from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
 from comm_utils.process_limits import check_descriptors
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
+from comm_utils.torch_support.gloo_connections import opening_connections
+from comm_utils.watch.uncaught import put_back_hook
 
 __all__ = [
     "availability",
@@ -103,14 +105,17 @@ def initialize(setup: Setup) -> None:
     check_available(setup.backend)
     check_gloo_descriptors(f"init_distributed: rank {setup.rank}", setup.backend, setup.world_size)
     try:
-        c10d.init_process_group(
-            backend=setup.backend,
-            store=setup.store,
-            rank=setup.rank,
-            world_size=setup.world_size,
-            timeout=setup.timeout,
-            device_id=setup.device,
-        )
+        with opening_connections() as opened:
+            put_back_hook()
+            c10d.init_process_group(
+                backend=setup.backend,
+                store=setup.store,
+                rank=setup.rank,
+                world_size=setup.world_size,
+                timeout=setup.timeout,
+                device_id=setup.device,
+            )
+        opened.belong_to(internals._get_default_group())
     except (RuntimeError, MemoryError, OSError) as error:
         if isinstance(error, CommError):
             raise

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["pass_monitored_barrier"]
 
 _WAITING = "waiting"
+# Of a time, as a rank that gives up writes it.
+_MOST_TIME_BYTES = 32
 
 
 def pass_monitored_barrier(store: Store, own: int, ranks: Sequence[int], limit_s: float, all_missing: bool) -> None:
@@ -55,8 +57,13 @@ def _came(store: Store, key: str, limit_s: float) -> bool:
     """Return whether a rank is at the barrier, or has only just given up."""
     if not store.check([key]):
         return False
-    found = store.get(key).decode()
-    return found == _WAITING or float(found) > time.time() - limit_s
+    found = store.get(key)
+    if found == _WAITING.encode():
+        return True
+    try:
+        return float(found[:_MOST_TIME_BYTES]) > time.time() - limit_s
+    except ValueError:  # no rank writes that
+        return False
 
 
 def _opened(store: Store, key: str, limit_s: float) -> bool:

@@ -17,14 +17,19 @@ from torch.distributed import GroupMember, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_utils.active import how_to_initialize
-from comm_utils.errors import BackendUnavailableError, CommTimeoutError, NotInitializedError
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, NotInitializedError, PeerLostError
 from comm_utils.fast_path import FastPathCache
+from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.torch_support import group_state
-from comm_utils.torch_support.failures import classify, format_failure, is_exhausted, summarize
+from comm_utils.torch_support.failures import after_text, classify, format_failure, is_exhausted, summarize
+from comm_utils.torch_support.gloo_connections import end_connections
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.group_agreement import agree
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.initialization import check_available, check_gloo_descriptors, device_libraries
+from comm_utils.torch_support.observed_world import begin_world, end_world
+from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.watch import WATCH
 
 __all__ = ["SHORTEST_TIMEOUT", "ProcessGroups"]
 
@@ -194,6 +199,18 @@ class ProcessGroups:
             kind = classify(error)
             if kind is None or isinstance(error, CommTimeoutError):
                 raise
+            if not _answers(self.get_store()):
+                raise PeerLostError(
+                    f"new_group on rank {own_rank}: the store of the world has gone: the process that holds it, which "
+                    "is rank 0 unless a launcher holds it, has ended or cannot be reached; have all ranks call "
+                    f"barrier() before that rank destroys the world [{summarize(error)}]"
+                ) from error
+            cause = _cause(RingGroup(name, tuple(ranks), group_desc or ""), timed_out=False)
+            if cause is not None:  # the others were done, and had no more use for it
+                raise cause.kind(
+                    f"new_group on rank {own_rank}: the group of ranks {list(ranks)} ended while it was made: "
+                    f"{cause.text} [{summarize(error)}]"
+                ) from error
             raise kind(
                 f"new_group on rank {own_rank}: not every rank of {list(ranks)} came to make the group; all of them "
                 f"have to call new_group, and as often with these ranks [{summarize(error)}]"
@@ -216,17 +233,34 @@ class ProcessGroups:
         agree(self.get_store(), key, ranks, own_rank, refusal, limit or default)
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
-        self._states.pop(self._state(group).pg)
+        state = self._states.pop(self._state(group).pg)
         if group is None:
             self._states.clear()
+            end_world()
         self.fast_paths.clear()
+        if state.broken is not None and not state.inherited:
+            end_connections(state.pg)  # or torch would wait until what is under way there times out
         wait_until_idle(_PATIENCE_S)
         c10d.destroy_process_group(group)
 
     # --- failures
 
+    def observe(self: T) -> T:
+        """Open the flight recorder for the world group, and watch it; return the backend itself."""
+        begin_world()
+        return self
+
+    def _in_trouble(self, group: str, trouble: Trouble) -> None:
+        """Have the calls of a group fail; called by the watch, in its thread."""
+        for pg in list(internals._world.pg_map):
+            if pg.group_name == group:
+                self._state(pg).fall_into(trouble)
+                self.fast_paths.clear()
+                end_connections(pg)
+
     def mark_broken(self, group: ProcessGroup | None, reason: str) -> None:
-        self._state(group).broken = reason
+        state = self._state(group)
+        state.broken, state.trouble = reason, None
         self.fast_paths.clear()
 
     def _failure(self, operation: str, group: ProcessGroup | None, error: BaseException) -> BaseException:
@@ -240,11 +274,47 @@ class ProcessGroups:
         except NotInitializedError:
             failure = kind(f"{name} failed after its group was destroyed [{short}]")
         else:
-            state.broken = f"{name}: {short}"
-            self.fast_paths.clear()
-            limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
-            rank, of_call = state.ranks[state.rank], self._limit is not None
-            text = format_failure(kind, name, str(state), rank, error, limit_s, of_call)
-            failure = kind(f"{text}. The group cannot be used any more: {state.how_to_go_on()} [{short}]")
+            failure = self._explained(kind, name, short, state, error)
         failure.__cause__ = error
         return failure
+
+    def _explained(
+        self, kind: type[CommError], name: str, short: str, state: GroupState, error: BaseException
+    ) -> CommError:
+        """Return the error of a failed call, with the cause as far as rings and other ranks tell."""
+        trouble = _cause(state.for_diagnosis(), kind is CommTimeoutError)
+        state.broken, state.trouble = f"{name}: {short if trouble is None else f'{short}; {trouble.short}'}", None
+        self.fast_paths.clear()
+        limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
+        rank, of_call = state.ranks[state.rank], self._limit is not None
+        if trouble is None:
+            text = format_failure(kind, name, str(state), rank, error, limit_s, of_call)
+        else:
+            after = f"timed out{after_text(error, limit_s, of_call)}" if kind is CommTimeoutError else trouble.verb
+            text = f"{name} on {state} {after}, as seen by rank {rank}: {trouble.text}"
+            kind = trouble.kind
+        failure = kind(f"{text}. The group cannot be used any more: {state.how_to_go_on()} [{short}]")
+        WATCH.tell(state.name, failure, trouble)
+        return failure
+
+
+def _cause(group: RingGroup, timed_out: bool) -> Trouble | None:
+    """Return why a call, or the making, of a group failed, as far as rings and other ranks tell."""
+    return WATCH.explain(group, timed_out) if WATCH.is_running else None
+
+
+def _answers(store: Store) -> bool:
+    """Return whether the server of a store is still there."""
+    try:
+        store.check(["comm-answers"])
+    except RuntimeError:
+        return False
+    return True
+
+
+def _announce(group: str, trouble: Trouble) -> None:
+    for backend in list(_backends):
+        backend._in_trouble(group, trouble)
+
+
+WATCH.when_in_trouble(_announce)

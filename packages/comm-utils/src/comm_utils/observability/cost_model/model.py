@@ -26,6 +26,8 @@ __all__ = ["FORMAT", "NOT_MEASURED", "VERSION", "Model", "Source", "load", "save
 
 FORMAT = "comm-model"
 VERSION = 1
+# Of what is wrong, in an error.
+_SHOWN = 300
 NOT_MEASURED = "predicted by a model, not measured"
 
 
@@ -134,10 +136,10 @@ def load(path: Path | str) -> Model:
     except ArgumentError as error:
         raise ArgumentError(f"{error}; {remedy}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        got = repr(data.get("format")) if isinstance(data, dict) else type(data).__name__
+        got = repr(data.get("format"))[:80] if isinstance(data, dict) else type(data).__name__
         raise ArgumentError(f"{path}: got format {got}; {remedy}")
     if data.get("version") != VERSION:
-        raise ArgumentError(f"{path}: got version {data.get('version')!r}; {remedy}")
+        raise ArgumentError(f"{path}: got version {data.get('version')!r:.80}; {remedy}")
     try:
         link = data["link"]
         return Model(
@@ -146,23 +148,31 @@ def load(path: Path | str) -> Model:
             statistic=str(data["statistic"]),
             fits=tuple(_fit_from_json(one) for one in data["fits"]),
             sources=tuple(Source(**one) for one in data["sources"]),
-            link=None if link is None else Link(_number(link["latency_us"]), _number(link["beta_us_per_byte"])),
+            link=None if link is None else Link(_number(link["latency_us"]), _above_zero(link["beta_us_per_byte"])),
             notes=tuple(map(str, data["notes"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         what = f"nothing under {error}" if isinstance(error, KeyError) else str(error)
+        what = what if len(what) <= _SHOWN else f"{what[:_SHOWN]}..."
         raise ArgumentError(f"{path}: got {what}; {remedy}") from None
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} where a number from zero on belongs")
+        raise ValueError(f"{value!r:.80} where a number from zero on belongs")
     return float(value)
+
+
+def _above_zero(value: object) -> float:
+    number = _number(value)
+    if number == 0:
+        raise ValueError("0 where a number above zero belongs")
+    return number
 
 
 def _positive(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{value!r} where a whole number from one on belongs")
+        raise ValueError(f"{value!r:.80} where a whole number from one on belongs")
     return value
 
 
@@ -191,7 +201,7 @@ def _fit_from_json(data: dict[str, Any]) -> Fit:
         FittedPoint(
             Shape(_positive(one["world_size"]), _positive(one["nodes"])),
             int(_number(one["size_bytes"])),
-            _number(one["measured_us"]),
+            _above_zero(one["measured_us"]),
             _number(one["fitted_us"]),
         )
         for one in data["points"]

@@ -1,0 +1,83 @@
+"""Waits for collectives of gloo, which sometimes does not notice that its connections have ended.
+
+A collective of gloo waits in a thread of gloo, first for what it receives and then until what it sends has left. Where
+both connections of a ring end at once, that thread may miss it: with torch 2.13, ``UnboundBuffer::waitSend`` went on
+until the timeout with no socket of the group left. So a call waits for its thread in slices. Once the group is broken,
+a call that still does not end is given up, and the group stays in memory, as its destructor would wait for the thread.
+
+Messages are waited for in gloo itself, where a slice that ends would close the connections.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, TypeAlias
+
+from comm_backend_torch.work import left
+from comm_utils.errors import BrokenGroupError
+from comm_utils.torch_support.gloo_connections import end_connections
+from comm_utils.torch_support.group_state import GroupState
+from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.watch import WATCH
+
+__all__ = ["WaitInSlices", "wait_in_slices"]
+
+_SLICE = timedelta(milliseconds=250)
+#: How long gloo may take to notice that its connections have ended.
+_NOTICE_S = 0.3
+
+#: Takes a work of c10d, and when its time is over by the monotonic clock; None is the group's timeout.
+WaitInSlices: TypeAlias = Callable[..., None]
+
+
+def wait_in_slices(state: GroupState, device: str | None = None) -> WaitInSlices | None:
+    """Return how collectives of a group are waited for; None where the library notices by itself.
+
+    Args:
+        device: the type of device of their tensors; None may be any that the group serves.
+    """
+    libraries = set(state.libraries.values()) if device is None else {state.libraries[device]}
+    return partial(_wait, state) if libraries == {"gloo"} else None
+
+
+def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
+    try:
+        _wait_to_the_end(state, work, end)
+    except KeyboardInterrupt:
+        _interrupted(state)
+        raise
+
+
+def _wait_to_the_end(state: GroupState, work: Any, end: float | None) -> None:
+    broken_at: float | None = None
+    while True:
+        try:
+            work.wait(_SLICE if end is None else min(_SLICE, left(end)))
+        except RuntimeError:
+            if work.is_completed():
+                work.wait()  # raises its own error; it may also have ended well, just after the slice
+                return
+            if end is not None and time.monotonic() >= end:
+                raise
+        else:
+            return
+        now = time.monotonic()
+        if state.broken is None:
+            continue
+        broken_at = broken_at or now
+        if now - broken_at >= _NOTICE_S:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.pg))
+            raise RuntimeError("Connection closed by peer")
+
+
+def _interrupted(state: GroupState) -> None:
+    """End the group, as this rank leaves a call in which the others wait for it."""
+    rank = state.ranks[state.rank]
+    trouble = Trouble(BrokenGroupError, f"rank {rank} was interrupted (SIGINT) in a call", (rank,))
+    state.fall_into(trouble)
+    WATCH.tell(state.name, BrokenGroupError(trouble.text), trouble)
+    end_connections(state.pg)

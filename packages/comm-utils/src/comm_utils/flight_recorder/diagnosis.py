@@ -1,0 +1,331 @@
+"""Find out from the snapshots of ranks what is wrong: pure functions, for errors, warnings and ``commctl postmortem``.
+
+The ranks of a group have to make the same collectives in the same order. Each records the number of a call among the
+collectives of its group, so the calls of one number belong together: where they differ, the ranks' programs differ;
+where a rank has no call of that number, the others wait for it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from comm_utils.flight_recorder.calls import Call, RingGroup
+from comm_utils.flight_recorder.matching import agreed, at_caller, by_kind, compare_calls, compare_parts, rank_list
+from comm_utils.flight_recorder.message_matching import compare_messages, has_come
+from comm_utils.flight_recorder.snapshot import RankSnapshot
+
+__all__ = [
+    "IN_DIFFERENT_ORDERS",
+    "LOOK_AHEAD",
+    "Finding",
+    "FindingKind",
+    "collective_mismatches",
+    "describe_rank",
+    "diagnose",
+    "diagnose_group",
+    "mismatches_of",
+]
+
+#: Calls that are taken together with the one where the ranks part, to see whether one was left out.
+LOOK_AHEAD = 3
+#: In the text of a finding of :attr:`FindingKind.ORDER`.
+IN_DIFFERENT_ORDERS = "use their groups in different orders"
+
+
+class FindingKind(IntEnum):
+    """The kind of a finding; causes come before their effects."""
+
+    MISMATCH = 1
+    LOST = 2
+    STOPPED = 3
+    ORDER = 4
+    MISSING = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        ranks: those that are the cause, as far as that is known.
+        text: a sentence without a full stop.
+        number: of the call in the group, where it concerns one.
+        other_group: the second group, where two are used in different orders.
+    """
+
+    kind: FindingKind
+    group: RingGroup
+    ranks: tuple[int, ...]
+    text: str
+    number: int = 0
+    other_group: RingGroup | None = None
+
+
+def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None) -> str:
+    """Return what a rank does, as the end of a sentence that begins with its name."""
+    last = snapshot.calls[-1] if snapshot.calls else None
+    if snapshot.is_gone:
+        return snapshot.end + (f"; its last call was {last}{at_caller(last.caller)}" if last is not None else "")
+    found = "is stopped, " if snapshot.process == "stopped" else ""
+    if snapshot.header.signal:
+        found = f"{snapshot.end}; until then, it "
+    open_calls, now = snapshot.waiting_calls(), snapshot.taken_ns if now_ns is None else now_ns
+    if open_calls:
+        call = open_calls[0]
+        return f"{found}is in {call} on {call.group}{_since(call.begin_ns, now)}{at_caller(call.caller)}"
+    place = _stack_place(snapshot)
+    doing = f"is in none of its calls{f', at {place}' if place else ''}"
+    if last is not None:
+        ended = _since(last.end_ns, now).replace("since", "which ended") + " ago" if last.end_ns else ""
+        doing += f"; its last one was {last}{ended}{at_caller(last.caller)}"
+    else:
+        doing += ", and has made none yet"
+    return found + doing
+
+
+def _since(begin_ns: int, now_ns: int) -> str:
+    return f" since {max(0, now_ns - begin_ns) / 1e9:.1f} s"
+
+
+def _stack_place(snapshot: RankSnapshot) -> str:
+    """Return the innermost line of a rank's Python stack."""
+    lines = (
+        [] if snapshot.stack is None else [line.strip() for line in snapshot.stack.text.splitlines() if line.strip()]
+    )
+    return lines[-1] if lines else ""
+
+
+def diagnose(snapshots: Sequence[RankSnapshot]) -> list[Finding]:
+    """Return what is wrong in a job, causes first.
+
+    Args:
+        snapshots: of all ranks that can be seen.
+    """
+    groups = {call.group.name: call.group for one in snapshots for call in one.calls if call.group.ranks}
+    known = {one.rank: one for one in snapshots}
+    found = [finding for group in groups.values() for finding in diagnose_group(known, group)]
+    if not found:  # a rank may have died outside of all calls
+        world = RingGroup("", tuple(sorted(known)))
+        found = [_lost(known[rank], world) for rank in sorted(known) if known[rank].is_lost]
+    unique = {
+        (one.kind, one.ranks if one.kind in (FindingKind.LOST, FindingKind.STOPPED) else one.text): one for one in found
+    }
+    return sorted(unique.values(), key=lambda one: (one.kind, one.number, one.ranks))
+
+
+def diagnose_group(known: Mapping[int, RankSnapshot], group: RingGroup) -> list[Finding]:
+    """Return what is wrong in one group, causes first.
+
+    Args:
+        known: snapshots by global rank; ranks may be missing.
+    """
+    here = {rank: known[rank] for rank in group.ranks if rank in known}
+    calls = _collectives(known, group)
+    found = collective_mismatches(group, calls)
+    text, ranks, number = compare_messages(group, here)
+    if text:
+        found.append(Finding(FindingKind.MISMATCH, group, ranks, text, number))
+    waiting = {
+        rank: call for rank, one in here.items() for call in one.waiting_calls() if call.group.name == group.name
+    }
+    needed = _needed(group, here, waiting)
+    for rank, one in here.items():
+        if rank not in needed:
+            continue
+        if one.is_lost:
+            found.append(_lost(one, group))
+        elif one.process == "stopped":
+            found.append(Finding(FindingKind.STOPPED, group, (rank,), _stopped(one)))
+    if waiting:
+        found += _given_up(group, here, calls, waiting)
+        found += _circles(known, group, waiting)
+        found += _missing(known, group, calls, waiting)
+    return sorted(found, key=lambda one: (one.kind, one.number, one.ranks))
+
+
+def _needed(group: RingGroup, here: Mapping[int, RankSnapshot], waiting: Mapping[int, Call]) -> set[int]:
+    """Return the ranks without which the calls that wait cannot go on; all where none waits."""
+    if not waiting:
+        return set(here)
+    needed: set[int] = set()
+    for rank, call in waiting.items():
+        if not call.is_message:
+            return set(here)
+        others = set(here) - {rank}
+        # From any rank: one that lives is enough.
+        is_hopeless = call.peer < 0 and all(here[other].is_gone for other in others)
+        needed |= {call.peer} if call.peer >= 0 else others if is_hopeless else set()
+    return needed
+
+
+def _stopped(snapshot: RankSnapshot) -> str:
+    remedy = f"kill -CONT {snapshot.header.pid} lets it go on"
+    return f"rank {snapshot.rank} ({snapshot.where}) is stopped (SIGSTOP; {remedy}): it {describe_rank(snapshot)}"
+
+
+def _lost(snapshot: RankSnapshot, group: RingGroup) -> Finding:
+    last = snapshot.open_calls() or list(snapshot.calls[-1:])
+    word = "in the course of" if snapshot.open_calls() else "after"
+    text = f"rank {snapshot.rank} ({snapshot.where}) {snapshot.end}"
+    if last:
+        text += f" {word} {last[0]} on {last[0].group}{at_caller(last[0].caller)}"
+    return Finding(FindingKind.LOST, group, (snapshot.rank,), text)
+
+
+def _collectives(known: Mapping[int, RankSnapshot], group: RingGroup) -> dict[int, dict[int, Call]]:
+    return {
+        rank: {call.in_series: call for call in known[rank].collectives(group.name)}
+        for rank in group.ranks
+        if rank in known
+    }
+
+
+# --- calls that differ
+
+
+def mismatches_of(known: Mapping[int, RankSnapshot], group: RingGroup) -> list[Finding]:
+    """Return the first collective of a group in which its ranks differ.
+
+    Args:
+        known: snapshots by global rank; ranks may be missing.
+    """
+    return collective_mismatches(group, _collectives(known, group))
+
+
+def collective_mismatches(group: RingGroup, calls: Mapping[int, Mapping[int, Call]]) -> list[Finding]:
+    """Return the first call of a group in which its ranks differ.
+
+    Args:
+        calls: collectives by global rank and by number in the group.
+    """
+    by_number: dict[int, dict[int, Call]] = defaultdict(dict)
+    for rank, of_rank in calls.items():
+        for number, call in of_rank.items():
+            by_number[number][rank] = call
+    for number in sorted(by_number):
+        at = by_number[number]
+        where = f"in call {number} of {group}"
+        text, culprits = compare_calls(at, where)
+        if text:
+            text += _left_out(number, at, calls)
+        else:
+            text, culprits = compare_parts(group, at, where)
+        if text:
+            return [Finding(FindingKind.MISMATCH, group, culprits, text, number)]
+    return []
+
+
+def _left_out(number: int, at: Mapping[int, Call], calls: Mapping[int, Mapping[int, Call]]) -> str:
+    """Return whether a rank left a call out, or made one more, as far as the calls after it tell."""
+    usual, ordered = by_kind(at)
+    if usual is None or len(ordered) != 2:
+        return ""
+    many, few = ordered[0][0], ordered[1][0]
+    for shift in range(1, LOOK_AHEAD + 1):
+        later = calls[many].get(number + shift)
+        if later is not None and agreed(later) == agreed(at[few]):
+            word = "call" if shift == 1 else f"{shift} calls"
+            return (
+                f" (the same as the others' call {number + shift}: {rank_list(ordered[1])} left out {word}, it seems)"
+            )
+        later = calls[few].get(number + shift)
+        if later is not None and agreed(later) == usual:
+            word = "a call" if shift == 1 else f"{shift} calls"
+            return f" ({rank_list(ordered[1])} made {word} more than the others, it seems)"
+    return ""
+
+
+# --- ranks that are awaited
+
+
+def _given_up(
+    group: RingGroup,
+    here: Mapping[int, RankSnapshot],
+    calls: Mapping[int, Mapping[int, Call]],
+    waiting: Mapping[int, Call],
+) -> list[Finding]:
+    """Return the ranks that have gone without an end of the call in which others wait."""
+    found = []
+    for rank, one in here.items():
+        mine = calls[rank]
+        last = mine[max(mine)] if mine else None
+        if not one.is_gone or one.is_lost or one.header.signal or last is None or not (last.is_open or last.failed):
+            continue
+        if any(not call.is_message and call.in_series >= last.in_series for call in waiting.values()):
+            text = f"rank {rank} ({one.where}) {one.end} in the course of {last} on {group}{at_caller(last.caller)}"
+            found.append(Finding(FindingKind.LOST, group, (rank,), text, last.in_series))
+    return found
+
+
+def _awaited(
+    group: RingGroup, rank: int, call: Call, calls: Mapping[int, Mapping[int, Call]], known: Mapping[int, RankSnapshot]
+) -> list[int]:
+    """Return the ranks that have not begun what belongs to a call of ``rank``."""
+    if call.is_message:
+        if call.peer < 0:  # from any rank: one that lives is enough
+            gone = [other for other in group.ranks if other != rank and other in known and known[other].is_gone]
+            return gone if len(gone) == len(group.ranks) - 1 else []
+        return [] if has_come(group, rank, call, known) else [call.peer]
+    return [rank for rank in group.ranks if not calls.get(rank) or max(calls[rank]) < call.in_series]
+
+
+def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mapping[int, Call]) -> list[Finding]:
+    """Return two ranks that wait for each other in different groups."""
+    for rank, call in waiting.items():
+        for other in group.ranks:
+            if other == rank or other not in known or call.is_message:
+                continue
+            theirs = next((one for one in known[other].waiting_calls() if not one.is_message), None)
+            if theirs is None or theirs.group.name == group.name or rank not in theirs.group.ranks:
+                continue
+            if call.is_limited or theirs.is_limited:  # that ends by itself
+                continue
+            if known[rank].threads > 1 or known[other].threads > 1:  # another thread may still come
+                continue
+            mine = {one.in_series for one in known[rank].collectives(theirs.group.name)}
+            has_begun = {one.in_series for one in known[other].collectives(group.name)}
+            if (mine and max(mine) >= theirs.in_series) or (has_begun and max(has_begun) >= call.in_series):
+                continue
+            first, second = sorted(((rank, call), (other, theirs)), key=lambda one: one[0])
+            text = (
+                f"ranks {first[0]} and {second[0]} {IN_DIFFERENT_ORDERS} and wait for each other: "
+                f"rank {first[0]} is in {first[1]} on {_named(first[1].group)}{at_caller(first[1].caller)}, rank "
+                f"{second[0]} in {second[1]} on {_named(second[1].group)}{at_caller(second[1].caller)}"
+            )
+            ranks = first[0], second[0]
+            return [Finding(FindingKind.ORDER, group, ranks, text, call.in_series, theirs.group)]
+    return []
+
+
+def _named(group: RingGroup) -> str:
+    """Return a group with its name, as several may have the same ranks."""
+    return f"{group}, named {group.name!r}"
+
+
+def _missing(
+    known: Mapping[int, RankSnapshot],
+    group: RingGroup,
+    calls: Mapping[int, Mapping[int, Call]],
+    waiting: Mapping[int, Call],
+) -> list[Finding]:
+    """Return the ranks that others wait for, and what they do instead."""
+    found: dict[int, Finding] = {}
+    for rank, call in sorted(waiting.items(), key=lambda one: one[1].in_series):
+        for other in _awaited(group, rank, call, calls, known):
+            if other == rank or other in found:
+                continue
+            one = known.get(other)
+            missed = call.name if not call.is_message else "recv" if call.is_send else "send"
+            same = [one for one, theirs in waiting.items() if theirs.is_message == call.is_message and one != other]
+            them = [rank] if call.is_message else same
+            who = f"rank {other}" if one is None else f"rank {other} ({one.where})"
+            doing = "is not seen from here" if one is None else describe_rank(one)
+            word = "waits" if len(them) == 1 else "wait"
+            text = f"{who} has not called {missed}, for which {rank_list(them)} {word}: it {doing}"
+            is_cause = one is not None and one.is_gone and not one.header.signal  # which a launcher sends afterwards
+            kind = FindingKind.LOST if is_cause else FindingKind.MISSING
+            found[other] = Finding(kind, group, (other,), text, call.in_series)
+    return list(found.values())

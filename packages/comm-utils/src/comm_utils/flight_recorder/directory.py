@@ -1,0 +1,153 @@
+"""The folders in which rings lie: one for each job, with one file for each rank of this host."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import stat
+import struct
+import tempfile
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+
+from comm_utils.flight_recorder.layout import HEADER, HEADER_BYTES, MAGIC, WORDS
+from comm_utils.process_state import is_alive
+
+__all__ = [
+    "RING_SUFFIX",
+    "create_folder",
+    "create_ring",
+    "default_directory",
+    "prune",
+    "remove_ring",
+    "remove_rings_of",
+    "rings_in",
+]
+
+RING_SUFFIX = ".ring"
+_JOB = re.compile(r"[^A-Za-z0-9._-]+")
+_LONGEST_JOB = 80
+_WORD = struct.Struct("<Q")
+# The watch looks four times a second at least, unless its process is stopped.
+_RECENT_S = 60.0
+
+
+def default_directory() -> Path:
+    """Return the folder that has the folders of jobs where none is configured."""
+    memory = Path("/dev/shm")
+    base = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+    return base / f"comm-flight-{os.getuid()}"
+
+
+def create_folder(directory: Path, job: str) -> tuple[Path, bool]:
+    """Create the folder of ``job`` for this user alone; return it, and whether it is new.
+
+    Raises:
+        OSError: it cannot be created, or belongs to another user, or others may enter it.
+    """
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = directory / (_JOB.sub("-", job)[:_LONGEST_JOB].strip(".") or "job")
+    is_new = True
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        is_new = False
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        raise PermissionError(errno.EPERM, "not a folder of this user alone", str(folder))
+    return folder, is_new
+
+
+def create_ring(folder: Path, rank: int, size_bytes: int) -> tuple[Path, int]:
+    """Create the file of ``rank`` with so many zeros, for this user alone; return its path and descriptor.
+
+    Raises:
+        OSError: it cannot be created, or there is no room for it.
+    """
+    path = folder / f"rank-{rank}{RING_SUFFIX}"
+    attempt = 0
+    while True:
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            break
+        except FileExistsError:  # of an earlier world of this job
+            attempt += 1
+            path = folder / f"rank-{rank}.{attempt}{RING_SUFFIX}"
+    try:
+        # Reserved: a page that the file system has no room for would end the process when it is first written.
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size_bytes)
+        else:
+            os.ftruncate(descriptor, size_bytes)
+    except OSError:
+        os.close(descriptor)
+        remove_ring(path)
+        raise
+    return path, descriptor
+
+
+def remove_ring(path: Path) -> None:
+    """Remove a ring, and the folder of its job if it is the last."""
+    with suppress(OSError):
+        path.unlink()
+    with suppress(OSError):
+        path.parent.rmdir()
+        if path.parent.parent == default_directory():
+            path.parent.parent.rmdir()
+
+
+def rings_in(folder: Path) -> list[Path]:
+    """Return the rings in a folder, or in the folders below it, by name."""
+    return sorted(folder.rglob(f"*{RING_SUFFIX}"), key=lambda path: (str(path.parent), len(path.name), path.name))
+
+
+def prune(directory: Path, keep: int) -> None:
+    """Remove the folders of jobs that have ended, but for the ``keep`` newest."""
+    ended = []
+    with suppress(OSError):
+        for folder in directory.iterdir():
+            with suppress(OSError):
+                found = os.lstat(folder)
+                rings = list(folder.glob(f"*{RING_SUFFIX}"))
+                if stat.S_ISDIR(found.st_mode) and rings and not any(_is_in_use(ring) for ring in rings):
+                    ended.append((found.st_mtime, folder, rings))
+    ended.sort(key=lambda one: one[0])
+    for _, _, rings in ended[: max(0, len(ended) - keep)]:
+        for ring in rings:
+            remove_ring(ring)
+
+
+def remove_rings_of(pids: Collection[int]) -> None:
+    """Remove the rings that processes with these ids have left in the default folder."""
+    with suppress(OSError):
+        for ring in rings_in(default_directory()):
+            with suppress(OSError):
+                if _writer(ring)[0] in pids:
+                    remove_ring(ring)
+
+
+def _is_in_use(ring: Path) -> bool:
+    """Return whether the process that wrote a ring lives, as far as this host can tell.
+
+    A process of another container or host that uses the same folder cannot be seen, but its watch looks around all the
+    time.
+    """
+    pid, started, looked_s = _writer(ring)
+    return pid > 0 and (is_alive(pid, started) or abs(time.time() - looked_s) < _RECENT_S)
+
+
+def _writer(ring: Path) -> tuple[int, int, float]:
+    """Return the pid of a ring's process, when it began, and when its watch last looked, as a time of day in seconds.
+
+    All are 0 where the file does not say.
+    """
+    with ring.open("rb") as file:
+        head = file.read(HEADER_BYTES)
+    if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
+        return 0, 0, 0.0
+    _, _, _, _, pid, _, started, wall_ns, monotonic_ns, *_ = HEADER.unpack_from(head)
+    (looked_ns,) = _WORD.unpack_from(head, WORDS["looked_at"])
+    return int(pid), int(started), (wall_ns + looked_ns - monotonic_ns) / 1e9 if looked_ns else 0.0

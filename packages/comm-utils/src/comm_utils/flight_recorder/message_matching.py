@@ -1,0 +1,72 @@
+"""Compare the messages of pairs of ranks: a ``send`` and a ``recv`` with one number, pair and tag belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from comm_utils.flight_recorder.calls import Call, RingGroup
+from comm_utils.flight_recorder.matching import at_caller
+from comm_utils.flight_recorder.snapshot import RankSnapshot
+
+__all__ = ["compare_messages", "has_come", "received_from_any"]
+
+
+def received_from_any(group: RingGroup, known: Mapping[int, RankSnapshot]) -> set[tuple[int, int]]:
+    """Return the receivers and tags with a ``recv`` from any rank, which takes messages that no number tells."""
+    return {
+        (rank, call.tag)
+        for rank in group.ranks
+        if rank in known
+        for call in known[rank].calls
+        if call.group.name == group.name and call.is_message and not call.is_send and call.peer < 0
+    }
+
+
+def compare_messages(group: RingGroup, here: Mapping[int, RankSnapshot]) -> tuple[str, tuple[int, ...], int]:
+    """Return the first message whose receiver expects something else than was sent, both ranks and its number.
+
+    The text is "" where there is none.
+    """
+    from_any = received_from_any(group, here)
+    sent: dict[tuple[int, int, int, int], Call] = {}
+    for rank, one in here.items():
+        for call in one.calls:
+            if call.group.name == group.name and call.is_send and call.in_series:
+                sent[rank, call.peer, call.tag, call.in_series] = call
+    for rank, one in here.items():
+        for call in one.calls:
+            if call.group.name != group.name or not call.is_message or call.is_send:
+                continue
+            if call.peer < 0 or not call.in_series or (rank, call.tag) in from_any:
+                continue
+            other = sent.get((call.peer, rank, call.tag, call.in_series))
+            if other is not None and (other.dtype, other.elements) != (call.dtype, call.elements):
+                text = (
+                    f"message {call.in_series} from rank {call.peer} to rank {rank} on {group}: {other}"
+                    f"{at_caller(other.caller)}, but {call}{at_caller(call.caller)}"
+                )
+                return text, tuple(sorted((call.peer, rank))), call.in_series
+    return "", (), 0
+
+
+def has_come(group: RingGroup, rank: int, call: Call, known: Mapping[int, RankSnapshot]) -> bool:
+    """Return whether the peer has begun, or may have begun, what belongs to a message of ``rank``."""
+    peer = known.get(call.peer)
+    if peer is None:
+        return False
+    theirs = [
+        other
+        for other in peer.calls
+        if other.is_message
+        and other.is_send != call.is_send
+        and (other.group.name, other.tag) == (group.name, call.tag)
+        and other.peer in (rank, -1)
+    ]
+    receiver = call.peer if call.is_send else rank
+    numbers = [other.in_series for other in theirs if other.peer == rank]
+    if (receiver, call.tag) not in received_from_any(group, known):
+        return bool(numbers) and (max(numbers) >= call.in_series or 0 in numbers)  # 0: they are not counted
+    # How many messages of this pair went to those calls is not known.
+    if peer.is_gone:
+        return False
+    return any(other.is_open for other in theirs) if call.is_send else call.in_series <= max(numbers, default=0)

@@ -1,0 +1,361 @@
+"""Read the ring of any process, also while that process writes it, and one that was damaged.
+
+Everything in a ring is bounded and checked: a damaged ring gives less, or :class:`RingError`, and never more memory or
+time than its size allows.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from comm_utils import json_files, operations
+from comm_utils.errors import CommError
+from comm_utils.flight_recorder.calls import UNKNOWN_GROUP, Call, Failure, RingGroup, RingHeader, Stack
+from comm_utils.flight_recorder.layout import (
+    CLOCK,
+    ENTRY,
+    FAILED,
+    HEADER,
+    HEADER_BYTES,
+    IN_BACKGROUND,
+    LANE_OFFSETS,
+    LANES,
+    LARGEST_ENTRY_BYTES,
+    LARGEST_RECORDS,
+    LIMITED,
+    MAGIC,
+    MARGIN,
+    NATIVE_KIND,
+    RECORD,
+    RECORD_BYTES,
+    STACK_HEAD,
+    WORDS,
+    EntryType,
+    unpacked_kind,
+)
+from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, unpacked_ranks
+
+__all__ = ["RingError", "RingReader", "open_ring"]
+
+_WORD = struct.Struct("<Q")
+_HEAD = struct.Struct("<3Q")
+_LARGEST_RING_BYTES = 1 << 30
+_LARGEST_WORLD = 1 << 24
+_OF_CALL = ("operation", "call", "dtype", "op", "root", "peer")
+# Calls of a group with a shorter timeout end by themselves before anybody would look at them.
+_SHORT_TIMEOUT_S = 1.0
+_TIME = ~(FAILED | IN_BACKGROUND | LIMITED)
+
+
+class RingError(CommError, ValueError):
+    """A file is no ring, or is damaged beyond reading."""
+
+
+def open_ring(path: str | os.PathLike[str]) -> RingReader:
+    """Map the ring at ``path``; what its process writes from now on is seen.
+
+    Raises:
+        RingError: it is no ring.
+        OSError: it cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        size = os.fstat(descriptor).st_size
+        if not HEADER_BYTES <= size <= _LARGEST_RING_BYTES:
+            raise RingError(f"{Path(path)}: {size} bytes; a ring has {HEADER_BYTES} and more")
+        memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    try:
+        return RingReader(memory, descriptor)
+    except RingError as error:
+        memory.close()
+        os.close(descriptor)
+        raise RingError(f"{Path(path)}: {error}") from None
+
+
+class RingReader:
+    """Reads one ring.
+
+    Args:
+        memory: its bytes, or a mapping of its file.
+        descriptor: of that file, which the reader closes; where somebody cuts the file off, the ring is empty from the
+            next :meth:`refresh` or :meth:`count` on, as reading the mapping would end this process with SIGBUS.
+
+    Raises:
+        RingError: it is no ring.
+    """
+
+    def __init__(self, memory: bytes | bytearray | mmap.mmap, descriptor: int = -1) -> None:
+        self.memory = memory
+        self._descriptor = descriptor
+        size = len(memory)
+        if size < HEADER_BYTES or bytes(memory[: len(MAGIC)]) != MAGIC:
+            raise RingError("not a ring of a flight recorder, or of another version")
+        (_, records, rank, world, pid, _, started, wall, monotonic, splits, entries, stack, end) = HEADER.unpack_from(
+            memory, 0
+        )
+        if not (0 < records <= LARGEST_RECORDS and records & (records - 1) == 0 and 0 < world <= _LARGEST_WORLD):
+            raise RingError(f"damaged: {records} records, {world} ranks")
+        if not (
+            rank < world
+            and splits == HEADER_BYTES + LANES * records * RECORD_BYTES
+            and splits <= entries <= stack <= end - STACK_HEAD.size
+            and end <= size
+            and (entries - splits) % 8 == 0
+        ):
+            raise RingError("damaged: its parts do not fit into it")
+        self.records = records
+        self.header = RingHeader(rank, world, pid, started, wall, monotonic)
+        self._splits_at, self._split_words = splits, (entries - splits) // 8
+        self._entries_at, self._entry_bytes = entries, stack - entries
+        self._stack_at, self._stack_bytes = stack, end - stack - STACK_HEAD.size
+        self._read_bytes = 0
+        self._more_ranks = MOST_RANKS
+        self._lock = threading.Lock()
+        self.groups: dict[int, RingGroup] = {}
+        self._impatient: set[int] = set()
+        self.failures: list[Failure] = []
+        #: What entries say of kinds of calls, by index.
+        self.kinds: dict[int, dict[str, Any]] = {}
+        self._callers: dict[int, str] = {}
+        self._codes: dict[str, list[str]] = {}
+        self.refresh()
+
+    def close(self) -> None:
+        """Give the mapping back."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+        if isinstance(self.memory, mmap.mmap):
+            with suppress(BufferError):  # another thread reads, after which it is given back
+                self.memory.close()
+
+    def word(self, name: str) -> int:
+        """Return one of ``layout.WORDS``."""
+        return int(_WORD.unpack_from(self.memory, WORDS[name])[0])
+
+    def _check_size(self) -> None:
+        if self._descriptor >= 0 and os.fstat(self._descriptor).st_size < len(self.memory):
+            self.memory = bytes(len(self.memory))
+
+    def refresh(self) -> None:
+        """Read entries that are new since the last time."""
+        self._check_size()
+        used = min(self.word("entries_used"), self._entry_bytes)
+        state = self.word("state"), self.word("signal") & 0x7F
+        if used == self._read_bytes and state == (self.header.state, self.header.signal):
+            return
+        with self._lock:  # the watch and a call that has failed may read at once
+            self._refresh(used, state)
+
+    def _refresh(self, used: int, state: tuple[int, int]) -> None:
+        while self._read_bytes + ENTRY.size <= used:
+            at = self._entries_at + self._read_bytes
+            kind, size, index = ENTRY.unpack_from(self.memory, at)
+            step = ENTRY.size + (size + 7) // 8 * 8
+            if size > LARGEST_ENTRY_BYTES or self._read_bytes + step > used:
+                self._read_bytes = used  # damaged; what follows has no beginning
+                break
+            self._read_bytes += step
+            with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+                text = bytes(self.memory[at + ENTRY.size : at + ENTRY.size + size]).decode()
+                self._add(kind, index, json_files.parse(text, "an entry"))
+        self.header = RingHeader(**{**self.header.__dict__, "state": state[0], "signal": state[1]})
+
+    def _add(self, kind: int, index: int, content: Any) -> None:
+        if kind == EntryType.GROUP:
+            ranks = self._ranks(content["ranks"])
+            self.groups[index] = RingGroup(
+                str(content["name"]), ranks, str(content["description"]), str(content["backend"])
+            )
+            if float(content.get("timeout_s") or math.inf) < _SHORT_TIMEOUT_S:
+                self._impatient.add(index)
+        elif kind == EntryType.KIND:
+            row = operations.find(str(content["operation"]))
+            self.kinds[index] = {
+                "is_message": row is not None and row.pattern.is_message,
+                "is_uneven": row is not None and row.pattern.uneven and not content.get("op"),
+                "operation": str(content["operation"]),
+                "call": str(content["call"]),
+                "dtype": str(content["dtype"]),
+                "op": str(content.get("op", "")),
+                "root": int(content.get("root", -1)),
+                "peer": int(content.get("peer", -1)),
+                "tag": int(content.get("tag", 0)),
+                "group": int(content["group"]),
+            }
+        elif kind == EntryType.CALLER:
+            self._callers[index] = str(content)
+        elif kind == EntryType.FAILURE:
+            ranks = self._ranks(content["ranks"])
+            found = Failure(
+                str(content["group"]), str(content["error"]), str(content["text"]), int(content["at"]), ranks
+            )
+            self.failures.append(found)
+        elif kind == EntryType.CODES:
+            self._codes = {name: [str(one) for one in content[name]] for name in ("operations", "dtypes", "ops")}
+        elif kind == EntryType.PROCESS:
+            known = {name: str(content.get(name, "")) for name in ("host", "identity", "job", "python", "program")}
+            self.header = RingHeader(**{**self.header.__dict__, **known})
+
+    def _ranks(self, packed: Any) -> tuple[int, ...]:
+        ranks = unpacked_ranks(packed, min(LARGEST_GROUP, self._more_ranks))
+        self._more_ranks -= len(ranks)
+        return ranks
+
+    # --- calls
+
+    def count(self, lane: int = 0) -> int:
+        """Return how many calls of a lane were recorded so far."""
+        self._check_size()
+        return int(_WORD.unpack_from(self.memory, LANE_OFFSETS[lane])[0])
+
+    def calls(self, lane: int = 0, after: int = 0, most: int | None = None) -> list[Call]:
+        """Return the calls of a lane that are still kept, with numbers above ``after``, the last ``most`` of them."""
+        last = self.count(lane)
+        first = max(after + 1, last - self.records + 1, 1, 1 if most is None else last - most + 1)
+        if last - first >= self.records or last > 1 << 62:
+            return []
+        found = [(number, self.record(lane, number)) for number in range(first, last + 1)]
+        oldest = self.count(lane) - self.records + MARGIN if lane or last > self.records else 0
+        return [
+            call
+            for number, record in found
+            if record is not None and number > oldest and (call := self._call(lane, number, record)) is not None
+        ]
+
+    def end_word(self, lane: int, number: int) -> int:
+        """Return word 2 of a record, see ``layout``; 1 where the record is another call's by now."""
+        at = HEADER_BYTES + (lane * self.records + (number & self.records - 1)) * RECORD_BYTES
+        found, _, end = _HEAD.unpack_from(self.memory, at)
+        return int(end) if found == number else 1
+
+    def call(self, lane: int, number: int) -> Call | None:
+        """Return one call; None where its record is another call's by now."""
+        record = self.record(lane, number)
+        return None if record is None else self._call(lane, number, record)
+
+    def backwards(self, lane: int = 0) -> Iterator[Call]:
+        """Yield the calls of a lane, the last one first."""
+        last = self.count(lane)
+        for number in range(last, max(0, last - self.records), -1):
+            record = self.record(lane, number)
+            call = None if record is None else self._call(lane, number, record)
+            if call is not None:
+                yield call
+
+    def record(self, lane: int, number: int) -> tuple[int, ...] | None:
+        """Return the words of a record; None where it is another call's by now."""
+        at = HEADER_BYTES + (lane * self.records + (number & self.records - 1)) * RECORD_BYTES
+        record = RECORD.unpack_from(self.memory, at)
+        return record if record[0] == number else None
+
+    def _call(self, lane: int, number: int, record: tuple[int, ...]) -> Call | None:
+        _, begin, end, kind_and_caller, elements, in_series, digest, extra = record
+        kind, caller = kind_and_caller & 0xFFFFFFFF, kind_and_caller >> 32
+        described = self._native_kind(kind, extra) if kind & NATIVE_KIND else self.kinds.get(kind)
+        if described is None:
+            return None
+        group = self.groups.get(described["group"], UNKNOWN_GROUP)
+        sent = received = None
+        tag = described["tag"]
+        if described["is_message"]:
+            tag = tag or extra >> 32
+        elif extra and not kind & NATIVE_KIND:
+            sent, received = self._splits(number, extra - 1, len(group.ranks))
+        return Call(
+            lane=lane,
+            number=number,
+            begin_ns=self._ns(lane, begin),
+            end_ns=self._ns(lane, end & _TIME) if end & _TIME else 0,
+            failed=bool(end & FAILED),
+            is_waited_for=end != IN_BACKGROUND,
+            is_limited=end == LIMITED or (end == 0 and described["group"] in self._impatient),
+            tag=tag,
+            elements=elements,
+            in_series=in_series,
+            digest=digest,
+            sent=sent,
+            received=received,
+            caller=self._callers.get(caller, ""),
+            **{**{name: described[name] for name in _OF_CALL}, "group": group},
+        )
+
+    def _native_kind(self, kind: int, extra: int) -> dict[str, Any] | None:
+        codes = unpacked_kind(kind)
+        try:
+            operation = self._codes["operations"][codes["operation"]]
+            dtype, op = self._codes["dtypes"][codes["dtype"]], self._codes["ops"][codes["op"]]
+        except (KeyError, IndexError):
+            return None
+        row = operations.find(operation)
+        if row is None:
+            return None
+        is_message = row.pattern.is_message
+        root, tag = (extra & 0xFFFF) - 1, extra >> 32
+        group = self.groups.get(codes["group"], UNKNOWN_GROUP)
+        ranks = group.ranks
+        other = ranks[root] if 0 <= root < len(ranks) else -1
+        return {
+            "is_message": is_message,
+            "operation": operation,
+            "call": operation,
+            "dtype": "" if row.pattern.is_empty else dtype,
+            "op": op if row.pattern.reduces else "",
+            "root": other if row.pattern.is_rooted else -1,
+            "peer": other if is_message else -1,
+            "tag": tag if is_message else 0,
+            "group": codes["group"],
+        }
+
+    def _splits(self, number: int, place: int, size: int) -> tuple[tuple[int, ...] | None, tuple[int, ...] | None]:
+        if place + 2 > self._split_words:
+            return None, None
+        at = self._splits_at + place * 8
+        owner, count = struct.unpack_from("<2Q", self.memory, at)
+        if owner != number or count > size or place + 2 + 2 * count > self._split_words:
+            return None, None  # overwritten by a later call's
+        values = struct.unpack_from(f"<{2 * count}Q", self.memory, at + 16)
+        return values[:count], values[count:]
+
+    def _ns(self, lane: int, ticks: int) -> int:
+        """Convert ticks of a lane's clock to the monotonic clock."""
+        _, ticks_then, ns_then, ns_per_tick = CLOCK.unpack_from(self.memory, LANE_OFFSETS[lane])
+        if ns_per_tick == 1.0:
+            return int(ticks - ticks_then + ns_then)
+        if not 0.0 < ns_per_tick < 1e6:  # damaged, or not known yet
+            return int(ns_then)
+        return int(ns_then + (int(ticks) - int(ticks_then)) * ns_per_tick)
+
+    def open_calls(self) -> list[Call]:
+        """Return the calls under way, of both lanes, the oldest first."""
+        found = [call for lane in range(LANES) for call in self.calls(lane) if call.is_open]
+        return sorted(found, key=lambda call: call.begin_ns)
+
+    def last_calls(self, most: int = 20) -> list[Call]:
+        """Return the last calls of both lanes, the oldest first."""
+        found = [call for lane in range(LANES) for call in self.calls(lane, most=most)]
+        return sorted(found, key=lambda call: call.begin_ns)[-most:]
+
+    def stack(self) -> Stack | None:
+        """Return where the process was in Python when it was last written down; None where it was not."""
+        for _ in range(3):
+            before, size, at = STACK_HEAD.unpack_from(self.memory, self._stack_at)
+            text = bytes(
+                self.memory[
+                    self._stack_at + STACK_HEAD.size : self._stack_at + STACK_HEAD.size + min(size, self._stack_bytes)
+                ]
+            )
+            if before and before % 2 == 0 and STACK_HEAD.unpack_from(self.memory, self._stack_at)[0] == before:
+                return Stack(text.decode(errors="replace"), at)
+        return None

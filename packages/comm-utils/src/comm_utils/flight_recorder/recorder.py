@@ -1,0 +1,337 @@
+"""Record the calls of this process in its ring: the one object :data:`RECORDER`.
+
+A backend describes a kind of call once (:meth:`FlightRecorder.kind`) and then records each call with two functions
+that cost a few hundred nanoseconds: ``begin(elements)`` returns a number, ``end(number)`` notes the end. Before a
+world exists, after it has ended, in forked children and where recording is turned off, they write to private memory,
+so that callers need not ask.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import platform
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+from time import perf_counter_ns
+from types import CodeType, FrameType
+from typing import Any
+
+from comm_utils import operations
+from comm_utils.flight_recorder.directory import create_folder, create_ring, default_directory, prune, remove_ring
+from comm_utils.flight_recorder.kinds import LANE_WORD, WAITED_FOR, Kind, Series, Uncounted, make_kind
+from comm_utils.flight_recorder.layout import (
+    LARGEST_RECORDS,
+    EntryType,
+)
+from comm_utils.flight_recorder.memory import RingMemory, ring_bytes
+from comm_utils.flight_recorder.rank_ranges import packed_ranks
+from comm_utils.flight_recorder.settings import FlightRecorderSettings
+from comm_utils.host_identity import host_identity
+from comm_utils.log import logger
+
+__all__ = ["RECORDER", "WAITED_FOR", "FlightRecorder", "Kind", "Series"]
+
+_PRIVATE_RECORDS = 64
+_OUR_THREADS = "comm-"
+# So many are remembered: kinds of calls, counters (of messages, one for each pair and tag), and places of programs.
+_MOST_KINDS, _MOST_SERIES, _MOST_SITES = 8192, 8192, 65536
+_UNCOUNTED = Uncounted()
+# The packages of this family: the caller is the first frame outside of them.
+_OURS = ("comm_utils", "comm_backend_torch", "comm_backend_ccl", "comm_collectives", "comm_orchestrator")
+# Generated heads of collectives have no name.
+_NAMELESS = "<head of comm_collectives."
+
+
+class FlightRecorder:
+    """The recorder of one process; see the module.
+
+    Attributes:
+        path: of the ring of the current world; None without one.
+        opened: how many rings were opened; a backend describes its groups and kinds anew after each.
+        settings: what the next :meth:`open` does.
+    """
+
+    def __init__(self) -> None:
+        self.settings = FlightRecorderSettings()
+        self.path: Path | None = None
+        self.opened = 0
+        self._lock = threading.RLock()
+        self._failed = False
+        self._listeners: list[Callable[[int], None]] = []
+        self._use(RingMemory(_PRIVATE_RECORDS, 0, 1, recorded=False))
+
+    def _use(self, memory: RingMemory) -> None:
+        self._memory = memory
+        self.numbers = count(1)
+        self._groups: dict[str, int] = {}
+        self._kinds: dict[tuple[Any, ...], Kind] = {}
+        self._kind_entries: dict[tuple[Any, ...], int] = {}
+        self._series: dict[tuple[Any, ...], Series] = {}
+        self.sites: dict[tuple[int, int], int] = {}
+        self._codes: list[CodeType] = []  # so that their ids stay theirs
+        self._threads: set[int] = set()
+        self._counting = threading.Lock()
+        #: Not empty once more than one thread has made calls.
+        self.several_threads: list[int] = []
+        self.opened += 1
+        for listener in self._listeners:
+            listener(memory.descriptor)
+
+    # --- the ring
+
+    @property
+    def memory(self) -> RingMemory:
+        """Return the memory in use."""
+        return self._memory
+
+    @property
+    def descriptor(self) -> int:
+        """Return the descriptor of the ring's file, -1 where records go to private memory."""
+        return self._memory.descriptor
+
+    def when_opened(self, listener: Callable[[int], None]) -> None:
+        """Call ``listener(descriptor)`` whenever the memory is another; -1 says that nothing is to be recorded."""
+        self._listeners.append(listener)
+
+    def open(self, rank: int, world_size: int, job: str) -> None:
+        """Create the ring of this process for a new world; where that fails, warn and record to private memory.
+
+        Args:
+            job: the name of the folder, the same on all ranks.
+        """
+        with self._lock:
+            self.close()
+            settings = self.settings
+            if not settings.enabled:
+                return
+            records = 1 << max(4, min(settings.records, LARGEST_RECORDS) - 1).bit_length()
+            directory = default_directory() if settings.directory is None else Path(settings.directory)
+            try:
+                folder, is_new = create_folder(directory, job)
+                if is_new:
+                    prune(directory, settings.keep)
+                path, descriptor = create_ring(folder, rank, ring_bytes(records))
+            except OSError as error:
+                logger.warning(
+                    "the flight recorder has no file (%s): the calls of rank %d are recorded in private memory, which "
+                    "other ranks and commctl postmortem cannot read; set flight_recorder.directory to a folder with "
+                    "%d KiB free for each rank",
+                    error,
+                    rank,
+                    ring_bytes(records) >> 10,
+                )
+                self._use(RingMemory(records, rank, world_size))
+            else:
+                self.path = path
+                self._use(RingMemory(records, rank, world_size, descriptor))
+            process = {
+                "host": socket.gethostname(),
+                "identity": own_identity(),
+                "job": job,
+                "python": platform.python_version(),
+                "program": " ".join(sys.argv)[:400],
+            }
+            self._memory.add_entry(EntryType.PROCESS, process)
+
+    def close(self) -> None:
+        """End the world's records: the ring is removed, unless a call failed."""
+        with self._lock:
+            if self.path is not None:
+                self._memory.set_word("state", 2 if self._failed else 1)
+                if not self._failed and not self.settings.keep_clean:
+                    remove_ring(self.path)
+            descriptor = self._memory.descriptor
+            self.path, self._failed = None, False
+            if descriptor >= 0 or self._memory.records != _PRIVATE_RECORDS:
+                self._use(RingMemory(_PRIVATE_RECORDS, 0, 1, recorded=False))
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def leave_to_parent(self) -> None:
+        """Stop recording in a forked child; the ring is the parent's."""
+        self.path, self._failed = None, False
+        self._lock = threading.RLock()
+        self._use(RingMemory(_PRIVATE_RECORDS, 0, 1, recorded=False))
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether a call of this world has failed."""
+        return self._failed
+
+    # --- what is recorded
+
+    def group_index(
+        self, name: str, ranks: Sequence[int], description: str, backend: str, timeout_s: float | None = None
+    ) -> int:
+        """Return the index of a group, which is described at the first time.
+
+        Args:
+            name: the same on all members, and no other group's.
+            ranks: global ranks, in the order of their group ranks.
+            backend: what moves its data.
+            timeout_s: of its calls; None is not known.
+        """
+        with self._lock:
+            index = self._groups.get(name)
+            if index is None:
+                content = {
+                    "name": name,
+                    "ranks": packed_ranks(ranks),
+                    "description": description,
+                    "backend": backend,
+                    "timeout_s": timeout_s,
+                }
+                index = self._memory.add_entry(EntryType.GROUP, content)
+                if index:
+                    self._groups[name] = index
+            return index
+
+    def kind(
+        self,
+        group: int,
+        operation: str,
+        call: str,
+        dtype: str = "",
+        op: str = "",
+        root: int = -1,
+        peer: int = -1,
+        tag: int = 0,
+    ) -> Kind:
+        """Describe a kind of call.
+
+        Args:
+            group: from :meth:`group_index`.
+            operation: of the table of operations.
+            call: the call of the user's in whose course it is.
+            root: a global rank; -1 has none.
+            peer: of a message: a global rank; -1 is any, whose messages are not counted.
+        """
+        key = group, operation, call, dtype, op, root, peer, tag
+        found = self._kinds.get(key)
+        if found is None:
+            with self._lock:
+                found = self._make_kind(group, operation, call, dtype, op, root, peer, tag)
+                if len(self._kinds) < _MOST_KINDS:
+                    self._kinds[key] = found
+        return found
+
+    def _make_kind(
+        self, group: int, operation: str, call: str, dtype: str, op: str, root: int, peer: int, tag: int
+    ) -> Kind:
+        pattern = operations.get(operation).pattern
+        is_message = pattern.is_message
+        content: dict[str, Any] = {"operation": operation, "call": call, "dtype": dtype, "group": group}
+        content |= {"op": op} if op else {}
+        content |= {"root": root} if root >= 0 else {}
+        content |= {"peer": peer} if is_message else {}
+        tag_word = 0
+        if is_message and 0 <= tag < 1 << 32:
+            tag_word = tag << 32
+        elif is_message:
+            content["tag"] = tag
+        entry = tuple(content.items())
+        index = self._kind_entries.get(entry, 0)
+        if not index:
+            index = self._memory.add_entry(EntryType.KIND, content)
+            if index:
+                self._kind_entries[entry] = index
+        series = self._series_of((group, operation, peer, tag) if is_message else (group,))
+        agreed = dtype if is_message else (operation, dtype, op, root)
+        return make_kind(self, series, index, agreed, bool(op) or not pattern.uneven, tag_word)
+
+    def _series_of(self, key: tuple[Any, ...]) -> Series:
+        """Return the counter of some calls; those of the latest ones of very many pairs and tags count nothing."""
+        found = self._series.get(key)
+        if found is None:
+            if len(key) > 1 and len(self._series) >= _MOST_SERIES:
+                return _UNCOUNTED
+            found = self._series[key] = Series()
+        return found
+
+    def note_thread(self) -> None:
+        """Count the calling thread among those that make calls, unless it does so on behalf of a call of another."""
+        if threading.current_thread().name.startswith(_OUR_THREADS):
+            return
+        self._threads.add(threading.get_ident())
+        self._memory.set_word("threads", max(len(self._threads), self._memory.word("threads")))
+        if len(self._threads) > 1 and not self.several_threads:
+            self.several_threads.append(1)
+
+    def raise_count(self, number: int) -> None:
+        """Count a call whose thread may have been overtaken by another one since it took its number."""
+        words = self._memory.words
+        with self._counting:
+            if words[LANE_WORD] < number:
+                words[LANE_WORD] = number
+
+    def caller(self, depth: int) -> int:
+        """Return the entry of the first frame outside of this family of packages, from ``depth`` frames above on."""
+        try:
+            frame: FrameType | None = sys._getframe(depth + 1)
+        except ValueError:  # called by no Python code, as at the end of the program
+            return 0
+        sites = self.sites
+        while frame is not None:
+            code = frame.f_code
+            found = sites.get((id(code), frame.f_lasti))
+            if found is None:
+                found = self._learn_site(frame, code)
+            if found >= 0:
+                return found
+            frame = frame.f_back
+        return 0
+
+    def _learn_site(self, frame: FrameType, code: CodeType) -> int:
+        """Remember a place of a program: its entry, or -1 where it is in one of our packages."""
+        module = str(frame.f_globals.get("__name__") or "")
+        if module.partition(".")[0] in _OURS or code.co_filename.startswith(_NAMELESS):
+            found = -1
+        else:
+            text = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
+            if len(self.sites) >= _MOST_SITES:
+                return 0
+            with self._lock:
+                found = self._memory.add_entry(EntryType.CALLER, text[-1000:])
+        if len(self.sites) >= _MOST_SITES:
+            return found
+        self._codes.append(code)
+        self.sites[id(code), frame.f_lasti] = found
+        return found
+
+    def failure(self, group: str, error: str, cause: str, ranks: Sequence[int] = ()) -> None:
+        """Note an error that this rank raises; the ring then stays when the world ends.
+
+        Args:
+            group: its name; "" is none: the program itself raised it.
+            error: the name of its class.
+            cause: a sentence without a full stop.
+            ranks: those that are the cause.
+        """
+        self._failed = True
+        content = {
+            "group": group,
+            "error": error,
+            "text": cause[:2000],
+            "ranks": packed_ranks(ranks),
+            "at": perf_counter_ns(),
+        }
+        self._memory.add_entry(EntryType.FAILURE, content)
+
+
+def own_identity() -> str:
+    """Return what processes that can read each other's rings, and see each other in ``/proc``, have in common."""
+    try:
+        return host_identity("pid", "ipc")
+    except OSError:
+        return socket.gethostname()
+
+
+#: The recorder of this process.
+RECORDER = FlightRecorder()
+os.register_at_fork(after_in_child=RECORDER.leave_to_parent)
+atexit.register(RECORDER.close)

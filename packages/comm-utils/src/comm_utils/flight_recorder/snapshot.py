@@ -1,0 +1,232 @@
+"""The state of one rank, and its last calls: read from its ring, or sent by it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from comm_utils.flight_recorder.calls import UNKNOWN_GROUP, Call, Failure, RingGroup, RingHeader, Stack
+from comm_utils.flight_recorder.layout import IN_BACKGROUND, LANES
+from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, packed_ranks, unpacked_ranks
+from comm_utils.flight_recorder.reader import RingError, RingReader
+from comm_utils.flight_recorder.scanning import open_numbers
+from comm_utils.process_state import process_state
+
+__all__ = ["RECENT", "RankSnapshot", "decode_snapshot", "encode_snapshot", "take_snapshot"]
+
+#: So many of the latest calls of each lane a snapshot has.
+RECENT = 256
+_SENT = 64
+# Calls under way that are older than these, and for which nobody waits.
+_MOST_IN_BACKGROUND = 256
+_LARGEST_SNAPSHOT_BYTES = 1 << 20
+# Of 64 bits, with a sign or without one.
+_WORDS = range(-(1 << 63), 1 << 64)
+
+
+@dataclass(frozen=True)
+class RankSnapshot:
+    """The state of one rank.
+
+    Attributes:
+        process: ``"running"``, ``"stopped"``, ``"ended"``, ``"left"`` (it runs, and has ended communication) or
+            ``"unknown"``.
+        calls: its latest ones, in the order of their beginnings.
+        stack: where it was in Python, if it was written down.
+        taken_ns: when, by the monotonic clock of its host.
+        threads: so many have made calls.
+    """
+
+    header: RingHeader
+    process: str
+    calls: tuple[Call, ...]
+    failures: tuple[Failure, ...] = ()
+    stack: Stack | None = None
+    taken_ns: int = 0
+    threads: int = 1
+
+    @property
+    def rank(self) -> int:
+        """Return the global rank."""
+        return self.header.rank
+
+    @property
+    def where(self) -> str:
+        """Return its process, for messages."""
+        return f"pid {self.header.pid} on {self.header.host or 'an unknown host'}"
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether its process has ended and did not say that it was to, nor was asked to by a signal."""
+        return self.process == "ended" and self.header.state == 0 and not self.header.signal
+
+    @property
+    def is_gone(self) -> bool:
+        """Return whether it makes no call any more."""
+        return self.process in ("ended", "left")
+
+    @property
+    def end(self) -> str:
+        """Return how it has gone, as the end of a sentence that begins with its name."""
+        raised = next((one for one in reversed(self.failures) if not one.group), None)
+        if raised is not None:
+            because = f" with {raised.error}" + (f": {raised.text}" if raised.text else "")
+        elif self.header.signal:
+            because = f" by {_signal_name(self.header.signal)}"
+        else:
+            because = ""
+        has_ended = self.process == "ended" or self.header.signal
+        word = "has ended" if has_ended else "has left the world or is ending"
+        return f"{word}{because}"
+
+    def open_calls(self) -> list[Call]:
+        """Return its calls under way, the oldest first."""
+        return [call for call in self.calls if call.is_open]
+
+    def waiting_calls(self) -> list[Call]:
+        """Return its calls under way that somebody waits for, the oldest first."""
+        return [call for call in self.calls if call.is_open and call.is_waited_for]
+
+    def collectives(self, group: str) -> list[Call]:
+        """Return its latest collectives on the group of that name."""
+        return [call for call in self.calls if call.group.name == group and not call.is_message]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of a damaged ring
+        return f"signal {number}"
+
+
+def take_snapshot(reader: RingReader, is_local: bool = True, recent: int = RECENT) -> RankSnapshot:
+    """Read what a rank does from its ring.
+
+    Args:
+        is_local: its process can be seen from here, if it lives.
+        recent: so many of the latest calls of each lane, beside earlier ones that are under way.
+    """
+    reader.refresh()
+    calls = [call for lane in range(LANES) for call in reader.calls(lane, most=recent)]
+    known = {(call.lane, call.number) for call in calls}
+    earlier = [call for lane in range(LANES) for call in _earlier_open(reader, lane, recent)]
+    calls += [call for call in earlier if (call.lane, call.number) not in known]
+    calls.sort(key=lambda call: call.begin_ns)
+    header = reader.header
+    process = process_state(header.pid, header.started) if is_local else "unknown"
+    if header.state in (1, 2) and process != "ended":
+        process = "left"
+    taken = time.perf_counter_ns()
+    return RankSnapshot(
+        header, process, tuple(calls), tuple(reader.failures), reader.stack(), taken, reader.word("threads")
+    )
+
+
+def _earlier_open(reader: RingReader, lane: int, recent: int) -> list[Call]:
+    """Return the calls under way before the ``recent`` latest ones: all that somebody waits for, and others."""
+    before = reader.count(lane) - recent + 1
+    earlier = [(number, end) for number, end in open_numbers(reader, lane) if number < before]
+    awaited = [number for number, end in earlier if end != IN_BACKGROUND]
+    others = [number for number, end in earlier if end == IN_BACKGROUND]
+    calls = (reader.call(lane, number) for number in (*awaited, *others[:_MOST_IN_BACKGROUND]))
+    return [call for call in calls if call is not None and call.is_open]
+
+
+def _most_telling(calls: Sequence[Call]) -> list[Call]:
+    """Return the latest calls, and the earlier ones that somebody waits for."""
+    earlier = [call for call in calls[:-_SENT] if call.is_open and call.is_waited_for]
+    return [*earlier[:_SENT], *calls[-_SENT:]]
+
+
+def encode_snapshot(snapshot: RankSnapshot) -> bytes:
+    """Return a snapshot as JSON, for ranks of other hosts."""
+    calls = _most_telling(snapshot.calls)
+    groups = {call.group.name: call.group for call in calls}
+    content = {
+        "header": asdict(snapshot.header),
+        "process": snapshot.process,
+        "groups": [{**group.__dict__, "ranks": packed_ranks(group.ranks)} for group in groups.values()],
+        "calls": [{**call.__dict__, "group": call.group.name} for call in calls],
+        "failures": [asdict(failure) for failure in snapshot.failures[-4:]],
+        "stack": None if snapshot.stack is None else asdict(snapshot.stack),
+        "taken_ns": snapshot.taken_ns,
+        "threads": snapshot.threads,
+    }
+    return json.dumps(content, separators=(",", ":")).encode()
+
+
+def decode_snapshot(data: bytes) -> RankSnapshot:
+    """Read what :func:`encode_snapshot` wrote.
+
+    Raises:
+        RingError: it is malformed.
+    """
+    if len(data) > _LARGEST_SNAPSHOT_BYTES:
+        raise RingError(f"a snapshot of {len(data)} bytes; expected at most {_LARGEST_SNAPSHOT_BYTES}")
+    try:
+        return _decoded(json.loads(data))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        raise RingError(f"malformed snapshot: {type(error).__name__}: {error!s:.100}") from None
+
+
+def _decoded(content: Any) -> RankSnapshot:
+    groups: dict[str, RingGroup] = {}
+    more = MOST_RANKS
+    for one in content["groups"]:
+        ranks = unpacked_ranks(one["ranks"], min(LARGEST_GROUP, more))
+        more -= len(ranks)
+        group = RingGroup(
+            _text(one["name"]), tuple(map(_number, ranks)), _text(one["description"]), _text(one["backend"])
+        )
+        groups[group.name] = group
+    calls = []
+    for one in content["calls"]:
+        fields = {name: _as(kind, one[name]) for name, kind in Call.__annotations__.items() if name in one}
+        calls.append(Call(**{**fields, "group": groups.get(_text(one["group"]), UNKNOWN_GROUP)}))
+    return RankSnapshot(
+        RingHeader(**{name: _as(kind, content["header"][name]) for name, kind in RingHeader.__annotations__.items()}),
+        _text(content["process"]),
+        tuple(calls),
+        tuple(
+            Failure(**{name: _as(kind, one[name]) for name, kind in Failure.__annotations__.items()})
+            for one in content["failures"]
+        ),
+        None
+        if content["stack"] is None
+        else Stack(_text(content["stack"]["text"]), _as("int", content["stack"]["at_ns"])),
+        _as("int", content["taken_ns"]),
+        _as("int", content["threads"]),
+    )
+
+
+def _as(kind: str, value: Any) -> Any:
+    """Return ``value`` if it is of the annotated kind."""
+    expected = {"int": int, "str": str, "bool": bool}.get(kind)
+    if expected is not None:
+        if type(value) is not expected:
+            raise TypeError(f"{value!r:.40} is no {kind}")
+        return _text(value) if kind == "str" else _number(value) if kind == "int" else value
+    if kind.startswith("tuple[int"):
+        return None if value is None else _numbers(value)
+    return value
+
+
+def _text(value: object) -> str:
+    """Return ``value`` as text that can be printed: JSON can hold halves of characters."""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or any(type(one) is not int for one in values):
+        raise TypeError("expected a list of integers")
+    return tuple(_number(one) for one in values)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or value not in _WORDS:
+        raise ValueError(f"{str(value)[:40]} has more than 64 bits")
+    return value

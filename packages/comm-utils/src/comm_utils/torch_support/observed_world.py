@@ -1,0 +1,49 @@
+"""Begin and end the flight recorder and the watch with a world of ``torch.distributed``."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from functools import partial
+from typing import Any
+
+from torch.distributed import Store
+from torch.distributed import distributed_c10d as internals
+
+from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.torch_support.store_mailbox import connect_mailbox
+from comm_utils.watch.uncaught import note_uncaught_exceptions
+from comm_utils.watch.watch import WATCH
+
+__all__ = ["begin_world", "end_world"]
+
+_KEY = "comm-flight/job"
+
+
+def begin_world() -> None:
+    """Open this rank's ring, and watch the other ranks of the world group that exists."""
+    world: Any = internals._get_default_group()
+    store = internals._world.pg_map[world][1]
+    rank, size = world.rank(), world.size()
+    job = _agreed_name(store) if size > 1 else _new_name()
+    RECORDER.open(rank, size, job)
+    note_uncaught_exceptions()
+    WATCH.start(rank, size, partial(connect_mailbox, store, job))
+
+
+def end_world() -> None:
+    """End both with the world group."""
+    WATCH.stop()
+    RECORDER.close()
+
+
+def _new_name() -> str:
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+def _agreed_name(store: Store) -> str:
+    """Return the name that the first rank to come has proposed."""
+    try:
+        return bytes(store.compare_set(_KEY, "", _new_name())).decode(errors="replace")
+    except RuntimeError:  # a store without it: each rank has a folder of its own
+        return _new_name()

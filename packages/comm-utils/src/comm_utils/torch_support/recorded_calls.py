@@ -1,0 +1,99 @@
+"""Calls with tensors in the flight recorder: what is recorded of them, and the note that says what became of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+
+from comm_utils import operations
+from comm_utils.flight_recorder.recorder import WAITED_FOR, Kind
+from comm_utils.operations import Form
+
+__all__ = ["KindsByDtype", "Note", "dtype_name", "exchanged", "measure_of"]
+
+
+class Note(NamedTuple):
+    """A call that the flight recorder has, and how to say what became of it."""
+
+    kind: Kind
+    number: int
+
+    def end(self) -> None:
+        """Record the end."""
+        self.kind.end(self.number)
+
+    def fail(self) -> None:
+        """Record a failure."""
+        self.kind.fail(self.number)
+
+    def wait(self, state: int = WAITED_FOR) -> None:
+        """Record that somebody waits for what began in the background; ``state`` may be ``layout.LIMITED``."""
+        self.kind.wait(self.number, state)
+
+
+@cache
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def exchanged(
+    output: torch.Tensor, input: torch.Tensor, rows_out: Sequence[int] | None, rows_in: Sequence[int] | None, size: int
+) -> tuple[int, list[int] | None, list[int] | None]:
+    """Return the elements of a part of an exchange, and those to and from each rank where parts differ."""
+    elements = input.numel() // size
+    if len({*(rows_out or ())}) <= 1 and len({*(rows_in or ())}) <= 1:  # equal parts, or none given
+        return elements, None, None
+    return elements, _in_elements(input, rows_in, size), _in_elements(output, rows_out, size)
+
+
+def _in_elements(tensor: torch.Tensor, rows: Sequence[int] | None, size: int) -> list[int]:
+    if not rows:
+        return [tensor.numel() // size] * size
+    in_row = tensor.numel() // tensor.shape[0] if tensor.dim() and tensor.shape[0] else 0
+    return [in_row * number for number in rows]
+
+
+class KindsByDtype(dict["torch.dtype | None", Kind]):
+    """``kinds[dtype]`` is the kind of a call with elements of it; None is a call without tensors.
+
+    Args:
+        describe: ``FlightRecorder.kind``, short of the dtype.
+    """
+
+    def __init__(self, describe: Callable[..., Kind]) -> None:
+        super().__init__()
+        self._describe = describe
+
+    def __missing__(self, dtype: torch.dtype | None) -> Kind:
+        kind = self[dtype] = self._describe(dtype="" if dtype is None else dtype_name(dtype))
+        return kind
+
+
+# --- what is recorded of the tensors of a call: dtype, elements, and those to and from each rank
+
+#: Takes the tensor arguments of a fast path.
+Measure = Callable[..., "tuple[torch.dtype | None, int, Any, Any]"]
+
+
+def measure_of(operation: str, size: int) -> Measure:
+    """Return the function that measures the tensors of an operation, in a group of ``size`` ranks."""
+    row = operations.get(operation)
+    if row.pattern.is_empty:
+        return lambda: (None, 0, None, None)
+    if row.pattern.uneven:
+        return _of_lists if row.tensors[0].form is Form.PER_RANK else partial(_of_exchange, size)
+    at = row.tensors.index(row.counted[0])
+    return lambda *tensors: (tensors[at].dtype, tensors[at].numel(), None, None)
+
+
+def _of_exchange(size: int, output: Any, input: Any, rows_out: Any = None, rows_in: Any = None) -> Any:
+    return (input.dtype, *exchanged(output, input, rows_out, rows_in, size))
+
+
+def _of_lists(outputs: Any, inputs: Any) -> Any:
+    sent, received = [one.numel() for one in inputs], [one.numel() for one in outputs]
+    return inputs[0].dtype, sum(sent) // len(sent), sent, received

@@ -1,0 +1,55 @@
+"""The store of a world as the mailbox of its watch."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, Store, TCPStore
+
+__all__ = ["StoreMailbox", "connect_mailbox"]
+
+_LIMIT = timedelta(seconds=2)
+
+
+class StoreMailbox:
+    """See ``comm_utils.watch.mailbox.Mailbox``."""
+
+    def __init__(self, store: Store, prefix: str) -> None:
+        self._store, self._prefix = store, prefix
+
+    def set(self, key: str, value: bytes) -> None:
+        self._store.set(self._prefix + key, value)  # type: ignore[arg-type]  # torch's annotation says str alone
+
+    def get(self, key: str) -> bytes | None:
+        key = self._prefix + key
+        if not self._store.check([key]):
+            return None
+        found: bytes = self._store.get(key)
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._store.add(self._prefix + key, amount))
+
+    def close(self) -> None:
+        """Drop the connection."""
+        del self._store
+
+
+def connect_mailbox(store: Store, prefix: str) -> StoreMailbox | None:
+    """Connect to the server of ``store`` once more, as a call may wait in ``store`` itself; None if it is no TCPStore.
+
+    Raises:
+        OSError, RuntimeError: the server cannot be reached.
+    """
+    below: Any = store
+    while isinstance(below, PrefixStore):
+        below = below.underlying_store
+    if not isinstance(below, TCPStore):
+        return None
+    # TCPStore waits for a server that has gone, and aborts the process if Python ends meanwhile.
+    socket.create_connection((below.host, below.port), _LIMIT.total_seconds()).close()
+    client = TCPStore(below.host, below.port, None, False, _LIMIT, wait_for_workers=False)
+    client.set_timeout(_LIMIT)
+    return StoreMailbox(client, f"{prefix}/")

@@ -1,0 +1,100 @@
+"""The error of a failed call, from what is wrong in its group and what other ranks say: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from comm_utils.errors import CollectiveMismatchError
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, Finding, FindingKind
+from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.watch.trouble import Trouble, error_class
+
+__all__ = ["addressed", "age_of_failed_call", "cause_of_others", "combined", "for_others", "is_complete"]
+
+_THIS_RANK = ". That is this rank, which came too late"
+
+# The age of a failed operation that no record tells, such as the making of a group.
+_UNKNOWN_AGE_S = 30.0
+
+
+def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, RankSnapshot]) -> Trouble:
+    """Return the first cause, with the others of its kind."""
+    first = Trouble.of(findings[0])
+    said = set(findings[0].ranks)
+    same = []
+    for one in findings[1:4]:
+        if one.kind is findings[0].kind and not said & set(one.ranks):
+            said |= set(one.ranks)
+            same.append(one.text)
+    stacks = ""
+    if findings[0].kind >= FindingKind.STOPPED:
+        stacks = "".join(
+            f". The Python stack of rank {rank}: {' < '.join(reversed(stack.text.splitlines()[-4:]))}"
+            for one in findings[:1]
+            for rank in one.ranks[:1]
+            if rank != own_rank
+            and rank in known
+            and (stack := known[rank].stack) is not None
+            and not known[rank].open_calls()
+        )
+    return Trouble(first.kind, "; ".join([first.text, *same]) + stacks, first.ranks)
+
+
+def cause_of_others(
+    own_rank: int, group: RingGroup, known: Mapping[int, RankSnapshot], needs_cause: bool, age_ns: int
+) -> Trouble | None:
+    """Return why another member has given up, in this group or in one that it waited in instead, as it says.
+
+    Args:
+        needs_cause: what says no cause does not count.
+        age_ns: of the call that failed here; an earlier failure in another group is no cause of it.
+    """
+    best: tuple[int, Trouble] | None = None
+    for rank in group.ranks:
+        if rank == own_rank or rank not in known:
+            continue
+        for failure in known[rank].failures:
+            kind = error_class(failure.error)
+            # Both times are by the clock of the rank's host, which has nothing to do with the one here.
+            failure_age_ns = known[rank].taken_ns - failure.at_ns
+            if kind is None or (failure.group != group.name and failure_age_ns > age_ns):
+                continue
+            if needs_cause and not failure.text:
+                continue
+            text = failure.text or f"rank {rank} ({known[rank].where}) gave up with {failure.error}"
+            if failure.group != group.name and IN_DIFFERENT_ORDERS not in text:
+                text = f"rank {rank} gave up in another group: {text}"
+            order = (failure.group != group.name) + 2 * (not failure.text)
+            if best is None or order < best[0]:
+                best = order, Trouble(kind, text, failure.ranks)
+    return None if best is None else best[1]
+
+
+def age_of_failed_call(own: RankSnapshot | None, group: RingGroup, now_ns: int) -> int:
+    """Return the age, in nanoseconds, of the call of this rank on a group that has just failed.
+
+    Args:
+        now_ns: by the monotonic clock of this host.
+    """
+    calls = () if own is None else [call for call in own.calls if call.group.name == group.name]
+    begun = [call.begin_ns for call in calls if call.is_open] or [call.begin_ns for call in calls][-1:]
+    return now_ns - min(begun) if begun else int(_UNKNOWN_AGE_S * 1e9)
+
+
+def addressed(rank: int, trouble: Trouble) -> Trouble:
+    """Return a trouble that says so where ``rank``, which raises it, is the cause."""
+    if trouble.ranks == (rank,) and not issubclass(trouble.kind, CollectiveMismatchError):
+        return Trouble(trouble.kind, trouble.text + _THIS_RANK, trouble.ranks)
+    return trouble
+
+
+def for_others(trouble: Trouble) -> Trouble:
+    """Return a trouble of :func:`addressed` as other ranks are to hear of it."""
+    return Trouble(trouble.kind, trouble.text.removesuffix(_THIS_RANK), trouble.ranks)
+
+
+def is_complete(finding: Finding, known: Mapping[int, RankSnapshot]) -> bool:
+    """Return whether all ranks of a group that live have made the call that a finding is about."""
+    here = (known[rank] for rank in finding.group.ranks if rank in known and not known[rank].is_gone)
+    return all(any(call.in_series == finding.number for call in one.collectives(finding.group.name)) for one in here)

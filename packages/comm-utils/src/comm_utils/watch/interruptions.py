@@ -1,0 +1,67 @@
+"""Ctrl-C and SIGTERM end a call or the process while the main thread cannot run Python's handlers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+from comm_utils.flight_recorder.calls import Call
+from comm_utils.watch.signals import acts_on, end_by, has_reported, has_terminated
+
+__all__ = ["SECONDS_SHOWN", "Interruptions"]
+
+#: Calls that have taken so long are reported when a signal comes.
+SECONDS_SHOWN = 0.5
+# How long Python's own handler of a signal may take to run.
+_HANDLER_S = 0.3
+
+
+class Interruptions:
+    """Reports the calls under way when a signal comes, and does what Python's own handler would do.
+
+    Args:
+        waiting: returns the calls under way that somebody waits for.
+        report: ``report(call, age_s, name)`` logs what the ranks do about a call.
+        interrupt: ends a call that SIGINT has interrupted.
+        is_urgent: whether a call that has just begun is worth a report as well.
+    """
+
+    def __init__(
+        self,
+        waiting: Callable[[], list[Call]],
+        report: Callable[[Call, float, str], None],
+        interrupt: Callable[[Call], None],
+        is_urgent: Callable[[Call], bool] = lambda call: False,
+    ) -> None:
+        self._waiting, self._report, self._interrupt, self._is_urgent = waiting, report, interrupt, is_urgent
+
+    def came(self, number: signal.Signals, stop: threading.Event) -> None:
+        """Act on a signal that has come; where the program has a handler of its own, report the calls alone.
+
+        Args:
+            stop: is set when the watch ends.
+        """
+        acts = acts_on(number)
+        waiting = self._waiting()
+        try:
+            for call in waiting:
+                age_s = (time.perf_counter_ns() - call.begin_ns) / 1e9
+                if age_s >= SECONDS_SHOWN or self._is_urgent(call):
+                    self._report(call, age_s, number.name)
+        finally:
+            has_reported()
+            if acts and not stop.wait(_HANDLER_S) and acts_on(number):
+                self._act(number, waiting)
+
+    def _act(self, number: signal.Signals, waiting: list[Call]) -> None:
+        if number is signal.SIGTERM:
+            # Whatever the main thread waits in: without the handler, the signal would have ended the process at once.
+            if not has_terminated():
+                end_by(number)
+            return
+        still = {(call.lane, call.number) for call in self._waiting()}
+        for call in waiting:
+            if (call.lane, call.number) in still:
+                self._interrupt(call)

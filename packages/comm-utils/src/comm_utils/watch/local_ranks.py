@@ -1,0 +1,84 @@
+"""The rings of the other ranks of this host."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from comm_utils.flight_recorder.directory import rings_in
+from comm_utils.flight_recorder.reader import RingError, RingReader, open_ring
+from comm_utils.flight_recorder.recorder import own_identity
+from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
+from comm_utils.process_state import process_state
+
+__all__ = ["LocalRanks"]
+
+_LIST_EVERY_S = 0.5
+
+
+class LocalRanks:
+    """Maps the rings in the folder of a job as they appear, and keeps those of ranks that have ended.
+
+    Args:
+        folder: of the job; None where this process has no ring.
+        own: the ring of this process.
+        world_size: so many ranks there may be.
+    """
+
+    def __init__(self, folder: Path | None, own: Path | None, world_size: int) -> None:
+        self._folder, self._own, self._world_size = folder, own, world_size
+        self._identity = own_identity()
+        self._seen: set[Path] = set()
+        self._next_listing = 0.0
+        #: By global rank.
+        self.readers: dict[int, RingReader] = {}
+
+    def refresh(self, now: bool = False) -> None:
+        """Open rings that are new."""
+        if self._folder is None or len(self.readers) >= self._world_size - 1:
+            return
+        if not now and time.monotonic() < self._next_listing:
+            return
+        self._next_listing = time.monotonic() + _LIST_EVERY_S
+        with suppress(OSError):
+            for path in rings_in(self._folder):
+                if path != self._own and path not in self._seen:
+                    self._open(path)
+
+    def _open(self, path: Path) -> None:
+        try:
+            reader = open_ring(path)
+        except RingError:  # it may not be written in full yet
+            return
+        except OSError:
+            return
+        if not reader.header.identity:  # neither is its first entry
+            reader.close()
+            return
+        self._seen.add(path)
+        header, known = reader.header, self.readers.get(reader.header.rank)
+        # An earlier world of the same job may have left one of the same rank.
+        if header.identity == self._identity and (known is None or known.header.wall_ns < header.wall_ns):
+            self.readers[header.rank] = reader
+        else:
+            reader.close()
+
+    def snapshots(self, recent: int = 256) -> dict[int, RankSnapshot]:
+        """Return what these ranks do now, by global rank; rings that are damaged are left out."""
+        found = {}
+        for rank, reader in list(self.readers.items()):
+            with suppress(RingError, ValueError):  # closed meanwhile
+                found[rank] = take_snapshot(reader, recent=recent)
+        return found
+
+    def state_of(self, rank: int) -> str:
+        """Return the state of a rank's process: ``"running"``, ``"stopped"``, ``"ended"`` or ``"unknown"``."""
+        reader = self.readers.get(rank)
+        return "unknown" if reader is None else process_state(reader.header.pid, reader.header.started)
+
+    def close(self) -> None:
+        """Unmap all."""
+        for reader in self.readers.values():
+            reader.close()
+        self.readers.clear()

@@ -1,0 +1,141 @@
+"""A thread of its own for the ranks of other hosts: a store that does not answer holds up nothing else."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Container, Mapping
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose_group
+from comm_utils.flight_recorder.reader import RingReader
+from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.flight_recorder.scanning import Mark, digests
+from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.log import logger
+from comm_utils.watch.comparison import differ_by, marks_by_group
+from comm_utils.watch.local_ranks import LocalRanks
+from comm_utils.watch.remote_ranks import RemoteRanks
+from comm_utils.watch.trouble import Trouble
+
+__all__ = ["RemoteObserver"]
+
+# Most ranks find all others on their own host by then, and never connect.
+_FIRST_POLL_S = 2.0
+_POLL_S = 0.5
+_ASK_S = 0.8
+
+_T = TypeVar("_T")
+
+
+class RemoteObserver:
+    """Answers ranks of other hosts, hears of what they found, and compares their calls with those of this rank.
+
+    Args:
+        remote: the way to them.
+        local: the ranks of this host.
+        snapshots: returns what the ranks of this host do.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        remote: RemoteRanks,
+        local: LocalRanks,
+        snapshots: Callable[[], Mapping[int, RankSnapshot]],
+    ) -> None:
+        self._rank, self._world_size = rank, world_size
+        self._remote, self._local, self._snapshots = remote, local, snapshots
+        self._own = RingReader(RECORDER.memory.memory)  # not the watch's, which its thread moves on
+        self._notices: SimpleQueue[tuple[str, str, str]] = SimpleQueue()
+        self._found: SimpleQueue[tuple[str, Trouble]] = SimpleQueue()
+
+    def start(self, compares: bool, broken: Container[str], stop: threading.Event) -> None:
+        """Begin.
+
+        Args:
+            compares: whether calls are compared.
+            broken: the groups that are in trouble already.
+            stop: ends the thread.
+        """
+        threading.Thread(target=self._run, args=(compares, broken, stop), name="comm-watch-remote", daemon=True).start()
+
+    def notices(self) -> list[tuple[str, str, str]]:
+        """Return the notices of ranks of other hosts since the last time: group, error and text."""
+        return _drained(self._notices)
+
+    def found(self) -> list[tuple[str, Trouble]]:
+        """Return the groups whose calls differ between hosts, found since the last time."""
+        return _drained(self._found)
+
+    def _run(self, compares: bool, broken: Container[str], stop: threading.Event) -> None:
+        has_warned = False
+        pause_s = _FIRST_POLL_S
+        while not stop.wait(pause_s):
+            pause_s = _POLL_S
+            try:
+                if len(self._local.readers) < self._world_size - 1:
+                    self._look(compares, broken)
+            except Exception as error:
+                if not stop.is_set() and not has_warned:
+                    has_warned = True
+                    logger.warning(
+                        "the watch of rank %d could not look at other hosts: %s: %s",
+                        self._rank,
+                        type(error).__name__,
+                        error,
+                    )
+
+    def _look(self, compares: bool, broken: Container[str]) -> None:
+        self._exchange()
+        if compares:
+            self._compare(broken)
+
+    def _exchange(self) -> None:
+        self._remote.answer()
+        for notice in self._remote.notices():
+            self._notices.put(notice)
+
+    def _compare(self, broken: Container[str]) -> None:
+        """Compare the calls of this rank with those of the next ranks of other hosts in each group."""
+        here = {*self._local.readers, self._rank}
+        self._own.refresh()
+        mine = marks_by_group(self._own)
+        spanning = {one.name: one for one in self._own.groups.values() if not set(one.ranks) <= here}
+        latest = {}
+        for name, calls in mine.items():
+            if name in spanning:
+                last = calls[max(calls)]
+                latest[name] = last.in_series, last.digest
+        self._remote.publish_digests(latest)
+        for name in latest:
+            group = spanning[name]
+            at = group.ranks.index(self._rank)
+            for other in {group.ranks[at - 1], group.ranks[(at + 1) % len(group.ranks)]} - here:
+                number, digest = self._remote.digests(other).get(name, (0, 0))
+                if name in broken or not self._differs(mine[name], name, number, digest):
+                    continue
+                known = {**self._snapshots(), **self._remote.ask([other], _ASK_S, self._exchange)}
+                found = [one for one in diagnose_group(known, group) if one.kind is FindingKind.MISMATCH]
+                if not found and all(one.threads == 1 for one in known.values()):
+                    found = [differ_by(group, self._rank, other, number)]
+                if found:
+                    self._found.put((name, Trouble.of(found[0])))
+
+    def _differs(self, latest: Mapping[int, Mark], group: str, number: int, digest: int) -> bool:
+        """Return whether this rank's calls on a group, up to one of that number, have another digest."""
+        if not number or number > max(latest):
+            return False
+        # The other rank has published it up to a second ago.
+        mine = latest[number].digest if number in latest else digests(self._own, group).get(number, digest)
+        return mine != digest
+
+
+def _drained(queue: SimpleQueue[_T]) -> list[_T]:
+    found: list[_T] = []
+    with suppress(Empty):
+        while True:
+            found.append(queue.get_nowait())
+    return found

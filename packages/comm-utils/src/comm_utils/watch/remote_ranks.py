@@ -1,0 +1,246 @@
+"""Ranks of other hosts: what they do is asked for through the store when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TypeVar
+
+from comm_utils import json_files
+from comm_utils.flight_recorder.reader import RingError
+from comm_utils.flight_recorder.snapshot import RankSnapshot, decode_snapshot, encode_snapshot
+from comm_utils.log import logger
+from comm_utils.watch.mailbox import Mailbox
+
+__all__ = ["RemoteRanks", "decode_answer", "decode_digests", "decode_notice", "encode_answer"]
+
+_T = TypeVar("_T")
+
+_PREFIX = "comm-flight"
+_GONE = (RuntimeError, OSError)
+_LARGEST_BYTES = 1 << 20
+# After an error, the store is tried again so much later, twice as late each time.
+_FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
+# The end of a world does not wait longer for a store that does not answer.
+_CLOSE_S = 0.3
+
+
+class RemoteRanks:
+    """Answers the questions of ranks of other hosts, and asks them; for several threads.
+
+    A store that does not answer blocks its caller for an unknown time. :meth:`close` and the methods with a limit do
+    not wait for it.
+
+    Args:
+        connect: opens the way to them when it is first needed; None where there is none.
+        take: returns what this rank does now.
+    """
+
+    def __init__(
+        self, rank: int, connect: Callable[[], Mailbox | None], take: Callable[[], RankSnapshot | None]
+    ) -> None:
+        self._rank, self._connect, self._take = rank, connect, take
+        self._mailbox: Mailbox | None = None
+        self._lock = threading.Lock()
+        self._is_absent = self._is_closed = self._has_warned = False
+        self._failures, self._retry_at = 0, 0.0
+        self._answered = self._read_notices = 0
+        self._published: bytes | None = None
+
+    def _with_store(self, use: Callable[[Mailbox], _T]) -> _T | None:
+        """Use the store; None after an error, and until it is tried again."""
+        with self._lock:
+            if not self._is_usable:
+                return None
+            try:
+                if self._mailbox is None:
+                    self._mailbox = self._connect()
+                if self._mailbox is None:
+                    self._is_absent = True
+                    return None
+                found = use(self._mailbox)
+                self._failures = 0
+                return found
+            except _GONE as error:
+                self._failed(error)
+                return None
+            finally:
+                if self._is_closed:
+                    self._drop()
+
+    @property
+    def _is_usable(self) -> bool:
+        return not self._is_absent and not self._is_closed and time.monotonic() >= self._retry_at
+
+    def _failed(self, error: BaseException) -> None:
+        self._drop()
+        self._retry_at = time.monotonic() + min(_FIRST_RETRY_S * 2**self._failures, _LAST_RETRY_S)
+        self._failures += 1
+        # At the first one, the rank with the store may just have ended.
+        if self._failures == 2 and not self._is_closed and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "rank %d cannot reach the store (%s: %.200s): ranks of other hosts are not seen until it answers again",
+                self._rank,
+                type(error).__name__,
+                error,
+            )
+
+    def _drop(self) -> None:
+        mailbox, self._mailbox = self._mailbox, None
+        if mailbox is not None:
+            with suppress(*_GONE):
+                mailbox.close()
+
+    def _get(self, name: str) -> bytes | None:
+        return self._with_store(lambda box: box.get(f"{_PREFIX}/{name}"))
+
+    def answer(self) -> None:
+        """Publish what this rank does, if another rank has asked since the last time."""
+        asked = self._with_store(lambda box: box.add(f"{_PREFIX}/asked", 0))
+        if asked and asked != self._answered:
+            snapshot = self._take()
+            if snapshot is not None:
+                data = encode_answer(asked, snapshot)
+                # The one key of this rank: it answers all that have asked so far.
+                self._with_store(lambda box: box.set(f"{_PREFIX}/state/{self._rank}", data))
+            if self._is_usable:
+                self._answered = asked
+
+    def ask(
+        self, ranks: Iterable[int], limit_s: float, meanwhile: Callable[[], object] = lambda: None
+    ) -> dict[int, RankSnapshot]:
+        """Return what ``ranks`` do now; those that do not answer within ``limit_s`` seconds are left out.
+
+        Args:
+            meanwhile: is called again and again until then; the others may ask as well.
+        """
+        wanted, found = set(ranks), {}
+        number = self._with_store(lambda box: box.add(f"{_PREFIX}/asked", 1)) if wanted else None
+        if not number:
+            return {}
+        end = time.monotonic() + limit_s
+        while wanted and self._is_usable and time.monotonic() < end:
+            for rank in sorted(wanted):
+                data = self._get(f"state/{rank}")
+                answer = None if data is None else decode_answer(data)
+                if answer is not None and answer[0] >= number:
+                    wanted.discard(rank)
+                    found[rank] = answer[1]
+            if wanted:
+                meanwhile()
+                time.sleep(0.05)
+        return {rank: one for rank, one in found.items() if one.rank == rank}
+
+    def ask_within(self, ranks: Iterable[int], limit_s: float) -> dict[int, RankSnapshot]:
+        """Do the same, for no longer than ``limit_s`` where the store does not answer either."""
+        found: dict[int, RankSnapshot] = {}
+        _within(limit_s, "comm-watch-ask", lambda: found.update(self.ask(ranks, limit_s)))
+        return dict(found)
+
+    # --- what has to reach all ranks
+
+    def tell(self, group: str, error: str, text: str) -> None:
+        """Tell all ranks of other hosts why the ranks of a group cannot go on."""
+        data = json.dumps({"group": group, "error": error, "text": text[:4000]}).encode()
+
+        def publish(box: Mailbox) -> None:
+            # Written before it is counted: who sees the count finds it.
+            box.set(f"{_PREFIX}/notice/{box.add(f'{_PREFIX}/notice-places', 1)}", data)
+            box.add(f"{_PREFIX}/notices", 1)
+
+        self._with_store(publish)
+
+    def tell_within(self, group: str, error: str, text: str, limit_s: float) -> None:
+        """Do the same, and go on after ``limit_s`` seconds while it is under way."""
+        _within(limit_s, "comm-watch-tell", lambda: self.tell(group, error, text))
+
+    def notices(self) -> list[tuple[str, str, str]]:
+        """Return the notices since the last time: group, error and text of each."""
+        count = self._with_store(lambda box: box.add(f"{_PREFIX}/notices", 0)) or 0
+        found = []
+        while self._read_notices < min(count, 1000):
+            data = self._get(f"notice/{self._read_notices + 1}")
+            if data is None:  # another one was counted before it is there
+                break
+            self._read_notices += 1
+            notice = decode_notice(data)
+            if notice is not None:
+                found.append(notice)
+        return found
+
+    # --- comparison of calls
+
+    def publish_digests(self, latest: dict[str, tuple[int, int]]) -> None:
+        """Publish number and digest of this rank's last collective in each group."""
+        data = json.dumps(latest).encode()
+        if latest and data != self._published:
+            self._with_store(lambda box: box.set(f"{_PREFIX}/digests/{self._rank}", data))
+            if self._is_usable:
+                self._published = data
+
+    def digests(self, rank: int) -> dict[str, tuple[int, int]]:
+        """Return what ``rank`` published."""
+        data = self._get(f"digests/{rank}")
+        return {} if data is None else decode_digests(data)
+
+    def close(self) -> None:
+        """End the connection to the store; where another thread waits for the store, that one does it afterwards."""
+        self._is_closed = True
+        if self._lock.acquire(timeout=_CLOSE_S):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+
+
+def _within(limit_s: float, name: str, work: Callable[[], object]) -> None:
+    """Wait for ``work``, which a thread of its own does, for so long."""
+    thread = threading.Thread(target=work, name=name, daemon=True)
+    thread.start()
+    thread.join(limit_s)
+
+
+def encode_answer(number: int, snapshot: RankSnapshot) -> bytes:
+    """Return the answer to the questions up to ``number``."""
+    return b"%d\n%b" % (number, encode_snapshot(snapshot))
+
+
+def decode_answer(data: bytes) -> tuple[int, RankSnapshot] | None:
+    """Return the last question that an answer is to, and the snapshot; None where ``data`` says something else."""
+    number, _, content = data.partition(b"\n")
+    if not number.isdigit() or len(number) > 18:
+        return None
+    try:
+        return int(number), decode_snapshot(content)
+    except RingError:
+        return None
+
+
+def decode_notice(data: bytes) -> tuple[str, str, str] | None:
+    """Return a group, the name of an error and its text; None where ``data`` says something else."""
+    if len(data) > _LARGEST_BYTES:
+        return None
+    try:
+        content = json_files.parse(data.decode(), "a notice")
+        return str(content["group"]), str(content["error"]), str(content["text"])
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def decode_digests(data: bytes) -> dict[str, tuple[int, int]]:
+    """Return the number and the digest of the last collective in each group; nothing for other data."""
+    if len(data) > _LARGEST_BYTES:
+        return {}
+    try:
+        # Digests have 64 bits without a sign.
+        found = json.loads(data)
+        return {
+            str(group).encode("utf-8", "replace").decode(): (int(number), int(digest))
+            for group, (number, digest) in found.items()
+        }
+    except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
+        return {}

@@ -1,0 +1,37 @@
+"""Exceptions that end this process: they are noted for the others, which wait for a rank that has gone."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from comm_utils.errors import CommError
+from comm_utils.flight_recorder.recorder import RECORDER
+
+__all__ = ["note_uncaught_exceptions", "put_back_hook"]
+
+_before_world = sys.excepthook
+
+
+def put_back_hook() -> None:
+    """Put back the hook from before an earlier world: torch adds one for each, and each prints a prefix."""
+    global _before_world
+    if getattr(sys.excepthook, "notes_in_ring", False):
+        sys.excepthook = _before_world
+    else:
+        _before_world = sys.excepthook
+
+
+def note_uncaught_exceptions() -> None:
+    """Have exceptions that nobody catches noted in this rank's ring, before what printed them so far prints them."""
+    before = sys.excepthook
+    if getattr(before, "notes_in_ring", False):
+        return
+
+    def note(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
+        if RECORDER.path is not None and not isinstance(error, CommError):  # those were noted where they were raised
+            RECORDER.failure("", kind.__name__, str(error)[:500])
+        before(kind, error, place)
+
+    note.notes_in_ring = True  # type: ignore[attr-defined]
+    sys.excepthook = note

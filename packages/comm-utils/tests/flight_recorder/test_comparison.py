@@ -1,0 +1,95 @@
+"""Calls that differ are found by their digests, however many followed them."""
+
+from __future__ import annotations
+
+import pytest
+
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.diagnosis import FindingKind
+from comm_utils.testing.ring import Ring
+from comm_utils.watch import watch as module
+from comm_utils.watch.comparison import disagreement, first_difference, mismatch, neighbours
+
+
+def pair(records: int = 1024) -> tuple[Ring, Ring]:
+    return Ring(0, records), Ring(1, records)
+
+
+def found(one: Ring, other: Ring):  # type: ignore[no-untyped-def]
+    (group,) = one.reader.groups.values()
+    return mismatch(group, {0: one.reader, 1: other.reader}, 0, 1)
+
+
+def test_the_first_number_with_different_digests() -> None:
+    assert first_difference({}, {}) is None
+    assert first_difference({1: 5, 2: 6}, {3: 7}) is None
+    assert first_difference({1: 5, 2: 6}, {2: 6, 3: 7}) is None
+    assert first_difference({1: 5, 2: 6, 3: 7, 4: 8}, {2: 6, 3: 1, 4: 2, 5: 3}) == 3
+
+
+@pytest.mark.parametrize("later", [0, 300, 900])
+def test_a_difference_many_calls_ago(later: int) -> None:
+    one, other = pair()
+    for ring, op in ((one, "sum"), (other, "max")):
+        ring.call(times=20)
+        ring.call("barrier", 0, times=3, group="elsewhere")
+        ring.call(op=op)
+        ring.call(times=later)
+    assert dict(disagreement(one.reader, other.reader))["world"]
+    group = next(group for group in one.reader.groups.values() if group.name == "world")
+    finding = mismatch(group, {0: one.reader, 1: other.reader}, 0, 1)
+    assert finding is not None
+    assert (finding.kind, finding.number, finding.ranks) == (FindingKind.MISMATCH, 21, (0, 1))
+    assert "op sum" in finding.text
+    assert "op max" in finding.text
+
+
+def test_a_difference_that_was_overwritten() -> None:
+    one, other = pair(64)
+    for ring, op in ((one, "sum"), (other, "max")):
+        ring.call(times=20)
+        ring.call(op=op)
+        ring.call(times=200)
+    finding = found(one, other)
+    assert finding is not None
+    assert finding.kind is FindingKind.MISMATCH
+    assert finding.ranks == (0, 1)
+    assert f"the calls of ranks 0 and 1 differ at or before call {finding.number} of the group" in finding.text
+    assert 21 < finding.number < 221
+    # Threads that count at once leave digests that say nothing.
+    one.recorder.memory.set_word("threads", 2)
+    assert found(one, other) is None
+
+
+def test_equal_calls() -> None:
+    one, other = pair(64)
+    for ring in (one, other):
+        ring.call(times=100)
+        ring.call("all_to_all_single", 3 if ring is one else 4)
+        ring.call(times=20)
+    assert found(one, other) is None
+
+
+def test_neighbours() -> None:
+    world, few = RingGroup("world", tuple(range(10))), RingGroup("few", (2, 5, 8))
+    assert neighbours(2, [world], {0, 1, 3}) == [0, 1, 3]
+    assert neighbours(2, [world, few], set(range(10)) - {2}) == [1, 3, 5, 8]
+    assert neighbours(2, [world, few], {0, 4, 5, 6, 7}) == [0, 4, 5]
+    assert neighbours(2, [], set(range(10)) - {2}) == []
+
+
+def test_neighbours_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, watch = Ring(2, world_size=10), module.Watch()
+    own.group()
+    watch._own, watch._rank = own.reader, 2
+    watch._local.readers = {rank: Ring(0, 64).reader for rank in range(10) if rank != 2}
+    asked = []
+    monkeypatch.setattr(module, "neighbours", lambda *given: asked.append(given) or neighbours(*given))
+    for _ in range(3):
+        assert [rank for rank, _ in watch._neighbours()] == [1, 3]
+    assert len(asked) == 1
+    own.recorder.group_index("pair", (2, 7), "", "gloo")
+    assert own.reader
+    assert [rank for rank, _ in watch._neighbours()] == [1, 3, 7]
+    watch._local.readers.pop(3)
+    assert [rank for rank, _ in watch._neighbours()] == [1, 4, 7]

@@ -1,0 +1,53 @@
+"""What another rank raised is the cause of a failed call only where it can be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from comm_utils.errors import CommTimeoutError
+from comm_utils.flight_recorder.calls import Call, Failure, RingGroup, RingHeader
+from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.watch.explanation import addressed, age_of_failed_call, cause_of_others, for_others
+from comm_utils.watch.trouble import Trouble
+
+_GROUP = RingGroup("here", (0, 1))
+_S = 10**9
+_CALL = Call(0, 1, 0, 0, False, _GROUP, "barrier", "barrier", "", "", -1, -1, 0, 0, 1, 0)
+
+
+def _known(group: str, age_ns: int, clock_ns: int) -> dict[int, RankSnapshot]:
+    """Return a rank 1 that raised an error so long before it was looked at, by the clock of its host."""
+    failure = Failure(group, "CommTimeoutError", "rank 0 is late", clock_ns - age_ns, (0,))
+    return {1: RankSnapshot(RingHeader(1, 2, 1, 0, 0, 0), "running", (), (failure,), taken_ns=clock_ns)}
+
+
+@pytest.mark.parametrize("clock_ns", [10 * _S, 10**6 * _S, 10**9 * _S])
+def test_the_clock_of_another_host_does_not_matter(clock_ns: int) -> None:
+    found = cause_of_others(0, _GROUP, _known("there", 2 * _S, clock_ns), False, 3 * _S)
+    assert found is not None
+    assert found.kind is CommTimeoutError
+    assert found.text == "rank 1 gave up in another group: rank 0 is late"
+    assert cause_of_others(0, _GROUP, _known("there", 4 * _S, clock_ns), False, 3 * _S) is None
+
+
+def test_a_failure_in_the_group_itself_counts_whenever_it_was() -> None:
+    assert cause_of_others(0, _GROUP, _known("here", 4 * _S, 10 * _S), False, 3 * _S) is not None
+
+
+def test_the_failed_call_is_the_open_one_or_else_the_last() -> None:
+    ended = replace(_CALL, begin_ns=3 * _S, end_ns=4 * _S)
+    other = replace(_CALL, begin_ns=6 * _S, group=RingGroup("there", (0, 1)))
+    of_calls = RankSnapshot(RingHeader(0, 2, 1, 0, 0, 0), "running", (ended, other))
+    assert age_of_failed_call(of_calls, _GROUP, 10 * _S) == 7 * _S
+    opened = replace(of_calls, calls=(replace(ended, begin_ns=2 * _S), replace(_CALL, begin_ns=3 * _S), other))
+    assert age_of_failed_call(opened, _GROUP, 10 * _S) == 7 * _S
+    assert age_of_failed_call(None, _GROUP, 10 * _S) == 30 * _S
+
+
+def test_only_the_late_rank_itself_is_told_that_it_came_late() -> None:
+    late = Trouble(CommTimeoutError, "rank 1 has not called barrier", (1,))
+    assert addressed(0, late) == late
+    assert addressed(1, late).text.endswith(". That is this rank, which came too late")
+    assert for_others(addressed(1, late)) == late

@@ -1,0 +1,121 @@
+"""Signals act as without the watch: a handler of the program decides, the default ends the process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from comm_utils.flight_recorder.calls import Call, RingGroup
+from comm_utils.watch import interruptions
+from comm_utils.watch.interruptions import Interruptions
+from comm_utils.watch.signals import SignalPipe
+
+_CALL = Call(0, 1, 0, 0, False, RingGroup("g", (0, 1)), "barrier", "barrier", "", "", -1, -1, 0, 0, 1, 0)
+
+
+@contextmanager
+def _handler(number: int, handler: Any) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def _came(number: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what happens when ``number`` comes during a call that goes on."""
+    happened: list[str] = []
+    monkeypatch.setattr(interruptions, "end_by", lambda number: happened.append(f"ended by {number}"))
+    seen = Interruptions(
+        lambda: [_CALL],
+        lambda call, age_s, name: happened.append(f"reported {name}"),
+        lambda call: happened.append(f"interrupted {call.name}"),
+    )
+    seen.came(number, threading.Event())
+    return happened
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("handler", [lambda number, frame: None, signal.SIG_IGN])
+def test_a_handler_of_the_program_decides(
+    number: signal.Signals, handler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with _handler(number, handler):
+        assert _came(number, monkeypatch) == [f"reported {number.name}"]
+
+
+def test_python_s_own_handler_of_ctrl_c_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _handler(signal.SIGINT, signal.default_int_handler):
+        assert _came(signal.SIGINT, monkeypatch) == ["reported SIGINT", "interrupted barrier"]
+
+
+def test_sigterm_without_a_handler_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with _handler(signal.SIGTERM, signal.SIG_DFL):
+        pipe = SignalPipe(True)
+        try:
+            assert _came(signal.SIGTERM, monkeypatch) == ["reported SIGTERM", f"ended by {signal.SIGTERM}"]
+        finally:
+            pipe.close()
+
+
+_WATCHED = """
+import ctypes, os, signal, sys, time
+from comm_utils.flight_recorder import RECORDER, FlightRecorderSettings
+from comm_utils.watch import WATCH
+
+RECORDER.settings = FlightRecorderSettings(directory=sys.argv[1])
+RECORDER.open(0, 2, "job")
+WATCH.start(0, 2)
+"""
+
+_FORKS = """
+barrier = RECORDER.kind(RECORDER.group_index("g", (0, 1), "", "none"), "barrier", "barrier")
+barrier.begin(0, 1)
+child = os.fork()
+if child == 0:
+    try:
+        time.sleep(20)
+    finally:
+        os._exit(0)
+time.sleep(0.5)
+os.kill(child, signal.SIGTERM)
+_, status = os.waitpid(child, 0)
+time.sleep(1)
+WATCH.stop()
+print(status, flush=True)
+"""
+
+
+def _run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _WATCHED + program, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=20)
+
+
+def test_sigterm_of_a_forked_child_leaves_the_parent_alone(tmp_path: Path) -> None:
+    ended = _run(_FORKS, tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, f"{signal.SIGTERM.value}\n"), ended.stderr
+
+
+# pthread_mutex_lock goes on after a signal, as gloo's waits do.
+_BLOCKED = """
+mutex = ctypes.create_string_buffer(64)
+lock = ctypes.CDLL(None).pthread_mutex_lock
+lock(mutex)
+if os.fork() == 0:
+    time.sleep(0.5)
+    os.kill(os.getppid(), signal.SIGTERM)
+    os._exit(0)
+lock(mutex)
+"""
+
+
+def test_sigterm_ends_a_wait_in_a_library_that_is_no_call_of_ours(tmp_path: Path) -> None:
+    assert _run(_BLOCKED, tmp_path).returncode == -signal.SIGTERM
