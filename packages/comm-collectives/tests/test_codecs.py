@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from comm_collectives.compression import Codec, codec_names, make_codec
-from comm_utils.errors import ArgumentError
+from comm_utils.errors import ArgumentError, CollectiveMismatchError
 
 NAMES = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int4", "int8", "none", "onebit", "topk"]
 WITH_BLOCKS = ["fp8_e4m3", "fp8_e5m2", "int4", "int8", "onebit"]
@@ -118,3 +118,12 @@ def test_names() -> None:
 def test_wrong_options(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         make_codec(name, **options)
+
+
+@pytest.mark.parametrize("place", [-1, 100, 2**31 - 1])
+def test_a_peers_place_beyond_the_tensor_is_refused(place: int) -> None:
+    codec = make_codec("topk", ratio=0.01)
+    wire = torch.zeros(codec.encoded_bytes(100), dtype=torch.uint8)
+    wire[:4].view(torch.int32)[0] = place
+    with pytest.raises(CollectiveMismatchError, match="places that a tensor of 100 elements does not have"):
+        codec.decode(wire, torch.zeros(100))

@@ -84,7 +84,8 @@ def _integer(node: Schema, _: Any) -> st.SearchStrategy[int]:
 
 
 def _number(node: Schema, _: Any) -> st.SearchStrategy[float]:
-    return st.floats(node["exclusiveMinimum"], node.get("maximum", 1e9), exclude_min=True)
+    low, excluded = node.get("exclusiveMinimum"), "exclusiveMinimum" in node
+    return st.floats(low if excluded else node["minimum"], node.get("maximum", 1e9), exclude_min=excluded)
 
 
 _OF_TYPE: dict[str, Callable[..., st.SearchStrategy[Any]]] = {

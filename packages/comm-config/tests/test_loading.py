@@ -241,3 +241,15 @@ def test_a_configuration_written_out_reads_back_the_same(values_of: Any, schema:
         assert load_config(path, environ={}) == config
 
     check()
+
+
+def test_many_mistakes_are_named_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"comms_logger": {"prof_ops": list(range(3000))}}))
+    with pytest.raises(ConfigError, match="and 2980 more like these") as caught:
+        load_config(path, environ={})
+    assert len(str(caught.value)) < 6000
+    path.write_text(json.dumps({"x" * 5000: 1}))
+    with pytest.raises(ConfigError, match=r"x{120}\.\.\.: ") as caught:
+        load_config(path, environ={})
+    assert len(str(caught.value)) < 1000

@@ -15,6 +15,7 @@ from comm_collectives.reduction import fold, ordered_dtypes
 from comm_utils import operations
 from comm_utils.backend import Backend
 from comm_utils.fast_path import FastPath
+from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.operations import Role
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
@@ -93,7 +94,8 @@ def _reduce_scatter_tensor(
 ) -> Callable[[Any, Any], bool] | None:
     """Exchange the parts, and reduce them here, where the library would move more than that."""
     capabilities, reduce_op = backend.capabilities(group, device), parse_reduce_op(op)
-    exchange = backend.fast_path("all_to_all_single", None, group)
+    with reducing(reduce_op):
+        exchange = backend.fast_path("all_to_all_single", None, group)
     if exchange is None or "reduce_scatter_tensor" in capabilities.operations:
         return None
     # What the checked path would encode travels as something else.

@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from comm_config.library_environment import network_environment
     from comm_config.loading import load_config, sources_of
     from comm_config.models import (
+        ChecksConfig,
         CommConfig,
         CommsLoggerConfig,
+        FlightRecorderConfig,
         HierarchicalConfig,
         LaunchConfig,
         ObjectsConfig,
@@ -27,10 +29,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CclConfig",
+    "ChecksConfig",
     "CommConfig",
     "CommsLoggerConfig",
     "CompressionConfig",
     "ConfigError",
+    "FlightRecorderConfig",
     "GlooConfig",
     "HierarchicalConfig",
     "LaunchConfig",
@@ -57,8 +61,10 @@ _MODULES = {
     "library_environment": ("network_environment",),
     "loading": ("load_config", "sources_of"),
     "models": (
+        "ChecksConfig",
         "CommConfig",
         "CommsLoggerConfig",
+        "FlightRecorderConfig",
         "HierarchicalConfig",
         "LaunchConfig",
         "ObjectsConfig",

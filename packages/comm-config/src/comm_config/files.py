@@ -11,6 +11,9 @@ from comm_config.errors import ConfigError
 
 __all__ = ["parse_object", "read_object"]
 
+# Far more than any configuration has; a pipe or a device never ends.
+_MOST_CHARACTERS = 1 << 24
+
 
 class _Object(dict[str, Any]):
     """A JSON object that remembers which keys it had twice."""
@@ -27,7 +30,8 @@ def read_object(path: str, source: str) -> dict[str, Any]:
     :raises ConfigError: it cannot be read, is not JSON, is no object, or has a key twice
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        with Path(path).open(encoding="utf-8-sig") as file:
+            text = file.read(_MOST_CHARACTERS + 1)
     except FileNotFoundError:
         raise ConfigError.at(source, "", "there is no such file; expected a JSON file") from None
     except IsADirectoryError:
@@ -37,6 +41,8 @@ def read_object(path: str, source: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError.at(source, "", f"cannot be read: {reason}") from None
+    if len(text) > _MOST_CHARACTERS:
+        raise ConfigError.at(source, "", f"has more than {_MOST_CHARACTERS} characters; expected a configuration")
     return parse_object(text, source)
 
 

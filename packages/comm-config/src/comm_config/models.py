@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, WithJsonSchema, model_validator
 
@@ -13,8 +13,10 @@ from comm_config.fields import Positive, Seconds, Section, Text, lower_case, not
 from comm_config.network import NetworkConfig
 
 __all__ = [
+    "ChecksConfig",
     "CommConfig",
     "CommsLoggerConfig",
+    "FlightRecorderConfig",
     "HierarchicalConfig",
     "LaunchConfig",
     "ObjectsConfig",
@@ -82,7 +84,9 @@ class ProcessGroupConfig(Section):
         description="Backend, such as 'gloo', 'nccl', 'ccl' or 'cpu:gloo,cuda:nccl'; null or 'auto' chooses by device.",
     )
     init_method: _InitMethod | None = Field(
-        default=None, description="Where ranks meet: 'env://', 'tcp://host:port' or 'file:///path'; null for 'env://'."
+        default=None,
+        description="Where ranks meet: 'env://', 'tcp://host:port', 'file:///path', or 'file://' for a private file of "
+        "a job on one host; null for 'env://'.",
     )
 
 
@@ -162,6 +166,36 @@ class ReductionsConfig(Section):
     )
 
 
+class FlightRecorderConfig(Section):
+    """The flight recorder, which keeps each rank's last calls in a file that survives the process."""
+
+    enabled: bool = Field(default=True, description="Record calls.")
+    directory: Text | None = Field(
+        default=None, description="Folder for the folders of jobs; null for `comm-flight-UID` in `/dev/shm`."
+    )
+    records: Annotated[int, Field(ge=16, le=2**20), not_a_flag] = Field(
+        default=8192, description="Calls that each rank keeps; rounded up to a power of two."
+    )
+    keep: Annotated[int, Field(ge=0), not_a_flag] = Field(
+        default=4, description="Folders of jobs that stay after a failure; the oldest go first."
+    )
+    keep_clean: bool = Field(default=False, description="Keep the files after a clean end, too.")
+
+
+class ChecksConfig(Section):
+    """The watch over the calls of all ranks."""
+
+    enabled: bool = Field(default=True, description="Watch the ranks' calls in a thread.")
+    mismatch: Literal["auto", "off", "lazy", "strict"] = Field(
+        default="auto",
+        description="When calls that differ between ranks are found: never, soon after, or before data moves.",
+    )
+    warn_after_s: Annotated[float, Field(ge=0, allow_inf_nan=False), not_a_flag] = Field(
+        default=30.0, description="Seconds in one call after which missing ranks are named in a warning; 0 for never."
+    )
+    signals: bool = Field(default=True, description="Ctrl-C and SIGTERM print what the ranks do.")
+
+
 class TrainingConfig(Section):
     """Settings of the hooks of training, with DeepSpeed's keys; without effect where none are registered."""
 
@@ -218,6 +252,10 @@ class CommConfig(Section):
     reductions: ReductionsConfig = Field(
         default_factory=ReductionsConfig, description="Rules for the addition of float tensors."
     )
+    flight_recorder: FlightRecorderConfig = Field(
+        default_factory=FlightRecorderConfig, description="The last calls of each rank, in a file."
+    )
+    checks: ChecksConfig = Field(default_factory=ChecksConfig, description="The watch over the calls of all ranks.")
     training: TrainingConfig = Field(
         default_factory=TrainingConfig, description="Settings of the hooks of training, with DeepSpeed's keys."
     )

@@ -34,6 +34,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "objects": {"allow_pickle": False, "max_bytes": 1 << 30},
     "hierarchical": {"enabled": True, "min_size_bytes": None},
     "reductions": {"deterministic": False, "compensated": False},
+    "flight_recorder": {"enabled": True, "directory": None, "records": 8192, "keep": 4, "keep_clean": False},
+    "checks": {"enabled": True, "mismatch": "auto", "warn_after_s": 30.0, "signals": True},
     "training": {
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,

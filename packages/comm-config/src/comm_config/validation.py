@@ -31,6 +31,9 @@ _EXPECTED = {
     "string_pattern_mismatch": "a string that is not blank and holds no NUL character",
     "string_type": "a string",
 }
+# What one error names, and how much of a key.
+_MOST_NAMED = 20
+_MOST_KEY = 120
 _REWORDED = (
     ("Value error, ", ""),
     ("Input should be greater", "expected a number greater"),
@@ -42,13 +45,16 @@ _REWORDED = (
 def validate(document: Mapping[str, Any], source: str) -> CommConfig:
     """Return the settings of ``document``, which may hold any part of them.
 
-    :raises ConfigError: an unknown key or a wrong value; all of them are named
+    :raises ConfigError: an unknown key or a wrong value; all of them are named, or the first ones of many
     """
     try:
         return CommConfig.model_validate(document)
     except ValidationError as error:
-        problems = [_problem(details) for details in error.errors(include_url=False)]
-    lines = [": ".join(filter(None, (source, key, text))) for key, text in problems]
+        found = error.errors(include_url=False)
+        problems = [_problem(details) for details in found[:_MOST_NAMED]]
+    lines = [": ".join(filter(None, (source, _shorten_key(key), text))) for key, text in problems]
+    if len(found) > _MOST_NAMED:
+        lines.append(f"{source}: and {len(found) - _MOST_NAMED} more like these")
     raise ConfigError("\n".join(lines), source=source, key=problems[0][0])
 
 
@@ -56,6 +62,11 @@ def shorten(value: object, limit: int = 80) -> str:
     """Return the representation of ``value``, cut where it is long."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def _shorten_key(key: str) -> str:
+    """Return ``key``, cut where no key is so long."""
+    return key if len(key) <= _MOST_KEY else f"{key[:_MOST_KEY]}..."
 
 
 def _problem(details: ErrorDetails) -> tuple[str, str]:
@@ -83,14 +94,14 @@ def _meant(details: ErrorDetails) -> str:
     if details["type"] != "literal_error":
         return ""
     choices = details["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
-    guess = closest(str(details["input"]), choices, cutoff=0.5)
+    guess = closest(str(details["input"])[:_MOST_KEY], choices, cutoff=0.5)
     return f"; did you mean {guess!r}?" if guess else ""
 
 
 def _unknown(path: Path) -> str:
     *parent, name = path
     known = model_at(CommConfig, tuple(parent)).model_fields
-    guess = closest(name, known) or _elsewhere(name)
+    guess = closest(name[:_MOST_KEY], known) or _elsewhere(name)
     hint = f"; did you mean {guess!r}?" if guess else ""
     return f"unknown key{hint} (known here: {', '.join(known)})"
 

@@ -24,8 +24,10 @@ from comm_orchestrator.report import describe, headline
 from comm_utils import active, process_limits
 from comm_utils.backend import Setup
 from comm_utils.errors import CommError, ConfigurationError, NotInitializedError
+from comm_utils.flight_recorder import RECORDER, FlightRecorderSettings
 from comm_utils.launch import LaunchInfo
 from comm_utils.log import is_shown_on_stderr, logger, remember_rank, show_on_stderr
+from comm_utils.watch import WATCH, WatchSettings
 
 __all__ = [
     "InitOptions",
@@ -144,6 +146,8 @@ def initialize(options: InitOptions) -> InitResult:
         show_on_stderr(logging.DEBUG if options.verbose > 1 else logging.INFO)
     elif is_shown_on_stderr():  # by an earlier call
         show_on_stderr(logging.WARNING)
+    if not active.is_active() and not c10d.is_initialized():
+        _check_limits_early(options)
     try:
         settings = _settings(options)
     except ConfigurationError as error:
@@ -164,6 +168,7 @@ def initialize(options: InitOptions) -> InitResult:
             return InitResult(settings, fresh=False)
         finalize()  # torch.distributed was destroyed under us
     if c10d.is_initialized():
+        _configure_observers(settings)
         _adopt(options)
         return InitResult(settings, fresh=True)
     if options.dist_init_required is False:
@@ -201,6 +206,21 @@ def _report_to_peers(options: InitOptions, error: ConfigurationError) -> None:
         report_to_peers(launch, known, _START_UP_TIMEOUT, options.store, error)
 
 
+def _check_limits_early(options: InitOptions) -> None:
+    """Check the limits before the configuration is read, for which there may not be enough memory."""
+    try:
+        process_limits.check_address_space("init_distributed: this rank", _ADDRESS_SPACE_MIB)
+    except CommError as lack:
+        with suppress(CommError, comm_config.ConfigError):
+            plain = comm_config.resolve(environ={})
+            own_rendezvous = options.init_method is not None or options.store is not None
+            launch = rank_discovery.find(os.environ, options.rank, options.world_size, plain, own_rendezvous)
+            text = str(lack).replace("this rank", f"rank {launch.rank}", 1)
+            lack = type(lack)(text)
+            report_to_peers(launch, plain, _START_UP_TIMEOUT, options.store, lack)
+        raise lack from None
+
+
 def _adopt(options: InitOptions) -> None:
     active.activate(selector.adopt(str(c10d.get_backend())))
     found = active.active_backend().get_backend()  # torch calls its own choice of backends "undefined"
@@ -223,8 +243,15 @@ def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
         )
 
 
+def _configure_observers(settings: comm_config.Settings) -> None:
+    """Hand the settings of the flight recorder and of the watch to them, for the world that is about to begin."""
+    RECORDER.settings = FlightRecorderSettings(**vars(settings.flight_recorder))
+    WATCH.settings = WatchSettings(**vars(settings.checks))
+
+
 def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int]:
     """Start a new world; return the host of each rank."""
+    _configure_observers(settings)
     collective_s, start_s = settings.timeouts.collective_s, settings.timeouts.init_s
     timeout = timedelta(seconds=collective_s) if collective_s is not None else None
     start_up = timedelta(seconds=start_s) if start_s is not None else timeout or _START_UP_TIMEOUT

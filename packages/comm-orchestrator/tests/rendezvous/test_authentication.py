@@ -65,7 +65,11 @@ def test_what_others_write_is_refused(raw: bytes, text: str) -> None:
     assert SECRET_VARIABLE in str(caught.value)
 
 
-@pytest.mark.parametrize("raw", [b"{", b"[" * 900, b"", b"nan"])
+def test_text_that_no_terminal_can_print_is_replaced() -> None:
+    assert Seal().check("key", b'{"host": "\\ud800"}', 1000) == {"host": "?"}
+
+
+@pytest.mark.parametrize("raw", [b"{", b"[" * 900, b"[" * 70 + b"]" * 70, b"1" * 30, b"", b"nan"])
 def test_what_is_not_json_is_refused(raw: bytes) -> None:
     with pytest.raises(LaunchError, match="'key' is not JSON"):
         Seal().check("key", raw, 1000)

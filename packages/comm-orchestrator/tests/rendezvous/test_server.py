@@ -77,7 +77,11 @@ def test_one_who_comes_late_is_waited_for() -> None:
 @pytest.mark.parametrize(
     ("host", "error", "text"),
     [
-        ("127.0.0.1", CommTimeoutError, "rank 0 is not to be found at 127.0.0.1:1 (told), which refuses connections"),
+        (
+            "127.0.0.1",
+            CommTimeoutError,
+            "init_distributed: rank 0 is not to be found at 127.0.0.1:1 (told), which refuses connections",
+        ),
         ("no-such-host.invalid", LaunchError, "the master address 'no-such-host.invalid' (told) does not resolve on "),
     ],
 )

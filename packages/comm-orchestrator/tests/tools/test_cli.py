@@ -49,7 +49,7 @@ def in_a_process(*arguments: str, **variables: str) -> subprocess.CompletedProce
 def test_help_names_every_command() -> None:
     shown = in_a_process("--help")
     assert shown.returncode == 0
-    for command in ("backends", "config", "doctor", "version"):
+    for command in ("backends", "config", "doctor", "postmortem", "top", "version"):
         assert command in shown.stdout
 
 

@@ -13,6 +13,8 @@ from comm_utils.errors import CollectiveMismatchError
 __all__ = ["Agreement"]
 
 _DIGEST_BYTES, _TEXT_BYTES = 16, 232
+# Elements; no host has memory for so many.
+_MOST = 1 << 40
 _BYTES = _DIGEST_BYTES + 8 + _TEXT_BYTES
 
 
@@ -63,6 +65,10 @@ class Agreement:
             said = "; ".join(f"rank {rank}: {text}" for rank, text in zip(ranks, texts, strict=True))
             raise CollectiveMismatchError(f"the ranks disagree about {self._subject}: {said}")
         self._largest = max(int.from_bytes(row[_DIGEST_BYTES : _DIGEST_BYTES + 8], "little") for row in rows)
+        if self._largest > _MOST:
+            raise CollectiveMismatchError(
+                f"a rank says {self._largest} of {self._subject}; expected at most {_MOST}: its message is damaged"
+            )
 
     def largest(self) -> int:
         """Return the largest ``number`` of all ranks, after :meth:`check`."""

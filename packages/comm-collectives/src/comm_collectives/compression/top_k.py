@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from comm_collectives.compression.codec import Codec
-from comm_utils.errors import ArgumentError
+from comm_utils.errors import ArgumentError, CollectiveMismatchError
 
 __all__ = ["TopK"]
 
@@ -59,7 +59,13 @@ class TopK(Codec):
         places, values = wire[: 4 * k].view(torch.int32), wire[4 * k : 8 * k].view(torch.float32)
         if not add:
             target.zero_()
-        target.index_add_(0, places, values)
+        try:
+            target.index_add_(0, places, values)
+        except (IndexError, RuntimeError) as error:
+            raise CollectiveMismatchError(
+                f"compression: {self!r}: a peer sent elements for places that a tensor of {target.numel()} elements "
+                f"does not have [{error!s:.80}]; check that every rank runs the same release of comm-collectives"
+            ) from error
 
     def bound(self, source: torch.Tensor) -> torch.Tensor:
         magnitude = source.abs()

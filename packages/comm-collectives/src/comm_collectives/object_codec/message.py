@@ -22,6 +22,7 @@ __all__ = ["HEADER_BYTES", "decode_object", "encode_object", "is_pickled"]
 _MAGIC = b"commobj"
 _VERSION = 1
 _ENCODED, _PICKLED = 0, 1
+_REASON_SHOWN = 200
 _HEADER = Struct("=7sBBB6x")  # magic, version, byte order, kind
 _BYTE_ORDER = 0 if sys.byteorder == "little" else 1
 
@@ -145,11 +146,17 @@ def decode_object(
                 raise ObjectDecodeError(f"{reader.left} bytes are left over")
         # Whatever the values in a hostile message make a constructor raise: it is the message that is wrong.
         except Exception as error:
-            reason = str(error) if isinstance(error, ObjectDecodeError) else f"{type(error).__name__}: {error}"
+            reason = str(error) if isinstance(error, ObjectDecodeError) else _reason(error)
             raise ObjectDecodeError(f"at byte {HEADER_BYTES + reader.position} of {len(view)}: {reason}") from error
         return value
     except ObjectDecodeError as error:
         raise ObjectDecodeError(f"{source} cannot be decoded: {error}") from error.__cause__
+
+
+def _reason(error: Exception) -> str:
+    """Describe an error in one line; torch appends its stack to some, and numpy the values."""
+    first = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first[:_REASON_SHOWN]}"
 
 
 def _check_header(view: memoryview) -> int:

@@ -15,6 +15,7 @@ from comm_collectives.reduction import fixed_order
 from comm_collectives.reduction.order import needed_order
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
+from comm_utils.flight_recorder.reduce_op import reduces_by
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.folding import fold
 from comm_utils.torch_support.reduction_encoding import Encoding, encoding_for
@@ -22,6 +23,7 @@ from comm_utils.torch_support.reduction_encoding import Encoding, encoding_for
 __all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
 
 
+@reduces_by
 def all_reduce(
     backend: Backend,
     tensor: torch.Tensor,
@@ -48,6 +50,7 @@ def all_reduce(
     return deliver([work], _folder(encoding, parts.view(W, wire.numel()), wire, elements, W), tensor, async_op)
 
 
+@reduces_by
 def reduce(
     backend: Backend, tensor: torch.Tensor, group_dst: int, op: ReduceOp, group: ProcessGroup | None, async_op: bool
 ) -> Work | None:
@@ -78,6 +81,7 @@ def reduce(
     return deliver([work], _copied_back(finish, elements, tensor, not is_own), tensor, async_op)
 
 
+@reduces_by
 def reduce_scatter_tensor(
     backend: Backend,
     output: torch.Tensor,
@@ -102,6 +106,7 @@ def reduce_scatter_tensor(
     return deliver([work], _decoder(encoding, wire_out, output, W), output, async_op)
 
 
+@reduces_by
 def reduce_scatter(
     backend: Backend,
     output: torch.Tensor,

@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup, Store
 import comm_collectives
 import comm_config
 from comm_collectives import arguments, groups, object_codec
+from comm_collectives.checked import CheckingBackend
 from comm_collectives.compression.settings import configure_seq_parallel
 from comm_collectives.hierarchy.choice import set_setting
 from comm_collectives.hierarchy.layout import set_hosts
@@ -169,6 +170,8 @@ def _initialize(options: orchestrator.InitOptions) -> None:
     _set_hierarchical(settings)
     _compress(settings)
     _order_reductions(settings)
+    if settings.checks.mismatch == "strict":
+        comm_collectives.instrument(CheckingBackend, *comm_collectives.instrumented())
     object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
     comms_log.begin(settings)
     comms_log.begin_trace(settings)

@@ -20,10 +20,11 @@ import stat
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from comm_config.secret import SECRET_VARIABLE
-from comm_utils.errors import LaunchError
+from comm_utils import json_files
+from comm_utils.errors import ArgumentError, LaunchError
 
 __all__ = [
     "Seal",
@@ -41,7 +42,32 @@ _SEALED = re.compile(rf"{_MARK}([0-9a-f]{{64}}) ", re.ASCII)
 _PARENTS = (Path("/tmp"), Path("/dev/shm"))
 _SECRET_BYTES = 32
 _APPEARS_S = 2.0
+_MOST_FILE_BYTES = 1024
 _written: set[Path] = set()
+
+
+class _Written(NamedTuple):
+    """The content of the file in which the ranks of a host share a secret."""
+
+    pid: int
+    pids: str
+    secret: bytes
+
+    def encoded(self) -> bytes:
+        return json.dumps({"pid": self.pid, "pids": self.pids, "secret": self.secret.hex()}).encode()
+
+    @classmethod
+    def decoded(cls, text: bytes) -> _Written | None:
+        """Return the content of a file; None where it is another one."""
+        try:
+            found = json_files.parse(text.decode(), "")
+            secret = bytes.fromhex(found["secret"])
+            pid, pids = found["pid"], found["pids"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        if len(secret) != _SECRET_BYTES or type(pid) is not int or not isinstance(pids, str):
+            return None
+        return cls(pid, pids, secret)
 
 
 class Seal:
@@ -90,9 +116,9 @@ class Seal:
             if not hmac.compare_digest(sealed[1], self._code(self._secret, key, body)):
                 raise LaunchError(f"the record {key!r} is signed with another secret{_STRANGER}")
         try:
-            return json.loads(body)
-        except (ValueError, RecursionError):
-            raise LaunchError(f"the record {key!r} is not JSON{_STRANGER}") from None
+            return json_files.parse(body, "")
+        except ArgumentError:
+            raise LaunchError(f"the record {key!r} is not JSON, or not such as a rank writes{_STRANGER}") from None
 
     def _code(self, secret: bytes, key: str, text: str) -> str:
         message = json.dumps([self._scope, key, text]).encode()
@@ -200,8 +226,7 @@ def _write(path: Path) -> bytes | None:
     file = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         namespace = _pid_namespace() if Path("/proc/self/ns/pid").exists() else ""
-        content = {"pid": os.getpid(), "pids": namespace, "secret": secret.hex()}
-        os.write(file, json.dumps(content).encode())
+        os.write(file, _Written(os.getpid(), namespace, secret).encoded())
         os.link(own, path)
         if not _written:
             atexit.register(remove_secrets)
@@ -220,22 +245,20 @@ def _read(path: Path) -> bytes:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise PermissionError(f"{path} is not a private file of this user")
-        try:
-            secret = bytes.fromhex(json.loads(opened.read(1024))["secret"])
-        except (ValueError, KeyError, TypeError):
-            raise PermissionError(f"{path} holds no secret") from None
-    if len(secret) != _SECRET_BYTES:
+        written = _Written.decoded(opened.read(_MOST_FILE_BYTES))
+    if written is None:
         raise PermissionError(f"{path} holds no secret")
-    return secret
+    return written.secret
 
 
 def _remove_stale(folder: Path) -> None:
     """Remove the files of processes that were killed."""
     for path in folder.iterdir():
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            found = json.loads(path.read_bytes()[:1024])
+        with contextlib.suppress(OSError):
+            with path.open("rb") as opened:
+                written = _Written.decoded(opened.read(_MOST_FILE_BYTES))
             # Another container may share the folder, but not the process ids.
-            if found["pids"] == _pid_namespace() and not Path(f"/proc/{int(found['pid'])}").exists():
+            if written and written.pids == _pid_namespace() and not Path(f"/proc/{written.pid}").exists():
                 path.unlink()
 
 

@@ -74,8 +74,8 @@ def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> 
             "rank 0's host that every host can resolve"
         )
     raise CommTimeoutError(
-        f"rank 0 is not to be found at {where}, which {problem}, for {waited}; check that rank 0 was started, that it "
-        f"runs on {host}, and that no firewall is between"
+        f"init_distributed: rank 0 is not to be found at {where}, which {problem}, for {waited}; check that rank 0 was "
+        f"started, that it runs on {host}, and that no firewall is between"
     )
 
 

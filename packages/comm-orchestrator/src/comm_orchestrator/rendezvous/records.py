@@ -30,6 +30,7 @@ AGREED_SETTINGS = (
     "comms_logger.trace",
     "reductions.deterministic",
     "reductions.compensated",
+    "checks.mismatch",
 )
 # torch wraps every group of a rank that has it, and the wrappers talk to each other.
 AGREED_VARIABLES = ("TORCH_DISTRIBUTED_DEBUG",)

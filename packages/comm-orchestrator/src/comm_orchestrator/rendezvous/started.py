@@ -14,6 +14,7 @@ from torch.distributed import Store
 from comm_orchestrator.rendezvous.dns import with_limit
 from comm_orchestrator.rendezvous.protocol import counted
 from comm_utils.errors import LaunchError
+from comm_utils.flight_recorder import RECORDER
 
 __all__ = ["StartedRanks"]
 
@@ -33,12 +34,15 @@ class StartedRanks:
 
     def __init__(self, store: Store, world_size: int) -> None:
         self._store, self._world_size, self._pid = store, world_size, os.getpid()
+        self._begin = time.monotonic()
         with suppress(LaunchError, RuntimeError):  # its host has failed, which the first call finds out
             counted(store, _KEY, 1)
 
     def wait(self) -> None:
         """Return when all ranks have started, or the store does not answer; at the latest after 10 s."""
-        if os.getpid() == self._pid:  # a forked child would speak on its parent's connection
+        # A forked child would speak on its parent's connection; after a failure the store may have gone.
+        is_new = time.monotonic() < self._begin + _LIMIT_S
+        if os.getpid() == self._pid and is_new and not RECORDER.has_failed:
             with_limit(self._wait, _LIMIT_S)
 
     def _wait(self) -> None:

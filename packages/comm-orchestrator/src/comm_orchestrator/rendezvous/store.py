@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import SplitResult, urlsplit
 
@@ -19,6 +20,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore, rendezvou
 
 import comm_config
 from comm_config.secret import SECRET_VARIABLE
+from comm_orchestrator.rendezvous import file_store
 from comm_orchestrator.rendezvous.authentication import (
     Seal,
     can_share_secrets,
@@ -90,6 +92,13 @@ def open_store(
     init_method = settings.process_group.init_method
     url, url_port = _parsed(init_method or "env://")
     source = settings.sources.get("process_group.init_method", "")
+    if url.scheme == "file" and not url.netloc:
+        if not url.path and launch.world_size == 1:
+            return RendezvousPoint(HashStore(), hosted=True)
+        if not url.path:
+            of_job, path = file_store.store_of_job(launch, os.environ, limit)
+            return _persistent(of_job, str(path), None, f"in {path} ({source})", lambda _: secret)
+        file_store.check_private(Path(url.path))
     if url.scheme not in ("env", "tcp"):
         own = _torchs_own(str(init_method), launch, limit)
         return _persistent(own, init_method, None, f"at {init_method} ({source})", lambda _: secret)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -120,3 +121,48 @@ def tune(
     from comm_orchestrator.tools.tune.command import default_ranks, run
 
     raise typer.Exit(run(ranks or default_ranks(), show, as_json))
+
+
+_Where = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="JOB",
+        help="A folder with rings, or the name of a job.",
+        show_default="the newest job of this user on this host",
+    ),
+]
+
+
+@app.command()
+def postmortem(
+    where: _Where = None,
+    calls: Annotated[int, typer.Option(help="Print so many of the last calls of each rank.", min=0)] = 0,
+    torch_dump: Annotated[
+        Path | None,
+        typer.Option(help="An empty folder for dumps that torch's fr_trace reads.", show_default="none"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")] = False,
+) -> None:
+    """Find out what went wrong in a job, also after a crash, from the last calls of its ranks.
+
+    Exit code 0 if nothing is wrong, 1 if something is, 2 if there are no rings.
+    """
+    from comm_orchestrator.tools.postmortem.command import run
+
+    raise typer.Exit(run(where, calls, torch_dump, as_json))
+
+
+@app.command()
+def top(
+    where: _Where = None,
+    once: Annotated[bool, typer.Option("--once", help="Print one table.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1, max=3600)] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")] = False,
+) -> None:
+    """Show what each rank of a running job does: its call, for how long, its rates, and whom it waits for.
+
+    It reads what the ranks of this host record anyway. q or Ctrl-C ends it.
+    """
+    from comm_orchestrator.tools.top.command import run
+
+    raise typer.Exit(run(where, once, as_json, interval))

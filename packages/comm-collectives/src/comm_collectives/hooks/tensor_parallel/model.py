@@ -19,8 +19,8 @@ from comm_collectives.hooks.tensor_parallel.sequence import sum_gradients
 from comm_collectives.hooks.tensor_parallel.sharding import Shard, check_shard, replace_data
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
+from comm_utils.group_names import group_text
 from comm_utils.log import logger
-from comm_utils.torch_support.group_names import group_text
 
 __all__ = ["ModelParallel", "register_model_parallel_hooks"]
 

@@ -1,0 +1,113 @@
+"""The handles of messages that are preceded by their descriptions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextvars import copy_context
+from datetime import timedelta
+from typing import Any
+
+from comm_utils.backend import Work
+from comm_utils.errors import CommTimeoutError
+from comm_utils.given import seconds_to_wait
+
+__all__ = ["CheckedReceive", "CheckedSend"]
+
+
+class CheckedSend:
+    """See ``comm_utils.backend.Work``: a message and the description that was sent before it, both under way."""
+
+    def __init__(self, description: Work, message: Work, result: Any) -> None:
+        self._both, self._result = (description, message), result
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        end = _end(timeout)
+        return all(one.wait(_left(end)) for one in self._both)
+
+    def is_completed(self) -> bool:
+        return all(one.is_completed() for one in self._both)
+
+    def exception(self) -> BaseException | None:
+        return next((found for one in self._both if (found := one.exception()) is not None), None)
+
+    def result(self) -> Any:
+        self.wait()
+        return self._result
+
+
+class CheckedReceive:
+    """See ``comm_utils.backend.Work``: receives a description, compares it, and then receives the message.
+
+    A thread does so, as the sender may wait for the message to be received while this rank waits for something else:
+    without checks, the receive would be under way by then.
+
+    Args:
+        description: the handle of the description's receive.
+        receive: compares the description, and starts to receive the message.
+        result: what :meth:`result` returns.
+    """
+
+    def __init__(self, description: Work, receive: Callable[[Work], Work], result: Any) -> None:
+        self._description, self._receive, self._result = description, receive, result
+        self._work: Work | None = None
+        self._failure: BaseException | None = None
+        self._compared = threading.Event()
+        run = copy_context().run
+        threading.Thread(target=run, args=(self._compare,), name="comm-strict-receive", daemon=True).start()
+
+    def _compare(self) -> None:
+        try:
+            self._description.wait()
+            self._work = self._receive(self._description)
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._compared.set()
+
+    def _started(self, end: float | None) -> Work:
+        if not self._compared.wait(_left(end)):
+            raise _still_under_way()
+        if self._failure is not None:
+            raise self._failure
+        assert self._work is not None
+        return self._work
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        end = _end(timeout)
+        return self._started(end).wait(_left(end))
+
+    def is_completed(self) -> bool:
+        return self._compared.is_set() and (self._work is None or self._work.is_completed())
+
+    def exception(self) -> BaseException | None:
+        return self._failure or (None if self._work is None else self._work.exception())
+
+    def result(self) -> Any:
+        self.wait()
+        return self._result
+
+    def source_rank(self) -> int:
+        """Return the group rank of the sender."""
+        found: int = self._started(None).source_rank()  # type: ignore[attr-defined]
+        return found
+
+
+def _end(timeout: float | timedelta | None) -> float | None:
+    limit_s = None if timeout is None else seconds_to_wait(timeout)
+    return None if limit_s is None else time.monotonic() + limit_s
+
+
+def _left(end: float | None) -> float | None:
+    """Return the seconds until ``end``."""
+    if end is None:
+        return None
+    left = end - time.monotonic()
+    if left <= 0:
+        raise _still_under_way()
+    return left
+
+
+def _still_under_way() -> CommTimeoutError:
+    return CommTimeoutError("the operation did not finish in time; it is still under way and may be waited for again")

@@ -1,0 +1,1 @@
+"""``commctl top``: see what the ranks of a running job do."""

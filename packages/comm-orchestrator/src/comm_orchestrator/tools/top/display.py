@@ -1,0 +1,105 @@
+"""Show the rows of ``commctl top``: as a table, or on a terminal again each second."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from comm_orchestrator.rendezvous.records import format_ranks
+from comm_orchestrator.tools.fitted_table import FittedTable
+from comm_orchestrator.tools.rings import JobRings, printable, seconds
+from comm_orchestrator.tools.top.rows import Row
+from comm_orchestrator.tools.trace.tables import significant
+from comm_utils.sizes import format_size
+
+__all__ = ["Parts", "parts", "repeat"]
+
+Parts = list[FittedTable | str]
+
+_COLUMNS = ("rank", "pid", "state", "call", "size", "group", "since", "calls/s", "bytes/s", "waits for")
+
+
+def parts(job: JobRings, rows: Sequence[Row]) -> Parts:
+    """Return a headline, the table, and what is missing."""
+    found = FittedTable(_COLUMNS, left=(2, 3, 5, 9), above=())
+    for row in rows:
+        found.add_row(*map(printable, _cells(row)))
+    lines = [f"damaged: {one}" for one in job.damaged]
+    lines += [f"no ring: {format_ranks(job.absent)} (of another host, or ended)"] if job.absent else []
+    return [f"job {printable(job.name)} of {job.world_size} rank{'s' if job.world_size != 1 else ''}", found, *lines]
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        str(row.rank),
+        str(row.pid),
+        row.state,
+        row.call or "-",
+        format_size(row.size_bytes) if row.call and row.size_bytes else "",
+        row.group,
+        "" if row.since_s is None else seconds(row.since_s * 1e9),
+        "" if row.calls_per_s is None else significant(row.calls_per_s),
+        "" if row.bytes_per_s is None else format_size(row.bytes_per_s),
+        format_ranks(row.waits_for) if row.waits_for else "",
+    ]
+
+
+class _LeftError(Exception):
+    pass
+
+
+def _leave(_number: int, _frame: FrameType | None) -> None:
+    raise _LeftError
+
+
+def repeat(look: Callable[[], Parts], interval_s: float) -> None:
+    """Show what ``look`` returns again and again, until q or Ctrl-C."""
+    console = Console(highlight=False)
+    before = signal.signal(signal.SIGINT, _leave)
+    try:
+        with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live, suppress(_LeftError):
+            while True:
+                shown = [Text(part) if isinstance(part, str) else part for part in look()]
+                live.update(Group(*shown, Text("q ends", style="dim")), refresh=True)
+                if pressed(interval_s) == "q":
+                    return
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _keys() -> Iterator[Callable[[float], str]]:
+    """Provide a function that waits so many seconds for a key and returns it, ``""`` without one."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    settings = termios.tcgetattr(descriptor)
+
+    def pressed(timeout_s: float) -> str:
+        ready, _, _ = select.select([descriptor], [], [], timeout_s)
+        return os.read(descriptor, 1).decode(errors="replace") if ready else ""
+
+    try:
+        tty.setcbreak(descriptor)
+        yield pressed
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, settings)
+
+
+def _no_key(timeout_s: float) -> str:
+    time.sleep(timeout_s)
+    return ""

@@ -1,0 +1,182 @@
+"""The file in which ranks meet: nobody else may write it, and nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from comm_orchestrator.rendezvous import file_store
+from comm_orchestrator.rendezvous.file_store import check_private, own_file
+from comm_utils.errors import LaunchError
+from comm_utils.launch import LaunchInfo
+
+
+def of_job(**changes: object) -> LaunchInfo:
+    facts: dict[str, object] = {"launcher": "torchrun", "rank": 0, "world_size": 2, "local_world_size": 2}
+    return LaunchInfo(**{**facts, "job_id": "job", **changes})  # type: ignore[arg-type]
+
+
+def test_a_file_in_a_private_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    path = tmp_path / "meet"
+    before = os.umask(0)
+    try:
+        check_private(path)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.write_text("of a rank that came first")
+    check_private(path)
+    assert path.read_text() == "of a rank that came first"
+
+
+def _no_folder(folder: Path) -> Path:
+    return folder / "none" / "meet"
+
+
+def _open_folder(folder: Path) -> Path:
+    folder.chmod(0o777)
+    return folder / "meet"
+
+
+def _open_file(folder: Path) -> Path:
+    (folder / "meet").touch()
+    (folder / "meet").chmod(0o666)
+    return folder / "meet"
+
+
+def _file_of_the_group(folder: Path) -> Path:
+    (folder / "meet").touch()
+    (folder / "meet").chmod(0o660)
+    return folder / "meet"
+
+
+def _link(folder: Path) -> Path:
+    (folder / "other").touch()
+    (folder / "meet").symlink_to("other")
+    return folder / "meet"
+
+
+def _file_in_between(folder: Path) -> Path:
+    (folder / "file").touch()
+    return folder / "file" / "meet"
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (_no_folder, r"its folder .*/none cannot be used \(No such file or directory\)"),
+        (_open_folder, r"every user may replace files in its folder .* \(mode 0777\)"),
+        (_open_file, r"other users may write the file \(mode 0666\)"),
+        (_file_of_the_group, r"other users may write the file \(mode 0660\)"),
+        (_link, "it is a link, or no file at all"),
+        (_file_in_between, "is no folder|Not a directory"),
+    ],
+)
+def test_what_others_could_change_is_refused(tmp_path: Path, make: Callable[[Path], Path], why: str) -> None:
+    with pytest.raises(LaunchError, match=why) as caught:
+        check_private(make(tmp_path))
+    assert "init_method='file://'" in str(caught.value)
+    assert "meet" in str(caught.value)
+
+
+def test_a_sticky_folder_of_all_will_do(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    check_private(tmp_path / "meet")
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "meet").touch(0o600)
+    os.chown(tmp_path / "meet", 65534, 65534)
+    with pytest.raises(LaunchError, match=r"belongs to another user \(uid 65534; this is uid 0\)"):
+        check_private(tmp_path / "meet")
+
+
+def test_ranks_of_a_job_find_one_file_and_others_another(tmp_path: Path) -> None:
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path)}
+    first = own_file(of_job(), environ)
+    assert own_file(of_job(rank=1), environ) == first
+    others = [
+        own_file(of_job(job_id="other"), environ),
+        own_file(of_job(master_port=29501), environ),
+        own_file(of_job(), {**environ, "TORCHELASTIC_RESTART_COUNT": "1"}),
+    ]
+    assert len({first, *others}) == 4
+    assert {one.parent for one in (first, *others)} == {tmp_path / f"comm-{os.getuid()}"}
+    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"local_world_size": 1}, "2 ranks, of which 1 run on this host; name a file that all hosts share"),
+        ({"job_id": None}, "gave this job of 2 ranks no id by which they find each other; set MASTER_PORT"),
+    ],
+)
+def test_ranks_that_could_not_find_each_other_are_refused(
+    changes: dict[str, object], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(LaunchError, match=text):
+        own_file(of_job(**changes), {"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+def test_a_folder_that_is_not_private_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / f"comm-{os.getuid()}"
+    folder.mkdir()
+    folder.chmod(0o755)
+    with pytest.raises(LaunchError, match="is not a private folder of this user"):
+        own_file(of_job(), {"XDG_RUNTIME_DIR": str(tmp_path)})
+
+
+_RANK = """
+import os, sys, time
+from datetime import timedelta
+from comm_orchestrator.rendezvous import file_store
+from comm_utils.launch import LaunchInfo
+launch = LaunchInfo("torchrun", int(sys.argv[1]), 2, local_world_size=2, job_id="job")
+store, path = file_store.store_of_job(launch, os.environ, timedelta(seconds=30))
+store.set(sys.argv[1], "here")
+print(oct(path.stat().st_mode & 0o777), store.get(str(1 - launch.rank)).decode(), flush=True)
+sys.stdin.readline()
+if sys.argv[2] == "killed":
+    os._exit(1)
+"""
+
+
+def _ranks(folder: Path, end: str) -> list[subprocess.Popen[str]]:
+    env = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    commands = [[sys.executable, "-c", _RANK, str(rank), end] for rank in range(2)]
+    return [subprocess.Popen(one, text=True, env=env, **pipes) for one in commands]  # type: ignore[call-overload]
+
+
+def test_processes_meet_in_it_and_nothing_stays(tmp_path: Path) -> None:
+    for end in ("killed", "ended"):  # what the killed ones leave does not disturb those that come next
+        ranks = _ranks(tmp_path, end)
+        assert [rank.stdout.readline() for rank in ranks if rank.stdout] == ["0o600 here\n"] * 2
+        for rank in ranks:
+            rank.communicate("\n")
+        left = [one.name for one in tmp_path.rglob("*")]
+        assert (left == []) == (end == "ended"), left
+
+
+def test_a_forked_child_leaves_its_parents_file(tmp_path: Path) -> None:
+    store, path = file_store.store_of_job(of_job(), {"XDG_RUNTIME_DIR": str(tmp_path)}, timedelta(seconds=5))
+    try:
+        child = os.fork()
+        if child == 0:
+            file_store._release(os.getppid())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert path.exists()
+        store.set("key", "value")
+    finally:
+        file_store._release(os.getpid())
+    assert list(tmp_path.iterdir()) == []

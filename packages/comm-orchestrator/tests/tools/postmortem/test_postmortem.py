@@ -1,0 +1,240 @@
+"""``commctl postmortem`` on the rings of real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from comm_orchestrator.tools.commands import app
+from comm_utils.flight_recorder import default_directory, rings_in
+from comm_utils.testing.recording import Plan, call, writers
+
+Postmortem: TypeAlias = Callable[..., tuple[int, str]]
+
+STEP = [call("done", "broadcast", 8, root=0), call("done", "all_reduce", 1000, op="sum")]
+HANGS = call("open", "all_reduce", 1000, op="sum", caller="train_step")
+# Ranks that wait for less are no reason to worry.
+LONG_S = 1.2
+
+
+@pytest.fixture
+def postmortem(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Postmortem:
+    """Return the exit code and what is printed: on stdout, or, without that, on stderr."""
+
+    def run(*arguments: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["commctl", "postmortem", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            app()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out or captured.err
+
+    return run
+
+
+def verdict(text: str) -> str:
+    return text.splitlines()[0]
+
+
+def test_a_running_job_in_which_nothing_is_wrong(postmortem: Postmortem, tmp_path: Path) -> None:
+    with writers(tmp_path, {0: STEP, 1: [*STEP, HANGS]}):  # rank 0 has been late for milliseconds
+        code, shown = postmortem(tmp_path)
+    assert (code, verdict(shown)) == (0, "verdict: nothing wrong")
+    assert "rank 1: alive, pid " in shown
+
+
+def test_a_rank_that_does_not_call(postmortem: Postmortem, tmp_path: Path) -> None:
+    idle: Plan = [*STEP, ["stack", 'File "load.py", line 7, in load\n    read()']]
+    with writers(tmp_path, {0: [*STEP, HANGS], 1: idle, 2: [*STEP, HANGS]}) as ranks:
+        time.sleep(LONG_S)
+        code, shown = postmortem(tmp_path)
+    assert code == 1
+    assert verdict(shown).startswith(f"verdict: missing: rank 1 (pid {ranks[1].pid} on ")
+    assert "has not called all_reduce, for which ranks 0 and 2 wait" in verdict(shown)
+    assert "all_reduce(1000 elements of float32, op sum) under way for " in shown
+    assert "train.py:2 train_step" in shown
+    assert 'File "load.py", line 7, in load' in shown
+
+
+def test_a_rank_that_calls_another_operation(postmortem: Postmortem, tmp_path: Path) -> None:
+    other = call("open", "all_gather", 1000, caller="evaluate")
+    with writers(tmp_path, {0: [*STEP, HANGS], 1: [*STEP, other], 2: [*STEP, HANGS]}):
+        code, shown = postmortem(tmp_path)
+    assert code == 1
+    assert verdict(shown).startswith("verdict: first divergence: the ranks' calls differ in the operation: in call 3 ")
+    assert "rank 1 calls all_gather(1000 elements of float32) (train.py:2 evaluate)" in verdict(shown)
+
+
+def test_a_killed_rank(postmortem: Postmortem, tmp_path: Path) -> None:
+    raised = ["failure", "world", "rank 1 has ended", 1]
+    late = call("failed", "all_reduce", 1000, op="sum")
+    with writers(tmp_path, {1: [*STEP, HANGS]}, world_size=3) as first:
+        first[0].kill()
+        with writers(tmp_path, {0: [*STEP, late, raised], 2: [*STEP, late, raised]}, world_size=3) as others:
+            for one in others:
+                one.leave()
+        code, shown = postmortem(tmp_path)
+        as_json = json.loads(postmortem(tmp_path, "--json", "--calls", "2")[1])
+    assert code == 1
+    assert verdict(shown).startswith(f"verdict: dead: rank 1 (pid {first[0].pid} on ")
+    assert "in the course of all_reduce" in verdict(shown)
+    assert "has ended; times are before its last sign" in shown
+    assert as_json["verdict"]["kind"] == "dead"
+    assert as_json["verdict"]["ranks"] == [1]
+    assert [one["state"] for one in as_json["ranks"]] == ["ended after a failure", "dead", "ended after a failure"]
+    assert as_json["ranks"][1]["groups"][0]["state"] == "under way"
+    assert [one["call"] for one in as_json["ranks"][0]["calls"]] == ["all_reduce", "all_reduce"]
+    assert as_json["ranks"][2]["failures"][0]["text"] == "rank 1 has ended"
+    assert as_json["ranks"][2]["failures"][0]["ranks"] == [1]
+
+
+def test_a_stopped_rank(postmortem: Postmortem, tmp_path: Path) -> None:
+    with writers(tmp_path, {0: [*STEP, HANGS], 1: STEP}) as ranks:
+        ranks[1].stop()
+        code, shown = postmortem(tmp_path)
+    assert (code, verdict(shown).partition(" (")[0]) == (1, "verdict: stopped: rank 1")
+    assert "rank 1: stopped" in shown
+
+
+def test_ranks_that_were_all_killed(postmortem: Postmortem, tmp_path: Path) -> None:
+    with writers(tmp_path, {0: [*STEP, HANGS], 1: STEP, 2: [*STEP, HANGS]}) as ranks:
+        for one in ranks:
+            one.kill()
+        code, shown = postmortem(tmp_path)
+    assert code == 1
+    assert verdict(shown).startswith("verdict: missing: rank 1 ")
+    assert "also killed: all 3 ranks have ended without a clean end or an error" in shown
+
+
+def test_of_killed_ranks_the_first_is_the_cause(postmortem: Postmortem, tmp_path: Path) -> None:
+    with writers(tmp_path, {1: [*STEP, HANGS]}, world_size=2) as first:
+        first[0].kill()
+        time.sleep(LONG_S)
+        with writers(tmp_path, {0: [*STEP, HANGS]}, world_size=2) as second:
+            second[0].kill()
+            shown = postmortem(tmp_path)[1]
+    assert verdict(shown).startswith(f"verdict: dead: rank 1 (pid {first[0].pid} ")
+
+
+def test_a_rank_that_was_killed_where_the_launcher_then_ends_the_others(postmortem: Postmortem, tmp_path: Path) -> None:
+    ended = ["signal", signal.SIGTERM]
+    plans = {0: [*STEP, HANGS, ended], 1: STEP, 2: [*STEP, HANGS, ended]}
+    with writers(tmp_path, plans) as ranks:
+        for one in ranks:
+            one.kill()
+        shown = postmortem(tmp_path)[1]
+    assert verdict(shown).startswith(f"verdict: dead: rank 1 (pid {ranks[1].pid} on ")
+    assert "dead: rank 0" not in shown
+    assert "dead: rank 2" not in shown
+
+
+def test_ranks_that_were_all_asked_to_end(postmortem: Postmortem, tmp_path: Path) -> None:
+    ended = ["signal", signal.SIGTERM]
+    with writers(tmp_path, {0: [*STEP, HANGS, ended], 1: [*STEP, ended]}) as ranks:
+        for one in ranks:
+            one.kill()
+        shown = postmortem(tmp_path)[1]
+    assert verdict(shown).startswith("verdict: missing: rank 1 ")
+    assert "for which rank 0 waits: it has ended by SIGTERM; until then, it is in none of its calls" in shown
+    assert "also killed: ranks 0, 1 were ended from outside: the first has ended by SIGTERM" in shown
+
+
+def test_a_program_that_fails_and_a_launcher_that_kills_the_others(postmortem: Postmortem, tmp_path: Path) -> None:
+    failed = ["failure", "", "no such file"]
+    with writers(tmp_path, {1: [*STEP, failed]}, world_size=3) as first:
+        first[0].leave()
+        with writers(tmp_path, {0: [*STEP, HANGS], 2: STEP}, world_size=3) as others:
+            for one in others:
+                one.kill()
+            code, shown = postmortem(tmp_path)
+    assert code == 1
+    assert verdict(shown).startswith("verdict: dead: rank 1 ")
+    waited = "for which rank 0 waits: it has ended with ValueError: no such file; its last call was all_reduce(1000 "
+    assert waited in verdict(shown)
+    assert "dead: rank 0" not in shown
+    assert "rank 0: dead" in shown
+
+
+def test_an_error_that_nothing_explains(postmortem: Postmortem, tmp_path: Path) -> None:
+    with writers(tmp_path, {0: [*STEP, ["failure", "world", "no route\nto \x1b[31mhost"]], 1: STEP}):
+        code, shown = postmortem(tmp_path)
+    assert (code, verdict(shown)) == (1, "verdict: failure: rank 0 raised CommTimeoutError: no route to �[31mhost")
+
+
+def test_a_call_that_takes_long_on_all_ranks(postmortem: Postmortem, tmp_path: Path) -> None:
+    with writers(tmp_path, {0: [*STEP, HANGS], 1: [*STEP, HANGS]}) as ranks:
+        for one in ranks:
+            one.kill()
+        shown = postmortem(tmp_path)[1]
+    assert verdict(shown).startswith("verdict: slow: all_reduce(1000 elements")
+    assert "on ranks 0, 1" in verdict(shown)
+
+
+def test_damaged_and_missing_rings_are_named(postmortem: Postmortem, tmp_path: Path) -> None:
+    with writers(tmp_path, {0: STEP, 1: STEP, 2: STEP, 3: STEP}) as ranks:
+        damaged, missing = rings_in(tmp_path)[1:3]
+        damaged.write_bytes(b"no ring" + bytes(8192))
+        missing.unlink()
+        (tmp_path / "job" / "rank-9.ring").write_bytes(b"")
+        code, shown = postmortem(tmp_path)
+        for one in ranks:
+            one.kill()
+    assert code == 1
+    assert f"damaged: {damaged}: not a ring" in shown
+    assert "rank-9.ring: 0 bytes" in shown
+    assert "no ring: ranks 1, 2 (" in shown
+    assert "rank 3: alive" in shown
+
+
+def test_the_newest_of_several_jobs(postmortem: Postmortem, tmp_path: Path) -> None:
+    with writers(tmp_path, {0: STEP}, job="first"), writers(tmp_path, {0: STEP}, job="second"):
+        shown = postmortem(tmp_path)[1]
+        of_first = postmortem(tmp_path / "first")[1]
+    assert "job second of 1 rank" in shown
+    assert "other jobs in" in shown
+    assert "job first of 1 rank" in of_first
+    assert "other jobs" not in of_first
+
+
+def test_a_job_by_its_name(postmortem: Postmortem, tmp_path: Path) -> None:
+    name = f"test-{tmp_path.name}"
+    with writers(default_directory(), {0: STEP}, job=name) as ranks:
+        shown = postmortem(name)[1]
+        ranks[0].leave()
+    assert f"job {name} of 1 rank" in shown
+    assert not (default_directory() / name).exists()
+
+
+def test_the_directory_of_the_configuration(
+    postmortem: Postmortem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMM_FLIGHT_RECORDER__DIRECTORY", str(tmp_path))
+    with writers(tmp_path, {0: STEP}, job="mine"):
+        assert "job mine of 1 rank" in postmortem()[1]
+        assert "job mine of 1 rank" in postmortem("mine")[1]
+
+
+def test_without_rings(postmortem: Postmortem, tmp_path: Path) -> None:
+    code, shown = postmortem(tmp_path)
+    assert code == 2
+    assert f"error: {tmp_path}: no rings; expected files such as JOB/rank-0.ring" in shown
+    code, shown = postmortem("no-such-job")
+    assert code == 2
+    assert "got 'no-such-job'; expected a folder with rings" in shown
+
+
+def test_dumps_for_torch(postmortem: Postmortem, tmp_path: Path) -> None:
+    rings, dumps = tmp_path / "rings", tmp_path / "dumps"
+    with writers(rings, {0: [*STEP, HANGS], 1: STEP}):
+        shown = postmortem(rings, "--torch-dump", dumps)[1]
+        again: tuple[int, Any] = postmortem(rings, "--torch-dump", dumps)
+    assert sorted(path.name for path in dumps.iterdir()) == ["rank_0", "rank_1"]
+    assert f"python -m torch.distributed.flight_recorder.fr_trace {dumps}" in shown
+    assert again[0] == 2
+    assert "expected an empty one" in again[1]
