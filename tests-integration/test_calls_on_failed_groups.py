@@ -156,14 +156,15 @@ def run_alone(name: str) -> None:
     else:
         raised = caught(lambda: call(name, arguments))
         took = time.monotonic() - start
-        assert isinstance(raised, (dist.CommTimeoutError, dist.PeerLostError))
+        # Rank 0 goes on to the world, for which this rank does not come: the watch finds that before the timeout.
+        assert isinstance(raised, (dist.CommTimeoutError, dist.PeerLostError, dist.CollectiveMismatchError))
         assert str(raised).startswith(f"{name} on the group of ranks [0, 1] ")
         assert ", as seen by rank 1: " in str(raised)
         assert "cannot be used any more: its members go on with destroy_process_group(group)" in str(raised)
         for theirs in (".cc:", "GLHF"):
             assert theirs not in str(raised)
             assert theirs == "GLHF" or theirs in str(raised.__cause__) or dist.get_backend() != "gloo"
-        assert _GROUP_TIMEOUT_S * 0.9 < took < _GROUP_TIMEOUT_S + 10 * patience()
+        assert took < _GROUP_TIMEOUT_S + 10 * patience()
         for other in EVERY_CALL:
             usual = right(other, rank, 2)
             expect(other, {**usual, "group": group}, dist.BrokenGroupError, ("group of ranks [0, 1] failed earlier",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
@@ -169,18 +169,19 @@ def set_up() -> None:
 @pytest.fixture(scope="module")
 def worlds() -> Iterator[Callable[[str, int], RankPool]]:
     """``worlds(backend, W)``: W ranks on a library, which stay."""
-    with ExitStack() as stack:
-        started: dict[tuple[str, int], RankPool] = {}
+    started: dict[tuple[str, int], RankPool] = {}
 
-        def world(backend: str, W: int) -> RankPool:
-            if (backend, W) not in started:
-                library, variables = BACKENDS[backend]
-                variables = {"CCL_SHARED_MEMORY_PROFILE": "0", "TESTED_LIBRARY": library, **variables}
-                pool = RankPool(W, env=variables, setup=set_up)
-                started[backend, W] = stack.enter_context(pool)
-            return started[backend, W]
+    def world(backend: str, W: int) -> RankPool:
+        if (backend, W) not in started:
+            library, variables = BACKENDS[backend]
+            variables = {"CCL_SHARED_MEMORY_PROFILE": "0", "TESTED_LIBRARY": library, **variables}
+            started[backend, W] = RankPool(W, env=variables, setup=set_up).__enter__()
+        return started[backend, W]
 
-        yield world
+    yield world
+    # All at once, as each waits for the end of its processes.
+    with ThreadPoolExecutor(16) as closing:
+        list(closing.map(lambda pool: pool.__exit__(None, None, None), started.values()))
 
 
 def drawn_calls(ops: tuple[str, ...]) -> st.SearchStrategy[list[Any]]:
@@ -200,7 +201,7 @@ def drawn_calls(ops: tuple[str, ...]) -> st.SearchStrategy[list[Any]]:
 @pytest.mark.parametrize("W", [1, 2, 3, 4])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bits_depend_on_the_elements_alone(worlds: Callable[[str, int], RankPool], backend: str, W: int) -> None:
-    @settings(max_examples=20)
+    @settings(max_examples=10)  # of each of the twelve worlds
     @given(
         calls=drawn_calls(("sum", "avg", "product")),
         dtype=st.sampled_from(DTYPES),

@@ -73,6 +73,7 @@ def find_crowded_pair() -> bool:
     pair = dist.new_group([rank - rank % 2, rank - rank % 2 + 1])
     dist.barrier(pair)
     (found,) = [one.crowded for one in groups() if not one.is_world]
+    dist.barrier()  # rank 0, which holds the store, may leave when both pairs are made
     dist.destroy_process_group()
     return found
 

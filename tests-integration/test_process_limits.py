@@ -71,6 +71,7 @@ def test_all_ranks_learn_whose_limit_it_is(rank_environment: dict[str, Any]) -> 
 def make_groups() -> tuple[str, int]:
     dist.init_distributed("gloo", verbose=False, timeout=30)
     dist.all_reduce(torch.ones(3))
+    time.sleep(1)  # by then, the watch has opened the ring of the other rank
     limit_descriptors(30)
     groups: list[Any] = []
 

@@ -279,13 +279,12 @@ def test_a_sum_does_not_depend_on_the_number_of_ranks(shared: Pools) -> None:
     assert set(shared(4).run(run_sum_of, 1)) == set(shared(2).run(run_sum_of, 2))
 
 
-@pytest.mark.parametrize("kernels", ["portable", "avx2", "avx512"])
-def test_every_build_of_the_kernels_gives_the_same_bits(
-    shared: Pools, rank_environment: dict[str, Any], kernels: str
-) -> None:
-    with RankPool(4, env={**rank_environment, "CCL_KERNELS": kernels}, setup=start) as other:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            assert other.run(run_deterministic, dtype) == shared(4).run(run_deterministic, dtype)
+def test_every_build_of_the_kernels_gives_the_same_bits(shared: Pools, rank_environment: dict[str, Any]) -> None:
+    dtypes = (torch.float32, torch.bfloat16, torch.float16)
+    expected = [shared(4).run(run_deterministic, dtype) for dtype in dtypes]
+    for kernels in ("portable", "avx2", "avx512"):
+        with RankPool(4, env={**rank_environment, "CCL_KERNELS": kernels}, setup=start) as other:
+            assert [other.run(run_deterministic, dtype) for dtype in dtypes] == expected, kernels
 
 
 # --- calls that differ
@@ -478,8 +477,10 @@ def run_late(seconds: float) -> tuple[str, float]:
 
 def test_a_late_rank_learns_at_once_that_its_peers_gave_up(shared: Pools) -> None:
     (waited, _), (came, taken) = shared(2).run(run_late, 1.0, timeout_s=30)
-    assert "timed out after 1 s, as seen by rank 0: rank 1 of the group did not take part, or came too late" in waited
-    assert "rank 0 timed out waiting for rank 1, which is this rank: it came too late" in came
+    assert "timed out after 1 s, as seen by rank 0: rank 1 (pid " in waited
+    assert "has not called all_reduce, for which rank 0 waits" in waited
+    assert "That is this rank, which came too late" in came
+    assert "rank 0 timed out waiting for rank 1" in came
     assert taken < 0.8
 
 
@@ -495,7 +496,8 @@ def run_three_late() -> str:
 
 def test_every_rank_names_those_that_did_not_come(shared: Pools) -> None:
     for message in shared(4).run(run_three_late, timeout_s=30):
-        assert "ranks [1, 3]" in message
+        assert "rank 1 (pid " in message
+        assert "rank 3 (pid " in message
 
 
 def run_out_of_descriptors() -> str:

@@ -1,0 +1,319 @@
+"""The watch names ranks that are missing, in warnings, errors, and when a signal ends a rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_utils.errors import CommError
+from comm_utils.flight_recorder import RECORDER, open_ring, recorder, rings_in
+from comm_utils.testing import run_ranks, run_ranks_outcomes
+from comm_utils.watch import WATCH, local_ranks
+
+pytestmark = pytest.mark.slow
+
+QUIET = {"CCL_SHARED_MEMORY_PROFILE": "0", "CUDA_VISIBLE_DEVICES": ""}
+BACKENDS = pytest.mark.parametrize(
+    ("backend", "env"),
+    [("gloo", {}), ("ccl", {"CCL_SHARED_MEMORY": "0"}), ("ccl", {})],
+    ids=["gloo", "oneccl", "shm"],
+)
+
+
+def _start(backend: str, timeout: float = 20) -> tuple[int, torch.Tensor]:
+    dist.init_distributed(backend, timeout=timeout, verbose=False)
+    tensor = torch.ones(100)
+    for _ in range(3):
+        dist.all_reduce(tensor)
+    time.sleep(0.3)  # so that all have found the others' rings
+    return dist.get_rank(), tensor
+
+
+def _error(call: Any) -> tuple[str, str, float]:
+    begin = time.monotonic()
+    try:
+        call()
+    except CommError as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    return "", "", time.monotonic() - begin
+
+
+# --- warnings
+
+
+def warned(backend: str) -> list[str]:
+    seen: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    logging.getLogger("comm").addHandler(Keep(logging.WARNING))
+    rank, tensor = _start(backend)
+    if rank == 1:
+        time.sleep(2.5)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return [text for text in seen if "so far" in text]
+
+
+@BACKENDS
+def test_a_slow_call_is_reported_once_and_names_the_missing_rank(backend: str, env: dict[str, str]) -> None:
+    first, late, third = run_ranks(warned, 3, backend, env={**QUIET, **env, "COMM_CHECKS__WARN_AFTER_S": "1"})
+    assert late == []
+    for (text,) in (first, third):
+        assert text.startswith("all_reduce on the group of ranks [0, 1, 2] has taken ")
+        assert "rank 1 (pid " in text
+        assert "has not called all_reduce, for which ranks 0 and 2 wait: it is in none of its calls, at " in text
+        assert "test_watch.py" in text
+
+
+# --- ranks that differ, lazily
+
+
+def differ(backend: str) -> list[tuple[str, str, float]]:
+    rank, tensor = _start(backend)
+    found = []
+    group = dist.new_group([0, 1])
+    begin = time.monotonic()
+
+    def both() -> None:
+        dist.all_reduce(tensor, "max" if rank else "sum", group)
+        while time.monotonic() < begin + 3:
+            time.sleep(0.05)
+            dist.all_reduce(tensor, group=group)
+
+    found.append(_error(both))
+    dist.all_reduce(tensor)  # another group goes on
+    dist.destroy_process_group()
+    return found
+
+
+@BACKENDS
+def test_a_wrong_reduce_op_is_found_within_a_second(backend: str, env: dict[str, str]) -> None:
+    for ((error, text, seconds),) in run_ranks(differ, 2, backend, env={**QUIET, **env}):
+        assert error == "CollectiveMismatchError"
+        assert "differ in the reduce op" in text
+        assert "rank 0 calls all_reduce(100 elements of float32, op sum)" in text
+        assert "rank 1 calls all_reduce(100 elements of float32, op max)" in text
+        assert seconds < 1.5
+
+
+def differ_between_hosts(pause_s: float) -> tuple[str, str, float]:
+    """The ranks take each other for ranks of other hosts, whose rings cannot be read."""
+    rank = int(os.environ["RANK"])
+    for module in (recorder, local_ranks):
+        module.own_identity = lambda: f"host {rank}"  # type: ignore[attr-defined]
+    dist.init_distributed("gloo", timeout=20, verbose=False)
+    tensor = torch.ones(100)
+    time.sleep(2.5)  # until which nobody asks other hosts
+    begin = time.monotonic()
+
+    def all_of_them() -> None:
+        dist.all_reduce(tensor, "max" if rank else "sum")
+        while time.monotonic() < begin + 6:
+            dist.all_reduce(tensor)
+            time.sleep(pause_s)
+
+    found = _error(all_of_them)
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("pause_s", [0.05, 0.0])
+def test_a_wrong_reduce_op_is_found_between_hosts(pause_s: float) -> None:
+    for error, text, seconds in run_ranks(differ_between_hosts, 2, pause_s, env=QUIET):
+        assert error == "CollectiveMismatchError"
+        # Hundreds of calls later, what other hosts tell of the last ones does not reach back to the first that differs.
+        expected = "differ in the reduce op: in call 1 of" if pause_s else "differ "
+        assert expected in text
+        assert seconds < 3
+
+
+def unwatched() -> bool:
+    rank, tensor = _start("gloo")
+    dist.all_reduce(tensor, "max" if rank else "sum")
+    time.sleep(1)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return True
+
+
+def test_nothing_is_compared_where_checks_are_off() -> None:
+    assert run_ranks(unwatched, 2, env={**QUIET, "COMM_CHECKS__MISMATCH": "off"}) == [True, True]
+
+
+# --- two groups in different orders
+
+
+def cross(backend: str, limited: bool) -> tuple[str, str, float]:
+    rank, tensor = _start(backend)
+    groups = [dist.new_group([0, 1]), dist.new_group([0, 1])]
+
+    def call() -> None:
+        for group in groups if rank == 0 else reversed(groups):
+            dist.all_reduce(tensor, group=group, timeout=2 if limited else None)
+
+    found = _error(call)
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return found
+
+
+@BACKENDS
+def test_groups_in_different_orders_are_found_before_the_timeout(backend: str, env: dict[str, str]) -> None:
+    for error, text, seconds in run_ranks(cross, 2, backend, False, env={**QUIET, **env}):
+        assert error == "CollectiveMismatchError"
+        assert "ranks 0 and 1 use their groups in different orders and wait for each other" in text
+        assert seconds < 2
+
+
+def test_calls_with_a_timeout_of_their_own_are_left_to_it() -> None:
+    for error, _, seconds in run_ranks(cross, 2, "gloo", True, env=QUIET):
+        assert error in ("CommTimeoutError", "PeerLostError")
+        assert 1.5 < seconds < 5
+
+
+# --- ranks that end
+
+
+def killed(backend: str) -> tuple[str, str, float]:
+    rank, tensor = _start(backend)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = _error(lambda: dist.all_reduce(tensor))
+    dist.destroy_process_group()
+    return found
+
+
+def raised(backend: str) -> tuple[str, str, float]:
+    rank, tensor = _start(backend)
+    if rank == 1:
+        try:
+            raise ValueError("out of flour")
+        except ValueError:
+            sys.excepthook(*sys.exc_info())  # as where nobody catches it
+            os._exit(1)
+    found = _error(lambda: dist.all_reduce(tensor))
+    dist.destroy_process_group()
+    return found
+
+
+@BACKENDS
+def test_a_killed_rank_is_named_with_its_process(backend: str, env: dict[str, str]) -> None:
+    outcomes = run_ranks_outcomes(killed, 3, backend, env={**QUIET, **env})
+    for rank in (0, 2):
+        error, text, seconds = outcomes[rank].value
+        assert error == "PeerLostError"
+        assert "rank 1 (pid " in text
+        assert "has ended" in text
+        assert seconds < 5
+
+
+@BACKENDS
+def test_the_exception_that_ended_a_rank_is_named(backend: str, env: dict[str, str]) -> None:
+    outcomes = run_ranks_outcomes(raised, 3, backend, env={**QUIET, **env})
+    for rank in (0, 2):
+        error, text, seconds = outcomes[rank].value
+        assert error == "PeerLostError"
+        assert "rank 1 (pid " in text
+        assert "ValueError: out of flour" in text
+        assert seconds < 5
+
+
+# --- signals
+
+
+def terminated(backend: str, log: str) -> None:
+    """Rank 1 is killed, and a launcher ends the other one a moment later, as torchrun does."""
+    rank, tensor = _start(backend)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    logger = logging.getLogger("comm")
+    logger.addHandler(logging.FileHandler(log))
+    threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    logger.warning(_error(lambda: dist.all_reduce(tensor))[1])  # where the error comes sooner
+    time.sleep(10)
+
+
+@BACKENDS
+def test_a_launcher_that_ends_the_others_does_not_hide_who_was_killed(
+    backend: str, env: dict[str, str], tmp_path: Path
+) -> None:
+    rings = {"COMM_FLIGHT_RECORDER__DIRECTORY": str(tmp_path / "rings")}
+    run_ranks_outcomes(terminated, 2, backend, str(tmp_path / "log"), env={**QUIET, **env, **rings})
+    (folder,) = (tmp_path / "rings").iterdir()
+    signals = {}
+    for path in rings_in(folder):
+        reader = open_ring(path)
+        signals[reader.header.rank] = reader.header.signal
+        reader.close()
+    assert signals == {0: signal.SIGTERM, 1: 0}
+    said = (tmp_path / "log").read_text()
+    assert "rank 1 (pid " in said
+    assert "has ended" in said
+
+
+def interrupted(backend: str) -> tuple[bool, float, str]:
+    rank, tensor = _start(backend)
+    begin, seen = time.monotonic(), ""
+    if rank == 1:
+        time.sleep(2.5)
+        error, seen, _ = _error(lambda: dist.all_reduce(tensor))
+        dist.destroy_process_group()
+        return bool(error), 0.0, seen
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        dist.all_reduce(tensor)
+    seconds = time.monotonic() - begin
+    dist.destroy_process_group()
+    return True, seconds, ""
+
+
+@BACKENDS
+def test_ctrl_c_ends_a_call_that_waits(backend: str, env: dict[str, str]) -> None:
+    (is_interrupted, seconds, _), (has_failed, _, text) = run_ranks(interrupted, 2, backend, env={**QUIET, **env})
+    assert is_interrupted
+    assert seconds < 2.5
+    # In shared memory, what rank 0 gave before it was interrupted may be enough.
+    assert "rank 0" in text if has_failed else "CCL_SHARED_MEMORY" not in env and backend == "ccl"
+
+
+# --- again in the same process
+
+
+def again(backend: str) -> list[str]:
+    found = []
+    for number in range(2):
+        rank, tensor = _start(backend, timeout=1)
+        if rank == 0:
+            found.append(_error(lambda tensor=tensor: dist.all_reduce(tensor))[0])  # type: ignore[misc]
+        else:
+            time.sleep(1.6)
+        path = RECORDER.path
+        assert path is not None
+        assert path.exists()
+        dist.destroy_process_group()
+        assert RECORDER.path is None
+        assert path.exists() == (rank == 0)  # it stays after a failure
+        assert not WATCH.is_running
+        assert not [one for one in threading.enumerate() if one.name == "comm-watch"]
+        Path(path).unlink(missing_ok=True)
+        found.append(str(number))
+    return found
+
+
+@BACKENDS
+def test_a_world_after_a_failed_one_is_watched_like_the_first(backend: str, env: dict[str, str]) -> None:
+    first, _ = run_ranks(again, 2, backend, env={**QUIET, **env})
+    assert first == ["CommTimeoutError", "0", "CommTimeoutError", "1"]
