@@ -419,6 +419,15 @@ def links(session: nox.Session) -> None:
     run_pytest(session, "-rs", LINK_TESTS, *session.posargs, parallel=False)
 
 
+@nox.session(default=False, tags=FULL)
+def fuzz(session: nox.Session) -> None:
+    """Gives changed inputs to everything that reads what another process wrote; ``--seconds`` are for each decoder."""
+    install_sources(session, *all_sources(*group("integration"), *group("fuzz")))
+    session.env["OMP_NUM_THREADS"] = "1"
+    session.env["PYTHONPATH"] = "tests-integration"
+    session.run("python", "-m", "fuzz", *session.posargs)
+
+
 # What holds on every library is tested on gloo, in `integration`, and again here.
 ON_EVERY_LIBRARY = [
     f"tests-integration/test_{name}.py"
@@ -570,6 +579,16 @@ def demo(session: nox.Session) -> None:
         session.run("commctl", "trace", "replay", str(trace), "--backend", backend)
     if not session.posargs:
         session.run("python", "docs/examples/same_weights.py", "gloo", "ccl")
+
+
+@nox.session(default=False)
+def faults(session: nox.Session) -> None:
+    """Faults of ranks on every backend: what the others get, and what is left; ``--help`` after -- lists the parts."""
+    install_sources(session, "comm-orchestrator[ccl,cli]")
+    # After Ctrl-C, time to end the ranks.
+    session.run(
+        "python", "-m", "faults", *session.posargs, env={"PYTHONPATH": "tests-integration"}, interrupt_timeout=10
+    )
 
 
 @nox.session(default=False)

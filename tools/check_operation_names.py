@@ -25,6 +25,7 @@ ALLOWED: Mapping[str, str] = {
     "comm_utils/operations": "the table",
     "comm_utils/backend.py": "the contract, whose methods are the operations",
     "comm_orchestrator/facade": "the façade",
+    "comm_utils/flight_recorder/torch_matching.py": "the names of torch's flight recorder for them",
     "comm_utils/testing/conformance_calls.py": "what implementations are tested with",
     "comm_utils/testing/conformance_fast_path.py": "what implementations are tested with",
     "comm_utils/testing/conformance_ranks.py": "what implementations are tested with",
