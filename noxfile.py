@@ -203,6 +203,7 @@ def run_pytest(
     ``parallel``: in several processes, as most tests wait for processes most of the time; ``-n 0`` after ``--`` turns
     that off. ``measuring``: under coverage, which sees ranks as well.
     """
+    compile_torch(session)
     if parallel:
         install(session, *group("parallel"))
         arguments = (f"--numprocesses={WORKERS}", "--dist=worksteal", *arguments)
@@ -213,6 +214,14 @@ def run_pytest(
         return
     install(session, *group("coverage"))
     session.run("coverage", "run", "-m", "pytest", *arguments, env=env)
+
+
+def compile_torch(session: nox.Session) -> None:
+    """Import torch once in a new environment, or all processes of its tests would compile the same modules at once."""
+    found = Path(session.virtualenv.location).glob("lib/python*/site-packages/torch")
+    folder = next((path for path in found if not (path / "__pycache__").exists()), None)
+    if folder is not None:
+        session.run("python", "-c", "import torch.distributed.tensor, torch._dynamo")
 
 
 def group(name: str) -> list[str]:

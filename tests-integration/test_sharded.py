@@ -172,10 +172,10 @@ CASES: list[dict[str, Any]] = [
 ]
 
 
-def all_cases() -> list[tuple[str, list[float], list[float]]]:
+def all_cases(cases: list[dict[str, Any]]) -> list[tuple[str, list[float], list[float]]]:
     found = []
     for stage in (1, 2, 3):
-        for case in CASES:
+        for case in cases:
             plain = {
                 name: case.get(name, other)
                 for name, other in {
@@ -193,6 +193,7 @@ def all_cases() -> list[tuple[str, list[float], list[float]]]:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_curves_are_those_of_one_process(pools: Pools, world_size: int) -> None:
-    for found in pools(world_size).run(all_cases):
+    # With each number of ranks other than two, another half of the cases.
+    for found in pools(world_size).run(all_cases, CASES if world_size == 2 else CASES[world_size % 2 :: 2]):
         for case, got, expected in found:
             assert got == pytest.approx(expected, rel=1e-4), case

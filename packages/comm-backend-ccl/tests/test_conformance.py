@@ -16,4 +16,5 @@ class TestOnOneccl(BackendConformance):
     provider = "comm_backend_ccl:provider"
     backend_class = CclBackend
     backend = "ccl"
+    world_sizes = (1, 2, 3)  # more ranks than cores wait for each other actively
     env = {"CCL_SHARED_MEMORY": "0"}  # noqa: RUF012  # a ClassVar of the base

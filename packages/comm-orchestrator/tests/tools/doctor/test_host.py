@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -74,32 +75,34 @@ def test_no_shared_memory(tmp_path: Path) -> None:
 
 
 LIMITED = """
-import resource, sys
+import json, os, resource, sys
 from comm_orchestrator.tools.doctor import limits
-resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
-(one,) = limits.check_open_files(int(sys.argv[3]))
-print(one.level, one.found, one.remedy, sep="|")
+for soft, hard, ranks in json.loads(sys.argv[1]):
+    if os.fork() == 0:  # as a hard limit cannot be raised again
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        (one,) = limits.check_open_files(ranks)
+        print(one.level, one.found, one.remedy, sep="|", flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0
 """
+OPEN_FILES = [
+    (100, 4096, 2, "problem", "ulimit -n 1024"),
+    (512, 4096, 2, "warning", "ulimit -n 1024"),
+    (512, 512, 2, "warning", "ulimit nofile=1024"),
+    (1024, 4096, 2, "ok", ""),
+    (1024, 4096, 400, "problem", "ulimit -n 3712"),
+]
 
 
-@pytest.mark.parametrize(
-    ("soft", "hard", "ranks", "level", "remedy"),
-    [
-        (100, 4096, 2, "problem", "ulimit -n 1024"),
-        (512, 4096, 2, "warning", "ulimit -n 1024"),
-        (512, 512, 2, "warning", "ulimit nofile=1024"),
-        (1024, 4096, 2, "ok", ""),
-        (1024, 4096, 400, "problem", "ulimit -n 3712"),
-    ],
-)
-def test_open_files(soft: int, hard: int, ranks: int, level: str, remedy: str) -> None:
-    command = [sys.executable, "-c", LIMITED, str(soft), str(hard), str(ranks)]
+def test_open_files() -> None:
+    command = [sys.executable, "-c", LIMITED, json.dumps([case[:3] for case in OPEN_FILES])]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    got_level, found, got_remedy = done.stdout.strip("\n").split("|")
-    assert got_level == level
-    assert f"{soft} open files allowed, {hard} at most" in found
-    assert remedy in got_remedy
-    assert bool(got_remedy) == (level != "ok")
+    for (soft, hard, _, level, remedy), line in zip(OPEN_FILES, done.stdout.splitlines(), strict=True):
+        got_level, found, got_remedy = line.split("|")
+        assert got_level == level
+        assert f"{soft} open files allowed, {hard} at most" in found
+        assert remedy in got_remedy
+        assert bool(got_remedy) == (level != "ok")
 
 
 def test_variables() -> None:

@@ -55,7 +55,15 @@ _READ_LATER = (
     "TORCHELASTIC_",
     "WORLD_SIZE",
 )
-_READ_LATER_EXACTLY = ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", RUN_TOKEN)
+_READ_LATER_EXACTLY = (
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_NAME",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "TORCHINDUCTOR_CACHE_DIR",  # torch sets it in a runner that compiles
+    RUN_TOKEN,
+)
 
 _modules: tuple[str, ...] = ()
 _environ: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -10,6 +11,7 @@ import os
 import pickle
 import socket
 import sys
+import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
@@ -78,7 +80,23 @@ def main(control_fd: int, runner_pid: int, modules: tuple[str, ...]) -> None:
     if found is not None:
         request, fds = found
         connection_fd, stacks_fd = _become_rank(request, fds)
-        run_rank(connection_fd, stacks_fd, os.getppid(), die_by_signal=True)
+        code = 0
+        try:
+            run_rank(connection_fd, stacks_fd, os.getppid(), die_by_signal=True)
+        except SystemExit as error:
+            code = int(error.code or 0)
+        _leave(code)
+
+
+def _leave(code: int) -> None:
+    """End as multiprocessing's children do: to take torch apart would need half a second of a core, and its pages."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
 
 
 def _serve(control_fd: int) -> tuple[Fork, list[int]] | None:

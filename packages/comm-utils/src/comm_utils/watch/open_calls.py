@@ -24,11 +24,6 @@ class OpenCalls:
         self._open: list[list[int]] = [[] for _ in range(LANES)]
         self._seen = [0] * LANES
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """Return how many calls each lane had at the last look."""
-        return tuple(self._seen)
-
     def look(self) -> list[Call]:
         """Return the calls under way that somebody waits for, the oldest first."""
         found = []

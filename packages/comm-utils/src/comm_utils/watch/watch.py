@@ -1,7 +1,7 @@
 """A thread that watches the calls of this rank and of its peers: the one object :data:`WATCH`.
 
-Ten times a second it looks into the rings of the ranks of this host. Where there are other hosts, a second thread looks
-into the store (:mod:`~comm_utils.watch.remote_observer`). The watch
+Four times a second it looks into the rings of the ranks of this host, and ten times while a call waits. Where there are
+other hosts, a second thread looks into the store (:mod:`~comm_utils.watch.remote_observer`). The watch
 
 - finds ranks that have ended while this rank waits for them, and calls that differ between ranks;
 - tells the other ranks, and the backend (:meth:`Watch.when_in_trouble`), which ends calls that wait in vain;
@@ -56,11 +56,11 @@ from comm_utils.watch.trouble import Trouble, error_class
 
 __all__ = ["WATCH", "Watch"]
 
-_EVERY_S = 0.1
+# Seconds between two looks: while a call has waited for so long, and otherwise.
+_EVERY_S, _CALM_EVERY_S = 0.1, 0.25
+_WAITS_NS = 50_000_000
 # Split sizes are compared so often, of so many calls.
 _PARTS_EVERY_S, _RECENT_PARTS = 0.5, 32
-# The same while this rank makes no calls.
-_IDLE_EVERY_S = 0.25
 # Two ranks that wait for each other in different groups are found so late, and again later.
 _FIRST_LOOK_S, _NEXT_LOOK_S = 0.4, 0.2
 # After the first of these groups has ended, the ranks may come to the other one so much later.
@@ -100,9 +100,8 @@ class Watch:
         self._world_size = 1
         self._own: RingReader | None = None
         self._calls: OpenCalls
-        self._is_busy = True
+        self._is_waiting = False
         self._next_parts_at = 0.0
-        self._last_counts: tuple[int, ...] = ()
         self._local = LocalRanks(None, None, 1)
         self._remote = RemoteRanks(0, lambda: None, lambda: None)
         self._observer: RemoteObserver | None = None
@@ -267,7 +266,7 @@ class Watch:
         )
         has_warned = False
         while not stop.is_set():
-            came = signals.wait(_EVERY_S if self._is_busy else _IDLE_EVERY_S)
+            came = signals.wait(_EVERY_S if self._is_waiting else _CALM_EVERY_S)
             if stop.is_set():
                 return
             try:
@@ -293,8 +292,8 @@ class Watch:
         self._show_place(own)
         own.refresh()
         waiting = self._calls.look()
-        self._is_busy = bool(waiting) or self._calls.counts != self._last_counts
-        self._last_counts = self._calls.counts
+        since_ns = time.perf_counter_ns() - _WAITS_NS
+        self._is_waiting = any(call.begin_ns < since_ns for call in waiting)
         if not waiting:
             self._missed_at.clear()
         self._read_notes()

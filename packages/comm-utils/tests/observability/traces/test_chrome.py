@@ -178,6 +178,17 @@ def test_whatever_was_recorded_is_a_trace_that_viewers_can_show(traces: list[Ran
     check(traces)
 
 
+def test_of_two_receives_with_one_number_the_first_has_the_arrow() -> None:
+    first = call("irecv", 0, 0, 1, asynchronous=True)
+    first.waits = [Wait(2, 2)]
+    document = check(
+        [RankTrace(0, 2, events=[first, call("recv", 1, 1, 1)]), RankTrace(1, 2, events=[call("send", 0, 0, 0)])]
+    )
+    (end,) = phases(document, "f")
+    (wait,) = (one for one in phases(document, "X") if one["cat"] == "wait")
+    assert (end["tid"], end["ts"]) == (wait["tid"], wait["ts"])
+
+
 def call(name: str, begin: int, end: int, rank_or_root: int = -1, number: int = 0, **fields: Any) -> Event:
     operation = Operation(
         name, name, 4096, fields.pop("ranks", (0, 1)), fields.pop("group", "0"), "float32", root=rank_or_root, **fields

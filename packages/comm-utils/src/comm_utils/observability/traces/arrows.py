@@ -18,36 +18,33 @@ class Arrows:
     """The ends of the arrows: where a send is, and where its receive."""
 
     def __init__(self, traces: Sequence[RankTrace], left_out: list[Message] | None) -> None:
-        sends: dict[Message, int] = {}
-        receives: dict[Message, tuple[int, int]] = {}
+        sends: dict[Message, Event] = {}
+        receives: dict[Message, Event] = {}
         for trace in traces:
             for event in trace.events:
                 message = message_of(trace.rank, event)
-                if message is None:
-                    continue
-                if event.operation.pattern.is_send:
-                    sends.setdefault(message, event.begin_ns)
-                else:
-                    receives.setdefault(message, arrival(event))
-        self._ends: dict[tuple[Message, bool], tuple[int, int]] = {}  # (message, sends) -> number, time
+                if message is not None:
+                    # Of records that have a number twice, the first has the arrow.
+                    (sends if event.operation.pattern.is_send else receives).setdefault(message, event)
+        #: By the event's identity: the number, the time, and the event, which is kept.
+        self._ends: dict[int, tuple[int, int, Event]] = {}
         for number, message in enumerate(sorted(sends.keys() & receives.keys()), 1):
-            start = sends[message]
-            begin, end = receives[message]
+            send, receive = sends[message], receives[message]
+            begin, end = arrival(receive)
             # An arrow has to end within the slice that it points to, and not before it starts.
             last = max(begin, end - 1)
-            if last >= start:
-                self._ends[message, True] = number, start
-                self._ends[message, False] = number, last
+            if last >= send.begin_ns:
+                self._ends[id(send)] = number, send.begin_ns, send
+                self._ends[id(receive)] = number, last, receive
             elif left_out is not None:
                 left_out.append(message)
 
-    def of(self, rank: int, event: Event, at: dict[str, Any], origin: int) -> Iterator[dict[str, Any]]:
+    def of(self, event: Event, at: dict[str, Any], origin: int) -> Iterator[dict[str, Any]]:
         """Return the arrow's end at this event; ``at`` says on which thread."""
-        message, sends = message_of(rank, event), event.operation.pattern.is_send
-        found = None if message is None else self._ends.pop((message, sends), None)
+        found = self._ends.pop(id(event), None)
         if found is not None:
-            number, time_ns = found
-            way = {"ph": "s"} if sends else {"ph": "f", "bp": "e"}
+            number, time_ns, _ = found
+            way = {"ph": "s"} if event.operation.pattern.is_send else {"ph": "f", "bp": "e"}
             yield {**way, "cat": "message", "name": "message", "id": number, "ts": (time_ns - origin) / 1000, **at}
 
 

@@ -111,13 +111,13 @@ def _of_rank(
         named = f"wait for {operation.name}" if wait else operation.name
         if not operation.asynchronous:
             yield {"ph": "X", "cat": "operation", "name": named, **span, "args": _with(args, rank, event, more)}
-            yield from arrows.of(rank, event, at, origin)
+            yield from arrows.of(event, at, origin)
             continue
         brief = {"size": args["size"], "group": group, "sequence": event.sequence}
         yield {"ph": "X", "cat": "wait" if wait else "call", "name": named, **span, "args": brief}
         sends = operation.pattern.is_send
         if not wait if sends else (begin, end) == arrival(event):
-            yield from arrows.of(rank, event, at, origin)
+            yield from arrows.of(event, at, origin)
         if not wait:
             spans += 1
             cat = f"asynchronous, {track}"
