@@ -17,7 +17,7 @@ import torch
 import comm_orchestrator as dist
 from comm_utils.errors import CommError
 from comm_utils.flight_recorder import RECORDER, open_ring, recorder, rings_in
-from comm_utils.testing import run_ranks, run_ranks_outcomes
+from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
 from comm_utils.watch import WATCH, local_ranks
 
 pytestmark = pytest.mark.slow
@@ -116,7 +116,7 @@ def differ_between_hosts(pause_s: float) -> tuple[str, str, float]:
         module.own_identity = lambda: f"host {rank}"  # type: ignore[attr-defined]
     dist.init_distributed("gloo", timeout=20, verbose=False)
     tensor = torch.ones(100)
-    time.sleep(2.5)  # until which nobody asks other hosts
+    time.sleep(0.6)  # until which nobody asks other hosts
     begin = time.monotonic()
 
     def all_of_them() -> None:
@@ -132,12 +132,14 @@ def differ_between_hosts(pause_s: float) -> tuple[str, str, float]:
 
 @pytest.mark.parametrize("pause_s", [0.05, 0.0])
 def test_a_wrong_reduce_op_is_found_between_hosts(pause_s: float) -> None:
-    for error, text, seconds in run_ranks(differ_between_hosts, 2, pause_s, env=QUIET):
+    found = run_ranks(differ_between_hosts, 2, pause_s, env=QUIET)
+    for error, text, seconds in found:
         assert error == "CollectiveMismatchError"
-        # Hundreds of calls later, what other hosts tell of the last ones does not reach back to the first that differs.
-        expected = "differ in the reduce op: in call 1 of" if pause_s else "differ "
-        assert expected in text
-        assert seconds < 3
+        assert "differ " in text
+        assert seconds < 1.5 * patience()
+    # Hundreds of calls later, what other hosts tell of the last ones does not reach back to the first that differs; nor
+    # does a rank that has ended after it found that.
+    assert not pause_s or any("differ in the reduce op: in call 1 of" in text for _, text, _ in found)
 
 
 def unwatched() -> bool:

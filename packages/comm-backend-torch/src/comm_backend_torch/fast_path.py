@@ -26,8 +26,7 @@ from comm_utils import operations
 from comm_utils.backend import Capabilities
 from comm_utils.fast_path import FastPath
 from comm_utils.flight_recorder.layout import IN_BACKGROUND
-from comm_utils.flight_recorder.recorder import RECORDER, Kind
-from comm_utils.flight_recorder.reduce_op import asked_op
+from comm_utils.flight_recorder.recorder import Kind
 from comm_utils.operations import Role
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
@@ -236,19 +235,9 @@ def _on_one(
 
 def _kinds(kind: _Kind) -> dict[torch.dtype | None, Kind]:
     """Return the kinds of call in the flight recorder by dtype."""
-    state, row = kind.state, operations.get(kind.operation)
-    root = -1 if kind.root is None else state.ranks[kind.root]
-    is_message = row.pattern.is_message
-    describe = partial(
-        RECORDER.kind,
-        state.recorded_as(),
-        kind.operation if is_message else row.measured_as,
-        kind.call,
-        op=asked_op("" if kind.op is None else kind.op.name.lower()),
-        root=-1 if is_message else root,
-        peer=root if is_message else -1,
-    )
-    return KindsByDtype(describe)
+    state, op = kind.state, "" if kind.op is None else kind.op.name.lower()
+    root = -1 if kind.root is None else kind.root
+    return KindsByDtype(state.recorded_as(), state.ranks, kind.operation, kind.call, op=op, root=root)
 
 
 # --- how each operation is started

@@ -13,14 +13,12 @@ from comm_backend_torch.capabilities import capabilities_of
 from comm_backend_torch.gloo_waits import wait_in_slices
 from comm_backend_torch.reduce_ops import set_async
 from comm_backend_torch.work import TorchWork, left
-from comm_utils import operations
 from comm_utils.backend import Capabilities, Work
 from comm_utils.flight_recorder.layout import IN_BACKGROUND, LIMITED
-from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR
-from comm_utils.flight_recorder.reduce_op import asked_op
+from comm_utils.flight_recorder.recorder import WAITED_FOR, Kind
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.process_groups import ProcessGroups
-from comm_utils.torch_support.recorded_calls import Note, dtype_name
+from comm_utils.torch_support.recorded_calls import Note, kind_of_call
 
 __all__ = ["World"]
 
@@ -49,29 +47,19 @@ class World(ProcessGroups):
             tensor: whose dtype is recorded.
             root: a group rank; -1 has none.
         """
-        kind = RECORDER.kind(
-            state.recorded_as(),
-            operations.get(operation).measured_as,
-            self._call or operation,
-            "" if tensor is None else dtype_name(tensor.dtype),
-            asked_op(op),
-            state.ranks[root] if root >= 0 else -1,
-        )
+        dtype = None if tensor is None else tensor.dtype
+        kind = self._kind(operation, state, dtype, op=op, root=root)
         return Note(kind, kind.begin(elements, 3, sent, received, self._state_of(background)))
 
     def _note_message(
         self, operation: str, state: GroupState, tensor: torch.Tensor, peer: int, tag: int, background: bool
     ) -> Note:
         """Record that a ``"send"`` or ``"recv"`` begins; ``peer`` is a group rank, -1 is any."""
-        kind = RECORDER.kind(
-            state.recorded_as(),
-            operation,
-            self._call or operation,
-            dtype_name(tensor.dtype),
-            peer=state.ranks[peer] if peer >= 0 else -1,
-            tag=tag,
-        )
+        kind = self._kind(operation, state, tensor.dtype, root=peer, tag=tag)
         return Note(kind, kind.begin(tensor.numel(), 3, state=self._state_of(background)))
+
+    def _kind(self, operation: str, state: GroupState, dtype: torch.dtype | None, **more: Any) -> Kind:
+        return kind_of_call(state.recorded_as(), state.ranks, operation, self._call or operation, dtype, **more)
 
     def _state_of(self, background: bool) -> int:
         """Return the state of a call that begins, as the flight recorder has it."""

@@ -11,14 +11,13 @@ from comm_backend_ccl import oneccl_library
 from comm_backend_ccl.fast_path.kinds import MESSAGES, NATIVE, Kind
 from comm_backend_ccl.fast_path.starts import Start
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
-from comm_backend_ccl.recorded import kinds_by_dtype
 from comm_backend_ccl.tables import ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import LOOK_AROUND_S, CclWork
 from comm_utils import operations
 from comm_utils.flight_recorder.layout import IN_BACKGROUND
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
-from comm_utils.torch_support.recorded_calls import Note
+from comm_utils.torch_support.recorded_calls import KindsByDtype, Note
 
 __all__ = ["planned"]
 
@@ -47,7 +46,8 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
 
     pattern = operations.get(kind.operation).pattern
     op = kind.op.name.lower() if pattern.reduces else ""
-    kinds = kinds_by_dtype(ours, kind.operation, kind.name, op, kind.root if pattern.is_rooted else -1)
+    root = kind.root if pattern.is_rooted else -1
+    kinds = KindsByDtype(ours.recorded_as(), ours.ranks, kind.operation, kind.name, op=op, root=root)
 
     def recorded(
         run: _Run, counted: torch.Tensor, elements: int, tensors: tuple[torch.Tensor, ...], *of_run: int

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import torch
 
 from comm_utils import operations
-from comm_utils.flight_recorder.recorder import WAITED_FOR, Kind
+from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR, Kind
+from comm_utils.flight_recorder.reduce_op import asked_op
 from comm_utils.operations import Form
 
-__all__ = ["KindsByDtype", "Note", "dtype_name", "exchanged", "measure_of"]
+__all__ = ["KindsByDtype", "Note", "dtype_name", "exchanged", "kind_of_call", "measure_of"]
 
 
 class Note(NamedTuple):
@@ -32,6 +33,34 @@ class Note(NamedTuple):
     def wait(self, state: int = WAITED_FOR) -> None:
         """Record that somebody waits for what began in the background; ``state`` may be ``layout.LIMITED``."""
         self.kind.wait(self.number, state)
+
+
+def kind_of_call(
+    group: int,
+    ranks: Sequence[int],
+    operation: str,
+    call: str,
+    dtype: torch.dtype | None = None,
+    *,
+    op: str = "",
+    root: int = -1,
+    tag: int = 0,
+) -> Kind:
+    """Return a kind of call in the flight recorder.
+
+    Args:
+        group: the group's number there.
+        ranks: the group's global ranks.
+        operation: as ``Backend.fast_path`` names it, or as it is measured.
+        call: the call of the user's in whose course it is; "" is the operation.
+        dtype: of the elements; None is a call without tensors.
+        op: the reduce op, or "".
+        root: the group rank of the root or of the peer; -1 has none, or is any peer.
+    """
+    row = operations.get(operation)
+    rank = ranks[root] if root >= 0 else -1
+    name, root, peer = (operation, -1, rank) if row.pattern.is_message else (row.measured_as, rank, -1)
+    return RECORDER.kind(group, name, call, "" if dtype is None else dtype_name(dtype), asked_op(op), root, peer, tag)
 
 
 @cache
@@ -58,18 +87,16 @@ def _in_elements(tensor: torch.Tensor, rows: Sequence[int] | None, size: int) ->
 
 
 class KindsByDtype(dict["torch.dtype | None", Kind]):
-    """``kinds[dtype]`` is the kind of a call with elements of it; None is a call without tensors.
+    """``kinds[dtype]`` is :func:`kind_of_call` of that dtype and of the other arguments, which are given here."""
 
-    Args:
-        describe: ``FlightRecorder.kind``, short of the dtype.
-    """
-
-    def __init__(self, describe: Callable[..., Kind]) -> None:
+    def __init__(
+        self, group: int, ranks: Sequence[int], operation: str, call: str, *, op: str = "", root: int = -1
+    ) -> None:
         super().__init__()
-        self._describe = describe
+        self._describe = partial(kind_of_call, group, ranks, operation, call, op=op, root=root)
 
     def __missing__(self, dtype: torch.dtype | None) -> Kind:
-        kind = self[dtype] = self._describe(dtype="" if dtype is None else dtype_name(dtype))
+        kind = self[dtype] = self._describe(dtype)
         return kind
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -22,8 +24,10 @@ from comm_utils.watch.trouble import Trouble
 __all__ = ["RemoteObserver"]
 
 # Most ranks find all others on their own host by then, and never connect.
-_FIRST_POLL_S = 2.0
-_POLL_S = 0.5
+_FIRST_POLL_S = 0.5
+# A difference is found in three polls and reported in a fourth. A poll makes some five requests, and the store answers
+# thousands of them a second.
+_POLL_S, _POLL_S_OF_A_RANK = 0.2, 0.001
 _ASK_S = 0.8
 
 _T = TypeVar("_T")
@@ -36,6 +40,7 @@ class RemoteObserver:
         remote: the way to them.
         local: the ranks of this host.
         snapshots: returns what the ranks of this host do.
+        waker: a descriptor, which the observer closes: a byte makes the watch look at what was heard or found.
     """
 
     def __init__(
@@ -45,12 +50,16 @@ class RemoteObserver:
         remote: RemoteRanks,
         local: LocalRanks,
         snapshots: Callable[[], Mapping[int, RankSnapshot]],
+        waker: int,
     ) -> None:
         self._rank, self._world_size = rank, world_size
-        self._remote, self._local, self._snapshots = remote, local, snapshots
+        self._remote, self._local, self._snapshots, self._waker = remote, local, snapshots, waker
         self._own = RingReader(RECORDER.memory.memory)  # not the watch's, which its thread moves on
         self._notices: SimpleQueue[tuple[str, str, str]] = SimpleQueue()
         self._found: SimpleQueue[tuple[str, Trouble]] = SimpleQueue()
+        self._in_trouble: set[str] = set()
+        # Groups whose calls differ, without the first call that does being known.
+        self._unclear: set[str] = set()
 
     def start(self, compares: bool, broken: Container[str], stop: threading.Event) -> None:
         """Begin.
@@ -71,10 +80,20 @@ class RemoteObserver:
         return _drained(self._found)
 
     def _run(self, compares: bool, broken: Container[str], stop: threading.Event) -> None:
+        try:
+            self._observe(compares, broken, stop)
+        finally:
+            os.close(self._waker)
+
+    def _wake(self) -> None:
+        with suppress(OSError):
+            os.write(self._waker, b"\0")
+
+    def _observe(self, compares: bool, broken: Container[str], stop: threading.Event) -> None:
         has_warned = False
         pause_s = _FIRST_POLL_S
         while not stop.wait(pause_s):
-            pause_s = _POLL_S
+            pause_s = max(_POLL_S, _POLL_S_OF_A_RANK * self._world_size)
             try:
                 if len(self._local.readers) < self._world_size - 1:
                     self._look(compares, broken)
@@ -97,6 +116,12 @@ class RemoteObserver:
         self._remote.answer()
         for notice in self._remote.notices():
             self._notices.put(notice)
+            self._in_trouble.add(notice[0])
+            self._wake()
+
+    def _exchange_until_notice(self, group: str) -> bool:
+        self._exchange()
+        return group in self._in_trouble
 
     def _compare(self, broken: Container[str]) -> None:
         """Compare the calls of this rank with those of the next ranks of other hosts in each group."""
@@ -110,19 +135,28 @@ class RemoteObserver:
                 last = calls[max(calls)]
                 latest[name] = last.in_series, last.digest
         self._remote.publish_digests(latest)
+        published: dict[int, dict[str, tuple[int, int]]] = {}
         for name in latest:
             group = spanning[name]
             at = group.ranks.index(self._rank)
             for other in {group.ranks[at - 1], group.ranks[(at + 1) % len(group.ranks)]} - here:
-                number, digest = self._remote.digests(other).get(name, (0, 0))
+                if other not in published:
+                    published[other] = self._remote.digests(other)
+                number, digest = published[other].get(name, (0, 0))
                 if name in broken or not self._differs(mine[name], name, number, digest):
                     continue
-                known = {**self._snapshots(), **self._remote.ask([other], _ASK_S, self._exchange)}
+                answers = self._remote.ask([other], _ASK_S, partial(self._exchange_until_notice, name))
+                known = {**self._snapshots(), **answers}
                 found = [one for one in diagnose_group(known, group) if one.kind is FindingKind.MISMATCH]
+                if not found and (self._exchange_until_notice(name) or (answers and name not in self._unclear)):
+                    # The other rank has found it as well, or is about to; without an answer, it may be gone.
+                    self._unclear.add(name)
+                    continue
                 if not found and all(one.threads == 1 for one in known.values()):
                     found = [differ_by(group, self._rank, other, number)]
                 if found:
                     self._found.put((name, Trouble.of(found[0])))
+                    self._wake()
 
     def _differs(self, latest: Mapping[int, Mark], group: str, number: int, digest: int) -> bool:
         """Return whether this rank's calls on a group, up to one of that number, have another digest."""

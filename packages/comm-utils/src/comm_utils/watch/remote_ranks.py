@@ -111,12 +111,12 @@ class RemoteRanks:
                 self._answered = asked
 
     def ask(
-        self, ranks: Iterable[int], limit_s: float, meanwhile: Callable[[], object] = lambda: None
+        self, ranks: Iterable[int], limit_s: float, meanwhile: Callable[[], bool] = lambda: False
     ) -> dict[int, RankSnapshot]:
         """Return what ``ranks`` do now; those that do not answer within ``limit_s`` seconds are left out.
 
         Args:
-            meanwhile: is called again and again until then; the others may ask as well.
+            meanwhile: is called again and again until then, as the others may ask as well; True ends the wait.
         """
         wanted, found = set(ranks), {}
         number = self._with_store(lambda box: box.add(f"{_PREFIX}/asked", 1)) if wanted else None
@@ -131,14 +131,17 @@ class RemoteRanks:
                     wanted.discard(rank)
                     found[rank] = answer[1]
             if wanted:
-                meanwhile()
+                if meanwhile():
+                    break
                 time.sleep(0.05)
         return {rank: one for rank, one in found.items() if one.rank == rank}
 
-    def ask_within(self, ranks: Iterable[int], limit_s: float) -> dict[int, RankSnapshot]:
+    def ask_within(
+        self, ranks: Iterable[int], limit_s: float, meanwhile: Callable[[], bool] = lambda: False
+    ) -> dict[int, RankSnapshot]:
         """Do the same, for no longer than ``limit_s`` where the store does not answer either."""
         found: dict[int, RankSnapshot] = {}
-        _within(limit_s, "comm-watch-ask", lambda: found.update(self.ask(ranks, limit_s)))
+        _within(limit_s, "comm-watch-ask", lambda: found.update(self.ask(ranks, limit_s, meanwhile)))
         return dict(found)
 
     # --- what has to reach all ranks

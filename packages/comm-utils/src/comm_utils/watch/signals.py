@@ -55,6 +55,10 @@ class SignalPipe:
         with suppress(OSError):
             os.write(self._writing, b"\0")
 
+    def duplicate(self) -> int:
+        """Return a descriptor of its own for another thread: a byte that is written there is a :meth:`wake`."""
+        return os.dup(self._writing)
+
     def close(self) -> None:
         """Put back what was there before; to be called when no thread is in :meth:`wait`."""
         if threading.current_thread() is threading.main_thread():

@@ -137,7 +137,9 @@ class Watch:
             self._thread = threading.Thread(
                 target=self._run, args=(self._signals, self._stop), name="comm-watch", daemon=True
             )
-            self._observer = RemoteObserver(rank, world_size, self._remote, self._local, self._snapshots)
+            self._observer = RemoteObserver(
+                rank, world_size, self._remote, self._local, self._snapshots, self._signals.duplicate()
+            )
             self._observer.start(self.settings.compares, self._troubles, self._stop)
             self._thread.start()
 
@@ -235,8 +237,9 @@ class Watch:
                     break
             unseen = [rank for rank in group.ranks if rank not in known]
             if unseen and not asked:
-                asked = self._remote.ask_within(unseen, min(_ASK_S, max(0.1, end - time.monotonic())))
-                if asked:
+                limit_s = min(_ASK_S, max(0.1, end - time.monotonic()))
+                asked = self._remote.ask_within(unseen, limit_s, lambda: group.name in self._troubles)
+                if asked or group.name in self._troubles:
                     continue
             if time.monotonic() >= end:
                 break
