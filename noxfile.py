@@ -73,17 +73,27 @@ COMMAND_TESTS = [
     f"tests-integration/test_{name}.py"
     for name in ("bench", "host_profile", "prediction", "terminal", "trace_commands")
 ]
-# What starts and kills jobs, compares many examples or type checkers: a minute and more for each file.
+# What starts and kills jobs, compares many examples or type checkers, or goes through codecs and layouts: half a minute
+# and more for each file.
 LONG_TESTS = [
     f"tests-integration/{name}"
     for name in (
+        "test_calls_on_failed_groups.py",
         "test_ccl_leaves_nothing.py",
+        "test_compression.py",
+        "test_deepspeed_compression.py",
+        "test_deterministic_reductions.py",
         "test_doctor.py",
+        "test_hierarchical.py",
         "test_hostile_store.py",
         "test_intel_bindings.py",
         "test_lifecycle.py",
+        "test_placement.py",
         "test_process_limits.py",
         "test_properties.py",
+        "test_sharded.py",
+        "test_start_up_failures.py",
+        "test_transfers.py",
         "typing",
     )
 ]
@@ -402,7 +412,7 @@ def integration(session: nox.Session) -> None:
 
 @nox.session(name="integration-long", default=False, tags=FULL)
 def integration_long(session: nox.Session) -> None:
-    """Tests of all packages together that start and kill jobs, or try random programs."""
+    """Tests of all packages together that start and kill jobs, try random programs, go through codecs and layouts."""
     install_sources(session, *all_sources(*group("integration"), *group("typing")))
     run_pytest(session, "-m", "not slow", *(session.posargs or LONG_TESTS))
 
@@ -648,7 +658,7 @@ def mutations(session: nox.Session) -> None:
 
 
 # Of another architecture: Debian's cross compiler and emulator, which take ten times as long for less.
-CROSS = {"aarch64": ("aarch64-linux-gnu-", "g++-aarch64-linux-gnu", ("--operations=500", "--most-mib=6"))}
+CROSS = {"aarch64": ("aarch64-linux-gnu-", "g++-aarch64-linux-gnu", ("--operations=100", "--most-mib=6"))}
 
 
 def native_options(session: nox.Session) -> argparse.Namespace:

@@ -123,9 +123,13 @@ def all_codecs() -> list[int]:
 
 
 # Codecs meet no library: what differs is how it moves bytes, and how many ranks share them.
+QUICK = [("gloo", 1), ("gloo", 2), ("gloo", 3), ("shared memory", 2), ("shared memory", 4), ("oneCCL", 2)]
+EVERY = [(backend, size) for backend in BACKENDS for size in (1, 2, 3, 4)]
+
+
 @pytest.mark.parametrize(
     ("backend", "world_size"),
-    [("gloo", 1), ("gloo", 2), ("gloo", 3), ("shared memory", 2), ("shared memory", 4), ("oneCCL", 2)],
+    [pytest.param(*one, marks=[] if one in QUICK else pytest.mark.slow) for one in EVERY],
 )
 def test_every_codec_and_collective_within_its_bound(bare_pools: Pools, backend: str, world_size: int) -> None:
     assert bare_pools(world_size).run(on, backend, all_codecs) == [[18] * len(CODECS)] * world_size

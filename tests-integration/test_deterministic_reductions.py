@@ -195,9 +195,17 @@ def drawn_calls(ops: tuple[str, ...]) -> st.SearchStrategy[list[Any]]:
     return st.lists(one, min_size=1, max_size=4)
 
 
+QUICK = [("gloo", 1), ("gloo", 2), ("gloo", 3), ("gloo", 4), ("shared memory", 3), ("oneCCL", 2)]
+
+
 @pytest.mark.cpu
 @pytest.mark.parametrize(
-    ("backend", "W"), [("gloo", 1), ("gloo", 2), ("gloo", 3), ("gloo", 4), ("shared memory", 3), ("oneCCL", 2)]
+    ("backend", "W"),
+    [
+        pytest.param(backend, W, marks=[] if (backend, W) in QUICK else pytest.mark.slow)
+        for backend in BACKENDS
+        for W in (1, 2, 3, 4)
+    ],
 )
 def test_bits_depend_on_the_elements_alone(worlds: Callable[[str, int], RankPool], backend: str, W: int) -> None:
     @settings(max_examples=10)  # of each world

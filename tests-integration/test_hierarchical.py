@@ -133,6 +133,7 @@ def every_collective(piece_bytes: int, dtypes: tuple[torch.dtype, ...] = DTYPES)
         ("shared memory", HOST_BY_HOST, 4 << 20),
         ("shared memory", ROUND_ROBIN, 2048),
         ("oneCCL", ROUND_ROBIN, 2048),
+        pytest.param("oneCCL", HOST_BY_HOST, 4 << 20, marks=pytest.mark.slow),
     ],
 )
 def test_every_collective_has_the_result_of_a_flat_one(
@@ -409,6 +410,7 @@ def encoded_between_hosts(loses_something: bool) -> dict[str, list[int]]:
         ("gloo", ROUND_ROBIN),
         ("gloo", (0, 0, 0, 1)),
         ("shared memory", ROUND_ROBIN),
+        pytest.param("oneCCL", HOST_BY_HOST, marks=pytest.mark.slow),
     ],
 )
 def test_what_travels_between_hosts_is_encoded(bare_pools: Pools, backend: str, host_of: tuple[int, ...]) -> None:
