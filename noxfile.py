@@ -134,13 +134,10 @@ NEWEST_TESTS = [
         for name in (
             "coalescing",
             "compression",
-            "deepspeed_compression",
             "hierarchical",
             "init_distributed",
             "interoperability",
             "management",
-            "shared_memory",
-            "with_torch",
         )
     ),
 ]

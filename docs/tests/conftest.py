@@ -1,4 +1,4 @@
-"""The ranks of programs are forked from a process that has imported torch."""
+"""The ranks of programs are forked from a process that has imported torch and this project."""
 
 import sys
 from pathlib import Path
@@ -7,4 +7,4 @@ from comm_utils.testing import preload
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-preload("torch.distributed.tensor")
+preload("torch.distributed.tensor", "comm_orchestrator")
