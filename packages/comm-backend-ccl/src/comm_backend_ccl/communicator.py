@@ -263,11 +263,12 @@ class Communicator(ABC):
     def _lost(self, call: str, gone: Collection[int]) -> Exception:
         trouble = self._cause(timed_out=False)
         if trouble is not None:
-            more = (one for one in sorted(gone) if self.ranks[one] not in trouble.ranks)
-            text = trouble.text + "".join(
-                f"; rank {self.ranks[one]} ({self.peers.processes[one]}) has ended" for one in more
-            )
-            return self.in_trouble(call, Trouble(trouble.kind, text, trouble.ranks))
+            ended = {self.ranks[one]: f"rank {self.ranks[one]} ({self.peers.processes[one]}" for one in sorted(gone)}
+            text = trouble.text + "".join(f"; {who}) has ended" for who in ended.values() if who not in trouble.text)
+            # A rank that could only be seen to be missing has ended.
+            is_theirs = trouble.kind is CommTimeoutError and ended.keys() >= {*trouble.ranks}
+            kind = PeerLostError if is_theirs else trouble.kind
+            return self.in_trouble(call, Trouble(kind, text, trouble.ranks))
         who = ", ".join(f"rank {self.ranks[one]} ({self.peers.processes[one]})" for one in sorted(gone))
         self._break(f"{call}: lost {who}")
         return PeerLostError(
