@@ -1,6 +1,6 @@
 """What is checked here, and how; ``nox -l`` lists it.
 
-Plain ``nox`` runs what finds most faults in about 10 minutes; ``nox -t full`` runs everything else that has to pass.
+Plain ``nox`` runs what finds most faults; ``nox -t full`` runs everything else that has to pass.
 
 Packages and requirements are read from ``packages/*/pyproject.toml``, what a session needs besides from the root
 ``pyproject.toml``, versions from ``constraints.txt``.
