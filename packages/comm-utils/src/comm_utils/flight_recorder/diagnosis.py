@@ -312,20 +312,36 @@ def _missing(
     waiting: Mapping[int, Call],
 ) -> list[Finding]:
     """Return the ranks that others wait for, and what they do instead."""
-    found: dict[int, Finding] = {}
+    found: list[Finding] = []
+    reported: set[int] = set()
     for rank, call in sorted(waiting.items(), key=lambda one: one[1].in_series):
-        for other in _awaited(group, rank, call, calls, known):
-            if other == rank or other in found:
-                continue
+        missed = call.name if not call.is_message else "recv" if call.is_send else "send"
+        others = [one for one in _awaited(group, rank, call, calls, known) if one != rank and one not in reported]
+        reported.update(others)
+        far = tuple(one for one in others if one not in known)
+        if far:  # one finding for all of them: in a large job, they are thousands
+            verb, doing = ("has", "it is") if len(far) == 1 else ("have", "they are")
+            text = (
+                f"{rank_list(far)} {verb} not called {missed}, for which {_waiting_for(call, rank, waiting)}: "
+                f"{doing} not seen from here"
+            )
+            found.append(Finding(FindingKind.MISSING, group, far, text, call.in_series))
+        for other in others:
             one = known.get(other)
-            missed = call.name if not call.is_message else "recv" if call.is_send else "send"
-            same = [one for one, theirs in waiting.items() if theirs.is_message == call.is_message and one != other]
-            them = [rank] if call.is_message else same
-            who = f"rank {other}" if one is None else f"rank {other} ({one.where})"
-            doing = "is not seen from here" if one is None else describe_rank(one)
-            word = "waits" if len(them) == 1 else "wait"
-            text = f"{who} has not called {missed}, for which {rank_list(them)} {word}: it {doing}"
-            is_cause = one is not None and one.is_gone and not one.header.signal  # which a launcher sends afterwards
+            if one is None:
+                continue
+            text = (
+                f"rank {other} ({one.where}) has not called {missed}, for which "
+                f"{_waiting_for(call, rank, waiting, other)}: it {describe_rank(one)}"
+            )
+            is_cause = one.is_gone and not one.header.signal  # which a launcher sends afterwards
             kind = FindingKind.LOST if is_cause else FindingKind.MISSING
-            found[other] = Finding(kind, group, (other,), text, call.in_series)
-    return list(found.values())
+            found.append(Finding(kind, group, (other,), text, call.in_series))
+    return found
+
+
+def _waiting_for(call: Call, rank: int, waiting: Mapping[int, Call], other: int = -1) -> str:
+    """Return who waits for ``other``, or for ranks that nobody sees, in a call such as that of ``rank``."""
+    same = [one for one, theirs in waiting.items() if theirs.is_message == call.is_message and one != other]
+    them = [rank] if call.is_message else same
+    return f"{rank_list(them)} {'waits' if len(them) == 1 else 'wait'}"
