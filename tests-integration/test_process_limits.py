@@ -158,3 +158,26 @@ def make_a_group_alone() -> str:
 def test_members_that_do_not_come_are_named(rank_environment: dict[str, Any]) -> None:
     message = run_ranks(make_a_group_alone, 2, env=rank_environment)[0]
     assert "not every rank of [0, 1] came to make the group: [1] did not within 1 s" in message
+
+
+def gather_without_memory() -> tuple[str, str]:
+    dist.init_distributed("gloo", verbose=False, timeout=30)
+    part, whole = torch.ones(16 << 20), torch.empty(32 << 20)
+    time.sleep(1)  # by then, the watch has opened the ring of the other rank
+    dist.barrier()
+    if dist.get_rank() == 1:
+        limit_address_space(1)
+    try:
+        dist.all_gather_into_tensor(whole, part)
+    except dist.CommError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def test_both_ranks_learn_that_one_has_no_memory_for_a_call(rank_environment: dict[str, Any]) -> None:
+    (waiting, seen), (lacking, said) = run_ranks(gather_without_memory, 2, env=rank_environment)
+    assert lacking == "BackendUnavailableError"
+    assert "failed on rank 1, whose process lacks what the call needs: DefaultCPUAllocator: can't allocate" in said
+    assert waiting == "CommTimeoutError"
+    assert "rank 1 (pid " in seen
+    assert "gave up in all_gather_into_tensor: DefaultCPUAllocator: can't allocate memory" in seen

@@ -73,6 +73,13 @@ def _differing(title: str, scene: str, how: str, expected: Expected) -> Fault:
 
 _LOST = failing("PeerLostError", names=_DEAD)
 _STOPPED = failing("PeerLostError", "CommTimeoutError", names=(*_WAITED_FOR, "stopped"))
+#: A library may have what it needs already.
+_LACKING_MEMORY = Expected(
+    (RIGHT, "BackendUnavailableError", "CommTimeoutError", "PeerLostError"),
+    names=(*_DEAD, "allocate|memory"),
+    culprit_names=("all_reduce", "allocate|memory"),
+    culprit=True,
+)
 _START_FAILED = "the group exists by then, so that the start cannot fail any more"
 
 FAULTS: dict[str, Fault] = {
@@ -169,7 +176,7 @@ FAULTS: dict[str, Fault] = {
         ),
         {
             "before": mismatch("all_reduce", "broadcast"),
-            "during": Expected((RIGHT, "CommError"), culprit=True),
+            "during": right(),
             "after": mismatch("all_reduce", "broadcast"),
         },
     ),
@@ -231,8 +238,8 @@ FAULTS: dict[str, Fault] = {
         {
             # Not even enough is left to tell the others why: they name who is missing.
             "before": failing("CommError", names=("rank 1",), culprit=True, culprit_names=("rank 1 can map",)),
-            "during": Expected((RIGHT, "CommError"), culprit=True),
-            "after": Expected((RIGHT, "CommError"), culprit=True),
+            "during": _LACKING_MEMORY,
+            "after": _LACKING_MEMORY,
         },
     ),
     "descriptor-limit": Fault(

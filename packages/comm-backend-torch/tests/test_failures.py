@@ -42,6 +42,11 @@ GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
             "network error, NCCL version 2.27\nncclRemoteError: A call failed possibly due to a network error.",
             "NCCL error remote process exited or there was a network error, NCCL version 2.27",
         ),
+        (
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+            "allocate 134217728 bytes. Error code 12 (Cannot allocate memory)",
+            "DefaultCPUAllocator: can't allocate memory: you tried to allocate 134217728 bytes",
+        ),
         ("\n  \nOperation timed out!\nframe #0: c10::Error (0x7f in libc10.so)", "Operation timed out!"),
         ("", "RuntimeError"),
         ("timeout " * 100, ("timeout " * 100)[:200] + "..."),

@@ -107,6 +107,6 @@ class World(ProcessGroups):
 
     def _noted(self, error: BaseException, operation: str, group: ProcessGroup | None, note: Note) -> BaseException:
         """Return the error to raise for a failed call, which the flight recorder has as failed from then on."""
-        failed = self._failure(operation, group, error) if isinstance(error, RuntimeError) else error
+        failed = self._failure(operation, group, error) if isinstance(error, (RuntimeError, MemoryError)) else error
         note.fail()
         return failed

@@ -7,8 +7,9 @@ import pytest
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.diagnosis import FindingKind
 from comm_utils.testing.ring import Ring
-from comm_utils.watch import watch as module
+from comm_utils.watch import call_comparison
 from comm_utils.watch.comparison import disagreement, first_difference, mismatch, neighbours
+from comm_utils.watch.world_view import WorldView
 
 
 def pair(records: int = 1024) -> tuple[Ring, Ring]:
@@ -79,17 +80,18 @@ def test_neighbours() -> None:
 
 
 def test_neighbours_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, watch = Ring(2, world_size=10), module.Watch()
+    own = Ring(2, world_size=10)
     own.group()
-    watch._own, watch._rank = own.reader, 2
-    watch._local.readers = {rank: Ring(0, 64).reader for rank in range(10) if rank != 2}
+    view = WorldView(2, 10, own.reader)
+    view.local.readers = {rank: Ring(0, 64).reader for rank in range(10) if rank != 2}
+    comparison = call_comparison.CallComparison(view, view.own, ())
     asked = []
-    monkeypatch.setattr(module, "neighbours", lambda *given: asked.append(given) or neighbours(*given))
+    monkeypatch.setattr(call_comparison, "neighbours", lambda *given: asked.append(given) or neighbours(*given))
     for _ in range(3):
-        assert [rank for rank, _ in watch._neighbours()] == [1, 3]
+        assert [rank for rank, _ in comparison._neighbours()] == [1, 3]
     assert len(asked) == 1
     own.recorder.group_index("pair", (2, 7), "", "gloo")
     assert own.reader
-    assert [rank for rank, _ in watch._neighbours()] == [1, 3, 7]
-    watch._local.readers.pop(3)
-    assert [rank for rank, _ in watch._neighbours()] == [1, 4, 7]
+    assert [rank for rank, _ in comparison._neighbours()] == [1, 3, 7]
+    view.local.readers.pop(3)
+    assert [rank for rank, _ in comparison._neighbours()] == [1, 4, 7]

@@ -77,6 +77,15 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.monotonic() - begin
 
 
+def test_a_process_without_memory_for_a_thread_asks_nobody(box: Box, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert _ranks(box, 0).ask_within([1, 2], 1.0) == {}
+    _ranks(box, 0).tell_within("world", "PeerLostError", "rank 2 has ended", 1.0)
+
+
 # --- questions
 
 

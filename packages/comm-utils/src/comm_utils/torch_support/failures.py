@@ -22,7 +22,7 @@ _CLOSED_BY_TIMEOUT = re.compile(
     r"timed out (waiting|after)|timeout caused|wait timeout|operation timeout", re.IGNORECASE
 )
 _EXHAUSTED = re.compile(
-    r"too many open files|cannot allocate memory|bad_alloc|resource temporarily unavailable"
+    r"too many open files|(cannot|can't) allocate|bad_alloc|out of memory|resource temporarily unavailable"
     r"|start new thread",
     re.IGNORECASE,
 )
@@ -57,8 +57,9 @@ _LONGEST = 200
 def summarize(error: BaseException) -> str:
     """Return the informative line of a failure, without source locations, emoji and advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    line = next((line for line in lines if _TIMEOUT.search(line) or _LOST.search(line)), lines[0])
-    sentence = _EMOJI.sub("", _SOURCE.sub("", line)).split(". ")[0].strip(" .")
+    line = next((line for line in lines if any(one.search(line) for one in (_TIMEOUT, _LOST, _EXHAUSTED))), lines[0])
+    sentences = _EMOJI.sub("", _SOURCE.sub("", line)).split(". ")
+    sentence = next((one for one in sentences if _EXHAUSTED.search(one)), sentences[0]).strip(" .")
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
 
 

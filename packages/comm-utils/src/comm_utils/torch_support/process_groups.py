@@ -266,6 +266,8 @@ class ProcessGroups:
     def _failure(self, operation: str, group: ProcessGroup | None, error: BaseException) -> BaseException:
         """Mark the group as broken and return ``error`` as a :class:`CommError`; return an unrelated one as it is."""
         kind = classify(error)
+        if kind is None and is_exhausted(error):
+            kind = BackendUnavailableError
         if kind is None:
             return error
         name, short = self._call or operation, summarize(error)
@@ -282,6 +284,8 @@ class ProcessGroups:
         self, kind: type[CommError], name: str, short: str, state: GroupState, error: BaseException
     ) -> CommError:
         """Return the error of a failed call, with the cause as far as rings and other ranks tell."""
+        if kind is BackendUnavailableError:
+            return self._lacking(name, short, state)
         trouble = _cause(state.for_diagnosis(), kind is CommTimeoutError)
         state.broken, state.trouble = f"{name}: {short if trouble is None else f'{short}; {trouble.short}'}", None
         self.fast_paths.clear()
@@ -295,6 +299,17 @@ class ProcessGroups:
             kind = trouble.kind
         failure = kind(f"{text}. The group cannot be used any more: {state.how_to_go_on()} [{short}]")
         WATCH.tell(state.name, failure, trouble)
+        return failure
+
+    def _lacking(self, name: str, short: str, state: GroupState) -> CommError:
+        """Return the error where this process has no memory, thread or descriptor for a call."""
+        state.broken, state.trouble = f"{name}: {short}", None
+        self.fast_paths.clear()
+        failure = BackendUnavailableError(
+            f"{name} on {state} failed on rank {state.ranks[state.rank]}, whose process lacks what the call needs: "
+            f"{short}. The group cannot be used any more: {state.how_to_go_on()}"
+        )
+        WATCH.tell_of_lack(state.name, name, failure, short)
         return failure
 
 

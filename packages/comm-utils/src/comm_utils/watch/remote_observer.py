@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -14,12 +14,10 @@ from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose_group
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.flight_recorder.scanning import Mark, digests
-from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.log import logger
 from comm_utils.watch.comparison import differ_by, marks_by_group
-from comm_utils.watch.local_ranks import LocalRanks
-from comm_utils.watch.remote_ranks import RemoteRanks
 from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.world_view import WorldView
 
 __all__ = ["RemoteObserver"]
 
@@ -37,23 +35,11 @@ class RemoteObserver:
     """Answers ranks of other hosts, hears of what they found, and compares their calls with those of this rank.
 
     Args:
-        remote: the way to them.
-        local: the ranks of this host.
-        snapshots: returns what the ranks of this host do.
         waker: a descriptor, which the observer closes: a byte makes the watch look at what was heard or found.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        remote: RemoteRanks,
-        local: LocalRanks,
-        snapshots: Callable[[], Mapping[int, RankSnapshot]],
-        waker: int,
-    ) -> None:
-        self._rank, self._world_size = rank, world_size
-        self._remote, self._local, self._snapshots, self._waker = remote, local, snapshots, waker
+    def __init__(self, view: WorldView, waker: int) -> None:
+        self._view, self._waker = view, waker
         self._own = RingReader(RECORDER.memory.memory)  # not the watch's, which its thread moves on
         self._notices: SimpleQueue[tuple[str, str, str]] = SimpleQueue()
         self._found: SimpleQueue[tuple[str, Trouble]] = SimpleQueue()
@@ -93,16 +79,16 @@ class RemoteObserver:
         has_warned = False
         pause_s = _FIRST_POLL_S
         while not stop.wait(pause_s):
-            pause_s = max(_POLL_S, _POLL_S_OF_A_RANK * self._world_size)
+            pause_s = max(_POLL_S, _POLL_S_OF_A_RANK * self._view.world_size)
             try:
-                if len(self._local.readers) < self._world_size - 1:
+                if self._view.has_unseen_ranks:
                     self._look(compares, broken)
             except Exception as error:
                 if not stop.is_set() and not has_warned:
                     has_warned = True
                     logger.warning(
                         "the watch of rank %d could not look at other hosts: %s: %s",
-                        self._rank,
+                        self._view.rank,
                         type(error).__name__,
                         error,
                     )
@@ -113,8 +99,8 @@ class RemoteObserver:
             self._compare(broken)
 
     def _exchange(self) -> None:
-        self._remote.answer()
-        for notice in self._remote.notices():
+        self._view.remote.answer()
+        for notice in self._view.remote.notices():
             self._notices.put(notice)
             self._in_trouble.add(notice[0])
             self._wake()
@@ -125,7 +111,7 @@ class RemoteObserver:
 
     def _compare(self, broken: Container[str]) -> None:
         """Compare the calls of this rank with those of the next ranks of other hosts in each group."""
-        here = {*self._local.readers, self._rank}
+        here = {*self._view.local.readers, self._view.rank}
         self._own.refresh()
         mine = marks_by_group(self._own)
         spanning = {one.name: one for one in self._own.groups.values() if not set(one.ranks) <= here}
@@ -134,26 +120,26 @@ class RemoteObserver:
             if name in spanning:
                 last = calls[max(calls)]
                 latest[name] = last.in_series, last.digest
-        self._remote.publish_digests(latest)
+        self._view.remote.publish_digests(latest)
         published: dict[int, dict[str, tuple[int, int]]] = {}
         for name in latest:
             group = spanning[name]
-            at = group.ranks.index(self._rank)
+            at = group.ranks.index(self._view.rank)
             for other in {group.ranks[at - 1], group.ranks[(at + 1) % len(group.ranks)]} - here:
                 if other not in published:
-                    published[other] = self._remote.digests(other)
+                    published[other] = self._view.remote.digests(other)
                 number, digest = published[other].get(name, (0, 0))
                 if name in broken or not self._differs(mine[name], name, number, digest):
                     continue
-                answers = self._remote.ask([other], _ASK_S, partial(self._exchange_until_notice, name))
-                known = {**self._snapshots(), **answers}
+                answers = self._view.remote.ask([other], _ASK_S, partial(self._exchange_until_notice, name))
+                known = {**self._view.snapshots(), **answers}
                 found = [one for one in diagnose_group(known, group) if one.kind is FindingKind.MISMATCH]
                 if not found and (self._exchange_until_notice(name) or (answers and name not in self._unclear)):
                     # The other rank has found it as well, or is about to; without an answer, it may be gone.
                     self._unclear.add(name)
                     continue
                 if not found and all(one.threads == 1 for one in known.values()):
-                    found = [differ_by(group, self._rank, other, number)]
+                    found = [differ_by(group, self._view.rank, other, number)]
                 if found:
                     self._found.put((name, Trouble.of(found[0])))
                     self._wake()

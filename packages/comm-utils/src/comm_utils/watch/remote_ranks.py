@@ -201,9 +201,12 @@ class RemoteRanks:
 
 
 def _within(limit_s: float, name: str, work: Callable[[], object]) -> None:
-    """Wait for ``work``, which a thread of its own does, for so long."""
+    """Wait for ``work``, which a thread of its own does, for so long; leave it out where there can be no thread."""
     thread = threading.Thread(target=work, name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError):  # this process has no memory left for one, which its caller reports
+        return
     thread.join(limit_s)
 
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from comm_utils.errors import CollectiveMismatchError, CommError, CommTimeoutError, PeerLostError
+from comm_utils.errors import (
+    BackendUnavailableError,
+    CollectiveMismatchError,
+    CommError,
+    CommTimeoutError,
+    PeerLostError,
+)
 from comm_utils.flight_recorder.diagnosis import Finding, FindingKind
 
 __all__ = ["Trouble", "error_class"]
 
 _CLASSES: dict[str, type[CommError]] = {
-    one.__name__: one for one in (CollectiveMismatchError, CommTimeoutError, PeerLostError)
+    **{one.__name__: one for one in (CollectiveMismatchError, CommTimeoutError, PeerLostError)},
+    # What one rank lacks keeps the others waiting.
+    BackendUnavailableError.__name__: CommTimeoutError,
 }
 _OF_FINDINGS: dict[FindingKind, type[CommError]] = {
     FindingKind.MISMATCH: CollectiveMismatchError,
@@ -22,7 +30,7 @@ _OF_FINDINGS: dict[FindingKind, type[CommError]] = {
 
 
 def error_class(name: str) -> type[CommError] | None:
-    """Return the class of errors of that name which concern several ranks; None for any other."""
+    """Return what other ranks raise after an error of that name on one rank; None where it does not concern them."""
     return _CLASSES.get(name)
 
 

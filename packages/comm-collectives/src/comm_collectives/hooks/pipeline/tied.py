@@ -14,7 +14,7 @@ from comm_collectives.groups import get_process_group_ranks, get_rank, get_world
 from comm_collectives.hooks.group_arguments import group_along
 from comm_collectives.hooks.handle import handles_of
 from comm_collectives.hooks.model_agreement import agree_on_model, check_on_all_ranks
-from comm_collectives.hooks.sharded.registration import Sharded
+from comm_collectives.hooks.sharded.handle import Sharded
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 

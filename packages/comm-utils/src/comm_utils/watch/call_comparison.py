@@ -1,0 +1,80 @@
+"""Compares the calls of this rank with those of other ranks of its host while they are made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Iterator
+
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.diagnosis import Finding, mismatches_of
+from comm_utils.flight_recorder.reader import RingReader
+from comm_utils.watch.comparison import disagreement, mismatch, neighbours
+from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.world_view import WorldView
+
+__all__ = ["CallComparison"]
+
+# Split sizes of a group are compared so often, of so many calls.
+_PARTS_EVERY_S, _RECENT_PARTS = 0.5, 32
+
+
+class CallComparison:
+    """Compares digests of calls as long as there are new ones, and split sizes, which differ by right, now and then.
+
+    Args:
+        broken: the groups that are in trouble already.
+    """
+
+    def __init__(self, view: WorldView, own: RingReader, broken: Container[str]) -> None:
+        self._view, self._own, self._broken = view, own, broken
+        # By rank, how many calls both rings had when they were compared.
+        self._compared: dict[int, int] = {}
+        self._next_parts_at: dict[str, float] = {}
+        # How many groups and rings there were, and the ranks of this host that this one is compared with.
+        self._next_to_this: tuple[tuple[int, int], list[int]] = ((-1, -1), [])
+
+    def look(self) -> Iterator[tuple[str, Trouble]]:
+        """Yield the groups in which this rank and the next ranks of this host have made different calls."""
+        count = self._own.count(0)
+        for rank, reader in self._neighbours():
+            theirs = reader.count(0)
+            if self._compared.get(rank) == count + theirs or not theirs:
+                continue
+            reader.refresh()
+            has_postponed = False
+            for name, is_certain in disagreement(self._own, reader):
+                if is_certain:
+                    found = self._first_difference(name, rank)
+                elif time.monotonic() >= self._next_parts_at.get(name, 0.0):
+                    self._next_parts_at[name] = time.monotonic() + _PARTS_EVERY_S
+                    found = self._different_parts(name)
+                else:
+                    has_postponed = True
+                    continue
+                if found is not None:
+                    yield name, Trouble.of(found)
+            if not has_postponed:  # else there is more to compare, also without another call
+                self._compared[rank] = count + theirs
+
+    def _neighbours(self) -> list[tuple[int, RingReader]]:
+        """Return the local ranks next to this one, so that all are compared with some other."""
+        readers, groups = self._view.local.readers, self._own.groups
+        known = len(groups), len(readers)
+        if self._next_to_this[0] != known:
+            self._next_to_this = known, neighbours(self._view.rank, list(groups.values()), readers)
+        return [(rank, readers[rank]) for rank in self._next_to_this[1] if rank in readers]
+
+    def _group(self, name: str) -> RingGroup | None:
+        if name in self._broken:
+            return None
+        return next((one for one in self._own.groups.values() if one.name == name), None)
+
+    def _first_difference(self, name: str, other: int) -> Finding | None:
+        """Return in which call this rank and ``other``, whose digests differ, have parted."""
+        group, rank = self._group(name), self._view.rank
+        return None if group is None else mismatch(group, {**self._view.local.readers, rank: self._own}, rank, other)
+
+    def _different_parts(self, name: str) -> Finding | None:
+        """Return the split sizes that differ in the latest calls of a group."""
+        group = self._group(name)
+        return None if group is None else next(iter(mismatches_of(self._view.snapshots(_RECENT_PARTS), group)), None)

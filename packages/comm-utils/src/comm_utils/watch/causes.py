@@ -1,0 +1,81 @@
+"""The cause of a call that failed: what the rings show within a second, and what ranks of other hosts say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from comm_utils.errors import CommTimeoutError, PeerLostError
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKind, diagnose_group
+from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.watch.explanation import addressed, age_of_failed_call, cause_of_others, combined, is_complete
+from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.world_view import WorldView
+
+__all__ = ["find_cause"]
+
+# How long a call that failed looks for the cause, and with a weak one after a timeout.
+_LOOK_S, _SHORT_LOOK_S = 0.9, 0.2
+# How long the others may be about to make the call in which ranks differ.
+_COMPLETE_S = 0.3
+
+
+def find_cause(view: WorldView, broken: Mapping[str, Trouble], group: RingGroup, timed_out: bool) -> Trouble | None:
+    """Return the cause of a failed call, as this rank is to raise it; None where nothing is found in a second.
+
+    Args:
+        broken: the groups that are in trouble; the watch's thread adds to them.
+        timed_out: the call ran into its timeout; otherwise its connections were closed, and why may only now become
+            visible, such as the end of a process.
+    """
+    was_known = group.name in broken
+    found = _look_for_cause(view, broken, group, timed_out)
+    if found is None:
+        return None
+    if timed_out and not was_known and IN_DIFFERENT_ORDERS in found.text:
+        # The timeout is shorter than the watch takes to find that.
+        found = Trouble(CommTimeoutError, found.text, found.ranks)
+    return addressed(view.rank, found)
+
+
+def _look_for_cause(
+    view: WorldView, broken: Mapping[str, Trouble], group: RingGroup, timed_out: bool
+) -> Trouble | None:
+    begin = time.monotonic()
+    end = begin + _LOOK_S
+    asked: dict[int, RankSnapshot] = {}
+    weak: Trouble | None = None
+    while view.own is not None:
+        known = {**asked, **view.snapshots()}
+        findings = diagnose_group(known, group)
+        found = broken.get(group.name)
+        first = findings[0].kind if findings else None
+        if found is None and first is FindingKind.MISMATCH:
+            # The others may be about to make the same call: then all of them are named.
+            if time.monotonic() < begin + _COMPLETE_S and not is_complete(findings[0], known):
+                time.sleep(0.01)
+                continue
+            found = combined(view.rank, findings, known)
+        if found is None:  # a rank that gave up may have left since, which is an effect
+            age_ns = age_of_failed_call(known.get(view.rank), group, time.perf_counter_ns())
+            found = cause_of_others(view.rank, group, known, first is FindingKind.LOST, age_ns)
+        if found is None and first is FindingKind.LOST:
+            found = combined(view.rank, findings, known)
+        if found is not None:
+            return found
+        if findings:
+            weak = combined(view.rank, findings, known)
+            if not timed_out and weak.kind is CommTimeoutError and not set(weak.ranks) <= known.keys():
+                weak = Trouble(PeerLostError, weak.text, weak.ranks)  # who closed the connections has left
+            if timed_out and time.monotonic() - begin >= _SHORT_LOOK_S:
+                break
+        unseen = [rank for rank in group.ranks if rank not in known]
+        if unseen and not asked:
+            asked = view.ask(unseen, max(0.1, end - time.monotonic()), lambda: group.name in broken)
+            if asked or group.name in broken:
+                continue
+        if time.monotonic() >= end:
+            break
+        time.sleep(0.02)
+    return weak

@@ -1,0 +1,144 @@
+"""Looks at the calls in which this rank waits: for ranks that have ended or wait elsewhere, and too long."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Container, Iterator, Mapping, Sequence
+
+from comm_utils.errors import CollectiveMismatchError
+from comm_utils.flight_recorder.calls import Call, RingGroup
+from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKind, diagnose_group
+from comm_utils.flight_recorder.matching import rank_list
+from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.log import logger
+from comm_utils.watch.settings import WatchSettings
+from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.world_view import WorldView
+
+__all__ = ["WaitingCalls", "warn_of_wait"]
+
+# The age at which a call is looked at.
+_YOUNGEST_S = 0.2
+# Two ranks that wait for each other in different groups are found so late, and again later.
+_FIRST_LOOK_S, _NEXT_LOOK_S = 0.4, 0.2
+# After the first of these groups has ended, the ranks may come to the other one so much later.
+_SECOND_GROUP_S = 0.3
+# What a rank sent before it ended may still be on its way.
+_GRACE_S = 1.0
+
+
+class WaitingCalls:
+    """Finds out why calls of this rank do not go on.
+
+    Args:
+        broken: the groups that are in trouble already.
+    """
+
+    def __init__(self, view: WorldView, broken: Container[str], settings: WatchSettings) -> None:
+        self._view, self._broken, self._settings = view, broken, settings
+        self._warned: set[tuple[int, int]] = set()
+        self._looks: dict[tuple[int, int], float] = {}
+        self._missed_at: dict[str, float] = {}
+
+    def look(self, calls: Sequence[Call]) -> Iterator[tuple[str, Trouble]]:
+        """Yield the groups that cannot go on; warn of calls that take long.
+
+        Args:
+            calls: all in which this rank waits.
+        """
+        if not calls:
+            self._missed_at.clear()
+        for call in calls:
+            yield from self._look_at(call)
+
+    def _look_at(self, call: Call) -> Iterator[tuple[str, Trouble]]:
+        age_s = (time.perf_counter_ns() - call.begin_ns) / 1e9
+        group = call.group
+        if age_s < _YOUNGEST_S or not group.ranks:
+            return
+        view = self._view
+        others = [rank for rank in group.ranks if rank != view.rank and call.peer in (rank, -1)]
+        ended = [rank for rank in others if view.local.state_of(rank) == "ended"]
+        if call.is_message and len(ended) < len(others):
+            ended = []  # one that lives may still send
+        if ended and group.name not in self._broken:
+            yield from self._missed(group, ended)
+        if group.name not in self._broken and self._settings.compares and age_s >= self._next_look_s(call):
+            yield from self._look_at_order(call, view.snapshots())
+        warn_after_s = self._settings.warn_after_s
+        if warn_after_s and age_s >= warn_after_s and (call.lane, call.number) not in self._warned:
+            self._warned.add((call.lane, call.number))
+            warn_of_wait(view, call, age_s)
+
+    def _look_at_order(self, call: Call, known: Mapping[int, RankSnapshot]) -> Iterator[tuple[str, Trouble]]:
+        """Find out whether ranks wait for each other in two groups.
+
+        One group ends first, the smaller one; the other does where the ranks do not come to it after that either.
+        """
+        group = call.group
+        for finding in diagnose_group(known, group):
+            if finding.kind is FindingKind.ORDER and finding.other_group is not None:
+                # The same of the two on every rank, and not the world: its name comes before those of other groups.
+                both = sorted((group, finding.other_group), key=lambda one: one.name, reverse=True)
+                first = min(both, key=lambda one: len(one.ranks))
+                yield first.name, Trouble.of(finding)
+                return
+        due_ns = time.perf_counter_ns() - int(_SECOND_GROUP_S * 1e9)
+        for rank in group.ranks:
+            one = known.get(rank)
+            has_come = one is None or any(other.in_series >= call.in_series for other in one.collectives(group.name))
+            if one is None or has_come or call.is_message or call.is_limited:
+                continue
+            for failure in one.failures:
+                if IN_DIFFERENT_ORDERS in failure.text and call.begin_ns < failure.at_ns < due_ns:
+                    yield group.name, Trouble(CollectiveMismatchError, failure.text, failure.ranks)
+                    return
+
+    def _next_look_s(self, call: Call) -> float:
+        """Return the age at which a call that goes on is looked at again, the more seldom the older it is."""
+        key = call.lane, call.number
+        due_s = self._looks.get(key, _FIRST_LOOK_S)
+        if (time.perf_counter_ns() - call.begin_ns) / 1e9 >= due_s:
+            self._looks = {key: due_s + max(_NEXT_LOOK_S, due_s / 4)}
+        return due_s
+
+    def _missed(self, group: RingGroup, ended: Sequence[int]) -> Iterator[tuple[str, Trouble]]:
+        """Find out whether a call waits for ranks that have ended, for longer than they may still be heard."""
+        findings = [one for one in diagnose_group(self._view.snapshots(), group) if one.kind <= FindingKind.MISSING]
+        causes = [one for one in findings if set(one.ranks) & set(ended) or one.kind is FindingKind.MISMATCH]
+        if not causes:
+            self._missed_at.pop(group.name, None)
+            return
+        since = self._missed_at.setdefault(group.name, time.monotonic())
+        if time.monotonic() - since >= _GRACE_S:
+            yield group.name, Trouble.of(causes[0])
+
+
+def warn_of_wait(view: WorldView, call: Call, age_s: float, because: str = "") -> None:
+    """Warn that a call takes long, with who is missing and what they do instead.
+
+    Args:
+        because: the beginning of the sentence, where something else than the call's age is the reason.
+    """
+    known = view.snapshots()
+    unseen = [rank for rank in call.group.ranks if rank not in known]
+    if unseen:
+        known |= view.ask(unseen)
+    texts, named = [], set[int]()
+    for one in diagnose_group(known, call.group):
+        if not named.issuperset(one.ranks):  # a rank that has ended is missing as well
+            texts.append(one.text)
+            named.update(one.ranks)
+    said = "; ".join(texts) or "all ranks that can be seen from here are in this call"
+    unseen = [rank for rank in call.group.ranks if rank not in known and rank not in named]
+    if unseen:
+        said += f"; {rank_list(unseen)}: not seen from here"
+    logger.warning(
+        "%s%s on %s has taken %.0f s so far%s: %s",
+        because,
+        call.name,
+        call.group,
+        age_s,
+        f" ({call.caller})" if call.caller else "",
+        said,
+    )
