@@ -5,12 +5,13 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, TypeAlias
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch.distributed.distributed_c10d import _world
 
 import comm_orchestrator as dist
 from comm_utils.testing import RankPool, allow_interrupts, preload
@@ -55,6 +56,10 @@ def set_up() -> None:
     atexit.register(dist.destroy_process_group)  # without it, torch 2.6 may abort at the end
 
 
+#: All pools of this process.
+POOLS: list[RankPool] = []
+
+
 def _pools(setup: Callable[[], None] | None) -> Iterator[Pools]:
     with ExitStack() as stack:
         started: dict[int, RankPool] = {}
@@ -64,6 +69,7 @@ def _pools(setup: Callable[[], None] | None) -> Iterator[Pools]:
                 pytest.skip(f"needs {world_size} devices, one for each rank; there are {torch.cuda.device_count()}")
             if world_size not in started:
                 started[world_size] = stack.enter_context(RankPool(world_size, env=ENVIRONMENT, setup=setup))
+                POOLS.append(started[world_size])
             return started[world_size]
 
         yield pool
@@ -79,6 +85,23 @@ def pools() -> Iterator[Pools]:
 def bare_pools() -> Iterator[Pools]:
     """``bare_pools(W)``: W ranks that torchrun could have started, nothing set up. Tests destroy what they set up."""
     yield from _pools(None)
+
+
+def destroy_groups() -> None:
+    """Destroy all groups but the world, in a rank."""
+    if dist.is_initialized():
+        for group in set(_world.pg_map) - {torch.distributed.group.WORLD}:
+            with suppress(dist.CommError):
+                dist.destroy_process_group(group)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_groups_are_left() -> Iterator[None]:
+    """A group on gloo has a thread that wakes a hundred times a second: a module's groups end with it."""
+    yield
+    for pool in POOLS:
+        if pool.is_running:
+            pool.run(destroy_groups)
 
 
 @pytest.fixture(scope="session")

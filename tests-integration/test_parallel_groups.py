@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import pytest
@@ -147,6 +148,7 @@ def test_names_are_in_the_log(pools: Pools) -> None:
 def late() -> str:
     groups = ParallelGroups.from_sizes(tensor=2, timeout=1.0)
     if dist.get_rank() == 1:
+        time.sleep(3)  # in the barrier already, it would be found to use the groups in another order
         dist.barrier()
         return ""
     try:

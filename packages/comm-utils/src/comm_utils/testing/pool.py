@@ -72,6 +72,11 @@ class RankPool:
         if bad:
             raise RankFailure("ranks of a pool did not end well after their last call", bad)
 
+    @property
+    def is_running(self) -> bool:
+        """Return whether ranks run: a call has started them, and none has failed since."""
+        return self._gang is not None
+
     def run(self, target: Target, *args: Any, timeout_s: float | None = None, **kwargs: Any) -> list[Any]:
         """Run ``target(*args, **kwargs)`` on every rank and return their values in rank order.
 
