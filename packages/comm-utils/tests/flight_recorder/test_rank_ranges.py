@@ -35,7 +35,7 @@ def test_what_another_process_wrote_is_bounded() -> None:
     for packed in ([[0, 1 << 60, 1]], [[0, -5, 1], [0, 5, 1]], [[0, 40_000, 1]] * 2, [[0, 0, 1]]):
         with pytest.raises(ValueError, match="a list of more ranks"):
             unpacked_ranks(packed)
-    for packed in ({}, "12", [[1, 2]], [None]):
+    for packed in ({}, "12", [[1, 2]], [[1]], [[]], [None]):
         with pytest.raises((TypeError, ValueError)):
             unpacked_ranks(packed)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20

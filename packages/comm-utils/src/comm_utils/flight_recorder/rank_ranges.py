@@ -37,11 +37,13 @@ def unpacked_ranks(packed: Any, most: int = LARGEST_GROUP) -> tuple[int, ...]:
     """Return the ranks that :func:`packed_ranks` wrote.
 
     Raises:
-        ValueError: they are more than ``most``; nothing was allocated for them.
+        ValueError: they are more than ``most``, for which nothing was allocated, or a range is incomplete.
         TypeError: it is no list of ranks.
     """
     if not isinstance(packed, list):
         raise TypeError(f"{packed!r:.40} is no list of ranks")
+    if any(isinstance(one, list) and len(one) != 3 for one in packed):
+        raise ValueError("a range that is not [begin, count, step]")
     sizes = [int(one[1]) if isinstance(one, list) else 1 for one in packed]
     count = sum(sizes)
     if count > most or min(sizes, default=1) < 1:
