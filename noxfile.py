@@ -327,7 +327,7 @@ def lint(session: nox.Session) -> None:
     session.run("python", "tools/check_operation_names.py")
     session.run("python", "tools/check_words.py")
     session.run("clang-format", "--dry-run", "--Werror", *map(str, native_sources()))
-    tidy(session)
+    tidy(session, "-checks=-clang-analyzer-*")
 
 
 def native_sources() -> list[Path]:
@@ -336,7 +336,11 @@ def native_sources() -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix in NATIVE_SUFFIXES)
 
 
-def tidy(session: nox.Session) -> None:
+# They follow paths through functions, which takes twice as long as all other checks: `native` runs them.
+ANALYZER_CHECKS = "clang-analyzer-core.*,clang-analyzer-cplusplus.*"
+
+
+def tidy(session: nox.Session, *arguments: str) -> None:
     """Run clang-tidy on the engine in shared memory."""
     if not any(map(shutil.which, filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")))):
         session.log("clang-tidy is left out: there is no C++ compiler (Debian: apt-get install g++)")
@@ -349,7 +353,7 @@ def tidy(session: nox.Session) -> None:
     left_out = ("/kernels/kernels.cpp", "/python/")
     sources = [str(path) for path in native_sources() if "/shared_memory/" in str(path) and path.suffix == ".cpp"]
     sources = [path for path in sources if not any(part in path for part in left_out)]
-    session.run("run-clang-tidy.py", "-quiet", "-p", str(build), f"-j{WORKERS}", *sources, silent=True)
+    session.run("run-clang-tidy.py", "-quiet", *arguments, "-p", str(build), f"-j{WORKERS}", *sources, silent=True)
 
 
 @nox.session
@@ -670,7 +674,7 @@ def mutations(session: nox.Session) -> None:
 
 
 # Of another architecture: Debian's cross compiler and emulator, which take ten times as long for less.
-CROSS = {"aarch64": ("aarch64-linux-gnu-", "g++-aarch64-linux-gnu", ("--operations=100", "--most-mib=6"))}
+CROSS = {"aarch64": ("aarch64-linux-gnu-", "g++-aarch64-linux-gnu", ("--operations=30", "--most-mib=6"))}
 
 
 def native_options(session: nox.Session) -> argparse.Namespace:
@@ -686,7 +690,8 @@ def native(session: nox.Session) -> None:
     """Tests of the engine in shared memory without Python, also with sanitizers; names of tests go after --.
 
     ``--fast`` leaves out ThreadSanitizer, which takes minutes, and most of the many operations. ``--target aarch64``
-    builds for that architecture, runs the tests by emulation, and links the module.
+    builds for that architecture, runs the tests by emulation, and links the module. Clang's analyzer reads the sources,
+    where no names are given.
     """
     options = native_options(session)
     # What the machine has does as well.
@@ -713,6 +718,9 @@ def native(session: nox.Session) -> None:
         operations = min(operations, 20_000) if options.fast else operations
         tests = [str(build / "native_tests"), f"--operations={operations}", *limits, *options.names]
         session.run(*still, *tests, external=True)
+    if not options.names:
+        install(session, *group("lint"))
+        tidy(session, f"-checks=-*,{ANALYZER_CHECKS}")
 
 
 def native_on(session: nox.Session, target: str, names: list[str]) -> None:
