@@ -13,6 +13,7 @@ import ast
 import contextlib
 import fcntl
 import functools
+import json
 import os
 import re
 import shutil
@@ -213,19 +214,31 @@ def run_pytest(
 
     ``parallel``: in several processes, as most tests wait for processes most of the time; ``-n 0`` after ``--`` turns
     that off. ``measuring``: under coverage, which sees ranks as well.
+
+    Where ``TESTS_AGAIN`` is set, as ``.ci/run`` does on a machine that several sessions share, tests that failed run
+    once more, one at a time; the session fails with those that fail again.
     """
     compile_torch(session)
     write_startup(session)
+    # Sessions run side by side, and each has failures of its own.
+    cache = Path(session.virtualenv.location) / "pytest_cache"
+    arguments = ("-o", f"cache_dir={cache}", *arguments)
+    codes = [0, 1] if "TESTS_AGAIN" in os.environ else [0]
+    in_parallel: tuple[str, ...] = ()
     if parallel:
         install(session, *group("parallel"))
-        arguments = (f"--numprocesses={WORKERS}", "--dist=worksteal", *arguments)
+        in_parallel = (f"--numprocesses={WORKERS}", "--dist=worksteal")
         # More threads than cores cost several times the work, as torch's wait for each other actively.
         env = {"OMP_NUM_THREADS": "1", **(env or {})}
-    if not measuring:
-        session.run("pytest", *arguments, env=env)
-        return
-    install(session, *group("coverage"))
-    session.run("coverage", "run", "-m", "pytest", *arguments, env=env)
+    command = ["pytest"]
+    if measuring:
+        install(session, *group("coverage"))
+        command = ["coverage", "run", "-m", "pytest"]
+    session.run(*command, *in_parallel, *arguments, env=env, success_codes=codes)
+    failures = cache / "v" / "cache" / "lastfailed"
+    if len(codes) > 1 and failures.is_file() and json.loads(failures.read_text()):
+        session.warn("Tests failed; they run once more, one at a time.")
+        session.run("pytest", "--last-failed", "--last-failed-no-failures=none", *arguments, env=env)
 
 
 def compile_torch(session: nox.Session) -> None:
@@ -549,10 +562,10 @@ def ecosystem(session: nox.Session) -> None:
     if newest.is_dir():  # nox -R installs nothing
         session.env["DEEPSPEED_NEWEST"] = str(newest)
     if session.posargs:
-        session.run("pytest", "-rs", ECOSYSTEM_TESTS, *session.posargs)
+        run_pytest(session, "-rs", ECOSYSTEM_TESTS, *session.posargs, parallel=False)
     else:
-        session.run("pytest", "-rs", ECOSYSTEM_TESTS, f"--ignore={TORCH_TESTS}")
-        session.run("pytest", "docs/tests/test_code_blocks.py", "-k", "test_python and migrating")
+        run_pytest(session, "-rs", ECOSYSTEM_TESTS, f"--ignore={TORCH_TESTS}", parallel=False)
+        run_pytest(session, "docs/tests/test_code_blocks.py", "-k", "test_python and migrating", parallel=False)
 
 
 @nox.session(name="torch-tests", default=False, tags=FULL)
