@@ -728,7 +728,7 @@ def native(session: nox.Session) -> None:
         still = ["setarch", "--addr-no-randomize"] if too_random else []
         # Everything takes several times as long with sanitizers, above all where 64 ranks share few cores with others.
         limits = ["--limit=600", "--patience=60"]
-        operations = min(operations, 20_000) if options.fast else operations
+        operations = min(operations, 5_000) if options.fast else operations
         tests = [str(build / "native_tests"), f"--operations={operations}", *limits, *options.names]
         session.run(*still, *tests, external=True)
     if not options.names:

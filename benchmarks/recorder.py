@@ -10,7 +10,8 @@ slower rank where there are two. The table shows medians over the rounds, and th
 ratio of medians) with its 95 % interval, by bootstrap over rounds.
 
 A second table has steps of training by two ranks, with and without all of it: records, the watch's thread and the
-comparison of the ranks' calls (``lazy``). A round is a world with it and one without, in changing order. Ranks are not
+comparison of the ranks' calls (``lazy``). A round starts two ranks with it and two without, which take turns of
+``--steps`` steps while the other two wait; what a round counts is the ratio of the medians of its turns. Ranks are not
 pinned: the threads of gloo would wait for the core of their rank.
 
 ``--write`` puts the table into docs/flight-recorder.md.
@@ -19,11 +20,12 @@ pinned: the threads of gloo would wait for the core of their rank.
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import statistics
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
@@ -244,33 +246,65 @@ def watch_ns() -> int:
     return sum(int(Path(f"/proc/self/task/{one}/schedstat").read_text().split()[0]) for one in threads)
 
 
-def steps_of(rounds: int, steps: int, name: str) -> Rounds:
-    """Return the nanoseconds of a step in worlds with and without records and watch, and the watch's % of a core."""
+def _step() -> object:
+    return None
+
+
+def begin_steps(name: str, observed: bool) -> None:
+    """Set up a world of this rank, with records and watch or without, and a step that :func:`take_steps` takes."""
     import torch
 
     import comm_orchestrator as dist
 
+    global _step
     torch.set_num_threads(1)
     backend, make = STEPS[name]
+    if not observed:
+        stack = ExitStack()
+        atexit.register(stack.close)
+        stack.enter_context(unobserved())
+    dist.init_distributed(backend, verbose=False, config={"flight_recorder": {"enabled": observed}})
+    atexit.register(dist.destroy_process_group)
+    _step = make()
+
+
+def take_steps(steps: int) -> tuple[float, float]:
+    """Return the nanoseconds of a step, and what the threads of the watch took meanwhile, in % of a core."""
+    import comm_orchestrator as dist
+
+    dist.barrier()
+    begin, watched = perf_counter_ns(), watch_ns()
+    for _ in range(steps):
+        _step()
+    dist.barrier()
+    took = perf_counter_ns() - begin
+    return took / steps, 100 * (watch_ns() - watched) / took
+
+
+def steps_of(rounds: int, steps: int, name: str) -> Rounds:
+    """Return the nanoseconds of a step of the slower rank, with records and watch and without; and the watch's %."""
+    from comm_utils.testing import RankPool
+
     found: Rounds = {"off": [], "on": [], "watch": []}
-    for number in range(rounds):
-        for which in ("off", "on") if number % 2 else ("on", "off"):
-            with unobserved() if which == "off" else nullcontext():
-                config = {"flight_recorder": {"enabled": which == "on"}}
-                dist.init_distributed(backend, verbose=False, config=config)
-                step = make()
-                for _ in range(max(20, steps // 10)):
-                    step()
-                dist.barrier()
-                begin, watched = perf_counter_ns(), watch_ns()
-                for _ in range(steps):
-                    step()
-                dist.barrier()
-                took = perf_counter_ns() - begin
-                found[which].append(took / steps)
-                if which == "on":
-                    found["watch"].append(100 * (watch_ns() - watched) / took)
-                dist.destroy_process_group()
+    for _ in range(rounds):
+        turns: Rounds = {"off": [], "on": []}
+        with ExitStack() as stack:
+            pools = {
+                which: stack.enter_context(
+                    RankPool(2, timeout_s=600, setup=begin_steps, setup_args=(name, which == "on"))
+                )
+                for which in turns
+            }
+            for pool in pools.values():
+                pool.run(take_steps, max(20, steps))
+            for number in range(BLOCKS):
+                for which in ("off", "on") if number % 2 else ("on", "off"):
+                    of_ranks: list[Any] = pools[which].run(take_steps, steps)
+                    turns[which].append(max(ns for ns, _ in of_ranks))
+                    if which == "on":
+                        found["watch"].append(max(share for _, share in of_ranks))
+        for which, taken in turns.items():
+            found[which].append(statistics.median(taken))
     return found
 
 
@@ -279,11 +313,11 @@ def with_interval(of: Callable[[Sequence[int]], float], rounds: int, digits: int
     return f"{of(range(rounds)):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
-def measured(target: Callable[..., Rounds], ranks: int, rounds: int, calls: int, *more: str) -> Rounds:
+def measured(target: Callable[..., Rounds], ranks: int, rounds: int, calls: int) -> Rounds:
     """Return the rounds of the slower rank."""
     from comm_utils.testing import run_ranks
 
-    of_ranks: list[Any] = run_ranks(target, ranks, rounds, calls, *more, timeout_s=1800)
+    of_ranks: list[Any] = run_ranks(target, ranks, rounds, calls, timeout_s=1800)
     return {name: [max(each) for each in zip(*(one[name] for one in of_ranks), strict=True)] for name in of_ranks[0]}
 
 
@@ -292,7 +326,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--calls", type=int, default=200_000, help="calls a round, of each contestant")
-    parser.add_argument("--steps", type=int, default=100, help="steps a round, of each contestant")
+    parser.add_argument("--steps", type=int, default=30, help=f"steps a turn; a round has {BLOCKS} of each contestant")
     parser.add_argument("--write", action="store_true", help="put the table into docs/flight-recorder.md")
     given = parser.parse_args(arguments)
     if given.calls < BLOCKS:
@@ -328,20 +362,20 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     row("all_reduce, fake group: torch.distributed, and ours", fake, "torch", "ours", added)
     lines += [
         "",
-        f"Of training, {4 * given.rounds} rounds of {given.steps} steps:",
+        f"Of training, {given.rounds} rounds of {BLOCKS} turns of {given.steps} steps:",
         "",
         "| a step, 2 ranks | without, µs | with, µs | with / without | the watch's threads, % of a core |",
         "|---|---:|---:|---:|---:|",
     ]
     for name in STEPS:
-        step = measured(steps_of, 2, 4 * given.rounds, given.steps, name)
+        step = steps_of(given.rounds, given.steps, name)
 
         def times(some: Sequence[int], step: Rounds = step) -> float:
             return statistics.median(step["on"][one] / step["off"][one] for one in some)
 
         medians = (f"{statistics.median(step[one]) / 1000:.0f}" for one in ("off", "on"))
         watch = f"{statistics.median(step['watch']):.2f}"
-        lines.append(f"| {name} | {' | '.join((*medians, with_interval(times, 4 * given.rounds, 3), watch))} |")
+        lines.append(f"| {name} | {' | '.join((*medians, with_interval(times, given.rounds, 3), watch))} |")
     text = "\n".join(lines)
     write(text)
     if given.write:
