@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import comm_orchestrator as dist
+from comm_utils.flight_recorder import RECORDER, open_ring
 from comm_utils.testing import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -300,6 +301,50 @@ def run_chunks() -> None:
         assert [one.flatten()[0].item() for one in tensors] == [total, 10 * total, W * (W - 1) / 2]
         dist.all_reduce_coalesced(tensors[:1], op=torch.distributed.ReduceOp.MAX)
         assert tensors[0].tolist() == [total] * 3
+
+
+def run_recorded() -> dict[str, list[list[Any]]]:
+    assert RECORDER.path is not None
+    W, rank, ring = dist.get_world_size(), dist.get_rank(), open_ring(RECORDER.path)
+    parts, whole, part = [torch.ones(3) for _ in range(W)], torch.ones(3 * W), torch.ones(3)
+    group = dist.new_group(range(W))
+    calls = {
+        "all_reduce": lambda: dist.all_reduce(part, group=group),
+        "all_reduce avg": lambda: dist.all_reduce(part, "avg", group=group),
+        "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([part, whole], group=group),
+        "reduce": lambda: dist.reduce(part, 0, "max", group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter(part, parts, group=group),
+        "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(part, whole, "max", group=group),
+        "all_gather": lambda: dist.all_gather(parts, part, group=group),
+        "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(whole, part, group=group),
+        "all_to_all": lambda: dist.all_to_all([one.clone() for one in parts], parts, group=group),
+        "all_to_all_single": lambda: dist.all_to_all_single(whole, whole.clone(), group=group),
+        "broadcast": lambda: dist.broadcast(part, 0, group=group),
+        "gather": lambda: dist.gather(part, parts if rank == 0 else None, 0, group=group),
+        "scatter": lambda: dist.scatter(part, parts if rank == 0 else None, 0, group=group),
+        "barrier": lambda: dist.barrier(group=group),
+    }
+    found = {}
+    for name, call in calls.items():
+        rounds = []
+        for _ in range(3):  # the first one on the checked path
+            ring.refresh()
+            before = [ring.count(lane) for lane in (0, 1)]
+            call()
+            ring.refresh()
+            made = [one for lane in (0, 1) for one in ring.calls(lane) if one.number > before[lane]]
+            rounds.append([(one.operation, one.op, one.dtype, one.elements, one.root) for one in made])
+        found[name] = rounds
+    ring.close()
+    return found
+
+
+@pytest.mark.parametrize("W", [1, 2, 3])
+def test_a_call_is_recorded_alike_on_both_paths(pools: Pools, W: int) -> None:
+    """Ranks need not take the same path, and are compared by their records."""
+    for of_rank in pools(W).run(run_recorded):
+        for name, (first, *others) in of_rank.items():
+            assert all(one == first for one in others), (name, first, others)
 
 
 @pytest.mark.parametrize("W", [1, 2, 3])

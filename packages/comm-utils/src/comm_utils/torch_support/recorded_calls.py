@@ -57,10 +57,23 @@ def kind_of_call(
         op: the reduce op, or "".
         root: the group rank of the root or of the peer; -1 has none, or is any peer.
     """
+    return _kind(group, ranks, operation, call, dtype, asked_op(op), root, tag)
+
+
+def _kind(
+    group: int,
+    ranks: Sequence[int],
+    operation: str,
+    call: str,
+    dtype: torch.dtype | None,
+    op: str,
+    root: int,
+    tag: int = 0,
+) -> Kind:
     row = operations.get(operation)
     rank = ranks[root] if root >= 0 else -1
     name, root, peer = (operation, -1, rank) if row.pattern.is_message else (row.measured_as, rank, -1)
-    return RECORDER.kind(group, name, call, "" if dtype is None else dtype_name(dtype), asked_op(op), root, peer, tag)
+    return RECORDER.kind(group, name, call, "" if dtype is None else dtype_name(dtype), op, root, peer, tag)
 
 
 @cache
@@ -87,16 +100,19 @@ def _in_elements(tensor: torch.Tensor, rows: Sequence[int] | None, size: int) ->
 
 
 class KindsByDtype(dict["torch.dtype | None", Kind]):
-    """``kinds[dtype]`` is :func:`kind_of_call` of that dtype and of the other arguments, which are given here."""
+    """``kinds[dtype]`` is :func:`kind_of_call` of that dtype and of the other arguments, which are given here.
+
+    The reduce op is that of the call in whose course this is made, not of the first call of a dtype.
+    """
 
     def __init__(
         self, group: int, ranks: Sequence[int], operation: str, call: str, *, op: str = "", root: int = -1
     ) -> None:
         super().__init__()
-        self._describe = partial(kind_of_call, group, ranks, operation, call, op=op, root=root)
+        self._describe = partial(_kind, group, ranks, operation, call, op=asked_op(op), root=root)
 
     def __missing__(self, dtype: torch.dtype | None) -> Kind:
-        kind = self[dtype] = self._describe(dtype)
+        kind = self[dtype] = self._describe(dtype=dtype)
         return kind
 
 
