@@ -13,7 +13,9 @@ from comm_backend_ccl import shared_memory
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["decode", "encode", "move", "plain_tensors", "reduce"]
+__all__ = ["decode", "encode", "move", "move_plain", "plain_layout", "plain_tensors", "reduce"]
+
+_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 
 
 def plain_tensors(
@@ -62,6 +64,18 @@ def move(parts: Sequence[torch.Tensor], joined: torch.Tensor, joins: bool) -> bo
         return False
     shared_memory.move(addresses, sizes, joined.data_ptr(), joined.nbytes, joins)
     return True
+
+
+def plain_layout(tensors: list[torch.Tensor]) -> dict[torch.dtype, tuple[int, int]] | None:
+    """See ``comm_utils.kernels.plain_layout``."""
+    found = shared_memory.plain_layout(tensors)
+    return None if found is None else {_DTYPES[code]: sizes for code, sizes in found.items()}
+
+
+def move_plain(tensors: list[torch.Tensor], joined: torch.Tensor, joins: bool) -> bool:
+    """See ``comm_utils.kernels.move_plain``."""
+    code = shared_memory.plain_tensor(joined)
+    return code is not None and shared_memory.move_plain(tensors, code, joined.data_ptr(), joined.nbytes, joins)
 
 
 def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -53,6 +53,8 @@ __all__ = [
     "learns",
     "missing",
     "move",
+    "move_plain",
+    "plain_layout",
     "plain_tensor",
     "plain_tensors",
     "record_as",
@@ -187,6 +189,27 @@ def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: 
 def move(addresses: list[int], sizes: list[int], joined: int, size_bytes: int, joins: bool) -> None:
     """Copy so many bytes at each address to the ``size_bytes`` at ``joined``, one after the other, or back."""
     _native.move(addresses, sizes, joined, size_bytes, joins)
+
+
+def plain_layout(tensors: list[torch.Tensor]) -> dict[int, tuple[int, int]] | None:
+    """Return how many of ``tensors`` have a dtype, by code, and their bytes.
+
+    Returns:
+        None where one of them is not plain (see :func:`plain_tensor`), or two share memory.
+    """
+    if _native is None:
+        return None
+    found: dict[int, tuple[int, int]] | None = _native.plain_layout(tensors)
+    return found
+
+
+def move_plain(tensors: list[torch.Tensor], dtype: int, joined: int, size_bytes: int, joins: bool) -> bool:
+    """Copy the memory of those of ``tensors`` that have a dtype to ``joined``, one after the other, or back.
+
+    Returns:
+        False, with nothing done, where one of them is not plain, or they do not have so many bytes together.
+    """
+    return _native is not None and bool(_native.move_plain(tensors, dtype, joined, size_bytes, joins))
 
 
 def encode(codec: int, source: int, error: int, count: int, block: int, wire: int, size_bytes: int) -> None:

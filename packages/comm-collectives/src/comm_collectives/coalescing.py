@@ -168,15 +168,60 @@ class _Notes(dict[FastPathKey, FastPath]):
 
 def _make(notes: Sequence[_Note], async_op: bool) -> list[Work]:
     """Make all calls, together where none needs what another writes."""
+    works = _plain_all_reduces(notes, async_op)
+    if works is not None:
+        return works
     calls = [_Call(number, *noted) for number, noted in enumerate(notes, 1)]
     batches: dict[Any, list[_Call]] = {}
     one_by_one = len(calls) > 1 and _share_memory(calls)
     for call in calls:
         batches.setdefault(call.number if one_by_one else call.key, []).append(call)
-    works: list[Work | None] = []
+    made: list[Work | None] = []
     for batch in batches.values():
-        works += _MAKERS[batch[0].key[0]](batch, async_op)
+        made += _MAKERS[batch[0].key[0]](batch, async_op)
+    return [work for work in made if work is not None]
+
+
+def _plain_all_reduces(notes: Sequence[_Note], async_op: bool) -> list[Work] | None:
+    """Make all calls in native code but the messages themselves; None, with nothing done, where it cannot."""
+    name = all_reduce.__name__
+    if len(notes) < 2 or any(key[0] != name for key, _ in notes):
+        return None
+    batches: dict[FastPathKey, list[torch.Tensor]] = {}
+    for key, tensors in notes:
+        batches.setdefault(key, []).append(tensors[0])
+    every = [tensor for batch in batches.values() for tensor in batch]
+    layout = kernels.plain_layout(every)
+    if layout is None:
+        return None
+    works: list[Work | None] = []
+    for (_, op, group), batch in batches.items():
+        own = layout if len(batches) == 1 else kernels.plain_layout(batch)
+        for dtype, (count, size_bytes) in (own or {}).items():
+            if count == 1:
+                single = next(one for one in batch if one.dtype is dtype)
+                works.append(all_reduce(single, cast(Any, op), group, async_op))
+                continue
+            buffers = Buffers(torch.device("cpu"))
+            bucket = buffers.take(size_bytes).view(dtype)
+            if not kernels.move_plain(batch, bucket, True):
+                torch.cat([one.detach().view(-1) for one in batch if one.dtype is dtype], out=bucket)
+            work = all_reduce(bucket, cast(Any, op), group, async_op)
+            works.append(_after(work, _spreader(batch, bucket, buffers)))
     return [work for work in works if work is not None]
+
+
+def _spreader(tensors: list[torch.Tensor], bucket: torch.Tensor, buffers: Buffers) -> Callable[[], None]:
+    def finish() -> None:
+        if not kernels.move_plain(tensors, bucket, False):
+            parts = [one for one in tensors if one.dtype is bucket.dtype]
+            with torch.inference_mode():
+                split = torch.split(bucket, [part.numel() for part in parts])
+                torch._foreach_copy_(parts, [one.view(part.shape) for one, part in zip(split, parts, strict=True)])
+        with buffers:  # kept for the next block
+            pass
+
+    return finish
 
 
 def _share_memory(calls: Sequence[_Call]) -> bool:

@@ -21,6 +21,8 @@ __all__ = [
     "decode",
     "encode",
     "move",
+    "move_plain",
+    "plain_layout",
     "plain_tensors",
     "reduce",
     "shared_memory_stats",
@@ -87,6 +89,31 @@ def move(parts: Sequence[torch.Tensor], joined: torch.Tensor, joins: bool) -> bo
     """
     kernel = _kernel("move")
     return kernel is not None and bool(kernel(parts, joined, joins))
+
+
+def plain_layout(tensors: list[torch.Tensor]) -> dict[torch.dtype, tuple[int, int]] | None:
+    """Return how many of ``tensors`` have a dtype, and how many bytes these have together.
+
+    Returns:
+        None where no installed package does this, a tensor is not plain (:func:`plain_tensors`), or two share memory.
+    """
+    kernel = _kernel("plain_layout")
+    return None if kernel is None else kernel(tensors)
+
+
+def move_plain(tensors: list[torch.Tensor], joined: torch.Tensor, joins: bool) -> bool:
+    """Copy those of ``tensors`` that have the dtype of ``joined`` there, one after the other; or back.
+
+    Args:
+        joined: plain, of as many bytes as :func:`plain_layout` says; of other memory.
+        joins: False copies from ``joined``.
+
+    Returns:
+        False, with nothing done, where no installed package does this, a tensor is not plain, or there is another
+        number of bytes.
+    """
+    kernel = _kernel("move_plain")
+    return kernel is not None and bool(kernel(tensors, joined, joins))
 
 
 def plain_tensors(

@@ -2,6 +2,7 @@
 // caller.
 
 #include "kernels/kernels.hpp"
+#include "python/moving.hpp"
 #include "python/objects.hpp"
 #include "python/plain_tensor.hpp"
 #include "recorder/recorder.hpp"
@@ -193,6 +194,8 @@ PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr}
                          {"join", engine_entry<join>, METH_VARARGS, nullptr},
                          {"reduce", entry<reduce_here>, METH_VARARGS, nullptr},
                          {"move", entry<move_here>, METH_VARARGS, nullptr},
+                         {"plain_layout", entry<plain_layout>, METH_O, nullptr},
+                         {"move_plain", entry<move_plain>, METH_VARARGS, nullptr},
                          {"encode", entry<encode_here>, METH_VARARGS, nullptr},
                          {"decode", entry<decode_here>, METH_VARARGS, nullptr},
                          {"record_to", entry<record_to>, METH_VARARGS, nullptr},
