@@ -26,7 +26,7 @@ import comm_orchestrator as dist
 from comm_collectives.recorded.backend import RecordingBackend
 from comm_orchestrator import selector
 from comm_orchestrator.rendezvous import join, store
-from comm_orchestrator.rendezvous.server import PortInUseError, listen
+from comm_orchestrator.rendezvous.server import PortInUseError, _listen
 from comm_utils import active
 from comm_utils.testing import RankPool, patience, per_rank, run_ranks
 
@@ -932,7 +932,7 @@ def listen_soon(port: int) -> str:
     end = time.monotonic() + 2 * patience()
     while True:
         try:
-            with listen("127.0.0.1", port, alone=True) as listener:
+            with _listen("127.0.0.1", port, alone=True) as listener:
                 return str(listener.getsockname()[0])
         except PortInUseError:
             if time.monotonic() > end:

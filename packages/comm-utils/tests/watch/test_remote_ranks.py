@@ -177,6 +177,9 @@ def test_a_store_that_answers_again_is_used_again_after_one_warning(
     for _ in range(4):
         ranks.answer()
         time.sleep(0.05)
+    assert not caplog.records  # the rank with the store may be done
+    for _ in range(2):
+        assert not ranks.ask([1], 0.1)
     (record,) = [one for one in caplog.records if one.levelno == logging.WARNING]
     assert "cannot reach the store (RuntimeError: connection reset)" in record.getMessage()
     box.error = None

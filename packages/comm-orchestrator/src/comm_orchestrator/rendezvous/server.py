@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import ipaddress
 import socket
 from datetime import timedelta
@@ -74,6 +75,15 @@ def listen(host: str, port: int, alone: bool) -> socket.socket:
     Raises:
         PortInUseError: says by whom, where that can be known.
     """
+    try:
+        return _listen(host, port, alone)
+    except PortInUseError:
+        # An earlier attempt of this process holds it until its traceback is collected, as far as that is a cycle.
+        gc.collect()
+    return _listen(host, port, alone)
+
+
+def _listen(host: str, port: int, alone: bool) -> socket.socket:
     try:
         address = _own_address(host, alone)
         if address is not None:

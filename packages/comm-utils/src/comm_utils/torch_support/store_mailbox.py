@@ -11,6 +11,8 @@ from torch.distributed import PrefixStore, Store, TCPStore
 __all__ = ["StoreMailbox", "connect_mailbox"]
 
 _LIMIT = timedelta(seconds=2)
+# In which a process that ends closes a new connection.
+_MOMENT_S = 0.05
 
 
 class StoreMailbox:
@@ -37,6 +39,17 @@ class StoreMailbox:
         del self._store
 
 
+def _check_server(host: str, port: int) -> None:
+    with socket.create_connection((host, port), _LIMIT.total_seconds()) as connection:
+        connection.settimeout(_MOMENT_S)
+        try:
+            # It says nothing first: what arrives is the end of a process that has stopped answering.
+            if not connection.recv(1):
+                raise ConnectionResetError(f"{host}:{port} closed the connection")
+        except TimeoutError:
+            pass
+
+
 def connect_mailbox(store: Store, prefix: str) -> StoreMailbox | None:
     """Connect to the server of ``store`` once more, as a call may wait in ``store`` itself; None if it is no TCPStore.
 
@@ -48,8 +61,9 @@ def connect_mailbox(store: Store, prefix: str) -> StoreMailbox | None:
         below = below.underlying_store
     if not isinstance(below, TCPStore):
         return None
-    # TCPStore waits for a server that has gone, and aborts the process if Python ends meanwhile.
-    socket.create_connection((below.host, below.port), _LIMIT.total_seconds()).close()
+    # TCPStore waits for a server that has gone, prints what C++ thinks of it, and aborts the process if Python ends
+    # meanwhile.
+    _check_server(below.host, below.port)
     client = TCPStore(below.host, below.port, None, False, _LIMIT, wait_for_workers=False)
     client.set_timeout(_LIMIT)
     return StoreMailbox(client, f"{prefix}/")

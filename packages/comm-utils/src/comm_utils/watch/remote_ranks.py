@@ -46,7 +46,7 @@ class RemoteRanks:
         self._mailbox: Mailbox | None = None
         self._lock = threading.Lock()
         self._is_absent = self._is_closed = self._has_warned = False
-        self._failures, self._retry_at = 0, 0.0
+        self._failures, self._retry_at, self._last_error = 0, 0.0, ""
         self._answered = self._read_notices = 0
         self._published: bytes | None = None
 
@@ -79,14 +79,16 @@ class RemoteRanks:
         self._drop()
         self._retry_at = time.monotonic() + min(_FIRST_RETRY_S * 2**self._failures, _LAST_RETRY_S)
         self._failures += 1
-        # At the first one, the rank with the store may just have ended.
-        if self._failures == 2 and not self._is_closed and not self._has_warned:
+        self._last_error = f"{type(error).__name__}: {error!s:.200}"
+
+    def _warn_of_store(self) -> None:
+        """Say that ranks of other hosts cannot be asked; before that, the rank with the store may just have ended."""
+        if self._failures and not self._is_closed and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "rank %d cannot reach the store (%s: %.200s): ranks of other hosts are not seen until it answers again",
+                "rank %d cannot reach the store (%s): ranks of other hosts are not seen until it answers again",
                 self._rank,
-                type(error).__name__,
-                error,
+                self._last_error,
             )
 
     def _drop(self) -> None:
@@ -121,6 +123,8 @@ class RemoteRanks:
         wanted, found = set(ranks), {}
         number = self._with_store(lambda box: box.add(f"{_PREFIX}/asked", 1)) if wanted else None
         if not number:
+            if wanted:
+                self._warn_of_store()
             return {}
         end = time.monotonic() + limit_s
         while wanted and self._is_usable and time.monotonic() < end:
@@ -193,6 +197,7 @@ class RemoteRanks:
     def close(self) -> None:
         """End the connection to the store; where another thread waits for the store, that one does it afterwards."""
         self._is_closed = True
+        self._connect = lambda: None  # it holds the store
         if self._lock.acquire(timeout=_CLOSE_S):
             try:
                 self._drop()

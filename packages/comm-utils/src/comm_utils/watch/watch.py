@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from comm_utils.errors import BackendUnavailableError, BrokenGroupError, CollectiveMismatchError, CommTimeoutError
 from comm_utils.flight_recorder.calls import Call, RingGroup
@@ -54,6 +55,14 @@ _TELL_S = 0.05
 Listener = Callable[[str, Trouble], None]
 
 
+class _Looks(NamedTuple):
+    """The parts of a look at the calls."""
+
+    open_calls: OpenCalls
+    waiting: WaitingCalls
+    comparison: CallComparison
+
+
 class Watch:
     """The watch of one process; see the module.
 
@@ -72,9 +81,8 @@ class Watch:
         self._signals: SignalPipe | None = None
         self._troubles: dict[str, Trouble] = {}
         self._view = WorldView(0, 1, None)
-        self._calls: OpenCalls
-        self._waiting: WaitingCalls
-        self._comparison: CallComparison
+        # None where there is no ring. All of it refers to the store, whose server ends with the last reference.
+        self._looks: _Looks | None = None
         self._observer: RemoteObserver | None = None
         self._is_waiting = False
         self._read_failures: dict[int, int] = {}
@@ -97,9 +105,11 @@ class Watch:
         self._view = view = WorldView(rank, world_size, own, RECORDER.path, connect)
         if own is None:
             return
-        self._calls = OpenCalls(own)
-        self._waiting = WaitingCalls(view, self._troubles, self.settings)
-        self._comparison = CallComparison(view, own, self._troubles)
+        self._looks = _Looks(
+            OpenCalls(own),
+            WaitingCalls(view, self._troubles, self.settings),
+            CallComparison(view, own, self._troubles),
+        )
         if self.settings.enabled and world_size > 1:
             self._signals = SignalPipe(self.settings.signals)
             self._thread = threading.Thread(
@@ -205,8 +215,9 @@ class Watch:
             lambda call: any(view.local.state_of(rank) == "ended" for rank in call.group.ranks if rank != view.rank),
         )
         has_warned = False
+        pause_s = 0.0  # at once: a rank that ends soon is not to be looked for on other hosts
         while not stop.is_set():
-            came = signals.wait(_EVERY_S if self._is_waiting else _CALM_EVERY_S)
+            came = signals.wait(pause_s)
             if stop.is_set():
                 return
             try:
@@ -222,6 +233,7 @@ class Watch:
                         type(error).__name__,
                         error,
                     )
+            pause_s = _EVERY_S if self._is_waiting else _CALM_EVERY_S
 
     def _look(self) -> None:
         own = self._view.own
@@ -236,8 +248,9 @@ class Watch:
         self._read_notes()
         if self.settings.compares:
             self._compare()
-        for group, trouble in self._waiting.look(waiting):
-            self._found(group, trouble)
+        if self._looks is not None:
+            for group, trouble in self._looks.waiting.look(waiting):
+                self._found(group, trouble)
         if self._observer is not None:
             for group, error, text in self._observer.notices():
                 self._heard(group, error, text)
@@ -245,14 +258,15 @@ class Watch:
                 self._found(group, trouble)
 
     def _waiting_calls(self) -> list[Call]:
-        if self._view.own is None:
+        if self._view.own is None or self._looks is None:
             return []
         self._view.own.refresh()
-        return self._calls.look()
+        return self._looks.open_calls.look()
 
     def _compare(self) -> None:
-        for group, trouble in self._comparison.look():
-            self._found(group, trouble)
+        if self._looks is not None:
+            for group, trouble in self._looks.comparison.look():
+                self._found(group, trouble)
 
     def _interrupt(self, call: Call) -> None:
         """End the calls of a group in which the main thread waits and cannot see SIGINT."""

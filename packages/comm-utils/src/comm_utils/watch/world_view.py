@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from comm_utils.flight_recorder.reader import RingReader
@@ -36,16 +37,13 @@ class WorldView:
     ) -> None:
         self.rank, self.world_size, self.own = rank, world_size, own
         self.local = LocalRanks(None if path is None else path.parent, path, world_size)
-        self.remote = RemoteRanks(rank, connect, self.own_snapshot)
+        # No cycle: the server of the store ends with the last reference to it.
+        self.remote = RemoteRanks(rank, connect, partial(_snapshot_of, own))
 
     @property
     def has_unseen_ranks(self) -> bool:
         """Return whether there are ranks whose rings are not on this host, or not yet."""
         return len(self.local.readers) < self.world_size - 1
-
-    def own_snapshot(self) -> RankSnapshot | None:
-        """Return what this rank does; None where it has no ring."""
-        return None if self.own is None else take_snapshot(self.own)
 
     def snapshots(self, recent: int = 256) -> dict[int, RankSnapshot]:
         """Return what the ranks of this host do, by global rank.
@@ -72,3 +70,7 @@ class WorldView:
     def close(self) -> None:
         """Unmap the rings of other ranks."""
         self.local.close()
+
+
+def _snapshot_of(ring: RingReader | None) -> RankSnapshot | None:
+    return None if ring is None else take_snapshot(ring)
