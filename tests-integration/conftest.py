@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any, TypeAlias
@@ -88,9 +89,9 @@ def bare_pools() -> Iterator[Pools]:
 
 
 def destroy_groups() -> None:
-    """Destroy all groups but the world, in a rank."""
+    """Destroy all groups that ``new_group`` has made, in a rank; the library keeps some of its own for the world."""
     if dist.is_initialized():
-        for group in set(_world.pg_map) - {torch.distributed.group.WORLD}:
+        for group in [one for one in _world.pg_map if re.fullmatch(r"comm-[0-9a-f]{16}-\d+", one.group_name)]:
             with suppress(dist.CommError):
                 dist.destroy_process_group(group)
 
