@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -174,6 +175,7 @@ CASES: list[dict[str, Any]] = [
 
 def all_cases(cases: list[dict[str, Any]]) -> list[tuple[str, list[float], list[float]]]:
     found = []
+    gc.collect()  # what earlier tests left in cycles
     for stage in (1, 2, 3):
         for case in cases:
             plain = {
