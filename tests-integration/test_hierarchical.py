@@ -272,6 +272,7 @@ def left_by_groups() -> bool:
 
     dist.set_hierarchical(0)
     make_use_and_destroy()
+    time.sleep(1)  # by then, the watch has opened the rings of the other ranks
     before = held()
     for _ in range(3):
         make_use_and_destroy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as c10d
@@ -54,10 +56,34 @@ def environment(changes: dict[str, str | None]) -> Iterator[None]:
         os.environ.update(before)
 
 
+@contextlib.contextmanager
+def no_collection() -> Iterator[None]:
+    """Leave what is in cycles where it is."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def check_nothing_listens() -> None:
+    """Nothing serves a store in this process any more, though no garbage was collected."""
+
+    def listening() -> list[int]:
+        connections = psutil.Process().net_connections("tcp")
+        return [one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN]
+
+    end = time.monotonic() + 2 * patience()
+    while str(port := os.environ.get("MASTER_PORT")) in map(str, listening()):
+        assert time.monotonic() < end, f"this process still listens at port {port}"
+        time.sleep(0.02)
+
+
 def attempt(changes: dict[str, str | None], later_s: float = 0.0, limit_s: float = LIMIT_S, **kwargs: Any) -> Ended:
     """Try once, and leave no trace; a world that came up is used, and ended."""
     time.sleep(later_s)
-    with environment(changes):
+    with environment(changes), no_collection():
         before, start = dict(os.environ), time.monotonic()
         config = {"timeouts": {"init_s": limit_s}, "process_group": {"backend": "gloo"}, **kwargs.pop("config", {})}
         try:
@@ -73,6 +99,7 @@ def attempt(changes: dict[str, str | None], later_s: float = 0.0, limit_s: float
         assert dict(os.environ) == before
         assert not dist.is_initialized()
         assert not c10d.is_initialized()
+        check_nothing_listens()
     return Ended(text, took_s, os.getpid())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -178,10 +179,26 @@ def initialize(options: InitOptions) -> InitResult:
         )
     try:
         host_of = _start(options, settings)
-    except BaseException:
+    except BaseException as error:
         remember_rank(None)
+        _let_go(error)
         raise
     return InitResult(settings, fresh=True, host_of=host_of)
+
+
+def _let_go(error: BaseException) -> None:
+    """Drop what the frames of a failed start hold, above all a store that serves: the next start may need its port.
+
+    An error that such a frame holds as well would keep them until garbage is collected.
+    """
+    seen: set[int] = set()
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            traceback.clear_frames(one.__traceback__)
+            pending += [one.__cause__, one.__context__]
 
 
 def _settings(options: InitOptions) -> comm_config.Settings:

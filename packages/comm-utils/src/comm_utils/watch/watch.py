@@ -215,9 +215,8 @@ class Watch:
             lambda call: any(view.local.state_of(rank) == "ended" for rank in call.group.ranks if rank != view.rank),
         )
         has_warned = False
-        pause_s = 0.0  # at once: a rank that ends soon is not to be looked for on other hosts
         while not stop.is_set():
-            came = signals.wait(pause_s)
+            came = signals.wait(_EVERY_S if self._is_waiting else _CALM_EVERY_S)
             if stop.is_set():
                 return
             try:
@@ -233,7 +232,6 @@ class Watch:
                         type(error).__name__,
                         error,
                     )
-            pause_s = _EVERY_S if self._is_waiting else _CALM_EVERY_S
 
     def _look(self) -> None:
         own = self._view.own
