@@ -111,30 +111,6 @@ def test_a_codec_leaves_what_is_not_float32_alone(other: torch.Tensor) -> None:
     assert not kernels.encode("int8", source, wire.view(torch.int8), 256, None)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.complex64])
-def test_many_tensors_are_moved_to_one_and_back(dtype: torch.dtype) -> None:
-    parts = [torch.arange(float(n)).to(dtype) for n in (3, 1, 1000)] + [torch.ones(4, 5).to(dtype).t()]
-    expected = torch.cat([part.t().reshape(-1) if part.dim() == 2 else part for part in parts])
-    joined = torch.zeros_like(expected)
-    assert kernels.move(parts, joined, True)
-    assert torch.equal(joined, expected)
-    joined += joined.clone()
-    before = [part.clone() for part in parts]
-    assert kernels.move(parts, joined, False)
-    assert all(torch.equal(part, 2 * old) for part, old in zip(parts, before, strict=True))
-
-
-def test_what_cannot_be_moved_is_left_alone() -> None:
-    joined = torch.full((4,), 7.0)
-    assert not kernels.move([torch.ones(2), torch.ones(0)], joined, True)
-    freed = torch.ones(2)
-    freed.untyped_storage().resize_(0)
-    assert not kernels.move([freed], joined, True)
-    with pytest.raises(ValueError, match="more bytes than there is room for"):
-        kernels.move([torch.ones(2), torch.ones(3)], joined, True)
-    assert joined.tolist() == [7] * 4
-
-
 def test_plain_tensors_of_a_dtype_are_moved_to_one_and_back() -> None:
     floats, halves = [torch.arange(3.0), torch.ones(2, 2)], [torch.ones(5, dtype=torch.bfloat16)]
     tensors = [floats[0], *halves, floats[1]]

@@ -13,7 +13,7 @@ from comm_backend_ccl import shared_memory
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["decode", "encode", "move", "move_plain", "plain_layout", "plain_tensors", "reduce"]
+__all__ = ["decode", "encode", "move_plain", "plain_layout", "plain_tensors", "reduce"]
 
 _DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 
@@ -52,17 +52,6 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     ):
         return False
     shared_memory.decode(code, wire.data_ptr(), wire.numel(), target.data_ptr(), target.numel(), block, adds)
-    return True
-
-
-def move(parts: Sequence[torch.Tensor], joined: torch.Tensor, joins: bool) -> bool:
-    """See ``comm_utils.kernels.move``."""
-    if not shared_memory.has_kernels():
-        return False
-    addresses, sizes = [one.data_ptr() for one in parts], [one.nbytes for one in parts]
-    if not all(addresses):  # their memory was freed, or they are empty
-        return False
-    shared_memory.move(addresses, sizes, joined.data_ptr(), joined.nbytes, joins)
     return True
 
 

@@ -52,7 +52,6 @@ __all__ = [
     "join",
     "learns",
     "missing",
-    "move",
     "move_plain",
     "plain_layout",
     "plain_tensor",
@@ -184,11 +183,6 @@ def has_kernels() -> bool:
 def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: int) -> None:
     """Overwrite the ``count`` elements at ``output`` with the reduction of those at ``inputs``."""
     _native.reduce(dtype, OPS[op], output, inputs, count)
-
-
-def move(addresses: list[int], sizes: list[int], joined: int, size_bytes: int, joins: bool) -> None:
-    """Copy so many bytes at each address to the ``size_bytes`` at ``joined``, one after the other, or back."""
-    _native.move(addresses, sizes, joined, size_bytes, joins)
 
 
 def plain_layout(tensors: list[torch.Tensor]) -> dict[int, tuple[int, int]] | None:

@@ -213,13 +213,11 @@ def _plain_all_reduces(notes: Sequence[_Note], async_op: bool) -> list[Work] | N
 
 def _spreader(tensors: list[torch.Tensor], bucket: torch.Tensor, buffers: Buffers) -> Callable[[], None]:
     def finish() -> None:
-        if not kernels.move_plain(tensors, bucket, False):
-            parts = [one for one in tensors if one.dtype is bucket.dtype]
-            with torch.inference_mode():
-                split = torch.split(bucket, [part.numel() for part in parts])
-                torch._foreach_copy_(parts, [one.view(part.shape) for one, part in zip(split, parts, strict=True)])
-        with buffers:  # kept for the next block
-            pass
+        if kernels.move_plain(tensors, bucket, False):
+            with buffers:  # kept for the next block
+                pass
+        else:  # a tensor is another one by now
+            _copier([_as_one_dimension(one) for one in tensors if one.dtype is bucket.dtype], bucket, buffers)()
 
     return finish
 
@@ -299,12 +297,10 @@ def _all_reduce(batch: Sequence[_Call], async_op: bool) -> list[Work | None]:
             continue
         buffers = Buffers(device or torch.device("cpu"))
         bucket = buffers.take(sum([one.nbytes for one in some])).view(dtype)
-        parts, plain = some, device is None and kernels.move(some, bucket, True)
-        if not plain:
-            parts = [_as_one_dimension(one) for one in some]
-            torch.cat(parts, out=bucket)
+        parts = [_as_one_dimension(one) for one in some]
+        torch.cat(parts, out=bucket)
         work = all_reduce(bucket, cast(Any, op), group, async_op)
-        works.append(_after(work, _copier(parts, bucket, buffers, plain)))
+        works.append(_after(work, _copier(parts, bucket, buffers)))
     return works
 
 
@@ -312,11 +308,10 @@ def _as_one_dimension(one: torch.Tensor) -> torch.Tensor:
     return one.detach().as_strided((one.numel(),), (1,)) if one.dim() != 1 else one.detach()
 
 
-def _copier(parts: list[torch.Tensor], bucket: torch.Tensor, buffers: Buffers, plain: bool) -> Callable[[], None]:
+def _copier(parts: list[torch.Tensor], bucket: torch.Tensor, buffers: Buffers) -> Callable[[], None]:
     def finish() -> None:
-        if not plain or not kernels.move(parts, bucket, False):
-            with torch.inference_mode():
-                torch._foreach_copy_(parts, torch.split(bucket, [part.numel() for part in parts]))
+        with torch.inference_mode():
+            torch._foreach_copy_(parts, torch.split(bucket, [part.numel() for part in parts]))
         with buffers:  # kept for the next block
             pass
 

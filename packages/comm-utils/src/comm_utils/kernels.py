@@ -20,7 +20,6 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "decode",
     "encode",
-    "move",
     "move_plain",
     "plain_layout",
     "plain_tensors",
@@ -75,20 +74,6 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     """
     kernel = _kernel("decode")
     return kernel is not None and bool(kernel(codec, wire, target, block, adds))
-
-
-def move(parts: Sequence[torch.Tensor], joined: torch.Tensor, joins: bool) -> bool:
-    """Copy the memory of ``parts`` to ``joined``, one after the other, or with ``joins=False`` back.
-
-    Args:
-        parts: dense, on the CPU, that hold what they claim: neither subclasses nor conjugated or negated views.
-        joined: contiguous, on the CPU, of at least as many bytes; of other memory.
-
-    Returns:
-        False, with nothing done, where no installed package does this.
-    """
-    kernel = _kernel("move")
-    return kernel is not None and bool(kernel(parts, joined, joins))
 
 
 def plain_layout(tensors: list[torch.Tensor]) -> dict[torch.dtype, tuple[int, int]] | None:

@@ -10,9 +10,7 @@
 
 #include <pthread.h>
 
-#include <cstring>
-#include <utility>
-#include <vector>
+#include <string>
 
 namespace shm {
 
@@ -109,44 +107,6 @@ PyObject *reduce_here(PyObject *, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-// move(addresses, sizes, joined, bytes, joins): copies between many places and one, all of which stay where they are
-PyObject *move_here(PyObject *, PyObject *arguments) {
-    PyObject *addresses, *sizes;
-    unsigned long long joined;
-    Py_ssize_t bytes;
-    int joins;
-    parse(arguments, "OOKnp", &addresses, &sizes, &joined, &bytes, &joins);
-    const Py_ssize_t count = PyList_Size(addresses);
-    if (count < 0 || PyList_Size(sizes) != count) {
-        PyErr_SetString(PyExc_ValueError, "move: expected two lists of one length");
-        return nullptr;
-    }
-    std::vector<std::pair<char *, size_t>> parts(static_cast<size_t>(count));
-    size_t rest = static_cast<size_t>(bytes);
-    for (Py_ssize_t index = 0; index < count; ++index) {
-        auto &[place, size] = parts[static_cast<size_t>(index)];
-        place = static_cast<char *>(PyLong_AsVoidPtr(PyList_GetItem(addresses, index)));
-        size = PyLong_AsSize_t(PyList_GetItem(sizes, index));
-        if (PyErr_Occurred()) {
-            return nullptr;
-        }
-        if (size > rest) {
-            PyErr_SetString(PyExc_ValueError, "move: got more bytes than there is room for");
-            return nullptr;
-        }
-        rest -= size;
-    }
-    {
-        const GilRelease released;
-        auto *at = reinterpret_cast<char *>(joined);
-        for (const auto &[place, size] : parts) {
-            std::memcpy(joins ? at : place, joins ? place : at, size);
-            at += size;
-        }
-    }
-    Py_RETURN_NONE;
-}
-
 void check_codec(int codec, Py_ssize_t count, Py_ssize_t block, unsigned long long wire, Py_ssize_t bytes) {
     const auto most = static_cast<Py_ssize_t>(most_block);
     if (codec < 0 || codec >= codecs || count < 0 || block < 16 || block > most || block % 16 != 0) {
@@ -193,7 +153,6 @@ PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr}
                          {"close_descriptor", entry<close_descriptor>, METH_VARARGS, nullptr},
                          {"join", engine_entry<join>, METH_VARARGS, nullptr},
                          {"reduce", entry<reduce_here>, METH_VARARGS, nullptr},
-                         {"move", entry<move_here>, METH_VARARGS, nullptr},
                          {"plain_layout", entry<plain_layout>, METH_O, nullptr},
                          {"move_plain", entry<move_plain>, METH_VARARGS, nullptr},
                          {"encode", entry<encode_here>, METH_VARARGS, nullptr},
