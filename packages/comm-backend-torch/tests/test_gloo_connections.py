@@ -35,13 +35,14 @@ def connected(server: socket.socket) -> tuple[socket.socket, socket.socket]:
 
 def connections_of_others() -> tuple[int, set[bytes]]:
     backend = _initialize()
-    server = socket.create_server(("127.0.0.1", 0))
+    # Two threads that accept from one server may get each other's connection.
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     clients, stop = [], threading.Event()
     while_created = threading.Event()
 
     def connect_all_the_time() -> None:
         while not stop.is_set():
-            clients.append(connected(server))
+            clients.append(connected(servers[0]))
             while_created.set()
             time.sleep(0.001)
 
@@ -58,7 +59,7 @@ def connections_of_others() -> tuple[int, set[bytes]]:
             "observed",
             timeout=timedelta(seconds=60),
         )[0]
-        clients.append(connected(server))
+        clients.append(connected(servers[1]))
     opened.belong_to(group)
     stop.set()
     thread.join()
@@ -70,7 +71,8 @@ def connections_of_others() -> tuple[int, set[bytes]]:
         found.append(accepted.recv(1))
         client.close()
         accepted.close()
-    server.close()
+    for server in servers:
+        server.close()
     with pytest.raises(RuntimeError, match=r"[Cc]losed|reset"):
         group.allreduce([torch.ones(1)]).wait()
     backend.barrier()  # the world goes on
