@@ -111,18 +111,21 @@ def test_a_codec_leaves_what_is_not_float32_alone(other: torch.Tensor) -> None:
     assert not kernels.encode("int8", source, wire.view(torch.int8), 256, None)
 
 
-def test_plain_tensors_of_a_dtype_are_moved_to_one_and_back() -> None:
+def test_plain_tensors_are_moved_to_one_of_each_dtype_and_back() -> None:
     floats, halves = [torch.arange(3.0), torch.ones(2, 2)], [torch.ones(5, dtype=torch.bfloat16)]
     tensors = [floats[0], *halves, floats[1]]
     assert kernels.plain_layout(tensors) == {torch.float32: (2, 28), torch.bfloat16: (1, 10)}
-    joined = torch.zeros(7)
-    assert kernels.move_plain(tensors, joined, True)
-    assert joined.tolist() == [0, 1, 2, 1, 1, 1, 1]
-    joined *= 2
-    assert kernels.move_plain(tensors, joined, False)
+    buckets = [torch.zeros(7), torch.zeros(5, dtype=torch.bfloat16)]
+    assert kernels.move_plain(tensors, buckets, True)
+    assert [one.tolist() for one in buckets] == [[0, 1, 2, 1, 1, 1, 1], [1] * 5]
+    for one in buckets:
+        one *= 2
+    assert kernels.move_plain(tensors, buckets[:1], False)
     assert floats[0].tolist() == [0, 2, 4]
     assert torch.equal(floats[1], torch.full((2, 2), 2.0))
     assert torch.equal(halves[0], torch.ones(5, dtype=torch.bfloat16))
+    assert kernels.move_plain(tensors, buckets, False)
+    assert torch.equal(halves[0], torch.full((5,), 2, dtype=torch.bfloat16))
 
 
 def _freed() -> torch.Tensor:
@@ -149,7 +152,7 @@ def _freed() -> torch.Tensor:
 def test_what_is_not_plain_has_no_layout_and_is_not_moved(odd: Any) -> None:
     joined = torch.full((4,), 7.0)
     assert kernels.plain_layout([torch.ones(2), odd]) is None
-    assert not kernels.move_plain([torch.ones(2), torch.ones(2), odd], joined, True)
+    assert not kernels.move_plain([torch.ones(2), torch.ones(2), odd], [joined], True)
     assert joined.tolist() == [7] * 4
 
 
@@ -162,7 +165,7 @@ def test_tensors_that_share_memory_have_no_layout() -> None:
 
 def test_nothing_is_moved_that_does_not_fit() -> None:
     joined = torch.full((4,), 7.0)
-    for sizes in ((2, 3), (2, 1), ()):
-        assert not kernels.move_plain([torch.ones(size) for size in sizes], joined, True)
+    for sizes in ((2, 3), (2, 1), (3, 3, 3), ()):
+        assert not kernels.move_plain([torch.ones(size) for size in sizes], [joined], True)
     assert joined.tolist() == [7] * 4
-    assert not kernels.move_plain([torch.ones(2), torch.ones(2)], torch.zeros(8)[::2], True)
+    assert not kernels.move_plain([torch.ones(2), torch.ones(2)], [torch.zeros(8)[::2]], True)

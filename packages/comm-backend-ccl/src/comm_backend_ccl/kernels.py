@@ -61,10 +61,15 @@ def plain_layout(tensors: list[torch.Tensor]) -> dict[torch.dtype, tuple[int, in
     return None if found is None else {_DTYPES[code]: sizes for code, sizes in found.items()}
 
 
-def move_plain(tensors: list[torch.Tensor], joined: torch.Tensor, joins: bool) -> bool:
+def move_plain(tensors: list[torch.Tensor], buckets: Sequence[torch.Tensor], joins: bool) -> bool:
     """See ``comm_utils.kernels.move_plain``."""
-    code = shared_memory.plain_tensor(joined)
-    return code is not None and shared_memory.move_plain(tensors, code, joined.data_ptr(), joined.nbytes, joins)
+    places = []
+    for one in buckets:
+        code = shared_memory.plain_tensor(one)
+        if code is None:
+            return False
+        places.append((code, one.data_ptr(), one.nbytes))
+    return shared_memory.move_plain(tensors, places, joins)
 
 
 def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -197,13 +197,16 @@ def plain_layout(tensors: list[torch.Tensor]) -> dict[int, tuple[int, int]] | No
     return found
 
 
-def move_plain(tensors: list[torch.Tensor], dtype: int, joined: int, size_bytes: int, joins: bool) -> bool:
-    """Copy the memory of those of ``tensors`` that have a dtype to ``joined``, one after the other, or back.
+def move_plain(tensors: list[torch.Tensor], buckets: Sequence[tuple[int, int, int]], joins: bool) -> bool:
+    """Copy the memory of those of ``tensors`` that have the dtype of a bucket there, one after the other, or back.
+
+    Args:
+        buckets: dtype, address and bytes of each.
 
     Returns:
-        False, with nothing done, where one of them is not plain, or they do not have so many bytes together.
+        False, with nothing done, where a tensor is not plain, or those of a dtype do not have so many bytes together.
     """
-    return _native is not None and bool(_native.move_plain(tensors, dtype, joined, size_bytes, joins))
+    return _native is not None and bool(_native.move_plain(tensors, buckets, joins))
 
 
 def encode(codec: int, source: int, error: int, count: int, block: int, wire: int, size_bytes: int) -> None:

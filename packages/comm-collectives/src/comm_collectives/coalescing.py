@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from itertools import pairwise
+from threading import get_ident
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import torch
@@ -106,7 +106,7 @@ def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
 def _coalescing(async_op: bool) -> Iterator[Coalescing]:
     handle, notes = Coalescing(), cast("list[_Note]", [])
     backend, fast_paths = slot.backend, slot.fast_paths
-    if isinstance(fast_paths, _CollectingPaths) and fast_paths.thread == threading.get_ident():
+    if isinstance(fast_paths, _CollectingPaths) and fast_paths.thread == get_ident():
         raise ArgumentError("coalescing: got called within another coalescing(), whose calls have not been made yet")
     slot.backend = cast(Backend, _Collecting(backend))
     slot.fast_paths = _CollectingPaths(fast_paths, notes, handle)
@@ -122,10 +122,10 @@ class _Collecting(BackendWrapper):
 
     def __init__(self, inner: Backend) -> None:
         super().__init__(inner)
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
 
     def during(self, call: str, timeout: timedelta | None = None) -> Any:
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return self.inner.during(call, timeout)
         raise ArgumentError(
             f"{call}: got called within coalescing(), which collects {', '.join(_MAKERS)} without timeout and "
@@ -140,7 +140,7 @@ class _CollectingPaths(FastPathCache):
 
     def __init__(self, usual: FastPathCache, notes: list[_Note], handle: Coalescing) -> None:
         super().__init__()
-        self.thread = threading.get_ident()
+        self.thread = get_ident()
         self.synchronous = _Notes(usual.synchronous, notes, True)
         self.asynchronous = _Notes(usual.asynchronous, notes, handle)
 
@@ -148,21 +148,22 @@ class _CollectingPaths(FastPathCache):
 class _Notes(dict[FastPathKey, FastPath]):
     def __init__(self, usual: dict[FastPathKey, FastPath], notes: list[_Note], outcome: Any) -> None:
         super().__init__()
-        self._usual, self._thread = usual, threading.get_ident()
+        self._usual, self._thread = usual, get_ident()
         self._notes, self._outcome = notes, outcome
 
     def get(self, key: FastPathKey, default: Any = None) -> Any:
-        if threading.get_ident() != self._thread:
-            return self._usual.get(key)
-        note = super().get(key)
-        if note is None and key[0] in _MAKERS:
-            take, outcome = self._notes.append, self._outcome
+        return self[key] if get_ident() == self._thread else self._usual.get(key)
 
-            def note(*tensors: Any) -> Any:
-                take((key, tensors))
-                return outcome
+    def __missing__(self, key: FastPathKey) -> FastPath | None:
+        if key[0] not in _MAKERS:
+            return None
+        take, outcome = self._notes.append, self._outcome
 
-            self[key] = note
+        def note(*tensors: Any) -> Any:
+            take((key, tensors))
+            return outcome
+
+        self[key] = note
         return note
 
 
@@ -184,40 +185,58 @@ def _make(notes: Sequence[_Note], async_op: bool) -> list[Work]:
 
 def _plain_all_reduces(notes: Sequence[_Note], async_op: bool) -> list[Work] | None:
     """Make all calls in native code but the messages themselves; None, with nothing done, where it cannot."""
-    name = all_reduce.__name__
-    if len(notes) < 2 or any(key[0] != name for key, _ in notes):
+    if len(notes) < 2:
         return None
     batches: dict[FastPathKey, list[torch.Tensor]] = {}
+    batch, last = cast("list[torch.Tensor]", []), None
     for key, tensors in notes:
-        batches.setdefault(key, []).append(tensors[0])
-    every = [tensor for batch in batches.values() for tensor in batch]
-    layout = kernels.plain_layout(every)
+        if key is not last:  # the same object for all calls of a kind
+            batch, last = batches.setdefault(key, []), key
+        batch.append(tensors[0])
+    if any(key[0] != all_reduce.__name__ for key in batches):
+        return None
+    layout = kernels.plain_layout([tensor for batch in batches.values() for tensor in batch])
     if layout is None:
         return None
-    works: list[Work | None] = []
-    for (_, op, group), batch in batches.items():
+    works: list[Work] = []
+    for key, batch in batches.items():
         own = layout if len(batches) == 1 else kernels.plain_layout(batch)
-        for dtype, (count, size_bytes) in (own or {}).items():
-            if count == 1:
-                single = next(one for one in batch if one.dtype is dtype)
-                works.append(all_reduce(single, cast(Any, op), group, async_op))
-                continue
-            buffers = Buffers(torch.device("cpu"))
-            bucket = buffers.take(size_bytes).view(dtype)
-            if not kernels.move_plain(batch, bucket, True):
-                torch.cat([one.detach().view(-1) for one in batch if one.dtype is dtype], out=bucket)
-            work = all_reduce(bucket, cast(Any, op), group, async_op)
-            works.append(_after(work, _spreader(batch, bucket, buffers)))
-    return [work for work in works if work is not None]
+        works += _plain_batch(key, batch, own or {}, async_op)
+    return works
 
 
-def _spreader(tensors: list[torch.Tensor], bucket: torch.Tensor, buffers: Buffers) -> Callable[[], None]:
+def _plain_batch(
+    key: FastPathKey, batch: list[torch.Tensor], layout: dict[torch.dtype, tuple[int, int]], async_op: bool
+) -> list[Work]:
+    _, op, group = key
+    buffers = {dtype: Buffers(torch.device("cpu")) for dtype, (count, _) in layout.items() if count > 1}
+    buckets = {dtype: some.take(layout[dtype][1]).view(dtype) for dtype, some in buffers.items()}
+    if not kernels.move_plain(batch, list(buckets.values()), True):
+        raise ArgumentError("coalescing: got tensors that another thread changed at the end of the with block")
+    works: list[Work] = []
+    for dtype in layout:
+        bucket = buckets.get(dtype)
+        given = next(one for one in batch if one.dtype is dtype) if bucket is None else bucket
+        work = all_reduce(given, cast(Any, op), group, async_op)
+        if work is not None:
+            works.append(work if bucket is None else _After(work, _spreader(batch, {dtype: bucket}, buffers)))
+    if not async_op:
+        _spreader(batch, buckets, buffers)()
+    return works
+
+
+def _spreader(
+    tensors: list[torch.Tensor], buckets: dict[torch.dtype, torch.Tensor], buffers: dict[torch.dtype, Buffers]
+) -> Callable[[], None]:
     def finish() -> None:
-        if kernels.move_plain(tensors, bucket, False):
-            with buffers:  # kept for the next block
-                pass
-        else:  # a tensor is another one by now
-            _copier([_as_one_dimension(one) for one in tensors if one.dtype is bucket.dtype], bucket, buffers)()
+        moved = kernels.move_plain(tensors, list(buckets.values()), False)
+        for dtype, bucket in buckets.items():
+            if moved:
+                with buffers[dtype]:  # kept for the next block
+                    pass
+            else:  # a tensor is another one by now
+                parts = [_as_one_dimension(one) for one in tensors if one.dtype is dtype]
+                _copier(parts, bucket, buffers[dtype])()
 
     return finish
 

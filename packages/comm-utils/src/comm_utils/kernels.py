@@ -86,19 +86,19 @@ def plain_layout(tensors: list[torch.Tensor]) -> dict[torch.dtype, tuple[int, in
     return None if kernel is None else kernel(tensors)
 
 
-def move_plain(tensors: list[torch.Tensor], joined: torch.Tensor, joins: bool) -> bool:
-    """Copy those of ``tensors`` that have the dtype of ``joined`` there, one after the other; or back.
+def move_plain(tensors: list[torch.Tensor], buckets: Sequence[torch.Tensor], joins: bool) -> bool:
+    """Copy those of ``tensors`` that have the dtype of a bucket there, one after the other; or back.
 
     Args:
-        joined: plain, of as many bytes as :func:`plain_layout` says; of other memory.
-        joins: False copies from ``joined``.
+        buckets: plain, each of another dtype, of as many bytes as :func:`plain_layout` says, and of other memory.
+        joins: False copies from the buckets.
 
     Returns:
         False, with nothing done, where no installed package does this, a tensor is not plain, or there is another
         number of bytes.
     """
     kernel = _kernel("move_plain")
-    return kernel is not None and bool(kernel(tensors, joined, joins))
+    return kernel is not None and bool(kernel(tensors, buckets, joins))
 
 
 def plain_tensors(

@@ -41,8 +41,42 @@ bool each_plain(PyObject *list, Add add) {
     return true;
 }
 
+struct Bucket {
+    int dtype;
+    char *begin;
+    size_t bytes, found;
+};
+
+struct Copy {
+    char *in_bucket;
+    Span of_tensor;
+};
+
+std::vector<Bucket> buckets_of(PyObject *list) {
+    std::vector<Bucket> found;
+    const Py_ssize_t count = PySequence_Size(list);
+    for (Py_ssize_t index = 0; index < count; ++index) {
+        PyObject *item = PySequence_GetItem(list, index);
+        unsigned long long begin;
+        Py_ssize_t bytes;
+        int dtype;
+        const bool parsed = item != nullptr && PyArg_ParseTuple(item, "iKn", &dtype, &begin, &bytes) != 0;
+        Py_XDECREF(item);
+        if (!parsed) {
+            throw PythonError();
+        }
+        found.push_back({dtype, reinterpret_cast<char *>(begin), static_cast<size_t>(bytes), 0});
+    }
+    if (count < 0) {
+        throw PythonError();
+    }
+    return found;
+}
+
 bool overlap(std::vector<Span> &spans) {
-    std::sort(spans.begin(), spans.end());
+    if (!std::is_sorted(spans.begin(), spans.end())) {
+        std::sort(spans.begin(), spans.end());
+    }
     return std::adjacent_find(spans.begin(), spans.end(), [](const Span &one, const Span &next) {
                return one.first + one.second > next.first;
            }) != spans.end();
@@ -82,28 +116,29 @@ PyObject *plain_layout(PyObject *, PyObject *list) {
 }
 
 PyObject *move_plain(PyObject *, PyObject *arguments) {
-    PyObject *list;
-    int dtype, joins;
-    unsigned long long joined;
-    Py_ssize_t bytes;
-    parse(arguments, "OiKnp", &list, &dtype, &joined, &bytes, &joins);
-    std::vector<Span> parts;
-    size_t total = 0;
-    const bool plain = each_plain(list, [&](int of, Span span) {
-        if (of == dtype) {
-            parts.push_back(span);
-            total += span.second;
+    PyObject *list, *buckets;
+    int joins;
+    parse(arguments, "OOp", &list, &buckets, &joins);
+    std::vector<Bucket> targets = buckets_of(buckets);
+    std::vector<Copy> copies;
+    const bool plain = each_plain(list, [&](int dtype, Span span) {
+        for (Bucket &bucket : targets) {
+            if (bucket.dtype == dtype) {
+                bucket.found += span.second;
+                if (bucket.found <= bucket.bytes) {
+                    copies.push_back({bucket.begin + (bucket.found - span.second), span});
+                }
+            }
         }
     });
-    if (!plain || bytes < 0 || total != static_cast<size_t>(bytes)) {
+    if (!plain || std::any_of(targets.begin(), targets.end(),
+                              [](const Bucket &bucket) { return bucket.found != bucket.bytes; })) {
         Py_RETURN_FALSE;
     }
     {
         const GilRelease released;
-        auto *at = reinterpret_cast<char *>(joined);
-        for (const auto &[place, size] : parts) {
-            std::memcpy(joins ? at : place, joins ? place : at, size);
-            at += size;
+        for (const auto &[at, span] : copies) {
+            std::memcpy(joins ? at : span.first, joins ? span.first : at, span.second);
         }
     }
     Py_RETURN_TRUE;

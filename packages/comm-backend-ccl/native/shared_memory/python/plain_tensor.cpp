@@ -17,11 +17,12 @@ struct Shim {
     Ask64 storage_size = nullptr, storage_offset = nullptr;  // bytes, elements
     Ask32 dtype = nullptr;
     // Without a stable ABI, so they may be missing: c10::impl::TorchDispatchModeTLS::any_modes_set(skip_infra_modes),
-    // c10::impl::tls_is_dispatch_key_included(key), and torch::jit::tracer::getTracingState(), a reference to a shared
-    // pointer.
+    // c10::impl::tls_is_dispatch_key_included(key), torch::jit::tracer::getTracingState(), a reference to a shared
+    // pointer, and the last one.
     bool (*any_modes)(bool) = nullptr;
     bool (*includes)(uint16_t) = nullptr;
     void *const *(*tracing_state)() = nullptr;
+    bool (*is_neg)(const void *tensor) = nullptr;  // at::native::is_neg(at::Tensor const&)
     size_t tensor_at = 0;  // of the Python object, in bytes
 };
 constexpr int32_t torch_uint8 = 0, torch_int8 = 1;
@@ -221,6 +222,7 @@ void find_shim(PyObject *probes) {
         dlsym(library, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"));
     found.tracing_state =
         reinterpret_cast<void *const *(*)()>(dlsym(library, "_ZN5torch3jit6tracer15getTracingStateEv"));
+    found.is_neg = reinterpret_cast<bool (*)(const void *)>(dlsym(library, "_ZN2at6native6is_negERKNS_6TensorE"));
     dlclose(library);  // torch holds it
     if (found.storage_size == nullptr || found.storage_offset == nullptr || found.dtype == nullptr) {
         return;
@@ -241,7 +243,8 @@ void find_shim(PyObject *probes) {
             right = right && reinterpret_cast<PyObject *>(Py_TYPE(tensor)) == tensor_type &&
                     *static_cast<unsigned long long *>(at) == impl && found.storage_size(at, &found_size) == 0 &&
                     found_size == size && found.storage_offset(at, &found_offset) == 0 && found_offset == offset &&
-                    found.dtype(at, &found_dtype) == 0 && found_dtype == dtype;
+                    found.dtype(at, &found_dtype) == 0 && found_dtype == dtype &&
+                    (found.is_neg == nullptr || !found.is_neg(at));
             Py_XDECREF(probe);
         }
         if (PyErr_Occurred()) {
@@ -289,7 +292,7 @@ bool is_plain(PyObject *object, PlainTensor &found) {
     found.shape = tensor.shape;
     found.dimensions = tensor.dimensions;
     // DLPack does not say whether a flag negates what the memory holds.
-    return denies(is_neg, object);
+    return shim.is_neg != nullptr ? !shim.is_neg(inner(object)) : denies(is_neg, object);
 }
 
 bool requires_grad(PyObject *tensor) {
