@@ -119,7 +119,7 @@ def test_compressed_calls_beside_uncompressed_ones(run: Run, tmp_path: Path) -> 
     served = {
         "": {"all_reduce", "reduce_scatter_tensor", "broadcast", *moving},
         "int8(block_size=256)": {"all_reduce", "reduce_scatter_tensor", *moving},
-        "onebit(block_size=2048)+error_feedback": {"all_reduce", "reduce_scatter_tensor"},
+        "onebit(block_size=128)+error_feedback": {"all_reduce", "reduce_scatter_tensor"},
     }
     for backend in USABLE:
         own = [one for one in found.results if one.backend == backend]
@@ -135,7 +135,7 @@ def test_compressed_calls_beside_uncompressed_ones(run: Run, tmp_path: Path) -> 
             assert one.wire_bytes == pytest.approx(factor * one.size_bytes * 1.015625 / 4, rel=0.001)
             assert one.wrong == 0
         else:
-            assert 0 < one.wire_bytes < factor * one.size_bytes / 30
+            assert 0 < one.wire_bytes < factor * one.size_bytes / 25
             assert one.wrong is None  # with error feedback, only the sum of many calls is near the exact one
     assert "wire" in done.stdout
     assert "# note: ours with int8(block_size=256) on gloo does not do broadcast" in done.stdout

@@ -90,7 +90,7 @@ def test_what_is_lost_arrives_later(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "bits"),
-    [("none", 32), ("fp16", 16), ("bf16", 16), ("fp8", 8), ("int8", 8), ("int4", 4), ("onebit", 1), ("topk", 0.64)],
+    [("none", 32), ("fp16", 16), ("bf16", 16), ("fp8", 8), ("int8", 8), ("int4", 4), ("onebit", 1.25), ("topk", 0.64)],
 )
 def test_bytes_on_the_wire(name: str, bits: float) -> None:
     codec, count = make_codec(name), 1 << 20

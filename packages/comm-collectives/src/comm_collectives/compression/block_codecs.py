@@ -198,7 +198,7 @@ class OneBit(_Blocks):
     gathers: ClassVar[bool] = False
     bits = 1
 
-    def __init__(self, block_size: int = 2048) -> None:
+    def __init__(self, block_size: int = 128) -> None:
         super().__init__(block_size)
 
     def _encoded(self, blocks: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

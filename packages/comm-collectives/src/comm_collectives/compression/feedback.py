@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Feedback", "errors_of", "keep_error"]
+__all__ = ["Feedback", "errors_of", "keep_error", "keep_own_errors", "own_errors"]
 
 
 @dataclass
@@ -23,15 +23,43 @@ class Feedback:
         local: of what this rank sent, float32, as many elements as the tensor.
         reduced: of the sum that this rank sent to all, float32, as many elements as its slice.
         average: whether the result is an average, which ``reduced`` is of, too.
+        nothing_lost: begin and end of a part of ``local`` that is known to be zero.
     """
 
     local: torch.Tensor
     reduced: torch.Tensor
     average: bool = False
+    nothing_lost: tuple[int, int] | None = None
 
     def move_to(self, device: torch.device) -> None:
         """Move the state to ``device``, that of its tensor; a saved one may come from another."""
         self.local, self.reduced = self.local.to(device), self.reduced.to(device)
+
+
+def own_errors(feedback: Feedback | None, slices: Sequence[torch.Tensor], rank: int) -> torch.Tensor | None:
+    """Return the part of ``feedback.local`` for this rank's slice, whose elements are added and not encoded.
+
+    Returns:
+        None where nothing is lost there, as after a first call. An earlier world may have encoded these elements.
+    """
+    if feedback is None:
+        return None
+    place = _place(slices, rank)
+    if feedback.nothing_lost == place:
+        return None
+    feedback.nothing_lost = None
+    return feedback.local[slice(*place)]
+
+
+def keep_own_errors(feedback: Feedback | None, slices: Sequence[torch.Tensor], rank: int) -> None:
+    """Note that what :func:`own_errors` returned was added and is zero now."""
+    if feedback is not None:
+        feedback.nothing_lost = _place(slices, rank)
+
+
+def _place(slices: Sequence[torch.Tensor], rank: int) -> tuple[int, int]:
+    begin = sum(one.numel() for one in slices[:rank])
+    return begin, begin + slices[rank].numel()
 
 
 def errors_of(feedback: Feedback | None, slices: Sequence[torch.Tensor]) -> Sequence[torch.Tensor] | None:

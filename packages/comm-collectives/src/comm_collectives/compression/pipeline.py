@@ -18,7 +18,7 @@ import torch
 
 from comm_collectives.buffers import Buffers
 from comm_collectives.compression.agreement import Agreement
-from comm_collectives.compression.feedback import Feedback, errors_of
+from comm_collectives.compression.feedback import Feedback, errors_of, keep_own_errors, own_errors
 from comm_collectives.compression.link import Link, decode_into, sum_in
 from comm_collectives.compression.two_ranks import all_reduce_of_two
 from comm_utils.backend import Work
@@ -75,7 +75,7 @@ def _reduce(
     agreement = Agreement(link.backend, link.group, f"{what} with {link.codec!r}")
     mine, codec = slices[link.rank], link.codec
     pieces = link.pieces(max(one.numel() for one in slices))
-    errors = errors_of(feedback, slices)
+    errors, own_lost = errors_of(feedback, slices), own_errors(feedback, slices, link.rank)
 
     with Buffers(mine.device) as buffers:
 
@@ -101,10 +101,9 @@ def _reduce(
             own = mine[place]
             target = targets[link.rank][place]
             total = sum_in(target, own, buffers)
-            if errors is not None:  # its own elements are not encoded, but those of an earlier world may have been
-                lost = errors[link.rank][place]
-                total.add_(lost)
-                lost.zero_()
+            if own_lost is not None:
+                total.add_(own_lost[place])
+                own_lost[place].zero_()
             one.work.wait()
             step = link.wire_bytes(own.numel())
             for rank in range(link.size):
@@ -147,6 +146,7 @@ def _reduce(
             if gathering and turn >= 2 * _DEPTH:
                 deliver(gathering.popleft())
         agreement.check()
+        keep_own_errors(feedback, slices, link.rank)
 
 
 def all_gather(link: Link, targets: Sequence[torch.Tensor], source: torch.Tensor) -> None:

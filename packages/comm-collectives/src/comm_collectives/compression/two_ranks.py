@@ -14,7 +14,7 @@ import torch
 
 from comm_collectives.buffers import Buffers
 from comm_collectives.compression.agreement import Agreement
-from comm_collectives.compression.feedback import Feedback, errors_of
+from comm_collectives.compression.feedback import Feedback, errors_of, keep_own_errors, own_errors
 from comm_collectives.compression.link import Link, decode_into, sum_in
 from comm_utils.backend import Work
 
@@ -46,6 +46,7 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
     agreement, codec = Agreement(link.backend, link.group, what), link.codec
     peer, errors = 1 - link.rank, errors_of(feedback, slices)
     mine, others = slices[link.rank], slices[peer]
+    own_lost = own_errors(feedback, slices, link.rank)
     pieces = link.pieces(max(mine.numel(), others.numel()))
 
     with Buffers(mine.device) as buffers:
@@ -77,10 +78,9 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
             if not own.numel():
                 return
             total = sum_in(own, own, buffers)
-            if errors is not None:  # its own elements are not encoded, but those of an earlier world may have been
-                lost = errors[link.rank][place]
-                total.add_(lost)
-                lost.zero_()
+            if own_lost is not None:
+                total.add_(own_lost[place])
+                own_lost[place].zero_()
             codec.decode(received[: codec.encoded_bytes(own.numel())], total, add=True)
             if average:
                 total.div_(2)
@@ -98,6 +98,7 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
                 decode_into(codec, arrived.received[arrived.sum_at :], others[sum_place], buffers)
                 buffers.give_back(arrived.sent, arrived.received)
         agreement.check()
+        keep_own_errors(feedback, slices, link.rank)
 
 
 def _at(pieces: Sequence[slice], number: int) -> slice:
