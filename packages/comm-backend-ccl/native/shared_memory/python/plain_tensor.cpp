@@ -23,7 +23,7 @@ struct Shim {
     bool (*includes)(uint16_t) = nullptr;
     void *const *(*tracing_state)() = nullptr;
     bool (*is_neg)(const void *tensor) = nullptr;  // at::native::is_neg(at::Tensor const&)
-    size_t tensor_at = 0;  // of the Python object, in bytes
+    size_t tensor_at = 0;                          // of the Python object, in bytes
 };
 constexpr int32_t torch_uint8 = 0, torch_int8 = 1;
 // A tensor in Python is a head and a few words; none of those that are looked at is beyond it.
