@@ -8,8 +8,9 @@ layers, 117 thousand parameters) predicts the next character of this project's d
 out. Learning rates fall linearly to zero. Each codec trains from several seeds, which choose the weights and the
 batches. The bytes are those that one rank sends; the time is what a link of 1 Gbit/s needs for them.
 
-``later`` leaves the first quarter of the steps uncompressed, as Tang et al., "1-bit Adam: Communication Efficient
-Large-Scale Training with Adam's Convergence Speed", ICML 2021, do: Adam's second moments form in these.
+``later`` leaves the first quarter of the steps uncompressed, in which Adam's second moments form, as Tang et al., "1-bit
+Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021, do, and as torch's hook for
+PowerSGD begins later.
 
 ``--write`` puts the tables into docs/compression.md; ``--plot`` draws docs/compression-loss.svg.
 """
@@ -41,6 +42,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "onebit, later": {"method": "onebit"},
     "topk 10 %": {"method": "topk", "ratio": 0.1},
     "powersgd": {"method": "powersgd", "rank": 4},
+    "powersgd, later": {"method": "powersgd", "rank": 4},
 }
 BITS_PER_S = 1e9
 
