@@ -8,9 +8,9 @@ layers, 117 thousand parameters) predicts the next character of this project's d
 out. Learning rates fall linearly to zero. Each codec trains from several seeds, which choose the weights and the
 batches. The bytes are those that one rank sends; the time is what a link of 1 Gbit/s needs for them.
 
-``later`` leaves the first quarter of the steps uncompressed, in which Adam's second moments form, as Tang et al., "1-bit
-Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021, do, and as torch's hook for
-PowerSGD begins later.
+``later`` leaves the first quarter of the steps uncompressed, in which Adam's second moments form, as Tang et al.,
+"1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", ICML 2021, do, and as torch's
+hook for PowerSGD does.
 
 ``--write`` puts the tables into docs/compression.md; ``--plot`` draws docs/compression-loss.svg.
 """
