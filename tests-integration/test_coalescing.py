@@ -115,11 +115,18 @@ def refusals() -> list[str]:
         lambda: dist.all_gather_into_tensor(torch.ones(1), torch.ones(4)),
         lambda: dist.reduce_scatter_tensor(torch.ones(4), torch.ones(4 * W + 1)),
         lambda: dist.all_reduce(sparse),
+        lambda: dist.all_gather(tensor),
     ]
     for body in bodies:
         with pytest.raises(ArgumentError) as caught, dist.coalescing():
             body()
         found.append(str(caught.value))
+    block = dist.coalescing()
+    with block:
+        pass
+    with pytest.raises(ArgumentError) as caught, block:
+        pass
+    found.append(str(caught.value))
     with pytest.raises(ZeroDivisionError), dist.coalescing():
         print(dist.all_reduce(tensor), 1 / 0)
     assert tensor.tolist() == [1.0] * 4
@@ -140,6 +147,8 @@ def test_refusals_name_the_call_and_leave_the_group_usable(pools: Pools) -> None
         "all_gather_into_tensor: output_tensor: got ",
         "reduce_scatter_tensor: input: got ",
         "all_reduce: tensor: got ",
+        "all_gather: got no outputs within coalescing(), at whose end they are filled",
+        "coalescing: got entered a second time",
     ]
     for found in pools(2).run(refusals):
         for text, begin in zip(found, expected, strict=True):

@@ -690,6 +690,8 @@ def refusals() -> list[str]:
         lambda: dist.all_gather([torch.ones(4)], torch.ones(4), compression="powersgd"),
         lambda: dist.Compression("int8", ratio=0.5),
         lambda: dist.Compression("onebit", error_feedback=False),
+        lambda: dist.Compression("int8", blocksize=64),  # type: ignore[call-arg]
+        lambda: dist.Compression("int8").load_state_dict(None),  # type: ignore[arg-type]
         lambda: dist.Compression("int8", min_size_bytes=-1),
         lambda: dist.Compression("int8", min_size_bytes="automatic"),
         lambda: dist.Compression("powersgd", min_size_bytes="auto"),
@@ -719,6 +721,9 @@ def test_refusals(bare_pools: Pools) -> None:
         "ArgumentError: all_gather: compression: powersgd compresses all_reduce alone",
         "ArgumentError: compression: int8 does not take all of: ratio",
         "ArgumentError: compression: onebit is of no use without error feedback; leave it on",
+        "ArgumentTypeError: Compression: blocksize: got an argument of this name, which does not exist; did you mean "
+        "'block_size'?",
+        "ArgumentTypeError: Compression.load_state_dict: got None; expected what state_dict() or reshard() returned",
         "ArgumentError: compression: min_size_bytes: got -1; expected 0 or more bytes, or 'auto'",
         "ArgumentError: compression: min_size_bytes: got 'automatic'; expected 0 or more bytes, or 'auto'",
         "ArgumentError: compression: min_size_bytes: got 'auto'; whether powersgd is faster depends on the shape of a "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from itertools import pairwise
 from threading import get_ident
@@ -99,22 +99,36 @@ def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
         it after the block.
     """
     arguments.active("coalescing")
-    return _coalescing(arguments.as_flag("coalescing", "async_op", async_op))
+    return _Block(arguments.as_flag("coalescing", "async_op", async_op))
 
 
-@contextmanager
-def _coalescing(async_op: bool) -> Iterator[Coalescing]:
-    handle, notes = Coalescing(), cast("list[_Note]", [])
-    backend, fast_paths = slot.backend, slot.fast_paths
-    if isinstance(fast_paths, _CollectingPaths) and fast_paths.thread == get_ident():
-        raise ArgumentError("coalescing: got called within another coalescing(), whose calls have not been made yet")
-    slot.backend = cast(Backend, _Collecting(backend))
-    slot.fast_paths = _CollectingPaths(fast_paths, notes, handle)
-    try:
-        yield handle
-    finally:
-        slot.backend, slot.fast_paths = backend, fast_paths
-    handle.started(_make(notes, async_op))
+class _Block(AbstractContextManager[Coalescing]):
+    """One ``with`` block."""
+
+    def __init__(self, async_op: bool) -> None:
+        self._async_op = async_op
+        self._before: tuple[Backend, FastPathCache] | None = None
+        self._notes: list[_Note] = []
+        self._handle = Coalescing()
+
+    def __enter__(self) -> Coalescing:
+        backend, fast_paths = slot.backend, slot.fast_paths
+        if isinstance(fast_paths, _CollectingPaths) and fast_paths.thread == get_ident():
+            raise ArgumentError(
+                "coalescing: got called within another coalescing(), whose calls have not been made yet"
+            )
+        if self._before is not None:
+            raise ArgumentError("coalescing: got entered a second time; call coalescing() for each with block")
+        self._before = backend, fast_paths
+        slot.backend = cast(Backend, _Collecting(backend))
+        slot.fast_paths = _CollectingPaths(fast_paths, self._notes, self._handle)
+        return self._handle
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._before is not None
+        slot.backend, slot.fast_paths = self._before
+        if kind is None:
+            self._handle.started(_make(self._notes, self._async_op))
 
 
 class _Collecting(BackendWrapper):
@@ -163,8 +177,15 @@ class _Notes(dict[FastPathKey, FastPath]):
             take((key, tensors))
             return outcome
 
-        self[key] = note
-        return note
+        def note_of_two(outputs: Any, source: Any) -> Any:
+            if outputs is None or source is None:
+                raise ArgumentError(
+                    f"{key[0]}: got no outputs within coalescing(), at whose end they are filled; give them"
+                )
+            return note(outputs, source)
+
+        self[key] = kept = note_of_two if key[0] == all_gather.__name__ else note
+        return kept
 
 
 def _make(notes: Sequence[_Note], async_op: bool) -> list[Work]:

@@ -15,6 +15,7 @@ from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.low_rank import LowRank
 from comm_collectives.compression.registry import codec_names, make_codec
+from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.measured_choice import AUTO
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
@@ -54,6 +55,7 @@ class Compression:
         ArgumentError: an option that the method does not have, or a value that is out of range.
     """
 
+    @with_keyword_errors
     def __init__(
         self,
         method: str,
@@ -207,9 +209,13 @@ class Compression:
         Raises:
             ArgumentError: it is that of another compression.
         """
-        if state.get("compression") != repr(self):
+        if not isinstance(state, Mapping) or "compression" not in state:
+            raise ArgumentTypeError(
+                f"Compression.load_state_dict: got {shown(state)}; expected what state_dict() or reshard() returned"
+            )
+        if state["compression"] != repr(self):
             raise ArgumentError(
-                f"Compression.load_state_dict: got the state of {state.get('compression')!r}; expected that of {self!r}"
+                f"Compression.load_state_dict: got the state of {state['compression']!r}; expected that of {self!r}"
             )
         kind = LowRank if self.codec is None else Feedback
         loaded: dict[str, _State] = {

@@ -22,6 +22,9 @@ STEP = [call("done", "broadcast", 8, root=0), call("done", "all_reduce", 1000, o
 HANGS = call("open", "all_reduce", 1000, op="sum", caller="train_step")
 # Ranks that wait for less are no reason to worry.
 LONG_S = 1.2
+# What a rank does that gives a sign after so long.
+LATE = [["wait", LONG_S], ["stack", "train.py:2 train_step"]]
+HANGS_LONG = [HANGS, *LATE]
 
 
 @pytest.fixture
@@ -103,7 +106,7 @@ def test_a_stopped_rank(postmortem: Postmortem, tmp_path: Path) -> None:
 
 
 def test_ranks_that_were_all_killed(postmortem: Postmortem, tmp_path: Path) -> None:
-    with writers(tmp_path, {0: [*STEP, HANGS], 1: STEP, 2: [*STEP, HANGS]}) as ranks:
+    with writers(tmp_path, {0: [*STEP, *HANGS_LONG], 1: [*STEP, *LATE], 2: [*STEP, *HANGS_LONG]}) as ranks:
         for one in ranks:
             one.kill()
         code, shown = postmortem(tmp_path)
@@ -136,13 +139,27 @@ def test_a_rank_that_was_killed_where_the_launcher_then_ends_the_others(postmort
 
 def test_ranks_that_were_all_asked_to_end(postmortem: Postmortem, tmp_path: Path) -> None:
     ended = ["signal", signal.SIGTERM]
-    with writers(tmp_path, {0: [*STEP, HANGS, ended], 1: [*STEP, ended]}) as ranks:
+    with writers(tmp_path, {0: [*STEP, *HANGS_LONG, ended], 1: [*STEP, ended]}) as ranks:
         for one in ranks:
             one.kill()
         shown = postmortem(tmp_path)[1]
     assert verdict(shown).startswith("verdict: missing: rank 1 ")
     assert "for which rank 0 waits: it has ended by SIGTERM; until then, it is in none of its calls" in shown
     assert "also killed: ranks 0, 1 were ended from outside: the first has ended by SIGTERM" in shown
+
+
+@pytest.mark.parametrize("other", [STEP, [*STEP, HANGS]], ids=["missing", "slow"])
+def test_what_had_just_begun_when_all_were_killed_is_no_cause(
+    postmortem: Postmortem, tmp_path: Path, other: Plan
+) -> None:
+    ended = ["signal", signal.SIGTERM]
+    with writers(tmp_path, {0: [*STEP, HANGS, ended], 1: [*other, ended]}) as ranks:
+        for one in ranks:
+            one.kill()
+        shown = postmortem(tmp_path)[1]
+    assert verdict(shown).startswith("verdict: killed: ranks 0, 1 were ended from outside")
+    assert "missing" not in shown
+    assert "slow" not in shown
 
 
 def test_a_program_that_fails_and_a_launcher_that_kills_the_others(postmortem: Postmortem, tmp_path: Path) -> None:
@@ -168,7 +185,7 @@ def test_an_error_that_nothing_explains(postmortem: Postmortem, tmp_path: Path) 
 
 
 def test_a_call_that_takes_long_on_all_ranks(postmortem: Postmortem, tmp_path: Path) -> None:
-    with writers(tmp_path, {0: [*STEP, HANGS], 1: [*STEP, HANGS]}) as ranks:
+    with writers(tmp_path, {0: [*STEP, *HANGS_LONG], 1: [*STEP, *HANGS_LONG]}) as ranks:
         for one in ranks:
             one.kill()
         shown = postmortem(tmp_path)[1]

@@ -76,6 +76,7 @@ WORDS = {
     "recorded": 800,  # 1: this process makes records; 0: recording is off
     "threads": 808,  # so many threads have made calls
     "signal": 816,  # the number of the signal by which the process is about to end, such as SIGTERM; 0: none
+    "listed_at": 824,  # when the watch has last looked for rings of other ranks, by the monotonic clock
 }
 
 RECORD = struct.Struct("<8Q")

@@ -22,7 +22,7 @@ from comm_utils.flight_recorder.recorder import WAITED_FOR
 __all__ = ["Plan", "Writer", "call", "main", "writers"]
 
 #: The steps of a rank: what :func:`call` returns, ``["group", name, ranks]``, ``["failure", group, cause, *ranks]``,
-#: ``["stack", text]``, and ``["repeat", pause_s, call]``, which goes on in a thread.
+#: ``["stack", text]``, ``["wait", seconds]``, and ``["repeat", pause_s, call]``, which goes on in a thread.
 Plan: TypeAlias = Sequence[Sequence[Any]]
 
 
@@ -104,6 +104,8 @@ def _follow(recorder: FlightRecorder, step: Sequence[Any], world_size: int) -> N
         recorder.memory.set_word(what, values[0])
     elif what == "stack":
         recorder.memory.set_stack(values[0])
+    elif what == "wait":
+        time.sleep(values[0])
     elif what == "repeat":
         pause_s, repeated = values
         threading.Thread(target=_repeat, args=(recorder, repeated, world_size, pause_s), daemon=True).start()

@@ -14,7 +14,8 @@ from comm_utils.process_state import process_state
 
 __all__ = ["LocalRanks"]
 
-_LIST_EVERY_S = 0.5
+# While ranks may still start, the folder is listed at every look.
+_START_S, _LIST_EVERY_S = 5.0, 0.5
 
 
 class LocalRanks:
@@ -30,21 +31,26 @@ class LocalRanks:
         self._folder, self._own, self._world_size = folder, own, world_size
         self._identity = own_identity()
         self._seen: set[Path] = set()
-        self._next_listing = 0.0
+        self._next_listing, self._start_ends = 0.0, time.monotonic() + _START_S
+        #: When the rings of all ranks that had one then were open, by ``time.perf_counter_ns()``.
+        self.listed_ns = 0
         #: By global rank.
         self.readers: dict[int, RingReader] = {}
 
     def refresh(self, now: bool = False) -> None:
         """Open rings that are new."""
+        begin_ns, monotonic = time.perf_counter_ns(), time.monotonic()
         if self._folder is None or len(self.readers) >= self._world_size - 1:
+            self.listed_ns = begin_ns
             return
-        if not now and time.monotonic() < self._next_listing:
+        if not now and monotonic < self._next_listing:
             return
-        self._next_listing = time.monotonic() + _LIST_EVERY_S
+        self._next_listing = 0.0 if monotonic < self._start_ends else monotonic + _LIST_EVERY_S
         with suppress(OSError):
             for path in rings_in(self._folder):
                 if path != self._own and path not in self._seen:
                     self._open(path)
+            self.listed_ns = begin_ns
 
     def _open(self, path: Path) -> None:
         try:
@@ -73,9 +79,26 @@ class LocalRanks:
         return found
 
     def state_of(self, rank: int) -> str:
-        """Return the state of a rank's process: ``"running"``, ``"stopped"``, ``"ended"`` or ``"unknown"``."""
+        """Return the state of a rank's process.
+
+        Returns:
+            ``"running"``, ``"stopped"``, ``"ended"``, ``"left"`` (it runs, and has ended communication) or
+            ``"unknown"``.
+        """
         reader = self.readers.get(rank)
-        return "unknown" if reader is None else process_state(reader.header.pid, reader.header.started)
+        if reader is None:
+            return "unknown"
+        state = process_state(reader.header.pid, reader.header.started)
+        return "left" if state != "ended" and reader.word("state") in (1, 2) else state
+
+    def await_listing(self, since_ns: int, limit_s: float) -> None:
+        """Wait until the ranks that run have looked for rings since then, by the monotonic clock."""
+        end = time.monotonic() + limit_s
+        while time.monotonic() < end:
+            late = [rank for rank, reader in self.readers.items() if reader.word("listed_at") < since_ns]
+            if not any(self.state_of(rank) == "running" for rank in late):
+                return
+            time.sleep(0.002)
 
     def close(self) -> None:
         """Unmap all."""

@@ -1,4 +1,4 @@
-"""Looks at the calls in which this rank waits: for ranks that have ended or wait elsewhere, and too long."""
+"""Looks at the calls in which this rank waits: for ranks that have gone or wait elsewhere, and too long."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class WaitingCalls:
             return
         view = self._view
         others = [rank for rank in group.ranks if rank != view.rank and call.peer in (rank, -1)]
-        ended = [rank for rank in others if view.local.state_of(rank) == "ended"]
+        ended = [rank for rank in others if view.local.state_of(rank) in ("ended", "left")]
         if call.is_message and len(ended) < len(others):
             ended = []  # one that lives may still send
         if ended and group.name not in self._broken:
@@ -103,7 +103,7 @@ class WaitingCalls:
         return due_s
 
     def _missed(self, group: RingGroup, ended: Sequence[int]) -> Iterator[tuple[str, Trouble]]:
-        """Find out whether a call waits for ranks that have ended, for longer than they may still be heard."""
+        """Find out whether a call waits for ranks that have gone, for longer than they may still be heard."""
         findings = [one for one in diagnose_group(self._view.snapshots(), group) if one.kind <= FindingKind.MISSING]
         causes = [one for one in findings if set(one.ranks) & set(ended) or one.kind is FindingKind.MISMATCH]
         if not causes:

@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -47,6 +47,12 @@ __all__ = ["WATCH", "Watch"]
 # Seconds between two looks: while a call has waited for so long, and otherwise.
 _EVERY_S, _CALM_EVERY_S = 0.1, 0.25
 _WAITS_NS = 50_000_000
+# Ranks of this host find each other in the first looks, also where one of them ends at once.
+_FIRST_LOOKS_S = 0.002, 0.005, 0.01, 0.02, 0.04, 0.08
+# How long a rank that ends its world keeps its ring for others that have not opened it.
+_SEEN_S = 0.3
+# In so long, a call that differs and is about to end may still raise.
+_RAISES_S = 0.5
 # A rank that makes no call for so long shows where it is.
 _IDLE_S = 0.5
 # Time to tell ranks of other hosts.
@@ -85,6 +91,9 @@ class Watch:
         self._looks: _Looks | None = None
         self._observer: RemoteObserver | None = None
         self._is_waiting = False
+        # Groups whose calls differ, which no call of this rank has raised so far, and since when.
+        self._not_raised: dict[str, tuple[float, Trouble]] = {}
+        self._raised: set[str] = set()
         self._read_failures: dict[int, int] = {}
         # How many calls this rank had begun, since when, and where the main thread was then.
         self._seen, self._seen_at = -1, 0.0
@@ -121,7 +130,13 @@ class Watch:
 
     def stop(self) -> None:
         """End the watch of a world."""
-        thread, self._thread = self._thread, None
+        thread = self._thread
+        own = self._view.own
+        if thread is not None and own is not None and thread is not threading.current_thread():
+            with suppress(Exception):  # the end goes on, whatever other processes have written
+                self._view.local.refresh(now=True)
+                self._view.local.await_listing(own.header.monotonic_ns, _SEEN_S)
+        self._thread = None
         self._stop.set()
         self._view.remote.close()
         if self._signals is not None:
@@ -142,6 +157,12 @@ class Watch:
             self._view.local.refresh(now=True)
             own.refresh()
             self._compare()
+            for _, trouble in self._not_raised.values():
+                logger.error(
+                    "rank %d ended its world after calls that differed, so their results may be wrong: %s",
+                    self._view.rank,
+                    trouble.text,
+                )
 
     def leave_to_parent(self) -> None:
         """Forget the parent's watch in a forked child, which does not have its thread."""
@@ -187,6 +208,8 @@ class Watch:
         Args:
             trouble: the cause, where it is known.
         """
+        self._raised.add(group)
+        self._not_raised.pop(group, None)
         name = type(error).__name__
         trouble = None if trouble is None else for_others(trouble)
         RECORDER.failure(group, name, "" if trouble is None else trouble.text, () if trouble is None else trouble.ranks)
@@ -214,9 +237,9 @@ class Watch:
             self._interrupt,
             lambda call: any(view.local.state_of(rank) == "ended" for rank in call.group.ranks if rank != view.rank),
         )
-        has_warned = False
+        has_warned, first = False, iter(_FIRST_LOOKS_S)
         while not stop.is_set():
-            came = signals.wait(_EVERY_S if self._is_waiting else _CALM_EVERY_S)
+            came = signals.wait(next(first, _EVERY_S if self._is_waiting else _CALM_EVERY_S))
             if stop.is_set():
                 return
             try:
@@ -239,6 +262,7 @@ class Watch:
             return
         RECORDER.memory.set_word("looked_at", time.perf_counter_ns())
         self._view.local.refresh()
+        RECORDER.memory.set_word("listed_at", self._view.local.listed_ns)
         self._show_place(own)
         waiting = self._waiting_calls()
         since_ns = time.perf_counter_ns() - _WAITS_NS
@@ -254,6 +278,7 @@ class Watch:
                 self._heard(group, error, text)
             for group, trouble in self._observer.found():
                 self._found(group, trouble)
+        self._log_wrong_results({call.group.name for call in waiting})
 
     def _waiting_calls(self) -> list[Call]:
         if self._view.own is None or self._looks is None:
@@ -285,22 +310,39 @@ class Watch:
 
     # --- trouble
 
+    def _enter(self, group: str, trouble: Trouble) -> None:
+        self._troubles[group] = trouble
+        if trouble.kind is CollectiveMismatchError and group not in self._raised:
+            self._not_raised[group] = time.monotonic(), trouble
+
     def _found(self, group: str, trouble: Trouble) -> None:
         """Note trouble that this rank has found, and tell the others."""
         if group in self._troubles:
             return
-        self._troubles[group] = trouble
+        self._enter(group, trouble)
         RECORDER.failure(group, trouble.kind.__name__, trouble.text, trouble.ranks)
         if self._stop.is_set():
-            logger.error(
-                "rank %d ended its world after calls that differed, so their results may be wrong: %s",
-                self._view.rank,
-                trouble.text,
-            )
             return
         if self._view.has_unseen_ranks:
             self._view.remote.tell_within(group, trouble.kind.__name__, trouble.text, _TELL_S)
         self._announce(group, trouble)
+
+    def _log_wrong_results(self, waits_in: Container[str]) -> None:
+        """Say which calls that differ are over on this rank, as it may make no call that raises.
+
+        Args:
+            waits_in: groups in a call of which this rank waits, which raises.
+        """
+        for group, (since, trouble) in list(self._not_raised.items()):
+            if group in waits_in or time.monotonic() - since < _RAISES_S:
+                continue
+            if self._not_raised.pop(group, None) is not None:
+                logger.error(
+                    "rank %d has made a call that differs from those of other ranks, so its result may be wrong: %s; "
+                    "the next call on this group raises CollectiveMismatchError",
+                    self._view.rank,
+                    trouble.text,
+                )
 
     def _announce(self, group: str, trouble: Trouble) -> None:
         for listener in list(self._listeners):
@@ -324,8 +366,9 @@ class Watch:
             return
         own.refresh()
         if any(one.name == group for one in own.groups.values()):
-            self._troubles[group] = Trouble(kind, text, ranks)
-            self._announce(group, self._troubles[group])
+            trouble = Trouble(kind, text, ranks)
+            self._enter(group, trouble)
+            self._announce(group, trouble)
 
 
 #: The watch of this process.

@@ -22,7 +22,7 @@ _WORDS = {
     FindingKind.ORDER: "deadlock",
     FindingKind.MISSING: "missing",
 }
-# In a job that runs, ranks may wait for each other for so long.
+# In a job that runs, or ran until it was killed, ranks may wait for each other for so long.
 _PATIENCE_NS = 10**9
 _SLOW_NS = 10 * 10**9
 # Of ranks that were all killed, one that was silent for so long before the others was the first.
@@ -56,10 +56,12 @@ def judge(evidence: Evidence) -> list[Found]:
         replace(one, process="running") if (one.is_lost or one.header.signal) and rank not in dead else one
         for rank, one in evidence.ranks.items()
     ]
-    found = [Found(_WORDS[one.kind], one.ranks, one.text) for one in diagnose(ranks) if _counts(evidence, one)]
+    ran = evidence.is_live or killed is not None
+    found = [Found(_WORDS[one.kind], one.ranks, one.text) for one in diagnose(ranks) if _counts(evidence, one, ran)]
     found += _failures(evidence)
     # Where nothing explains why a call does not end, it is said that it does not.
-    found += [] if found else _slow(evidence)
+    least_ns = _SLOW_NS if evidence.is_live else _PATIENCE_NS if ran else -1
+    found += [] if found else _slow(evidence, least_ns)
     return [*found, killed] if killed is not None else found
 
 
@@ -89,14 +91,14 @@ def _first_dead(evidence: Evidence) -> tuple[set[int], Found | None]:
     return first, Found("killed", tuple(sorted(lost - first)), text)
 
 
-def _counts(evidence: Evidence, finding: Finding) -> bool:
+def _counts(evidence: Evidence, finding: Finding, ran: bool) -> bool:
     if finding.kind is FindingKind.LOST:  # who has left with an error of a call names the cause there
         return not any(failure.group for rank in finding.ranks for failure in evidence.ranks[rank].failures)
     if finding.kind not in (FindingKind.ORDER, FindingKind.MISSING):
         return True
     if finding.kind is FindingKind.MISSING and not set(finding.ranks) <= evidence.ranks.keys():
         return False  # without its ring, nobody knows
-    return not evidence.is_live or _waiting_ns(evidence, finding) > _PATIENCE_NS
+    return not ran or _waiting_ns(evidence, finding) > _PATIENCE_NS
 
 
 def _waiting_ns(evidence: Evidence, finding: Finding) -> int:
@@ -125,12 +127,12 @@ def _noted(evidence: Evidence) -> list[tuple[int, Found]]:
     return sorted(noted, key=lambda one: one[0])
 
 
-def _slow(evidence: Evidence) -> list[Found]:
-    """Return the calls that do not end, though all ranks that can be seen are in them."""
+def _slow(evidence: Evidence, least_ns: int) -> list[Found]:
+    """Return the calls that have not ended for so long, though all ranks that can be seen are in them."""
     by_call: dict[tuple[str, str, int], list[tuple[int, Call]]] = defaultdict(list)
     for rank, one in evidence.ranks.items():
         for call in one.waiting_calls():
-            if evidence.since(rank, call.begin_ns) > (_SLOW_NS if evidence.is_live else -1):
+            if evidence.since(rank, call.begin_ns) > least_ns:
                 by_call[call.group.name, call.name, call.in_series].append((rank, call))
     found = []
     for calls in by_call.values():

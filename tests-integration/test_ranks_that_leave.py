@@ -1,0 +1,98 @@
+"""A rank that leaves its world while others wait for it, and wrong results after which no call comes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_utils.errors import CommError
+from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
+
+BACKENDS = pytest.mark.parametrize("backend", ["gloo", "ccl"])
+TIMEOUT_S = 30
+
+
+def leaves(backend: str) -> tuple[str, str, float]:
+    """Rank 1 destroys its world at once, and its process goes on."""
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
+    rank, begin = dist.get_rank(), time.monotonic()
+    try:
+        if rank == 1:
+            dist.destroy_process_group()
+            time.sleep(3)
+        else:
+            dist.all_reduce(torch.ones(10))
+    except CommError as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    return "", "", time.monotonic() - begin
+
+
+@BACKENDS
+def test_a_rank_that_leaves_its_world_is_named_long_before_the_timeout(backend: str) -> None:
+    for rank, (error, text, seconds) in enumerate(run_ranks(leaves, 3, backend)):
+        if rank == 1:
+            continue
+        assert error == "PeerLostError"
+        assert "rank 1 (pid " in text
+        assert "has left the world or is ending" in text
+        assert seconds < 4 * patience()
+
+
+def exits(backend: str) -> None:
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        raise SystemExit(0)
+    dist.all_reduce(torch.ones(10))
+
+
+@BACKENDS
+def test_a_rank_that_ends_right_after_the_start_is_named_with_its_process(backend: str) -> None:
+    outcomes = run_ranks_outcomes(exits, 3, backend)
+    for rank in (0, 2):
+        assert outcomes[rank].exception_type == "PeerLostError"
+        assert "rank 1 (pid " in outcomes[rank].message
+        assert "not seen from here" not in outcomes[rank].message
+
+
+def differs_without_another_call(ending: str) -> list[str]:
+    """Return the errors in this rank's log."""
+    logged: list[str] = []
+    has_come = threading.Event()
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(record.getMessage())
+            has_come.set()
+
+    logging.getLogger("comm").addHandler(Keep(logging.ERROR))
+    dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
+    dist.all_reduce(torch.ones(10))
+    time.sleep(0.5)  # after which the watch looks less often, so that the call ends before it looks
+    try:
+        dist.all_reduce(torch.ones(10), "max" if dist.get_rank() else "sum")
+    except CommError:
+        return ["raised"]
+    if ending == "later":
+        has_come.wait(10)
+    dist.destroy_process_group()
+    return logged
+
+
+@pytest.mark.parametrize(
+    ("ending", "text"), [("later", "so its result may be wrong"), ("at once", "so their results may be wrong")]
+)
+def test_a_wrong_result_is_logged_where_no_call_follows(ending: str, text: str) -> None:
+    for logged in run_ranks(differs_without_another_call, 2, ending):
+        if logged != ["raised"]:
+            assert len(logged) == 1
+            assert text in logged[0]
+            assert "differ in the reduce op" in logged[0]
