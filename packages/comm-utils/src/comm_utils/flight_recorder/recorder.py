@@ -14,6 +14,7 @@ import platform
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -53,6 +54,7 @@ class FlightRecorder:
     Attributes:
         path: of the ring of the current world; None without one.
         opened: how many rings were opened; a backend describes its groups and kinds anew after each.
+        closed_ns: when the ring of the world before the current one was closed, by ``time.perf_counter_ns()``.
         settings: what the next :meth:`open` does.
     """
 
@@ -60,6 +62,7 @@ class FlightRecorder:
         self.settings = FlightRecorderSettings()
         self.path: Path | None = None
         self.opened = 0
+        self.closed_ns = 0
         self._lock = threading.RLock()
         self._failed = False
         self._listeners: list[Callable[[int], None]] = []
@@ -142,6 +145,7 @@ class FlightRecorder:
         """End the world's records: the ring is removed, unless a call failed."""
         with self._lock:
             if self.path is not None:
+                self.closed_ns = time.perf_counter_ns()
                 self._memory.set_word("state", 2 if self._failed else 1)
                 if not self._failed and not self.settings.keep_clean:
                     remove_ring(self.path)

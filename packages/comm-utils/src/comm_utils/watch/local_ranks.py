@@ -25,10 +25,11 @@ class LocalRanks:
         folder: of the job; None where this process has no ring.
         own: the ring of this process.
         world_size: so many ranks there may be.
+        since_ns: rings that were opened before, by the monotonic clock, are those of an earlier world of this job.
     """
 
-    def __init__(self, folder: Path | None, own: Path | None, world_size: int) -> None:
-        self._folder, self._own, self._world_size = folder, own, world_size
+    def __init__(self, folder: Path | None, own: Path | None, world_size: int, since_ns: int = 0) -> None:
+        self._folder, self._own, self._world_size, self._since_ns = folder, own, world_size, since_ns
         self._identity = own_identity()
         self._seen: set[Path] = set()
         self._next_listing, self._start_ends = 0.0, time.monotonic() + _START_S
@@ -64,8 +65,8 @@ class LocalRanks:
             return
         self._seen.add(path)
         header, known = reader.header, self.readers.get(reader.header.rank)
-        # An earlier world of the same job may have left one of the same rank.
-        if header.identity == self._identity and (known is None or known.header.wall_ns < header.wall_ns):
+        is_of_this_world = header.identity == self._identity and header.monotonic_ns >= self._since_ns
+        if is_of_this_world and (known is None or known.header.wall_ns < header.wall_ns):
             self.readers[header.rank] = reader
         else:
             reader.close()

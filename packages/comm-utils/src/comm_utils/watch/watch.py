@@ -111,7 +111,7 @@ class Watch:
         own: RingReader | None = None
         with suppress(RingError, ValueError):
             own = RingReader(RECORDER.memory.memory)
-        self._view = view = WorldView(rank, world_size, own, RECORDER.path, connect)
+        self._view = view = WorldView(rank, world_size, own, RECORDER.path, connect, RECORDER.closed_ns)
         if own is None:
             return
         self._looks = _Looks(

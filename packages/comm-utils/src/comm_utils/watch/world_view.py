@@ -25,6 +25,7 @@ class WorldView:
         own: the ring of this rank; None where it has none.
         path: of that ring; None where it is in no file, so that no other rank's is seen either.
         connect: opens the way to ranks of other hosts when it is needed.
+        since_ns: when this process's earlier world ended, by the monotonic clock; 0 without one.
     """
 
     def __init__(
@@ -34,9 +35,10 @@ class WorldView:
         own: RingReader | None,
         path: Path | None = None,
         connect: Callable[[], Mailbox | None] = lambda: None,
+        since_ns: int = 0,
     ) -> None:
         self.rank, self.world_size, self.own = rank, world_size, own
-        self.local = LocalRanks(None if path is None else path.parent, path, world_size)
+        self.local = LocalRanks(None if path is None else path.parent, path, world_size, since_ns)
         # No cycle: the server of the store ends with the last reference to it.
         self.remote = RemoteRanks(rank, connect, partial(_snapshot_of, own))
 

@@ -1,0 +1,67 @@
+"""Which rings a rank takes for those of the other ranks of its world."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from comm_utils.flight_recorder import FlightRecorder, FlightRecorderSettings
+from comm_utils.watch.local_ranks import LocalRanks
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[FlightRecorder]:
+    """The recorder of rank 1 of 2, without a world."""
+    made = FlightRecorder()
+    made.settings = FlightRecorderSettings(directory=str(tmp_path))
+    yield made
+    made.close()
+
+
+def test_a_ring_that_a_failed_world_has_left_is_not_that_of_the_next(recorder: FlightRecorder, tmp_path: Path) -> None:
+    recorder.open(1, 2, "job")
+    recorder.failure("world", "PeerLostError", "rank 0 has ended")
+    recorder.close()
+    ranks = LocalRanks(tmp_path / "job", None, 2, time.perf_counter_ns())
+    ranks.refresh(now=True)
+    assert ranks.readers == {}
+    recorder.open(1, 2, "job")
+    ranks.refresh()
+    assert ranks.state_of(1) == "running"
+    ranks.close()
+
+
+def test_a_rank_that_has_ended_its_world_has_left(recorder: FlightRecorder, tmp_path: Path) -> None:
+    recorder.open(1, 2, "job")
+    ranks = LocalRanks(tmp_path / "job", None, 2)
+    ranks.refresh()
+    assert ranks.state_of(1) == "running"
+    recorder.close()
+    assert list(tmp_path.rglob("*.ring")) == []
+    assert ranks.state_of(1) == "left"
+    ranks.close()
+
+
+def test_a_rank_waits_for_the_others_to_look(recorder: FlightRecorder, tmp_path: Path) -> None:
+    recorder.open(1, 2, "job")
+    ranks = LocalRanks(tmp_path / "job", None, 2)
+    ranks.refresh()
+    begin = time.perf_counter_ns()
+
+    def look() -> None:
+        time.sleep(0.1)
+        recorder.memory.set_word("listed_at", time.perf_counter_ns())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    ranks.await_listing(begin, 20)
+    thread.join()
+    assert 0.1 <= (time.perf_counter_ns() - begin) / 1e9 < 10
+    begin = time.perf_counter_ns()
+    ranks.await_listing(begin, 0.2)
+    assert 0.2 <= (time.perf_counter_ns() - begin) / 1e9 < 10
+    ranks.close()
