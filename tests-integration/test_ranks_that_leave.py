@@ -91,8 +91,11 @@ def differs_without_another_call(ending: str) -> list[str]:
     ("ending", "text"), [("later", "so its result may be wrong"), ("at once", "so their results may be wrong")]
 )
 def test_a_wrong_result_is_logged_where_no_call_follows(ending: str, text: str) -> None:
-    for logged in run_ranks(differs_without_another_call, 2, ending):
-        if logged != ["raised"]:
-            assert len(logged) == 1
-            assert text in logged[0]
-            assert "differ in the reduce op" in logged[0]
+    for _ in range(5):  # the watch may look in the course of the call, which raises then
+        of_ranks = run_ranks(differs_without_another_call, 2, ending)
+        if ["raised"] not in of_ranks:
+            break
+    for logged in of_ranks:
+        assert len(logged) == 1
+        assert text in logged[0]
+        assert "differ in the reduce op" in logged[0]
