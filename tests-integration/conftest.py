@@ -88,6 +88,12 @@ def bare_pools() -> Iterator[Pools]:
     yield from _pools(None)
 
 
+@pytest.fixture(scope="module")
+def fresh_pools() -> Iterator[Pools]:
+    """As ``bare_pools``, of processes that no other module has used."""
+    yield from _pools(None)
+
+
 def destroy_groups() -> None:
     """Destroy all groups that ``new_group`` has made, in a rank; the library keeps some of its own for the world."""
     if dist.is_initialized():

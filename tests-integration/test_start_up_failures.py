@@ -42,6 +42,12 @@ class Ended:
     pid: int
 
 
+@pytest.fixture(scope="module")
+def bare_pools(fresh_pools: Pools) -> Pools:
+    """Nothing that torch keeps of an earlier world may listen where these ranks meet."""
+    return fresh_pools
+
+
 @contextlib.contextmanager
 def environment(changes: dict[str, str | None]) -> Iterator[None]:
     before = dict(os.environ)
@@ -200,7 +206,7 @@ def test_a_master_address_that_does_not_resolve(bare_pools: Pools) -> None:
     assert "set MASTER_ADDR to a name or address of rank 0's host" in second.text
     assert first.text.startswith("CommTimeoutError: init_distributed: rank 1 of 2 did not come within 4 s")
     assert "the master address 'no-such-host.invalid' does not resolve on " in first.text
-    assert max(first.took_s, second.took_s) < PATIENCE_S
+    assert max(first.took_s, second.took_s) < PATIENCE_S * patience()
 
 
 def test_a_master_address_that_this_host_also_answers_to(bare_pools: Pools) -> None:
@@ -254,7 +260,7 @@ def test_a_port_in_use(bare_pools: Pools) -> None:
         f"CommTimeoutError: init_distributed: rank 1 of 2: 127.0.0.1:{port} accepts connections"
     )
     assert f"there listens pid {pid}, " in second.text
-    assert max(first.took_s, second.took_s) < PATIENCE_S
+    assert max(first.took_s, second.took_s) < PATIENCE_S * patience()
 
 
 def test_a_port_that_is_being_left(bare_pools: Pools) -> None:

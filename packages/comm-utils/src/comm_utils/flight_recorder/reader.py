@@ -163,7 +163,8 @@ class RingReader:
             at = self._entries_at + self._read_bytes
             kind, size, index = ENTRY.unpack_from(self.memory, at)
             step = ENTRY.size + (size + 7) // 8 * 8
-            if size > LARGEST_ENTRY_BYTES or self._read_bytes + step > used:
+            # No entry is empty, so a size of 0 is memory that nobody wrote.
+            if not 0 < size <= LARGEST_ENTRY_BYTES or self._read_bytes + step > used:
                 self._read_bytes = used  # damaged; what follows has no beginning
                 break
             self._read_bytes += step
