@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import comm_orchestrator as dist
+from comm_utils import kernels
 from comm_utils.errors import ArgumentError
 from comm_utils.testing import RankPool
 
@@ -167,8 +170,27 @@ def beside_another_thread() -> bool:
         thread.start()
         thread.join(30)
         other = bool((outside == 2).all() and (inside == 1).all())
-    return other and bool((inside == 2).all()) and rank >= 0
+        # A kind of call that the other thread has made is collected from this one all the same.
+        late = torch.ones(4)
+        dist.all_reduce(late, group=group)
+        other = other and bool((late == 1).all())
+    return other and bool((inside == 2).all() and (late == 2).all()) and rank >= 0
 
 
-def test_other_threads_go_on_as_usual(pools: Pools) -> None:
-    assert pools(2).run(beside_another_thread) == [True, True]
+def in_python(body: Callable[..., Any], *args: Any) -> Any:
+    """Call ``body`` as where no package has native code for it."""
+    with ExitStack() as stack:
+        for name in ("plain_batch", "call_notes", "call_note"):
+            stack.enter_context(mock.patch.object(kernels, name, return_value=None))
+        return body(*args)
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_other_threads_go_on_as_usual(pools: Pools, native: bool) -> None:
+    call = [beside_another_thread] if native else [in_python, beside_another_thread]
+    assert pools(2).run(*call) == [True, True]
+
+
+def test_python_collects_as_native_code_does(pools: Pools) -> None:
+    native, python = pools(2).run(every_kind, False), pools(2).run(in_python, every_kind, False)
+    assert native == python

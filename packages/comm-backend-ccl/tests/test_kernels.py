@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -109,71 +108,3 @@ def test_a_codec_leaves_what_is_not_float32_alone(other: torch.Tensor) -> None:
         assert not kernels.encode("int8", other, wire, 256, None)
         assert not kernels.decode("int8", wire, other, 256, False)
     assert not kernels.encode("int8", source, wire.view(torch.int8), 256, None)
-
-
-#: Of an older torch, native code can ask nothing without Python, and takes no tensor for plain.
-needs_layout = pytest.mark.skipif(
-    not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has no DLPack exchange for native code"
-)
-
-
-@needs_layout
-def test_plain_tensors_are_moved_to_one_of_each_dtype_and_back() -> None:
-    floats, halves = [torch.arange(3.0), torch.ones(2, 2)], [torch.ones(5, dtype=torch.bfloat16)]
-    tensors = [floats[0], *halves, floats[1]]
-    assert kernels.plain_layout(tensors) == {torch.float32: (2, 28), torch.bfloat16: (1, 10)}
-    buckets = [torch.zeros(7), torch.zeros(5, dtype=torch.bfloat16)]
-    assert kernels.move_plain(tensors, buckets, True)
-    assert [one.tolist() for one in buckets] == [[0, 1, 2, 1, 1, 1, 1], [1] * 5]
-    for one in buckets:
-        one *= 2
-    assert kernels.move_plain(tensors, buckets[:1], False)
-    assert floats[0].tolist() == [0, 2, 4]
-    assert torch.equal(floats[1], torch.full((2, 2), 2.0))
-    assert torch.equal(halves[0], torch.ones(5, dtype=torch.bfloat16))
-    assert kernels.move_plain(tensors, buckets, False)
-    assert torch.equal(halves[0], torch.full((5,), 2, dtype=torch.bfloat16))
-
-
-def _freed() -> torch.Tensor:
-    made = torch.ones(2)
-    made.untyped_storage().resize_(0)
-    return made
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        torch.ones(0),
-        torch.ones(4)[::2],
-        torch.ones(2, dtype=torch.complex64),
-        torch.view_as_real(torch.ones(2, dtype=torch.complex64).conj().resolve_conj()).transpose(0, 1),
-        torch.imag(torch.ones(2, dtype=torch.complex64).conj()),
-        torch.nn.Parameter(torch.ones(2)),
-        torch.ones(2, device="meta"),
-        _freed(),
-        "no tensor",
-    ],
-    ids=range(9),
-)
-def test_what_is_not_plain_has_no_layout_and_is_not_moved(odd: Any) -> None:
-    joined = torch.full((4,), 7.0)
-    assert kernels.plain_layout([torch.ones(2), odd]) is None
-    assert not kernels.move_plain([torch.ones(2), torch.ones(2), odd], [joined], True)
-    assert joined.tolist() == [7] * 4
-
-
-@needs_layout
-def test_tensors_that_share_memory_have_no_layout() -> None:
-    whole = torch.ones(8)
-    assert kernels.plain_layout([whole[:4], torch.ones(3), whole[3:]]) is None
-    assert kernels.plain_layout([whole, whole]) is None
-    assert kernels.plain_layout([whole[:4], whole[4:]]) == {torch.float32: (2, 32)}
-
-
-def test_nothing_is_moved_that_does_not_fit() -> None:
-    joined = torch.full((4,), 7.0)
-    for sizes in ((2, 3), (2, 1), (3, 3, 3), ()):
-        assert not kernels.move_plain([torch.ones(size) for size in sizes], [joined], True)
-    assert joined.tolist() == [7] * 4
-    assert not kernels.move_plain([torch.ones(2), torch.ones(2)], [torch.zeros(8)[::2]], True)

@@ -6,6 +6,7 @@ Looking them up imports this package, which makes ``"ccl"`` known to ``torch.dis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ from comm_backend_ccl import shared_memory
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["decode", "encode", "move_plain", "plain_layout", "plain_tensors", "reduce"]
+__all__ = ["call_note", "call_notes", "decode", "encode", "plain_batch", "plain_tensors", "reduce"]
 
 _DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 
@@ -55,21 +56,46 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     return True
 
 
-def plain_layout(tensors: list[torch.Tensor]) -> dict[torch.dtype, tuple[int, int]] | None:
-    """See ``comm_utils.kernels.plain_layout``."""
-    found = shared_memory.plain_layout(tensors)
-    return None if found is None else {_DTYPES[code]: sizes for code, sizes in found.items()}
+class _PlainBatch:
+    """See ``comm_utils.kernels.PlainBatch``."""
+
+    __slots__ = ("_native", "layout")
+
+    def __init__(self, native: Any) -> None:
+        self._native = native
+        self.layout = {_DTYPES[code]: sizes for code, sizes in native.layout().items()}
+
+    def join(self, buckets: Sequence[torch.Tensor]) -> bool:
+        return self._move(buckets, True, False)
+
+    def spread(self, buckets: Sequence[torch.Tensor], again: bool) -> bool:
+        return self._move(buckets, False, again)
+
+    def _move(self, buckets: Sequence[torch.Tensor], joins: bool, again: bool) -> bool:
+        places = []
+        for one in buckets:
+            code = shared_memory.plain_tensor(one)
+            if code is None:
+                return False
+            places.append((code, one.data_ptr(), one.nbytes))
+        return bool(self._native.move(places, joins, again))
 
 
-def move_plain(tensors: list[torch.Tensor], buckets: Sequence[torch.Tensor], joins: bool) -> bool:
-    """See ``comm_utils.kernels.move_plain``."""
-    places = []
-    for one in buckets:
-        code = shared_memory.plain_tensor(one)
-        if code is None:
-            return False
-        places.append((code, one.data_ptr(), one.nbytes))
-    return shared_memory.move_plain(tensors, places, joins)
+def plain_batch(tensors: list[torch.Tensor]) -> _PlainBatch | None:
+    """See ``comm_utils.kernels.plain_batch``."""
+    native = shared_memory.plain_batch(tensors)
+    return None if native is None else _PlainBatch(native)
+
+
+def call_notes(usual: dict[Any, Any], make: Callable[[Any], Any]) -> Any:
+    """See ``comm_utils.kernels.call_notes``."""
+    return shared_memory.call_notes(usual, make)
+
+
+def call_note(key: object, runs: list[Any], outcome: object) -> Callable[..., Any] | None:
+    """See ``comm_utils.kernels.call_note``."""
+    found: Callable[..., Any] | None = shared_memory.call_note(key, runs, outcome)
+    return found
 
 
 def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -41,6 +41,8 @@ __all__ = [
     "Pending",
     "allocate",
     "begin_wait",
+    "call_note",
+    "call_notes",
     "close",
     "close_descriptor",
     "create",
@@ -52,8 +54,7 @@ __all__ = [
     "join",
     "learns",
     "missing",
-    "move_plain",
-    "plain_layout",
+    "plain_batch",
     "plain_tensor",
     "plain_tensors",
     "record_as",
@@ -185,28 +186,23 @@ def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: 
     _native.reduce(dtype, OPS[op], output, inputs, count)
 
 
-def plain_layout(tensors: list[torch.Tensor]) -> dict[int, tuple[int, int]] | None:
-    """Return how many of ``tensors`` have a dtype, by code, and their bytes.
+def plain_batch(tensors: list[torch.Tensor]) -> Any:
+    """Return the native object for all of ``tensors``, see ``native/shared_memory/python/plain_batch.hpp``.
 
     Returns:
         None where one of them is not plain (see :func:`plain_tensor`), or two share memory.
     """
-    if _native is None:
-        return None
-    found: dict[int, tuple[int, int]] | None = _native.plain_layout(tensors)
-    return found
+    return None if _native is None else _native.plain_batch(tensors)
 
 
-def move_plain(tensors: list[torch.Tensor], buckets: Sequence[tuple[int, int, int]], joins: bool) -> bool:
-    """Copy the memory of those of ``tensors`` that have the dtype of a bucket there, one after the other, or back.
+def call_notes(usual: dict[Any, Any], make: Callable[[Any], Any]) -> Any:
+    """Return what stands for a dictionary of fast paths, see ``call_notes.hpp``; or None."""
+    return None if _native is None else _native.call_notes(usual, make)
 
-    Args:
-        buckets: dtype, address and bytes of each.
 
-    Returns:
-        False, with nothing done, where a tensor is not plain, or those of a dtype do not have so many bytes together.
-    """
-    return _native is not None and bool(_native.move_plain(tensors, buckets, joins))
+def call_note(key: Any, runs: list[Any], outcome: Any) -> Any:
+    """Return a function that notes its arguments and returns ``outcome``, see ``call_notes.hpp``; or None."""
+    return None if _native is None else _native.call_note(key, runs, outcome)
 
 
 def encode(codec: int, source: int, error: int, count: int, block: int, wire: int, size_bytes: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from comm_utils.log import logger
 from comm_utils.plugins import entry_points
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "PlainBatch",
+    "call_note",
+    "call_notes",
     "decode",
     "encode",
-    "move_plain",
-    "plain_layout",
+    "plain_batch",
     "plain_tensors",
     "reduce",
     "shared_memory_stats",
@@ -76,29 +78,74 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     return kernel is not None and bool(kernel(codec, wire, target, block, adds))
 
 
-def plain_layout(tensors: list[torch.Tensor]) -> dict[torch.dtype, tuple[int, int]] | None:
-    """Return how many of ``tensors`` have a dtype, and how many bytes these have together.
+class PlainBatch(Protocol):
+    """Many plain tensors (:func:`plain_tensors`), of which no two share memory.
+
+    Attributes:
+        layout: how many of them have a dtype, and how many bytes these have together, in the order in which the dtypes
+            come.
+    """
+
+    layout: dict[torch.dtype, tuple[int, int]]
+
+    def join(self, buckets: Sequence[torch.Tensor]) -> bool:
+        """Overwrite each of ``buckets`` with the tensors of its dtype, one after the other.
+
+        Args:
+            buckets: plain, each of another dtype, of as many bytes as ``layout`` says, and of other memory.
+
+        Returns:
+            False, with nothing done, where one is not.
+        """
+
+    def spread(self, buckets: Sequence[torch.Tensor], again: bool) -> bool:
+        """Overwrite the tensors with what is in their bucket.
+
+        Args:
+            buckets: as :meth:`join` takes them.
+            again: the program may have changed what memory the tensors have, so each is asked again.
+
+        Returns:
+            False, with nothing done, where buckets do not fit or a tensor has other memory by now.
+        """
+
+
+def plain_batch(tensors: list[torch.Tensor]) -> PlainBatch | None:
+    """Return all of ``tensors`` as one.
 
     Returns:
-        None where no installed package does this, a tensor is not plain (:func:`plain_tensors`), or two share memory.
+        None where no installed package does this, a tensor is not plain, or two share memory.
     """
-    kernel = _kernel("plain_layout")
+    kernel = _kernel("plain_batch")
     return None if kernel is None else kernel(tensors)
 
 
-def move_plain(tensors: list[torch.Tensor], buckets: Sequence[torch.Tensor], joins: bool) -> bool:
-    """Copy those of ``tensors`` that have the dtype of a bucket there, one after the other; or back.
+def call_notes(usual: dict[Any, Any], make: Callable[[Any], Any]) -> Any:
+    """Return what stands for a dictionary of fast paths while the calls of this thread are noted.
 
     Args:
-        buckets: plain, each of another dtype, of as many bytes as :func:`plain_layout` says, and of other memory.
-        joins: False copies from the buckets.
+        usual: where other threads look, and where items are set.
+        make: returns what ``get`` returns of a key to this thread, now and later; None for nothing.
 
     Returns:
-        False, with nothing done, where no installed package does this, a tensor is not plain, or there is another
-        number of bytes.
+        None where no installed package does this.
     """
-    kernel = _kernel("move_plain")
-    return kernel is not None and bool(kernel(tensors, buckets, joins))
+    kernel = _kernel("call_notes")
+    return None if kernel is None else kernel(usual, make)
+
+
+def call_note(key: object, runs: list[Any], outcome: object) -> Callable[..., Any] | None:
+    """Return a function that notes its argument, or the tuple of several, and returns ``outcome``.
+
+    Args:
+        key: of the calls that it notes.
+        runs: pairs of a key and a list of what was noted; calls of another key than the last begin another pair.
+
+    Returns:
+        None where no installed package does this.
+    """
+    kernel = _kernel("call_note")
+    return None if kernel is None else kernel(key, runs, outcome)
 
 
 def plain_tensors(

@@ -1,0 +1,204 @@
+#include "python/plain_batch.hpp"
+
+#include "kernels/kernels.hpp"
+#include "python/plain_tensor.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace shm {
+
+namespace {
+
+using Span = std::pair<char *, size_t>;  // bytes
+
+struct Member {
+    int dtype;
+    Span memory;
+    bool operator==(const Member &other) const { return dtype == other.dtype && memory == other.memory; }
+};
+
+using Members = std::vector<Member>;
+
+struct PlainBatch {
+    PyObject_HEAD const Members *members;
+    PyObject *tensors;
+};
+
+int traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(reinterpret_cast<PyObject *>(Py_TYPE(self)));
+    Py_VISIT(reinterpret_cast<PlainBatch *>(self)->tensors);
+    return 0;
+}
+
+int clear(PyObject *self) {
+    Py_CLEAR(reinterpret_cast<PlainBatch *>(self)->tensors);
+    return 0;
+}
+
+void dealloc(PyObject *self) {
+    PyObject_GC_UnTrack(self);
+    clear(self);
+    delete reinterpret_cast<PlainBatch *>(self)->members;
+    free_object(self);
+}
+
+// Sets the members of a list; false where one of its tensors is not plain.
+bool find_members(PyObject *list, Members &found) {
+    if (!can_ask_tensors() || PyList_Check(list) == 0 || is_intercepted()) {
+        return false;
+    }
+    found.reserve(static_cast<size_t>(PyList_Size(list)));
+    // Asked again for each: what a tensor is asked may run Python code, which may change the list.
+    for (Py_ssize_t index = 0; index < PyList_Size(list); ++index) {
+        PyObject *tensor = PyList_GetItem(list, index);
+        PlainTensor plain;
+        Py_INCREF(tensor);
+        const bool is = is_plain(tensor, plain);
+        Py_DECREF(tensor);
+        if (!is) {
+            return false;
+        }
+        found.push_back({plain.dtype, Span(plain.data, plain.count * item_bytes(plain.dtype))});
+    }
+    return true;
+}
+
+bool overlap(const Members &members) {
+    std::vector<Span> spans(members.size());
+    std::transform(members.begin(), members.end(), spans.begin(), [](const Member &one) { return one.memory; });
+    if (!std::is_sorted(spans.begin(), spans.end())) {
+        std::sort(spans.begin(), spans.end());
+    }
+    return std::adjacent_find(spans.begin(), spans.end(), [](const Span &one, const Span &next) {
+               return one.first + one.second > next.first;
+           }) != spans.end();
+}
+
+PyObject *layout(PyObject *self, PyObject *) {
+    return guarded([&]() -> PyObject * {
+        std::array<Py_ssize_t, dtypes> counts{}, bytes{};
+        std::vector<int> in_order;
+        for (const Member &one : *reinterpret_cast<PlainBatch *>(self)->members) {
+            const auto dtype = static_cast<size_t>(one.dtype);
+            if (counts[dtype]++ == 0) {
+                in_order.push_back(one.dtype);
+            }
+            bytes[dtype] += static_cast<Py_ssize_t>(one.memory.second);
+        }
+        PyObject *found = PyDict_New();
+        for (const int code : in_order) {
+            PyObject *dtype = PyLong_FromLong(code);
+            PyObject *sizes = Py_BuildValue("nn", counts[static_cast<size_t>(code)], bytes[static_cast<size_t>(code)]);
+            const bool added =
+                found != nullptr && dtype != nullptr && sizes != nullptr && PyDict_SetItem(found, dtype, sizes) == 0;
+            Py_XDECREF(dtype);
+            Py_XDECREF(sizes);
+            if (!added) {
+                Py_XDECREF(found);
+                throw PythonError();
+            }
+        }
+        return found;
+    });
+}
+
+// Where tensors of each dtype go, or come from; null for those that stay. Whether they fill these places.
+using Places = std::array<char *, dtypes>;
+
+bool find_places(const Members &members, PyObject *buckets, Places &places) {
+    std::array<size_t, dtypes> left{};
+    const Py_ssize_t count = PySequence_Size(buckets);
+    if (count < 0) {
+        throw PythonError();
+    }
+    for (Py_ssize_t index = 0; index < count; ++index) {
+        PyObject *item = PySequence_GetItem(buckets, index);
+        unsigned long long begin = 0;
+        Py_ssize_t bytes = 0;
+        int dtype = 0;
+        const bool parsed = item != nullptr && PyArg_ParseTuple(item, "iKn", &dtype, &begin, &bytes) != 0;
+        Py_XDECREF(item);
+        if (!parsed) {
+            throw PythonError();
+        }
+        if (dtype < 0 || dtype >= dtypes || bytes <= 0) {
+            return false;
+        }
+        places[static_cast<size_t>(dtype)] = reinterpret_cast<char *>(begin);
+        left[static_cast<size_t>(dtype)] = static_cast<size_t>(bytes);
+    }
+    for (const Member &one : members) {
+        const auto dtype = static_cast<size_t>(one.dtype);
+        if (places[dtype] != nullptr) {
+            if (one.memory.second > left[dtype]) {
+                return false;
+            }
+            left[dtype] -= one.memory.second;
+        }
+    }
+    return std::all_of(left.begin(), left.end(), [](size_t bytes) { return bytes == 0; });
+}
+
+PyObject *move(PyObject *self, PyObject *arguments) {
+    return guarded([&]() -> PyObject * {
+        const auto &batch = *reinterpret_cast<PlainBatch *>(self);
+        const Members &members = *batch.members;
+        PyObject *buckets;
+        int joins, again;
+        parse(arguments, "Opp", &buckets, &joins, &again);
+        Places places{};
+        Members now;
+        if (!find_places(members, buckets, places) ||
+            (again != 0 && !(find_members(batch.tensors, now) && now == members))) {
+            Py_RETURN_FALSE;
+        }
+        {
+            const GilRelease released;
+            for (const auto &[dtype, memory] : members) {
+                char *&place = places[static_cast<size_t>(dtype)];
+                if (place != nullptr) {
+                    std::memcpy(joins != 0 ? place : memory.first, joins != 0 ? memory.first : place, memory.second);
+                    place += memory.second;
+                }
+            }
+        }
+        Py_RETURN_TRUE;
+    });
+}
+
+PyMethodDef methods[] = {
+    {"layout", layout, METH_NOARGS, nullptr}, {"move", move, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(dealloc)},
+                       {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
+                       {Py_tp_clear, reinterpret_cast<void *>(clear)},
+                       {Py_tp_methods, methods},
+                       {0, nullptr}};
+PyType_Spec spec{"comm_backend_ccl._shared_memory.PlainBatch", sizeof(PlainBatch), 0,
+                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
+PyObject *type = nullptr;
+
+}  // namespace
+
+PyObject *plain_batch(PyObject *, PyObject *list) {
+    auto members = std::make_unique<Members>();
+    if (!find_members(list, *members) || overlap(*members)) {
+        Py_RETURN_NONE;
+    }
+    auto *made = new_object<PlainBatch>(type);
+    Py_INCREF(list);
+    made->tensors = list;
+    made->members = members.release();
+    return reinterpret_cast<PyObject *>(made);
+}
+
+bool add_plain_batch_type(PyObject *module) {
+    type = PyType_FromSpec(&spec);
+    return type != nullptr && PyModule_AddObjectRef(module, "PlainBatch", type) == 0;
+}
+
+}  // namespace shm

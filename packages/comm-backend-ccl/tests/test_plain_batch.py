@@ -1,0 +1,93 @@
+"""Many plain tensors as one, in native code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from comm_backend_ccl import kernels, shared_memory
+from comm_utils.kernels import PlainBatch
+
+pytestmark = pytest.mark.skipif(
+    not shared_memory.has_kernels() or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
+    reason="built without native code, or this torch has no DLPack exchange for it",
+)
+
+
+def batch_of(*tensors: torch.Tensor) -> PlainBatch:
+    found = kernels.plain_batch(list(tensors))
+    assert found is not None
+    return found
+
+
+def test_tensors_are_joined_by_dtype_and_spread() -> None:
+    floats, halves = [torch.arange(3.0), torch.ones(2, 2)], [torch.ones(5, dtype=torch.bfloat16)]
+    batch = batch_of(floats[0], *halves, floats[1])
+    assert batch.layout == {torch.float32: (2, 28), torch.bfloat16: (1, 10)}
+    assert list(batch.layout) == [torch.float32, torch.bfloat16]
+    buckets = [torch.zeros(7), torch.zeros(5, dtype=torch.bfloat16)]
+    assert batch.join(buckets)
+    assert [one.tolist() for one in buckets] == [[0, 1, 2, 1, 1, 1, 1], [1] * 5]
+    for one in buckets:
+        one *= 2
+    assert batch.spread(buckets[:1], again=False)
+    assert floats[0].tolist() == [0, 2, 4]
+    assert torch.equal(floats[1], torch.full((2, 2), 2.0))
+    assert torch.equal(halves[0], torch.ones(5, dtype=torch.bfloat16))
+    assert batch.spread(buckets, again=True)
+    assert torch.equal(halves[0], torch.full((5,), 2, dtype=torch.bfloat16))
+
+
+def _freed() -> torch.Tensor:
+    made = torch.ones(2)
+    made.untyped_storage().resize_(0)
+    return made
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.ones(0),
+        torch.ones(4)[::2],
+        torch.ones(2, dtype=torch.complex64),
+        torch.view_as_real(torch.ones(2, dtype=torch.complex64).conj().resolve_conj()).transpose(0, 1),
+        torch.imag(torch.ones(2, dtype=torch.complex64).conj()),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.ones(2, device="meta"),
+        _freed(),
+        "no tensor",
+    ],
+    ids=range(9),
+)
+def test_what_is_not_plain_is_in_no_batch(odd: Any) -> None:
+    assert kernels.plain_batch([torch.ones(2), odd]) is None
+
+
+def test_tensors_that_share_memory_are_in_no_batch() -> None:
+    whole = torch.ones(8)
+    assert kernels.plain_batch([whole[:4], torch.ones(3), whole[3:]]) is None
+    assert kernels.plain_batch([whole, whole]) is None
+    assert batch_of(whole[:4], whole[4:]).layout == {torch.float32: (2, 32)}
+
+
+def test_nothing_is_moved_that_does_not_fit() -> None:
+    joined = torch.full((4,), 7.0)
+    for sizes in ((2, 3), (2, 1), (3, 3, 3)):
+        assert not batch_of(*(torch.ones(size) for size in sizes)).join([joined])
+    two = batch_of(torch.ones(2), torch.ones(2))
+    assert not two.join([joined, torch.zeros(4, dtype=torch.float64)])
+    assert joined.tolist() == [7] * 4
+    assert not two.join([torch.zeros(8)[::2]])
+
+
+def test_a_tensor_that_has_other_memory_by_now_is_not_overwritten() -> None:
+    tensors = [torch.ones(2), torch.ones(2)]
+    batch, joined = batch_of(*tensors), torch.zeros(4)
+    tensors[1].set_(torch.ones(2))  # type: ignore[call-overload]
+    assert not batch.spread([joined], again=True)
+    assert tensors[0].tolist() == [1, 1]
+    tensors[1].untyped_storage().resize_(0)
+    assert not batch.spread([joined], again=True)
+    assert tensors[0].tolist() == [1, 1]

@@ -1,0 +1,127 @@
+"""Many small calls in few messages: what is called within a ``with`` block is done together at its end."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from threading import get_ident
+from typing import Any, cast
+
+from comm_collectives import arguments
+from comm_collectives.coalescing.making import MAKERS, make
+from comm_collectives.coalescing.notes import CollectingPaths, Run
+from comm_collectives.keyword_errors import with_keyword_errors
+from comm_collectives.wrapping import BackendWrapper
+from comm_utils.active import slot
+from comm_utils.backend import Backend, Work
+from comm_utils.errors import ArgumentError
+from comm_utils.fast_path import FastPathCache
+from comm_utils.given import seconds_to_wait
+
+__all__ = ["Coalescing", "coalescing"]
+
+
+class Coalescing:
+    """The handle of all calls of one ``with`` block; it can be waited for after the block."""
+
+    def __init__(self) -> None:
+        self._works: list[Work] | None = None
+
+    def started(self, works: list[Work]) -> None:
+        """Note what the calls came to, at the end of the block."""
+        self._works = works
+
+    def _begun(self) -> list[Work]:
+        if self._works is None:
+            raise ArgumentError(
+                "coalescing: got a wait for calls that begin at the end of the with block; wait after it"
+            )
+        return self._works
+
+    def wait(self, timeout: float | timedelta | None = None) -> bool:
+        """Return True once all results may be used.
+
+        Args:
+            timeout: as of the handle of a single call, for each message.
+        """
+        seconds_to_wait(timeout)
+        for work in self._begun():
+            work.wait(timeout)
+        return True
+
+    def is_completed(self) -> bool:
+        """Return whether ``wait()`` would return at once."""
+        return self._works is not None and all(work.is_completed() for work in self._works)
+
+    def exception(self) -> BaseException | None:
+        """Return what went wrong, or None; does not wait."""
+        return next((error for work in self._works or () if (error := work.exception()) is not None), None)
+
+    def result(self) -> None:
+        """Wait; the results are in the tensors of the calls."""
+        self.wait()
+
+
+@with_keyword_errors
+def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
+    """Do all calls within the block together at its end, in one message for each kind of call, op, group and dtype.
+
+    Within the block, calls of this thread to ``all_reduce``, ``all_gather``, ``all_gather_into_tensor`` and
+    ``reduce_scatter_tensor`` only take note of their tensors, which must not be used before the end. Other collectives
+    raise ``ArgumentError``. Inputs are only read, as ever. Where tensors of two calls share memory, calls are made one
+    by one, in their order. All ranks make the same calls in the same order; after an exception nothing is done.
+
+    Args:
+        async_op: at the end of the block only start what is to be done.
+
+    Returns:
+        a context manager; it gives a handle, which is what calls with ``async_op`` return. With ``async_op``, wait for
+        it after the block.
+    """
+    arguments.active("coalescing")
+    return _Block(arguments.as_flag("coalescing", "async_op", async_op))
+
+
+class _Block(AbstractContextManager[Coalescing]):
+    """One ``with`` block."""
+
+    def __init__(self, async_op: bool) -> None:
+        self._async_op = async_op
+        self._before: tuple[Backend, FastPathCache] | None = None
+        self._runs: list[Run] = []
+        self._handle = Coalescing()
+
+    def __enter__(self) -> Coalescing:
+        backend, fast_paths = slot.backend, slot.fast_paths
+        if isinstance(fast_paths, CollectingPaths) and fast_paths.thread == get_ident():
+            raise ArgumentError(
+                "coalescing: got called within another coalescing(), whose calls have not been made yet"
+            )
+        if self._before is not None:
+            raise ArgumentError("coalescing: got entered a second time; call coalescing() for each with block")
+        self._before = backend, fast_paths
+        slot.backend = cast(Backend, _Collecting(backend))
+        slot.fast_paths = CollectingPaths(fast_paths, MAKERS, self._runs, self._handle)
+        return self._handle
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        assert self._before is not None
+        slot.backend, slot.fast_paths = self._before
+        if kind is None:
+            self._handle.started(make(self._runs, self._async_op))
+
+
+class _Collecting(BackendWrapper):
+    """Refuses calls that are not collected."""
+
+    def __init__(self, inner: Backend) -> None:
+        super().__init__(inner)
+        self._thread = get_ident()
+
+    def during(self, call: str, timeout: timedelta | None = None) -> Any:
+        if get_ident() != self._thread:
+            return self.inner.during(call, timeout)
+        raise ArgumentError(
+            f"{call}: got called within coalescing(), which collects {', '.join(MAKERS)} without timeout and "
+            "compression; make this call outside of the block"
+        )

@@ -1,0 +1,148 @@
+"""The calls of a block, made together at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from comm_collectives.buffers import Buffers
+from comm_collectives.coalesced import all_gather_coalesced, interleave
+from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
+from comm_collectives.coalescing.notes import Run
+from comm_collectives.coalescing.overlap import share_memory
+from comm_collectives.coalescing.plain import plain_all_reduces
+from comm_collectives.collectives import all_reduce
+from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor
+from comm_collectives.memory import contiguous_elements, copyable, is_dense
+from comm_collectives.reduce_scatter import reduce_scatter_tensor
+from comm_utils.active import slot
+from comm_utils.backend import Work
+from comm_utils.errors import CommError
+from comm_utils.fast_path import FastPathKey
+
+__all__ = ["MAKERS", "make"]
+
+
+class Call(NamedTuple):
+    number: int
+    key: FastPathKey
+    tensors: tuple[Any, ...]
+
+
+def make(runs: Sequence[Run], async_op: bool) -> list[Work]:
+    """Make all calls, together where none needs what another writes."""
+    works = plain_all_reduces(runs, async_op)
+    if works is not None:
+        return works
+    calls: list[Call] = []
+    for key, noted in runs:
+        has_one = key[0] == all_reduce.__name__
+        calls += [Call(number, key, (one,) if has_one else one) for number, one in enumerate(noted, len(calls) + 1)]
+    batches: dict[Any, list[Call]] = {}
+    one_by_one = len(calls) > 1 and share_memory(calls)
+    for call in calls:
+        batches.setdefault(call.number if one_by_one else call.key, []).append(call)
+    made: list[Work | None] = []
+    for batch in batches.values():
+        made += MAKERS[batch[0].key[0]](batch, async_op)
+    return [work for work in made if work is not None]
+
+
+def _all_reduce(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
+    _, op, group = batch[0].key
+    kinds: dict[tuple[torch.dtype, torch.device | None], list[torch.Tensor]] = {}
+    for _, _, (tensor,) in batch:
+        # What conjugates or negates, memory says nothing of.
+        if not _is_usual(tensor) or tensor.is_neg() or tensor.is_conj():
+            return _single(all_reduce, batch, async_op)
+        # A device takes long to be hashed.
+        kinds.setdefault((tensor.dtype, None if tensor.is_cpu else tensor.device), []).append(tensor)
+    works: list[Work | None] = []
+    for (dtype, device), some in kinds.items():
+        if len(some) == 1:
+            works.append(all_reduce(some[0], cast(Any, op), group, async_op))
+            continue
+        buffers = Buffers(device or torch.device("cpu"))
+        bucket = buffers.take(sum([one.nbytes for one in some])).view(dtype)
+        parts = [as_one_dimension(one) for one in some]
+        torch.cat(parts, out=bucket)
+        work = all_reduce(bucket, cast(Any, op), group, async_op)
+        works.append(after(work, copier(parts, bucket, buffers)))
+    return works
+
+
+def _reduce_scatter_tensor(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
+    _, op, group = batch[0].key
+    W = slot.backend.get_world_size(group)
+    kinds: dict[tuple[torch.dtype, torch.device], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for _, _, (output, source) in batch:
+        fits = _is_usual(output) and _is_usual(source) and output.dtype == source.dtype
+        if not fits or output.numel() * W != source.numel():
+            return _single(reduce_scatter_tensor, batch, async_op)
+        kinds.setdefault((output.dtype, output.device), []).append((output, source))
+    works: list[Work | None] = []
+    for pairs in kinds.values():
+        sizes = [output.numel() for output, _ in pairs]
+        joined = interleave([contiguous_elements(source) for _, source in pairs], sizes, W)
+        received = joined.new_empty(sum(sizes))
+        work = reduce_scatter_tensor(received, joined, cast(Any, op), group, async_op)
+        works.append(after(work, _placer([output for output, _ in pairs], received, sizes)))
+    return works
+
+
+def _placer(outputs: list[torch.Tensor], received: torch.Tensor, sizes: list[int]) -> Callable[[], None]:
+    def finish() -> None:
+        with torch.inference_mode():
+            for output, part in zip(outputs, torch.split(received, sizes), strict=True):
+                copyable(output.detach()).copy_(copyable(part.view(output.shape)))
+
+    return finish
+
+
+def _all_gather(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
+    name, _, group = batch[0].key
+    pairs = [call.tensors for call in batch]
+    single = all_gather if name == all_gather.__name__ else all_gather_into_tensor
+    devices = {source.device for _, source in pairs if isinstance(source, torch.Tensor)}
+    if len(devices) != 1 or len(batch) == 1:
+        return _single(single, batch, async_op)
+    outputs = [output for output, _ in pairs]
+    # Lists alone would be taken for one of each rank.
+    if any(not isinstance(output, torch.Tensor) for output in outputs):
+        W = slot.backend.get_world_size(group)
+        if any(not isinstance(output, (list, tuple)) or len(output) != W for output in outputs):
+            return _single(single, batch, async_op)
+        outputs = [list(of_rank) for of_rank in zip(*outputs, strict=True)]
+    return [all_gather_coalesced(outputs, [source for _, source in pairs], group, async_op)]
+
+
+def _is_usual(given: object) -> bool:
+    """Return whether it can be one of many; others are called one by one, and refused there if need be."""
+    return type(given) is torch.Tensor and given.layout is torch.strided and is_dense(given)
+
+
+def _single(call: Callable[..., Any], batch: Sequence[Call], async_op: bool) -> list[Work | None]:
+    """Make calls one by one, which says what is wrong with one of them."""
+    works = []
+    for number, (_, op, group), tensors in batch:
+        given = tensors if op is None else (*tensors, op)
+        try:
+            works.append(call(*given, group=group, async_op=async_op))
+        except CommError as error:
+            error.args = (f"{error} (call {number} within coalescing())",)
+            raise
+    return works
+
+
+#: What makes many calls at once, by their name.
+MAKERS: dict[str, Callable[[Sequence[Call], bool], list[Work | None]]] = {
+    one.__name__: maker
+    for one, maker in (
+        (all_reduce, _all_reduce),
+        (all_gather, _all_gather),
+        (all_gather_into_tensor, _all_gather),
+        (reduce_scatter_tensor, _reduce_scatter_tensor),
+    )
+}
