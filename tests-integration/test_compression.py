@@ -354,6 +354,19 @@ def test_no_error_feedback_reaches_the_next_world(bare_pools: Pools) -> None:
         assert second == 0
 
 
+def beside_a_plain_call() -> str:
+    with pytest.raises(CollectiveMismatchError) as caught:
+        dist.all_reduce(torch.ones(1000), compression="int8" if dist.get_rank() else None)
+    return str(caught.value)
+
+
+def test_a_compressed_call_beside_a_plain_one() -> None:
+    for text in run_ranks(on, 2, "gloo", beside_a_plain_call, timeout_s=120):
+        assert "rank 0 calls all_reduce(1000 elements of float32, op sum) (" in text
+        assert "rank 1 calls all_reduce, by way of all_gather_into_tensor(" in text
+        assert " elements of uint8) (" in text
+
+
 def disagreements() -> list[str]:
     rank, found = dist.get_rank(), []
     error_feedback = dist.Compression("int4", error_feedback=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
 
 __all__ = ["agreed", "at_caller", "by_kind", "compare_calls", "compare_parts", "rank_list"]
+
+_OPERATION = "the operation"
 
 
 def agreed(call: Call, in_equal_parts: bool = False) -> tuple[Any, ...]:
@@ -71,19 +74,28 @@ def compare_calls(at: Mapping[int, Call], where: str = "") -> tuple[str, tuple[i
     agreed = _agreed_of(at)
     if len(ordered) <= 1:
         return "", ()
+    aspects = _aspects(list(at.values()))
+    shown = _with_operation if aspects == _OPERATION else str
     said = "; ".join(
-        f"{rank_list(ranks)} {'calls' if len(ranks) == 1 else 'call'} {call}{at_caller(call.caller)}"
+        f"{rank_list(ranks)} {'calls' if len(ranks) == 1 else 'call'} {shown(call)}{at_caller(call.caller)}"
         for ranks, call in ((ranks, at[min(ranks)]) for ranks in ordered)
     )
     culprits = tuple(sorted(rank for ranks in ordered if agreed(at[ranks[0]]) != usual for rank in ranks))
     place = f"{where}, " if where else ""
-    return f"the ranks' calls differ in {_aspects(list(at.values()))}: {place}{said}", culprits
+    return f"the ranks' calls differ in {aspects}: {place}{said}", culprits
+
+
+def _with_operation(call: Call) -> str:
+    """Return a call and what it is done by, as one with ``compression`` is by exchanges of bytes."""
+    if call.name == call.operation:
+        return str(call)
+    return f"{call.name}, by way of {replace(call, call=call.operation)}"
 
 
 def _aspects(calls: Sequence[Call]) -> str:
     """Return the names of what differs."""
     if len({agreed(call)[0] for call in calls}) > 1:
-        return "the operation"
+        return _OPERATION
     names = [
         name
         for name, values in (
