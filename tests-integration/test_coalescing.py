@@ -12,7 +12,9 @@ import pytest
 import torch
 
 import comm_orchestrator as dist
+from comm_collectives.coalescing.collecting import CollectingCache
 from comm_utils import kernels
+from comm_utils.active import slot
 from comm_utils.errors import ArgumentError
 from comm_utils.testing import RankPool
 
@@ -180,7 +182,7 @@ def beside_another_thread() -> bool:
 def in_python(body: Callable[..., Any], *args: Any) -> Any:
     """Call ``body`` as where no package has native code for it."""
     with ExitStack() as stack:
-        for name in ("plain_batch", "call_notes", "call_note"):
+        for name in ("plain_batch", "collecting_paths", "collecting_path"):
             stack.enter_context(mock.patch.object(kernels, name, return_value=None))
         return body(*args)
 
@@ -191,6 +193,114 @@ def test_other_threads_go_on_as_usual(pools: Pools, native: bool) -> None:
     assert pools(2).run(*call) == [True, True]
 
 
-def test_python_collects_as_native_code_does(pools: Pools) -> None:
-    native, python = pools(2).run(every_kind, False), pools(2).run(in_python, every_kind, False)
-    assert native == python
+def reductions_alone(async_op: bool) -> list[list[float]]:
+    """Two ops in turn, two groups and three dtypes; return what the tensors hold."""
+    rank, group = dist.get_rank(), dist.new_group(list(range(dist.get_world_size())))
+    tensors = [torch.full((5,), number + rank).to(DTYPES[number % 3]) for number in range(20)]
+    with dist.coalescing(async_op) as handle:
+        for number, one in enumerate(tensors):
+            dist.all_reduce(one, "max" if number % 2 else "sum", group if number % 4 < 2 else None)
+    handle.wait()
+    return [one.tolist() for one in tensors]
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_python_and_native_code_have_the_same_results(pools: Pools, async_op: bool) -> None:
+    expected = [[float(2 * number + 1 if number % 2 == 0 else number + 1)] * 5 for number in range(20)]
+    for found in (pools(2).run(reductions_alone, async_op), pools(2).run(in_python, reductions_alone, async_op)):
+        assert found == [expected, expected]
+    assert pools(2).run(every_kind, async_op) == pools(2).run(in_python, every_kind, async_op)
+
+
+def what_collects() -> str:
+    with dist.coalescing():
+        return type(slot.fast_paths.synchronous).__module__
+
+
+def test_native_code_collects_where_it_is_installed(pools: Pools) -> None:
+    assert pools(1).run(what_collects) == ["comm_backend_ccl._shared_memory"]
+    assert pools(1).run(in_python, what_collects) == ["comm_collectives.coalescing.collecting"]
+
+
+def in_two_threads() -> list[float]:
+    """Two blocks, of which the first one ends before the second one does."""
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    tensors = [torch.ones(3) for _ in range(3)]
+    is_open, may_close = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with dist.coalescing():
+            dist.all_reduce(tensors[1], group=groups[1])
+            is_open.set()
+            may_close.wait(30)
+
+    thread = threading.Thread(target=second)
+    with dist.coalescing():
+        dist.all_reduce(tensors[0], group=groups[0])
+        thread.start()
+        is_open.wait(30)
+        dist.all_reduce(tensors[0].view(-1)[:0], group=groups[0])
+    assert (tensors[1] == 1).all()
+    dist.all_reduce(tensors[2])  # of a thread that collects no more
+    assert (tensors[2] == 2).all()
+    may_close.set()
+    thread.join(30)
+    assert not isinstance(slot.fast_paths, CollectingCache)
+    dist.all_reduce(tensors[2])
+    return [one[0].item() for one in tensors]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_blocks_in_two_threads(pools: Pools, native: bool) -> None:
+    assert pools(2).run(*([] if native else [in_python]), in_two_threads) == [[2.0, 2.0, 4.0]] * 2
+
+
+def with_a_setting_within() -> list[bool]:
+    exact, late = torch.linspace(-1, 1, 10_000), torch.linspace(-1, 1, 10_000)
+    dist.all_reduce(exact.clone())  # has a fast path
+    try:
+        with dist.coalescing():
+            dist.all_reduce(exact)
+            dist.set_compression("int4")
+        dist.all_reduce(late)
+    finally:
+        dist.set_compression(None)
+    return [torch.equal(one, 2 * torch.linspace(-1, 1, 10_000)) for one in (exact, late)]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_setting_within_a_block_holds(pools: Pools, native: bool) -> None:
+    for _, late in pools(2).run(*([] if native else [in_python]), with_a_setting_within):
+        assert not late
+
+
+def changed_before_the_wait() -> list[list[float]]:
+    tensors = [torch.ones(3) for _ in range(4)]
+    with dist.coalescing(async_op=True) as handle:
+        for one in tensors:
+            dist.all_reduce(one)
+    kept = tensors[1].untyped_storage()  # what a result could be written to by mistake
+    tensors[1].set_(torch.zeros(3))  # type: ignore[call-overload]
+    handle.wait()
+    assert kept.nbytes() == 12
+    return [one.tolist() for one in tensors]
+
+
+def test_a_tensor_that_has_other_memory_at_the_wait_gets_the_result_there(pools: Pools) -> None:
+    assert pools(2).run(changed_before_the_wait) == [[[2.0] * 3] * 4] * 2
+
+
+def wrong_after_other_kinds() -> str:
+    def body() -> None:
+        dist.all_reduce(torch.ones(2))
+        dist.all_gather_into_tensor(torch.ones(2 * dist.get_world_size()), torch.ones(2))
+        dist.all_reduce("tensor")  # type: ignore[call-overload]
+
+    with pytest.raises(ArgumentError) as caught, dist.coalescing():
+        body()
+    return str(caught.value)
+
+
+def test_the_number_of_a_wrong_call_counts_all_kinds(pools: Pools) -> None:
+    for text in pools(2).run(wrong_after_other_kinds):
+        assert text.endswith("(call 3 within coalescing())")

@@ -22,21 +22,21 @@ def batch_of(*tensors: torch.Tensor) -> PlainBatch:
     return found
 
 
-def test_tensors_are_joined_by_dtype_and_spread() -> None:
+def test_tensors_are_packed_by_dtype_and_unpacked() -> None:
     floats, halves = [torch.arange(3.0), torch.ones(2, 2)], [torch.ones(5, dtype=torch.bfloat16)]
     batch = batch_of(floats[0], *halves, floats[1])
     assert batch.layout == {torch.float32: (2, 28), torch.bfloat16: (1, 10)}
     assert list(batch.layout) == [torch.float32, torch.bfloat16]
     buckets = [torch.zeros(7), torch.zeros(5, dtype=torch.bfloat16)]
-    assert batch.join(buckets)
+    assert batch.pack(buckets)
     assert [one.tolist() for one in buckets] == [[0, 1, 2, 1, 1, 1, 1], [1] * 5]
     for one in buckets:
         one *= 2
-    assert batch.spread(buckets[:1], again=False)
+    assert batch.unpack(buckets[:1])
     assert floats[0].tolist() == [0, 2, 4]
     assert torch.equal(floats[1], torch.full((2, 2), 2.0))
     assert torch.equal(halves[0], torch.ones(5, dtype=torch.bfloat16))
-    assert batch.spread(buckets, again=True)
+    assert batch.unpack(buckets)
     assert torch.equal(halves[0], torch.full((5,), 2, dtype=torch.bfloat16))
 
 
@@ -73,21 +73,21 @@ def test_tensors_that_share_memory_are_in_no_batch() -> None:
 
 
 def test_nothing_is_moved_that_does_not_fit() -> None:
-    joined = torch.full((4,), 7.0)
+    packed = torch.full((4,), 7.0)
     for sizes in ((2, 3), (2, 1), (3, 3, 3)):
-        assert not batch_of(*(torch.ones(size) for size in sizes)).join([joined])
+        assert not batch_of(*(torch.ones(size) for size in sizes)).pack([packed])
     two = batch_of(torch.ones(2), torch.ones(2))
-    assert not two.join([joined, torch.zeros(4, dtype=torch.float64)])
-    assert joined.tolist() == [7] * 4
-    assert not two.join([torch.zeros(8)[::2]])
+    assert not two.pack([packed, torch.zeros(4, dtype=torch.float64)])
+    assert packed.tolist() == [7] * 4
+    assert not two.pack([torch.zeros(8)[::2]])
 
 
 def test_a_tensor_that_has_other_memory_by_now_is_not_overwritten() -> None:
     tensors = [torch.ones(2), torch.ones(2)]
-    batch, joined = batch_of(*tensors), torch.zeros(4)
+    batch, packed = batch_of(*tensors), torch.zeros(4)
     tensors[1].set_(torch.ones(2))  # type: ignore[call-overload]
-    assert not batch.spread([joined], again=True)
+    assert not batch.unpack([packed])
     assert tensors[0].tolist() == [1, 1]
     tensors[1].untyped_storage().resize_(0)
-    assert not batch.spread([joined], again=True)
+    assert not batch.unpack([packed])
     assert tensors[0].tolist() == [1, 1]

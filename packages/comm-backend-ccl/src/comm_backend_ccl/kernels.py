@@ -12,9 +12,10 @@ import torch
 
 from comm_backend_ccl import shared_memory
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
+from comm_utils.kernels import CollectingPaths
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["call_note", "call_notes", "decode", "encode", "plain_batch", "plain_tensors", "reduce"]
+__all__ = ["collecting_path", "collecting_paths", "decode", "encode", "plain_batch", "plain_tensors", "reduce"]
 
 _DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 
@@ -65,20 +66,24 @@ class _PlainBatch:
         self._native = native
         self.layout = {_DTYPES[code]: sizes for code, sizes in native.layout().items()}
 
-    def join(self, buckets: Sequence[torch.Tensor]) -> bool:
-        return self._move(buckets, True, False)
+    def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
+        places = _places(buckets)
+        return places is not None and bool(self._native.pack(places))
 
-    def spread(self, buckets: Sequence[torch.Tensor], again: bool) -> bool:
-        return self._move(buckets, False, again)
+    def unpack(self, buckets: Sequence[torch.Tensor]) -> bool:
+        places = _places(buckets)
+        return places is not None and bool(self._native.unpack(places))
 
-    def _move(self, buckets: Sequence[torch.Tensor], joins: bool, again: bool) -> bool:
-        places = []
-        for one in buckets:
-            code = shared_memory.plain_tensor(one)
-            if code is None:
-                return False
-            places.append((code, one.data_ptr(), one.nbytes))
-        return bool(self._native.move(places, joins, again))
+
+def _places(buckets: Sequence[torch.Tensor]) -> list[tuple[int, int, int]] | None:
+    """Return dtype, address and bytes of each; None where one is not plain."""
+    places = []
+    for one in buckets:
+        code = shared_memory.plain_tensor(one)
+        if code is None:
+            return None
+        places.append((code, one.data_ptr(), one.nbytes))
+    return places
 
 
 def plain_batch(tensors: list[torch.Tensor]) -> _PlainBatch | None:
@@ -87,14 +92,17 @@ def plain_batch(tensors: list[torch.Tensor]) -> _PlainBatch | None:
     return None if native is None else _PlainBatch(native)
 
 
-def call_notes(usual: dict[Any, Any], make: Callable[[Any], Any]) -> Any:
-    """See ``comm_utils.kernels.call_notes``."""
-    return shared_memory.call_notes(usual, make)
+def collecting_paths(
+    fallback: CollectingPaths, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
+) -> CollectingPaths | None:
+    """See ``comm_utils.kernels.collecting_paths``."""
+    found: CollectingPaths | None = shared_memory.collecting_paths(fallback, threads, make)
+    return found
 
 
-def call_note(key: object, runs: list[Any], outcome: object) -> Callable[..., Any] | None:
-    """See ``comm_utils.kernels.call_note``."""
-    found: Callable[..., Any] | None = shared_memory.call_note(key, runs, outcome)
+def collecting_path(key: object, runs: list[Any], return_value: object) -> Callable[..., Any] | None:
+    """See ``comm_utils.kernels.collecting_path``."""
+    found: Callable[..., Any] | None = shared_memory.collecting_path(key, runs, return_value)
     return found
 
 

@@ -41,10 +41,10 @@ __all__ = [
     "Pending",
     "allocate",
     "begin_wait",
-    "call_note",
-    "call_notes",
     "close",
     "close_descriptor",
+    "collecting_path",
+    "collecting_paths",
     "create",
     "drain",
     "ended_ns",
@@ -195,14 +195,14 @@ def plain_batch(tensors: list[torch.Tensor]) -> Any:
     return None if _native is None else _native.plain_batch(tensors)
 
 
-def call_notes(usual: dict[Any, Any], make: Callable[[Any], Any]) -> Any:
-    """Return what stands for a dictionary of fast paths, see ``call_notes.hpp``; or None."""
-    return None if _native is None else _native.call_notes(usual, make)
+def collecting_paths(fallback: Any, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]) -> Any:
+    """Return a cache of fast paths that collect, see ``collecting_paths.hpp``; None without native code."""
+    return None if _native is None else _native.collecting_paths(fallback, threads, make)
 
 
-def call_note(key: Any, runs: list[Any], outcome: Any) -> Any:
-    """Return a function that notes its arguments and returns ``outcome``, see ``call_notes.hpp``; or None."""
-    return None if _native is None else _native.call_note(key, runs, outcome)
+def collecting_path(key: object, runs: list[Any], return_value: object) -> Any:
+    """Return a fast path that collects, see ``collecting_paths.hpp``; None without native code."""
+    return None if _native is None else _native.collecting_path(key, runs, return_value)
 
 
 def encode(codec: int, source: int, error: int, count: int, block: int, wire: int, size_bytes: int) -> None:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ENTRY_POINT_GROUP",
+    "CollectingPaths",
     "PlainBatch",
-    "call_note",
-    "call_notes",
+    "collecting_path",
+    "collecting_paths",
     "decode",
     "encode",
     "plain_batch",
@@ -82,14 +83,13 @@ class PlainBatch(Protocol):
     """Many plain tensors (:func:`plain_tensors`), of which no two share memory.
 
     Attributes:
-        layout: how many of them have a dtype, and how many bytes these have together, in the order in which the dtypes
-            come.
+        layout: number of tensors and bytes of each dtype, in the order in which the dtypes come.
     """
 
     layout: dict[torch.dtype, tuple[int, int]]
 
-    def join(self, buckets: Sequence[torch.Tensor]) -> bool:
-        """Overwrite each of ``buckets`` with the tensors of its dtype, one after the other.
+    def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
+        """Overwrite each bucket with the tensors of its dtype, one after the other.
 
         Args:
             buckets: plain, each of another dtype, of as many bytes as ``layout`` says, and of other memory.
@@ -98,12 +98,11 @@ class PlainBatch(Protocol):
             False, with nothing done, where one is not.
         """
 
-    def spread(self, buckets: Sequence[torch.Tensor], again: bool) -> bool:
+    def unpack(self, buckets: Sequence[torch.Tensor]) -> bool:
         """Overwrite the tensors with what is in their bucket.
 
         Args:
-            buckets: as :meth:`join` takes them.
-            again: the program may have changed what memory the tensors have, so each is asked again.
+            buckets: as :meth:`pack` takes them.
 
         Returns:
             False, with nothing done, where buckets do not fit or a tensor has other memory by now.
@@ -120,32 +119,45 @@ def plain_batch(tensors: list[torch.Tensor]) -> PlainBatch | None:
     return None if kernel is None else kernel(tensors)
 
 
-def call_notes(usual: dict[Any, Any], make: Callable[[Any], Any]) -> Any:
-    """Return what stands for a dictionary of fast paths while the calls of this thread are noted.
+class CollectingPaths(Protocol):
+    """What a head of a collective does with a dictionary of :class:`comm_utils.fast_path.FastPathCache`."""
+
+    def get(self, key: Any, /) -> Any:
+        """Return a fast path, or None."""
+
+    def __setitem__(self, key: Any, fast_path: Any, /) -> None: ...
+
+
+def collecting_paths(
+    fallback: CollectingPaths, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
+) -> CollectingPaths | None:
+    """Return a replacement for a dictionary of fast paths, which lets some threads collect their calls.
 
     Args:
-        usual: where other threads look, and where items are set.
-        make: returns what ``get`` returns of a key to this thread, now and later; None for nothing.
+        fallback: where other threads look, and where items are set.
+        threads: of each thread that collects, by its identifier, its fast paths by key.
+        make: returns a fast path of the calling thread that is not there yet, or None.
 
     Returns:
         None where no installed package does this.
     """
-    kernel = _kernel("call_notes")
-    return None if kernel is None else kernel(usual, make)
+    kernel = _kernel("collecting_paths")
+    return None if kernel is None else kernel(fallback, threads, make)
 
 
-def call_note(key: object, runs: list[Any], outcome: object) -> Callable[..., Any] | None:
-    """Return a function that notes its argument, or the tuple of several, and returns ``outcome``.
+def collecting_path(key: object, runs: list[Any], return_value: object) -> Callable[..., Any] | None:
+    """Return a fast path that collects its argument, or the tuple of several, instead of executing the call.
 
     Args:
-        key: of the calls that it notes.
-        runs: pairs of a key and a list of what was noted; calls of another key than the last begin another pair.
+        key: of its calls.
+        runs: pairs of a key and a list of what was collected; calls of another key than the last begin another pair.
+        return_value: what it returns.
 
     Returns:
         None where no installed package does this.
     """
-    kernel = _kernel("call_note")
-    return None if kernel is None else kernel(key, runs, outcome)
+    kernel = _kernel("collecting_path")
+    return None if kernel is None else kernel(key, runs, return_value)
 
 
 def plain_tensors(

@@ -62,6 +62,17 @@ def test_a_difference_that_was_overwritten() -> None:
     assert found(one, other) is None
 
 
+@pytest.mark.parametrize(("call", "shown"), [("all_reduce", "all_reduce, by way of broadcast("), ("sync", "sync(")])
+def test_calls_of_one_name_are_told_apart_by_their_operations(call: str, shown: str) -> None:
+    one, other = pair()
+    one.call("all_reduce", 1000)
+    other.call("broadcast", 256, dtype="uint8", root=0, call=call)
+    finding = found(one, other)
+    assert finding is not None
+    assert "rank 0 calls all_reduce" in finding.text
+    assert f"rank 1 calls {shown}256 elements of uint8, root 0)" in finding.text
+
+
 def test_equal_calls() -> None:
     one, other = pair(64)
     for ring in (one, other):

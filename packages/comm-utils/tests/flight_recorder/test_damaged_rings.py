@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from comm_utils import json_files
 from comm_utils.flight_recorder import FlightRecorder, FlightRecorderSettings, RingError, RingReader, open_ring
 from comm_utils.flight_recorder.diagnosis import diagnose
 from comm_utils.flight_recorder.layout import (
@@ -99,6 +100,17 @@ def read_all(data: bytes) -> None:
     torch_dumps([snapshot])
     with contextlib.suppress(RingError):  # too large, where the damage says so
         decode_snapshot(encode_snapshot(snapshot))
+
+
+def test_memory_that_nobody_wrote_has_no_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    parse = json_files.parse
+    monkeypatch.setattr(json_files, "parse", lambda text, what: (parsed.append(text), parse(text, what))[1])
+    damaged = bytearray(RING)
+    WORD.pack_into(damaged, WORDS["entries_used"], 1 << 40)
+    assert RingReader(bytes(damaged)).groups == RingReader(RING).groups
+    assert parsed
+    assert "" not in parsed
 
 
 def test_the_whole_ring_reads() -> None:

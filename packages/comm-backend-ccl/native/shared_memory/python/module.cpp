@@ -2,7 +2,7 @@
 // caller.
 
 #include "kernels/kernels.hpp"
-#include "python/call_notes.hpp"
+#include "python/collecting_paths.hpp"
 #include "python/objects.hpp"
 #include "python/plain_batch.hpp"
 #include "python/plain_tensor.hpp"
@@ -155,8 +155,8 @@ PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr}
                          {"join", engine_entry<join>, METH_VARARGS, nullptr},
                          {"reduce", entry<reduce_here>, METH_VARARGS, nullptr},
                          {"plain_batch", entry<plain_batch>, METH_O, nullptr},
-                         {"call_notes", entry<call_notes>, METH_VARARGS, nullptr},
-                         {"call_note", entry<call_note>, METH_VARARGS, nullptr},
+                         {"collecting_paths", entry<collecting_paths>, METH_VARARGS, nullptr},
+                         {"collecting_path", entry<collecting_path>, METH_VARARGS, nullptr},
                          {"encode", entry<encode_here>, METH_VARARGS, nullptr},
                          {"decode", entry<decode_here>, METH_VARARGS, nullptr},
                          {"record_to", entry<record_to>, METH_VARARGS, nullptr},
@@ -183,7 +183,7 @@ PyMODINIT_FUNC PyInit__shared_memory() {
     if (module != nullptr &&
         !(shm::add_group_type(module) && shm::add_operation_type(module) && shm::add_block_type(module) &&
           shm::add_fast_path_type(module) && shm::add_predicate_type(module) && shm::add_plain_batch_type(module) &&
-          shm::add_call_note_types(module))) {
+          shm::add_collecting_types(module))) {
         Py_DECREF(module);
         return nullptr;
     }

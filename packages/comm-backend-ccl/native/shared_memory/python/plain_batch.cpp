@@ -144,35 +144,41 @@ bool find_places(const Members &members, PyObject *buckets, Places &places) {
     return std::all_of(left.begin(), left.end(), [](size_t bytes) { return bytes == 0; });
 }
 
-PyObject *move(PyObject *self, PyObject *arguments) {
-    return guarded([&]() -> PyObject * {
-        const auto &batch = *reinterpret_cast<PlainBatch *>(self);
-        const Members &members = *batch.members;
-        PyObject *buckets;
-        int joins, again;
-        parse(arguments, "Opp", &buckets, &joins, &again);
-        Places places{};
-        Members now;
-        if (!find_places(members, buckets, places) ||
-            (again != 0 && !(find_members(batch.tensors, now) && now == members))) {
-            Py_RETURN_FALSE;
-        }
-        {
-            const GilRelease released;
-            for (const auto &[dtype, memory] : members) {
-                char *&place = places[static_cast<size_t>(dtype)];
-                if (place != nullptr) {
-                    std::memcpy(joins != 0 ? place : memory.first, joins != 0 ? memory.first : place, memory.second);
-                    place += memory.second;
-                }
+PyObject *copy(PyObject *self, PyObject *buckets, bool packs) {
+    const auto &batch = *reinterpret_cast<PlainBatch *>(self);
+    const Members &members = *batch.members;
+    Places places{};
+    Members now;
+    // Other threads, and the program itself where it waits later, may have changed the tensors since they were asked.
+    if (!find_places(members, buckets, places) ||
+        !(packs || (batch.tensors != nullptr && find_members(batch.tensors, now) && now == members))) {
+        Py_RETURN_FALSE;
+    }
+    {
+        const GilRelease released;
+        for (const auto &[dtype, memory] : members) {
+            char *&place = places[static_cast<size_t>(dtype)];
+            if (place != nullptr) {
+                std::memcpy(packs ? place : memory.first, packs ? memory.first : place, memory.second);
+                place += memory.second;
             }
         }
-        Py_RETURN_TRUE;
-    });
+    }
+    Py_RETURN_TRUE;
 }
 
-PyMethodDef methods[] = {
-    {"layout", layout, METH_NOARGS, nullptr}, {"move", move, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyObject *pack(PyObject *self, PyObject *buckets) {
+    return guarded([&] { return copy(self, buckets, true); });
+}
+
+PyObject *unpack(PyObject *self, PyObject *buckets) {
+    return guarded([&] { return copy(self, buckets, false); });
+}
+
+PyMethodDef methods[] = {{"layout", layout, METH_NOARGS, nullptr},
+                         {"pack", pack, METH_O, nullptr},
+                         {"unpack", unpack, METH_O, nullptr},
+                         {nullptr, nullptr, 0, nullptr}};
 PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(dealloc)},
                        {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
                        {Py_tp_clear, reinterpret_cast<void *>(clear)},

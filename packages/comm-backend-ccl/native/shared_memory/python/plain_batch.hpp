@@ -9,9 +9,10 @@ namespace shm {
 // plain_batch(list) -> an object for the tensors of the list, or None where one is not plain or shares memory with
 // another one. Its methods:
 //   layout() -> {code of a dtype: (tensors, bytes)} in the order in which the dtypes come
-//   move([(dtype, address, bytes)], joins, again) -> whether the memory of the tensors of each of these dtypes was
-//     copied there, one after the other, or back; False, with nothing done, where they are not so many bytes, or, if
-//     they are to be asked again, one is elsewhere by now
+//   pack([(dtype, address, bytes)]) -> whether the memory of the tensors of each of these dtypes was copied there, one
+//     after the other; False, with nothing done, where they are not so many bytes
+//   unpack([(dtype, address, bytes)]) -> whether it was copied back; False, with nothing done, also where a tensor has
+//     other memory by now
 PyObject *plain_batch(PyObject *module, PyObject *list);
 bool add_plain_batch_type(PyObject *module);
 

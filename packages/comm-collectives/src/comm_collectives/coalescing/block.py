@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from threading import get_ident
 from typing import Any, cast
 
 from comm_collectives import arguments
-from comm_collectives.coalescing.making import MAKERS, make
-from comm_collectives.coalescing.notes import CollectingPaths, Run
+from comm_collectives.coalescing.collecting import CollectingCache, Run
+from comm_collectives.coalescing.launch import COLLECTED, launch
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils.active import slot
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
-from comm_utils.fast_path import FastPathCache
 from comm_utils.given import seconds_to_wait
 
 __all__ = ["Coalescing", "coalescing"]
@@ -82,46 +81,60 @@ def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
     return _Block(arguments.as_flag("coalescing", "async_op", async_op))
 
 
+#: While a thread opens or closes a block.
+_lock = threading.Lock()
+
+
 class _Block(AbstractContextManager[Coalescing]):
-    """One ``with`` block."""
+    """One ``with`` block. The first one of all threads puts a backend into the slot, and the last one takes it out."""
 
     def __init__(self, async_op: bool) -> None:
-        self._async_op = async_op
-        self._before: tuple[Backend, FastPathCache] | None = None
+        self._async_op, self._was_entered = async_op, False
         self._runs: list[Run] = []
         self._handle = Coalescing()
 
     def __enter__(self) -> Coalescing:
-        backend, fast_paths = slot.backend, slot.fast_paths
-        if isinstance(fast_paths, CollectingPaths) and fast_paths.thread == get_ident():
-            raise ArgumentError(
-                "coalescing: got called within another coalescing(), whose calls have not been made yet"
-            )
-        if self._before is not None:
-            raise ArgumentError("coalescing: got entered a second time; call coalescing() for each with block")
-        self._before = backend, fast_paths
-        slot.backend = cast(Backend, _Collecting(backend))
-        slot.fast_paths = CollectingPaths(fast_paths, MAKERS, self._runs, self._handle)
+        with _lock:
+            cache = slot.fast_paths
+            if isinstance(cache, CollectingCache) and cache.collects_here:
+                raise ArgumentError(
+                    "coalescing: got called within another coalescing(), whose calls have not been made yet"
+                )
+            if self._was_entered:
+                raise ArgumentError("coalescing: got entered a second time; call coalescing() for each with block")
+            self._was_entered = True
+            if not isinstance(cache, CollectingCache):
+                cache = CollectingCache(cache, frozenset(COLLECTED))
+                slot.backend, slot.fast_paths = cast(Backend, _Collecting(slot.backend, cache)), cache
+            cache.begin(self._runs, self._handle)
+            self._cache = cache
         return self._handle
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        assert self._before is not None
-        slot.backend, slot.fast_paths = self._before
+        with _lock:
+            self._cache.end()
+            # Unless another thread has put another backend there meanwhile.
+            if (
+                isinstance(slot.backend, _Collecting)
+                and slot.fast_paths is self._cache
+                and not self._cache.is_collecting
+            ):
+                slot.backend, slot.fast_paths = slot.backend.inner, self._cache.usual
         if kind is None:
-            self._handle.started(make(self._runs, self._async_op))
+            self._handle.started(launch(self._runs, self._async_op))
 
 
 class _Collecting(BackendWrapper):
-    """Refuses calls that are not collected."""
+    """Refuses calls that are not collected, of threads that collect theirs."""
 
-    def __init__(self, inner: Backend) -> None:
+    def __init__(self, inner: Backend, cache: CollectingCache) -> None:
         super().__init__(inner)
-        self._thread = get_ident()
+        self._cache = cache
 
     def during(self, call: str, timeout: timedelta | None = None) -> Any:
-        if get_ident() != self._thread:
+        if not self._cache.collects_here:
             return self.inner.during(call, timeout)
         raise ArgumentError(
-            f"{call}: got called within coalescing(), which collects {', '.join(MAKERS)} without timeout and "
+            f"{call}: got called within coalescing(), which collects {', '.join(COLLECTED)} without timeout and "
             "compression; make this call outside of the block"
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from comm_collectives.buffers import Buffers
+from comm_collectives.coalescing.collecting import Run
 from comm_collectives.coalescing.finishing import After, as_one_dimension, copier
-from comm_collectives.coalescing.notes import Run
 from comm_collectives.collectives import all_reduce
 from comm_utils import kernels
 from comm_utils.backend import Work
@@ -19,60 +19,66 @@ from comm_utils.fast_path import FastPathKey
 __all__ = ["plain_all_reduces"]
 
 
+class _Batch(NamedTuple):
+    key: FastPathKey
+    tensors: list[torch.Tensor]
+    plain: kernels.PlainBatch
+
+
 def plain_all_reduces(runs: Sequence[Run], async_op: bool) -> list[Work] | None:
-    """Make all calls in native code but the messages themselves; None, with nothing done, where it cannot."""
+    """Launch all calls, with copies in native code; None, with nothing done, where it cannot."""
     if any(key[0] != all_reduce.__name__ for key, _ in runs):
         return None
     every: list[torch.Tensor] = runs[0][1] if len(runs) == 1 else [tensor for _, some in runs for tensor in some]
     whole = kernels.plain_batch(every) if len(every) > 1 else None
     if whole is None:
         return None
-    batches: dict[FastPathKey, list[torch.Tensor]] = {}
+    tensors: dict[FastPathKey, list[torch.Tensor]] = {}
     for key, some in runs:
-        batches[key] = [*batches[key], *some] if key in batches else some
+        tensors.setdefault(key, []).extend(some)
+    if len(tensors) == 1:
+        return _launch(_Batch(runs[0][0], every, whole), async_op)
+    batches = [(key, some, kernels.plain_batch(some)) for key, some in tensors.items()]
     works: list[Work] = []
-    for key, some in batches.items():
-        works += _plain_batch(key, some, whole if len(batches) == 1 else kernels.plain_batch(some), async_op)
+    for key, some, plain in batches:
+        works += _launch(_Batch(key, some, _still_plain(plain)), async_op)
     return works
 
 
-def _plain_batch(
-    key: FastPathKey, tensors: list[torch.Tensor], batch: kernels.PlainBatch | None, async_op: bool
-) -> list[Work]:
-    _, op, group = key
-    layout = {} if batch is None else batch.layout
+def _still_plain(plain: kernels.PlainBatch | None) -> kernels.PlainBatch:
+    if plain is None:
+        raise ArgumentError("coalescing: got tensors that another thread changed at the end of the with block")
+    return plain
+
+
+def _launch(batch: _Batch, async_op: bool) -> list[Work]:
+    (_, op, group), layout = batch.key, batch.plain.layout
     buffers = {dtype: Buffers(torch.device("cpu")) for dtype, (count, _) in layout.items() if count > 1}
     buckets = {dtype: some.take(layout[dtype][1]).view(dtype) for dtype, some in buffers.items()}
-    if batch is None or not batch.join(list(buckets.values())):
-        raise ArgumentError("coalescing: got tensors that another thread changed at the end of the with block")
+    _still_plain(batch.plain if batch.plain.pack(list(buckets.values())) else None)
     works: list[Work] = []
     for dtype in layout:
         bucket = buckets.get(dtype)
-        given = next(one for one in tensors if one.dtype is dtype) if bucket is None else bucket
+        given = next(one for one in batch.tensors if one.dtype is dtype) if bucket is None else bucket
         work = all_reduce(given, cast(Any, op), group, async_op)
         if work is not None:
-            finish = _spreader(tensors, batch, {} if bucket is None else {dtype: bucket}, buffers, again=True)
-            works.append(work if bucket is None else After(work, finish))
+            works.append(work if bucket is None else After(work, _unpacker(batch, {dtype: bucket}, buffers)))
     if not async_op:
-        _spreader(tensors, batch, buckets, buffers, again=False)()
+        _unpacker(batch, buckets, buffers)()
     return works
 
 
-def _spreader(
-    tensors: list[torch.Tensor],
-    batch: kernels.PlainBatch,
-    buckets: dict[torch.dtype, torch.Tensor],
-    buffers: dict[torch.dtype, Buffers],
-    again: bool,
+def _unpacker(
+    batch: _Batch, buckets: dict[torch.dtype, torch.Tensor], buffers: dict[torch.dtype, Buffers]
 ) -> Callable[[], None]:
     def finish() -> None:
-        moved = batch.spread(list(buckets.values()), again)
+        unpacked = batch.plain.unpack(list(buckets.values()))
         for dtype, bucket in buckets.items():
-            if moved:
+            if unpacked:
                 with buffers[dtype]:  # kept for the next block
                     pass
-            else:  # a tensor is another one by now
-                parts = [as_one_dimension(one) for one in tensors if one.dtype is dtype]
+            else:  # a tensor has other memory by now
+                parts = [as_one_dimension(one) for one in batch.tensors if one.dtype is dtype]
                 copier(parts, bucket, buffers[dtype])()
 
     return finish

@@ -11,8 +11,6 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 
 __all__ = ["agreed", "at_caller", "by_kind", "compare_calls", "compare_parts", "rank_list"]
 
-_OPERATION = "the operation"
-
 
 def agreed(call: Call, in_equal_parts: bool = False) -> tuple[Any, ...]:
     """Return what the calls of all ranks that belong together have in common.
@@ -74,19 +72,20 @@ def compare_calls(at: Mapping[int, Call], where: str = "") -> tuple[str, tuple[i
     agreed = _agreed_of(at)
     if len(ordered) <= 1:
         return "", ()
-    aspects = _aspects(list(at.values()))
-    shown = _with_operation if aspects == _OPERATION else str
+    operations = {(call.name, call.operation) for call in at.values()}
+    operations_of_name = Counter(name for name, _ in operations)
     said = "; ".join(
-        f"{rank_list(ranks)} {'calls' if len(ranks) == 1 else 'call'} {shown(call)}{at_caller(call.caller)}"
+        f"{rank_list(ranks)} {'calls' if len(ranks) == 1 else 'call'} "
+        f"{_with_operation(call) if operations_of_name[call.name] > 1 else call}{at_caller(call.caller)}"
         for ranks, call in ((ranks, at[min(ranks)]) for ranks in ordered)
     )
     culprits = tuple(sorted(rank for ranks in ordered if agreed(at[ranks[0]]) != usual for rank in ranks))
     place = f"{where}, " if where else ""
-    return f"the ranks' calls differ in {aspects}: {place}{said}", culprits
+    return f"the ranks' calls differ in {_aspects(list(at.values()))}: {place}{said}", culprits
 
 
 def _with_operation(call: Call) -> str:
-    """Return a call and what it is done by, as one with ``compression`` is by exchanges of bytes."""
+    """Return a call and the operation that implements it, as exchanges of bytes implement one with ``compression``."""
     if call.name == call.operation:
         return str(call)
     return f"{call.name}, by way of {replace(call, call=call.operation)}"
@@ -95,7 +94,7 @@ def _with_operation(call: Call) -> str:
 def _aspects(calls: Sequence[Call]) -> str:
     """Return the names of what differs."""
     if len({agreed(call)[0] for call in calls}) > 1:
-        return _OPERATION
+        return "the operation"
     names = [
         name
         for name, values in (

@@ -31,12 +31,14 @@ class Ring:
         elements: int = 4,
         group: str = "world",
         state: int = WAITED_FOR,
+        call: str = "",
+        dtype: str = "float32",
         **kind: Any,
     ) -> int:
-        """Record that a call begins; return its number."""
+        """Record that a call begins; return its number. ``call`` is the user's, if it is not the operation."""
         if operations.get(operation).pattern.reduces:
             kind.setdefault("op", "sum")
-        described = self.recorder.kind(self.group(group), operation, operation, "float32", **kind)
+        described = self.recorder.kind(self.group(group), operation, call or operation, dtype, **kind)
         return described.begin(elements, 0, state=state)
 
     def call(self, operation: str = "all_reduce", elements: int = 4, times: int = 1, **kind: Any) -> None:

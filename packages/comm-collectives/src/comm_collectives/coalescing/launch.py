@@ -1,4 +1,4 @@
-"""The calls of a block, made together at its end."""
+"""Launches the calls of a block together, at its end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 
 from comm_collectives.buffers import Buffers
 from comm_collectives.coalesced import all_gather_coalesced, interleave
+from comm_collectives.coalescing.collecting import Run
+from comm_collectives.coalescing.conflicts import calls_conflict
 from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
-from comm_collectives.coalescing.notes import Run
-from comm_collectives.coalescing.overlap import share_memory
 from comm_collectives.coalescing.plain import plain_all_reduces
 from comm_collectives.collectives import all_reduce
 from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor
@@ -22,7 +22,7 @@ from comm_utils.backend import Work
 from comm_utils.errors import CommError
 from comm_utils.fast_path import FastPathKey
 
-__all__ = ["MAKERS", "make"]
+__all__ = ["COLLECTED", "launch"]
 
 
 class Call(NamedTuple):
@@ -31,23 +31,23 @@ class Call(NamedTuple):
     tensors: tuple[Any, ...]
 
 
-def make(runs: Sequence[Run], async_op: bool) -> list[Work]:
-    """Make all calls, together where none needs what another writes."""
+def launch(runs: Sequence[Run], async_op: bool) -> list[Work]:
+    """Launch all calls, together where none needs what another writes."""
     works = plain_all_reduces(runs, async_op)
     if works is not None:
         return works
     calls: list[Call] = []
-    for key, noted in runs:
-        has_one = key[0] == all_reduce.__name__
-        calls += [Call(number, key, (one,) if has_one else one) for number, one in enumerate(noted, len(calls) + 1)]
+    for key, collected in runs:
+        has_one = _OF_EACH_CALL[key[0]].tensors == 1
+        calls += [Call(number, key, (one,) if has_one else one) for number, one in enumerate(collected, len(calls) + 1)]
     batches: dict[Any, list[Call]] = {}
-    one_by_one = len(calls) > 1 and share_memory(calls)
+    one_by_one = len(calls) > 1 and calls_conflict(calls)
     for call in calls:
         batches.setdefault(call.number if one_by_one else call.key, []).append(call)
-    made: list[Work | None] = []
+    launched: list[Work | None] = []
     for batch in batches.values():
-        made += MAKERS[batch[0].key[0]](batch, async_op)
-    return [work for work in made if work is not None]
+        launched += _OF_EACH_CALL[batch[0].key[0]].launch(batch, async_op)
+    return [work for work in launched if work is not None]
 
 
 def _all_reduce(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
@@ -136,13 +136,16 @@ def _single(call: Callable[..., Any], batch: Sequence[Call], async_op: bool) -> 
     return works
 
 
-#: What makes many calls at once, by their name.
-MAKERS: dict[str, Callable[[Sequence[Call], bool], list[Work | None]]] = {
-    one.__name__: maker
-    for one, maker in (
-        (all_reduce, _all_reduce),
-        (all_gather, _all_gather),
-        (all_gather_into_tensor, _all_gather),
-        (reduce_scatter_tensor, _reduce_scatter_tensor),
-    )
+class _Launcher(NamedTuple):
+    tensors: int  # of a call
+    launch: Callable[[Sequence[Call], bool], list[Work | None]]
+
+
+_OF_EACH_CALL = {
+    all_reduce.__name__: _Launcher(1, _all_reduce),
+    all_gather.__name__: _Launcher(2, _all_gather),
+    all_gather_into_tensor.__name__: _Launcher(2, _all_gather),
+    reduce_scatter_tensor.__name__: _Launcher(2, _reduce_scatter_tensor),
 }
+#: Names of the calls that are collected.
+COLLECTED = tuple(_OF_EACH_CALL)

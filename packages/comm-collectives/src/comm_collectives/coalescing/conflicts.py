@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["share_memory"]
+__all__ = ["calls_conflict"]
 
 
-def share_memory(calls: Sequence[tuple[int, object, tuple[Any, ...]]]) -> bool:
+def calls_conflict(calls: Sequence[tuple[int, object, tuple[Any, ...]]]) -> bool:
     """Return whether a call writes what another one reads or writes.
 
     Args:
