@@ -120,7 +120,7 @@ def plain_batch(tensors: list[torch.Tensor]) -> PlainBatch | None:
 
 
 class CollectingPaths(Protocol):
-    """What a head of a collective does with a dictionary of :class:`comm_utils.fast_path.FastPathCache`."""
+    """Stand for a dictionary of :class:`comm_utils.fast_path.FastPathCache`, with what a collective uses of it."""
 
     def get(self, key: Any, /) -> Any:
         """Return a fast path, or None."""
