@@ -106,13 +106,12 @@ class _Block(AbstractContextManager[Coalescing]):
             if not isinstance(cache, CollectingCache):
                 cache = CollectingCache(cache, frozenset(COLLECTED))
                 slot.backend, slot.fast_paths = cast(Backend, _Collecting(slot.backend, cache)), cache
-            cache.begin(self._runs, self._handle)
-            self._cache = cache
+            self._cache, self._thread = cache, cache.begin(self._runs, self._handle)
         return self._handle
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with _lock:
-            self._cache.end()
+            self._cache.end(self._thread)
             # Unless another thread has put another backend there meanwhile.
             if (
                 isinstance(slot.backend, _Collecting)

@@ -38,20 +38,25 @@ class CollectingCache(FastPathCache):
         self._blocks: dict[int, _Collected] = {}
         #: Fast paths of each thread that collects: of synchronous calls, and of asynchronous ones.
         self._threads: tuple[dict[int, dict[Any, Any]], dict[int, dict[Any, Any]]] = {}, {}
-        self.synchronous = self._collecting(usual.synchronous, self._threads[0], False)
-        self.asynchronous = self._collecting(usual.asynchronous, self._threads[1], True)
 
-    def begin(self, runs: list[Run], handle: object) -> None:
-        """Collect the calls of this thread in ``runs``; asynchronous ones return ``handle``."""
-        self._blocks[get_ident()] = _Collected(runs, handle)
+    def begin(self, runs: list[Run], handle: object) -> int:
+        """Collect the calls of this thread in ``runs``; asynchronous ones return ``handle``. Return what ends it."""
+        thread = get_ident()
+        if not self._blocks:
+            self.synchronous = self._collecting(self.usual.synchronous, self._threads[0], False)
+            self.asynchronous = self._collecting(self.usual.asynchronous, self._threads[1], True)
+        self._blocks[thread] = _Collected(runs, handle)
         for threads in self._threads:
-            threads[get_ident()] = {}
+            threads[thread] = {}
+        return thread
 
-    def end(self) -> None:
-        """Collect the calls of this thread no more."""
+    def end(self, thread: int) -> None:
+        """Collect the calls of the thread no more."""
         for threads in self._threads:
-            del threads[get_ident()]
-        del self._blocks[get_ident()]
+            del threads[thread]
+        del self._blocks[thread]
+        if not self._blocks:  # this also breaks the cycle of references
+            self.synchronous, self.asynchronous = self.usual.synchronous, self.usual.asynchronous
 
     @property
     def is_collecting(self) -> bool:
