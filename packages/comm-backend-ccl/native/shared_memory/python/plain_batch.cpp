@@ -47,6 +47,8 @@ void dealloc(PyObject *self) {
     free_object(self);
 }
 
+constexpr Py_ssize_t ahead = 4;
+
 // Sets the members of a list; false where one of its tensors is not plain.
 bool find_members(PyObject *list, Members &found) {
     if (!can_ask_tensors() || PyList_Check(list) == 0 || is_intercepted()) {
@@ -57,6 +59,11 @@ bool find_members(PyObject *list, Members &found) {
     for (Py_ssize_t index = 0; index < PyList_Size(list); ++index) {
         PyObject *tensor = PyList_GetItem(list, index);
         PlainTensor plain;
+        // Many tensors do not fit into the cache.
+        if (index + 2 * ahead < PyList_Size(list)) {
+            __builtin_prefetch(PyList_GetItem(list, index + 2 * ahead));
+            prefetch_tensor(PyList_GetItem(list, index + ahead));
+        }
         Py_INCREF(tensor);
         const bool is = is_plain(tensor, plain);
         Py_DECREF(tensor);

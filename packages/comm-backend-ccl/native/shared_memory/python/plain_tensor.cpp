@@ -295,6 +295,15 @@ bool is_plain(PyObject *object, PlainTensor &found) {
     return shim.is_neg != nullptr ? !shim.is_neg(inner(object)) : denies(is_neg, object);
 }
 
+void prefetch_tensor(PyObject *object) {
+    if (shim.tensor_at != 0 && reinterpret_cast<PyObject *>(Py_TYPE(object)) == tensor_type) {
+        const char *impl = *static_cast<char *const *>(inner(object));
+        __builtin_prefetch(impl);
+        __builtin_prefetch(impl + 64);
+        __builtin_prefetch(impl + 128);
+    }
+}
+
 bool requires_grad(PyObject *tensor) {
     static PyObject *name = PyUnicode_InternFromString("requires_grad");
     PyObject *found = PyObject_GetAttr(tensor, name);

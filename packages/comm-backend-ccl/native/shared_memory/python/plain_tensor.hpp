@@ -25,6 +25,8 @@ bool is_intercepted();
 // False, with no exception set, for everything else: subclasses, wrapped tensors, other devices and layouts, strides,
 // dtypes without a code, values that a flag negates, no elements, and storage that ends before the tensor does.
 bool is_plain(PyObject *object, PlainTensor &found);
+// Lets the processor fetch what is_plain() reads first of `object`, whose own memory was touched before.
+void prefetch_tensor(PyObject *object);
 
 // Whether autograd would have to know of what is done with it.
 bool requires_grad(PyObject *tensor);
