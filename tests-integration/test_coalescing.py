@@ -180,11 +180,14 @@ def beside_another_thread() -> bool:
     return other and bool((inside == 2).all() and (late == 2).all()) and rank >= 0
 
 
+def nothing(*_: object) -> None: ...
+
+
 def in_python(body: Callable[..., Any], *args: Any) -> Any:
     """Call ``body`` as where no package has native code for it."""
     with ExitStack() as stack:
         for name in ("plain_batch", "collecting_paths", "collecting_path"):
-            stack.enter_context(mock.patch.object(kernels, name, lambda *_: None))
+            stack.enter_context(mock.patch.object(kernels, name, new=nothing))
         return body(*args)
 
 

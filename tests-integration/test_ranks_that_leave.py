@@ -41,7 +41,7 @@ def test_a_rank_that_leaves_its_world_is_named_long_before_the_timeout(backend: 
         if rank == 1:
             continue
         assert error == "PeerLostError"
-        assert "rank 1 (pid " in text
+        assert "rank 1 (pid " in text, (rank, text)
         assert "has left the world or is ending" in text
         assert seconds < 4 * patience()
 

@@ -254,10 +254,22 @@ def _given_up(
         last = mine[max(mine)] if mine else None
         if not one.is_gone or one.is_lost or one.header.signal or last is None or not (last.is_open or last.failed):
             continue
+        if _follows_others(group, one, here):
+            continue
         if any(not call.is_message and call.in_series >= last.in_series for call in waiting.values()):
             text = f"rank {rank} ({one.where}) {one.end} in the course of {last} on {group}{at_caller(last.caller)}"
             found.append(Finding(FindingKind.LOST, group, (rank,), text, last.in_series))
     return found
+
+
+def _follows_others(group: RingGroup, one: RankSnapshot, here: Mapping[int, RankSnapshot]) -> bool:
+    """Return whether a rank has gone because one of ``here`` had gone before, which is the cause then."""
+    causes = {rank for failure in one.failures if failure.group == group.name for rank in failure.ranks}
+    return any(
+        here[rank].is_gone and all(failure.group != group.name for failure in here[rank].failures)
+        for rank in causes - {one.rank}
+        if rank in here
+    )
 
 
 def _awaited(

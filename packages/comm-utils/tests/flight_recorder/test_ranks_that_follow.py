@@ -1,0 +1,53 @@
+"""Of ranks that go one after the other, the first one is the cause."""
+
+from __future__ import annotations
+
+from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose_group
+from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
+from comm_utils.testing.ring import Ring
+
+
+def left(ring: Ring) -> RankSnapshot:
+    ring.recorder.memory.set_word("state", 1)
+    snapshot = take_snapshot(ring.reader)
+    assert snapshot.process == "left"
+    return snapshot
+
+
+def failed(ring: Ring, *causes: int) -> Ring:
+    """Let a call of the ring's rank fail because of other ranks."""
+    kind = ring.recorder.kind(ring.group(), "all_reduce", "all_reduce", "float32", "sum")
+    kind.fail(ring.begin())
+    ring.recorder.failure("world", "PeerLostError", "it has gone", causes)
+    return ring
+
+
+def waiting(ring: Ring) -> RankSnapshot:
+    ring.begin()
+    return take_snapshot(ring.reader)
+
+
+def ring(rank: int) -> Ring:
+    made = Ring(rank, world_size=3)
+    made.call("barrier")
+    return made
+
+
+def found(known: dict[int, RankSnapshot]) -> list[tuple[FindingKind, tuple[int, ...]]]:
+    (group,) = {call.group for one in known.values() for call in one.calls}
+    return [(one.kind, one.ranks) for one in diagnose_group(known, group)]
+
+
+def test_a_rank_that_left_because_another_one_had_left_is_not_the_cause() -> None:
+    known = {0: left(failed(ring(0), 1)), 1: left(ring(1)), 2: waiting(ring(2))}
+    assert found(known) == [(FindingKind.LOST, (1,))]
+
+
+def test_a_rank_that_failed_by_itself_is_the_cause() -> None:
+    known = {0: left(failed(ring(0))), 1: waiting(ring(1)), 2: waiting(ring(2))}
+    assert found(known) == [(FindingKind.LOST, (0,))]
+
+
+def test_of_ranks_that_name_each_other_both_are() -> None:
+    known = {0: left(failed(ring(0), 1)), 1: left(failed(ring(1), 0)), 2: waiting(ring(2))}
+    assert found(known) == [(FindingKind.LOST, (0,)), (FindingKind.LOST, (1,))]
