@@ -74,8 +74,8 @@ COMMAND_TESTS = [
     f"tests-integration/test_{name}.py"
     for name in ("bench", "host_profile", "prediction", "terminal", "trace_commands")
 ]
-# What starts and kills jobs, compares many examples or type checkers, or goes through codecs and layouts: half a minute
-# and more for each file.
+# What starts and kills jobs, compiles, waits for timeouts, compares many examples, signatures or type checkers, or goes
+# through codecs and layouts: ten seconds to minutes for each file.
 LONG_TESTS = [
     f"tests-integration/{name}"
     for name in (
@@ -83,6 +83,7 @@ LONG_TESTS = [
         "test_ccl_leaves_nothing.py",
         "test_compression.py",
         "test_deepspeed_compression.py",
+        "test_deepspeed_faults.py",
         "test_deterministic_reductions.py",
         "test_doctor.py",
         "test_hierarchical.py",
@@ -92,9 +93,16 @@ LONG_TESTS = [
         "test_placement.py",
         "test_process_limits.py",
         "test_properties.py",
+        "test_ranges.py",
+        "test_ranks_that_leave.py",
         "test_sharded.py",
+        "test_signatures.py",
         "test_start_up_failures.py",
+        "test_tensor_parallel.py",
+        "test_timeouts.py",
+        "test_torch_dump.py",
         "test_transfers.py",
+        "test_with_torch.py",
         "typing",
     )
 ]
@@ -373,7 +381,7 @@ def tidy(session: nox.Session, *arguments: str) -> None:
 def types(session: nox.Session) -> None:
     """Types: mypy, strict, over all packages and tools."""
     install_sources(session, *all_sources(*group("types")))
-    session.run("mypy", *session.posargs)
+    session.run("mypy", f"--num-workers={WORKERS}", *session.posargs)
 
 
 @nox.session
@@ -388,7 +396,7 @@ def add_test_session(package: Package) -> None:
         requirements = [package.name, *package.test_requirements]
         install_sources(session, *requirements)
         check_environment(session, package, requirements)
-        run_pytest(session, f"packages/{package.folder.name}/tests", *session.posargs)
+        run_pytest(session, f"packages/{package.folder.name}/tests", "-m", "not slow", *session.posargs)
 
     test.__doc__ = f"Tests of {package.name}, with what it declares and nothing else."
     nox.session(name=f"test-{package.name}", tags=["test"])(test)
@@ -441,16 +449,17 @@ def integration(session: nox.Session) -> None:
 
 @nox.session(name="integration-long", default=False, tags=FULL)
 def integration_long(session: nox.Session) -> None:
-    """Tests of all packages together that start and kill jobs, try random programs, go through codecs and layouts."""
+    """Tests of all packages together that kill jobs, compile, wait, try random programs, go through codecs."""
     install_sources(session, *all_sources(*group("integration"), *group("typing")))
     run_pytest(session, "-m", "not slow", *(session.posargs or LONG_TESTS))
 
 
 @nox.session(name="integration-slow", default=False, tags=FULL)
 def integration_slow(session: nox.Session) -> None:
-    """Tests of all packages together that are marked as slow, random programs by the hundred among them."""
+    """Tests that are marked as slow, of packages and of all together, random programs by the hundred among them."""
     install_sources(session, *all_sources(*group("integration")))
-    run_pytest(session, "tests-integration", "-m", "slow", *NOT_WITH_THE_REST, *session.posargs)
+    of_packages = [f"packages/{package.folder.name}/tests" for package in PACKAGES.values()]
+    run_pytest(session, "tests-integration", *of_packages, "-m", "slow", *NOT_WITH_THE_REST, *session.posargs)
 
 
 @nox.session(default=False)

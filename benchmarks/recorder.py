@@ -9,10 +9,13 @@ nothing, all_reduce with its record is compared with torch.distributed's. A roun
 slower rank where there are two. The table shows medians over the rounds, and the median of the differences (or the
 ratio of medians) with its 95 % interval, by bootstrap over rounds.
 
-A second table has steps of training by two ranks, with and without all of it: records, the watch's thread and the
-comparison of the ranks' calls (``lazy``). A round starts two ranks with it and two without, which take turns of
-``--steps`` steps while the other two wait; what a round counts is the ratio of the medians of its turns. Ranks are not
-pinned: the threads of gloo would wait for the core of their rank.
+A second table has steps of training by two ranks, with and without all of it: records, the looks of the watch and the
+comparison of the ranks' calls (``lazy``). A round starts two ranks, which take ``--steps`` steps with it and as many
+without, in turns: the same processes, groups and models, as two processes that do the same differ by more than that.
+Each pair of turns gives a ratio; the table has the median over all pairs of all rounds. Where threads wake each other,
+as in gloo, it differs by more than what is looked for; so the last column counts: records of a step, each at what the
+first table found, and the processor time of the watch's threads, as a share of the step, as if a core had to wait for
+all of it. Ranks are not pinned: the threads of gloo would wait for the core of their rank.
 
 ``--write`` puts the table into docs/flight-recorder.md.
 """
@@ -24,12 +27,10 @@ import atexit
 import os
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
-from unittest import mock
 
 from measuring import cores, interval, machine
 
@@ -155,18 +156,32 @@ def on_fake_group(rounds: int, calls: int) -> Rounds:
     return found
 
 
-@contextmanager
-def unobserved() -> Iterator[None]:
-    """Make worlds that record nothing, not even in private memory, and that nobody watches."""
-    from comm_utils.flight_recorder import recorder
-    from comm_utils.flight_recorder.kinds import Kind
-    from comm_utils.watch.watch import WATCH
+#: Whether calls are recorded and the watch looks; the turns of a world of :func:`begin_steps` switch it.
+_observed = True
 
-    def nothing(*_: object, **__: object) -> None: ...
 
-    silent = mock.patch.object(recorder, "make_kind", return_value=Kind(lambda *_, **__: 0, *[nothing] * 3))
-    with silent, mock.patch.object(WATCH, "start", new=nothing):
-        yield
+def switchable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of a ``Kind`` that does nothing while :data:`_observed` is False."""
+
+    def begin(elements: int, depth: int, *rest: Any, **options: Any) -> int:
+        recorded: int = function(elements, depth + 1, *rest, **options) if _observed else 0
+        return recorded
+
+    def other(number: int, *rest: Any) -> None:
+        if _observed:
+            function(number, *rest)
+
+    return begin if function.__name__ == "begin" else other
+
+
+def observe(observed: bool) -> None:
+    """Record calls and let the watch look from now on, or not."""
+    from comm_backend_ccl import shared_memory
+    from comm_utils.flight_recorder import RECORDER
+
+    global _observed
+    _observed = observed
+    shared_memory.record_to(RECORDER.descriptor if observed else -1)
 
 
 def demo_step() -> Callable[[], object]:
@@ -250,67 +265,82 @@ def _step() -> object:
     return None
 
 
-def begin_steps(name: str, observed: bool) -> None:
-    """Set up a world of this rank, with records and watch or without, and a step that :func:`take_steps` takes."""
+def begin_steps(name: str) -> None:
+    """Set up a world of this rank, and a step that :func:`take_steps` takes."""
     import torch
 
     import comm_orchestrator as dist
+    from comm_utils.flight_recorder import recorder
+    from comm_utils.flight_recorder.kinds import Kind, make_kind
+    from comm_utils.watch.watch import WATCH
 
     global _step
     torch.set_num_threads(1)
     backend, make = STEPS[name]
-    if not observed:
-        stack = ExitStack()
-        atexit.register(stack.close)
-        stack.enter_context(unobserved())
-    dist.init_distributed(backend, verbose=False, config={"flight_recorder": {"enabled": observed}})
+    look = WATCH._look
+    WATCH._look = lambda: look() if _observed else None  # type: ignore[method-assign]
+    recorder.make_kind = lambda *given: Kind(*map(switchable, make_kind(*given)))
+    dist.init_distributed(backend, verbose=False)
     atexit.register(dist.destroy_process_group)
     _step = make()
 
 
-def take_steps(steps: int) -> tuple[float, float]:
-    """Return the nanoseconds of a step, and what the threads of the watch took meanwhile, in % of a core."""
+def recorded_calls() -> tuple[int, int]:
+    """Return how many calls of this rank Python has recorded, and native code."""
+    from comm_utils.flight_recorder import RECORDER, open_ring
+
+    assert RECORDER.path is not None, "the flight recorder has no file"
+    reader = open_ring(RECORDER.path)
+    try:
+        return reader.count(0), reader.count(1)
+    finally:
+        reader.close()
+
+
+def take_steps(steps: int, observed: bool) -> tuple[float, ...]:
+    """Return the nanoseconds of the steps and of the watch's threads, and the records of Python and native code."""
     import comm_orchestrator as dist
 
+    observe(observed)
     dist.barrier()
-    begin, watched = perf_counter_ns(), watch_ns()
+    before, begin, watched = recorded_calls(), perf_counter_ns(), watch_ns()
     for _ in range(steps):
         _step()
     dist.barrier()
-    took = perf_counter_ns() - begin
-    return took / steps, 100 * (watch_ns() - watched) / took
+    took, watched = perf_counter_ns() - begin, watch_ns() - watched
+    records = [after - one for after, one in zip(recorded_calls(), before, strict=True)]
+    # The calls that DDP makes of torch are not ours to record.
+    assert (sum(records) > 0) is observed, (observed, records, steps)
+    return took, watched, *records
 
 
 def steps_of(rounds: int, steps: int, name: str) -> Rounds:
-    """Return the nanoseconds of a step of the slower rank, with records and watch and without; and the watch's %."""
+    """Return, of each turn, the nanoseconds of a step of the slower rank, observed and not; and of all that are.
+
+    The latter are "all" that the slower rank took, "watched" of its watch's threads, and its records: "python" and
+    "native".
+    """
     from comm_utils.testing import RankPool
 
-    found: Rounds = {"off": [], "on": [], "watch": []}
+    found: Rounds = {name: [] for name in ("off", "on", "all", "watched", "python", "native")}
     for _ in range(rounds):
-        turns: Rounds = {"off": [], "on": []}
-        with ExitStack() as stack:
-            pools = {
-                which: stack.enter_context(
-                    RankPool(2, timeout_s=600, setup=begin_steps, setup_args=(name, which == "on"))
-                )
-                for which in turns
-            }
-            for pool in pools.values():
-                pool.run(take_steps, max(20, steps))
+        with RankPool(2, timeout_s=600, setup=begin_steps, setup_args=(name,)) as pool:
+            for observed in (True, False):
+                pool.run(take_steps, max(20, steps), observed)
             for number in range(BLOCKS):
                 for which in ("off", "on") if number % 2 else ("on", "off"):
-                    of_ranks: list[Any] = pools[which].run(take_steps, steps)
-                    turns[which].append(max(ns for ns, _ in of_ranks))
+                    of_ranks: list[Any] = pool.run(take_steps, steps, which == "on")
+                    slower = max(of_ranks)
+                    found[which].append(slower[0] / steps)
                     if which == "on":
-                        found["watch"].append(max(share for _, share in of_ranks))
-        for which, taken in turns.items():
-            found[which].append(statistics.median(taken))
+                        for one, value in zip(("all", "watched", "python", "native"), slower, strict=True):
+                            found[one].append(value)
     return found
 
 
-def with_interval(of: Callable[[Sequence[int]], float], rounds: int, digits: int) -> str:
-    low, high = interval(of, rounds)
-    return f"{of(range(rounds)):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+def with_interval(of: Callable[[Sequence[int]], float], samples: int, digits: int) -> str:
+    low, high = interval(of, samples)
+    return f"{of(range(samples)):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 def measured(target: Callable[..., Rounds], ranks: int, rounds: int, calls: int) -> Rounds:
@@ -332,41 +362,49 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     if given.calls < BLOCKS:
         parser.error(f"--calls: got {given.calls}, expected at least {BLOCKS}")
     facts = machine()
-    lines = [
+    lines: list[str] = []
+
+    def say(*some: str) -> None:
+        lines.extend(some)
+        for one in some:
+            write(one)
+
+    def row(name: str, found: Rounds, without: str, recorded: str, added: str) -> None:
+        times = (f"{statistics.median(found[one]):.0f}" for one in (without, recorded))
+        say(f"| {name} | {' | '.join((*times, added))} |")
+
+    def difference(found: Rounds, without: str, recorded: str) -> tuple[float, str]:
+        def of(some: Sequence[int]) -> float:
+            return statistics.median(found[recorded][one] - found[without][one] for one in some)
+
+        return of(range(given.rounds)), f"{with_interval(of, given.rounds, 1)} ns"
+
+    say(
         f"all_reduce of one element, {given.rounds} rounds of {given.calls} calls. Measured on {facts['processor']},",
         f"{facts['cores']} cores, Linux {facts['kernel']}.",
         "",
         "| calls | without, ns | with, ns | what it adds |",
         "|---|---:|---:|---:|",
-    ]
-
-    def row(name: str, found: Rounds, without: str, recorded: str, added: str) -> None:
-        times = (f"{statistics.median(found[one]):.0f}" for one in (without, recorded))
-        lines.append(f"| {name} | {' | '.join((*times, added))} |")
-
-    def difference(found: Rounds, without: str, recorded: str) -> str:
-        def of(some: Sequence[int]) -> float:
-            return statistics.median(found[recorded][one] - found[without][one] for one in some)
-
-        return f"{with_interval(of, given.rounds, 1)} ns"
-
+    )
     shared = measured(in_shared_memory, 2, given.rounds, given.calls)
-    row("all_reduce, shared memory, 2 ranks", shared, "off", "on", difference(shared, "off", "on"))
+    native_ns, added = difference(shared, "off", "on")
+    row("all_reduce, shared memory, 2 ranks", shared, "off", "on", added)
     fake = measured(on_fake_group, 1, given.rounds, given.calls)
-    row("a record in Python", fake, "nothing", "record", difference(fake, "nothing", "record"))
+    python_ns, added = difference(fake, "nothing", "record")
+    row("a record in Python", fake, "nothing", "record", added)
 
     def ratio(some: Sequence[int]) -> float:
         return statistics.median(fake["ours"][i] for i in some) / statistics.median(fake["torch"][i] for i in some)
 
     added = f"{with_interval(ratio, given.rounds, 2)} times"
     row("all_reduce, fake group: torch.distributed, and ours", fake, "torch", "ours", added)
-    lines += [
+    say(
         "",
-        f"Of training, {given.rounds} rounds of {BLOCKS} turns of {given.steps} steps:",
+        f"Of training, {given.rounds} rounds of {BLOCKS} pairs of turns of {given.steps} steps:",
         "",
-        "| a step, 2 ranks | without, µs | with, µs | with / without | the watch's threads, % of a core |",
+        "| a step, 2 ranks | without, µs | with, µs | with / without | counted |",
         "|---|---:|---:|---:|---:|",
-    ]
+    )
     for name in STEPS:
         step = steps_of(given.rounds, given.steps, name)
 
@@ -374,14 +412,14 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
             return statistics.median(step["on"][one] / step["off"][one] for one in some)
 
         medians = (f"{statistics.median(step[one]) / 1000:.0f}" for one in ("off", "on"))
-        watch = f"{statistics.median(step['watch']):.2f}"
-        lines.append(f"| {name} | {' | '.join((*medians, with_interval(times, given.rounds, 3), watch))} |")
-    text = "\n".join(lines)
-    write(text)
+        sums = {one: sum(step[one]) for one in ("all", "watched", "python", "native")}
+        counted = sums["watched"] + sums["python"] * python_ns + sums["native"] * max(0.0, native_ns)
+        shares = f"{with_interval(times, len(step['on']), 3)} | {100 * counted / sums['all']:.2f} %"
+        say(f"| {name} | {' | '.join(medians)} | {shares} |")
     if given.write:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
         after = rest.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        PAGE.write_text("\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"]), encoding="utf-8")
 
 
 if __name__ == "__main__":

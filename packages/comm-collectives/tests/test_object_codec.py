@@ -1021,6 +1021,7 @@ for value in values:  # each in a process that has not yet freed anything which 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_what_is_read_takes_memory_in_proportion_to_the_message() -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, timeout=300, check=False)

@@ -202,8 +202,12 @@ def test_a_terminal_that_knows_ascii_only_gets_a_table(bench: Path) -> None:
     assert "ring" in shown.stdout
 
 
-@pytest.mark.parametrize("sizes", [(64, 2**18), (2**11, 5 * 2**12), (2**20, 2**21), (8, 2**33)])
-@pytest.mark.parametrize("slowness", [1.5, 8, 60, 10**5])
+def slowly(*values: Any) -> list[Any]:
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
+@pytest.mark.parametrize("sizes", [(64, 2**18), (8, 2**33), *slowly((2**11, 5 * 2**12), (2**20, 2**21))])
+@pytest.mark.parametrize("slowness", [1.5, 10**5, *slowly(8, 60)])
 def test_labels_of_the_picture_of_a_fit_do_not_overlap(
     commctl: Commctl, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sizes: tuple[int, int], slowness: float
 ) -> None:

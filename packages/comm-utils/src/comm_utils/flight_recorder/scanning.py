@@ -1,6 +1,6 @@
 """Find records in a ring by one of their words, without an object for each of them.
 
-A scan of 8,192 records takes about a millisecond, so that it can be repeated many times a second.
+A scan of 8,192 records takes a few hundred microseconds, so that it can be repeated several times a second.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ _LARGEST_NUMBER = 1 << 62
 _NUMBER, _END, _KIND, _IN_SERIES, _DIGEST = 0, 2, 3, 5, 6
 _LOWER_HALF = 0xFFFFFFFF
 _UNDER_WAY = frozenset((0, IN_BACKGROUND, LIMITED))
+_AT_ONCE = 64
 
 
 class Mark(NamedTuple):
@@ -61,11 +62,10 @@ def column(ring: RingReader, lane: int, word: int, first: int, last: int) -> lis
     at, end = first & size - 1, (last & size - 1) + 1
     with memoryview(ring.memory) as memory, memory[begin : begin + size * RECORD_BYTES].cast("Q") as words:
         places = [(at, end)] if at < end else [(at, size), (0, end)]
-        return [
-            value
-            for low, high in places
-            for value in words[low * _RECORD_WORDS + word : high * _RECORD_WORDS : _RECORD_WORDS].tolist()
-        ]
+        found: list[int] = []
+        for low, high in places:
+            found += words[low * _RECORD_WORDS + word : high * _RECORD_WORDS : _RECORD_WORDS].tolist()
+        return found
 
 
 def is_under_way(end: int) -> bool:
@@ -79,13 +79,13 @@ def open_numbers(ring: RingReader, lane: int, first: int = 1) -> list[tuple[int,
     first = max(first, kept)
     if last < first:
         return []
-    # In this order, as the number is what is written first: records that are other calls' by now are left out.
-    ends, numbers = column(ring, lane, _END, first, last), column(ring, lane, _NUMBER, first, last)
-    return [
-        (number, end)
-        for number, (end, found) in enumerate(zip(ends, numbers, strict=True), first)
-        if end in _UNDER_WAY and found == number
-    ]
+    ends, found = column(ring, lane, _END, first, last), []
+    for at in range(0, len(ends), _AT_ONCE):
+        part = ends[at : at + _AT_ONCE]
+        if not _UNDER_WAY.isdisjoint(part):  # in native code, as nearly all parts are
+            found += [(number, end) for number, end in enumerate(part, first + at) if end in _UNDER_WAY]
+    # The number is what is written first: records that are other calls' by now are left out.
+    return [(number, end) for number, end in found if ring.record(lane, number) is not None]
 
 
 def _kept(ring: RingReader, lane: int = 0) -> tuple[int, int]:
