@@ -12,7 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from comm_utils.flight_recorder import (
     rings_in,
 )
 from comm_utils.flight_recorder.directory import prune
+from comm_utils.flight_recorder.kinds import Kind
 from comm_utils.flight_recorder.layout import IN_BACKGROUND
 from comm_utils.flight_recorder.memory import ring_bytes
 from comm_utils.testing.recording import call, writers
@@ -241,26 +243,34 @@ def test_long_texts_are_cut(recorder: FlightRecorder) -> None:
     reader.close()
 
 
-def test_two_threads_record(recorder: FlightRecorder) -> None:
-    recorder.settings = FlightRecorderSettings(directory=recorder.settings.directory, records=4096)
-    reader = opened(recorder)
-    summing, copying = kind(recorder), kind(recorder, "broadcast", root=0)
-    # Threads change places as often as they can.
-    interval = sys.getswitchinterval()
+@contextmanager
+def changing_places() -> Iterator[None]:
+    """Let threads change places as often as they can."""
+    interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
 
-    def record(one, elements):  # type: ignore[no-untyped-def]
+
+def record_on_two_threads(pairs: Sequence[tuple[Kind, int]]) -> None:
+    def record(one: Kind, elements: int) -> None:
         for _ in range(1000):
             one.end(one.begin(elements, depth=0))
 
-    try:
-        threads = [threading.Thread(target=record, args=pair) for pair in ((summing, 1), (copying, 2))]
+    threads = [threading.Thread(target=record, args=pair) for pair in pairs]
+    with changing_places():
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    finally:
-        sys.setswitchinterval(interval)
+
+
+def test_two_threads_record(recorder: FlightRecorder) -> None:
+    recorder.settings = FlightRecorderSettings(directory=recorder.settings.directory, records=4096)
+    reader = opened(recorder)
+    record_on_two_threads([(kind(recorder), 1), (kind(recorder, "broadcast", root=0), 2)])
     reader.refresh()
     calls = reader.calls()
     assert [one.number for one in calls] == list(range(1, 2001))
@@ -268,6 +278,27 @@ def test_two_threads_record(recorder: FlightRecorder) -> None:
     for operation, elements in (("all_reduce", 1), ("broadcast", 2)):
         assert [one.elements for one in calls if one.operation == operation] == [elements] * 1000
     reader.close()
+
+
+def test_equal_calls_of_two_threads_agree_with_those_of_one(recorder: FlightRecorder) -> None:
+    recorder.settings = FlightRecorderSettings(directory=recorder.settings.directory, records=4096)
+    found = []
+    for threads in (1, 2):
+        reader = opened(recorder)
+        for _ in range(5):
+            one = kind(recorder)
+            if threads == 2:
+                record_on_two_threads([(one, 1), (one, 1)])
+            else:
+                for _ in range(2000):
+                    one.end(one.begin(1, depth=0))
+        reader.refresh()
+        last = max(reader.calls(), key=lambda call: call.in_series)
+        found.append((last.in_series, last.digest))
+        reader.close()
+        recorder.close()
+    assert found[0] == found[1]
+    assert found[0][0] == 10_000
 
 
 # --- processes that end

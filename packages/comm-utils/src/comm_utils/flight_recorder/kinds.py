@@ -116,8 +116,15 @@ def make_kind(recorder: _Recorder, series: Series, kind: int, agreed: object, co
             note_thread()
             last_thread = thread
         number = next(numbers)
-        series.number = in_series = series.number + 1
-        series.digest = digest = hash((series.digest, signature, elements if counts else 0))
+        while True:
+            in_series, digest = series.number, series.digest
+            digest = hash((digest, signature, elements if counts else 0))
+            # Python changes threads at calls and at backward jumps only: not from here to the end of this block, but
+            # perhaps before. A lock would cost a fifth of the whole record.
+            if series.number == in_series:
+                series.number = in_series = in_series + 1
+                series.digest = digest
+                break
         splits = tag_word if sent is None else memory.add_splits(number, sent, received)
         pack_into(
             buffer,
