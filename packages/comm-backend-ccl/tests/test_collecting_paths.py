@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from comm_backend_ccl import kernels, shared_memory
+from comm_backend_ccl import kernels, native_module
 from comm_utils.kernels import CollectingPaths
 
-pytestmark = pytest.mark.skipif(not shared_memory.has_kernels(), reason="built without native code")
+pytestmark = pytest.mark.skipif(not native_module.has_kernels(), reason="built without native code")
 
 
 def paths_of(fallback: Any, threads: dict[int, dict[Any, Any]], make: Any) -> CollectingPaths:

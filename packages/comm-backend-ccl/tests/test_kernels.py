@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from comm_backend_ccl import shared_memory
+from comm_backend_ccl import native_module
 from comm_backend_ccl.tables import IN_SHARED_MEMORY
 from comm_utils import ReduceOp, kernels
 
-pytestmark = pytest.mark.skipif(not shared_memory.has_kernels(), reason="built without native code")
+pytestmark = pytest.mark.skipif(not native_module.has_kernels(), reason="built without native code")
 
 STEPS: dict[ReduceOp, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     ReduceOp.SUM: torch.add,

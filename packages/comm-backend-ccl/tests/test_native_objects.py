@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from comm_backend_ccl import shared_memory, tables
+from comm_backend_ccl import native_module, shared_memory, tables
 from comm_utils import ReduceOp
 from comm_utils.reduce_op import parse_reduce_op
 
@@ -163,7 +163,7 @@ def test_wrong_arguments_raise(call: Callable[[Any], object]) -> None:
 
 
 def test_codes_are_those_of_native_code() -> None:
-    codes = shared_memory._native.codes()
+    codes = native_module.NATIVE.codes()
     named = {"RECEIVE": "recv"}
     assert codes["operations"] == tuple(named.get(one.name, one.name.lower()) for one in tables.Operation)
     assert codes["dtypes"] == tuple(str(one).removeprefix("torch.") for one in tables.DTYPES)

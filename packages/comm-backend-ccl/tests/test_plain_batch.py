@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from comm_backend_ccl import kernels, shared_memory
+from comm_backend_ccl import kernels, native_module
 from comm_utils.kernels import PlainBatch
 
 pytestmark = pytest.mark.skipif(
-    not shared_memory.has_kernels() or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
+    not native_module.has_kernels() or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
     reason="built without native code, or this torch has no DLPack exchange for it",
 )
 

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from comm_backend_ccl import shared_memory, tables
+from comm_backend_ccl import native_module, shared_memory, tables
 from comm_utils import ReduceOp, kernels
 from comm_utils.torch_support.plain_tensors import TRANSFORMS, PlainTensors, is_intercepted, plain_tensors
 
 pytestmark = pytest.mark.skipif(
-    not shared_memory.has_kernels() or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
+    not native_module.has_kernels() or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
     reason="needs native code and a torch with DLPack's exchange API",
 )
 
@@ -51,7 +51,7 @@ def seen_by(transform: Callable[..., Callable[..., object]], shape: tuple[int, .
     found: list[int | None] = []
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(shared_memory.plain_tensor(tensor))
+        found.append(native_module.plain_tensor(tensor))
         return tensor.sum()
 
     transform(note)(torch.ones(shape))
@@ -90,7 +90,7 @@ HOSTILE: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_tensors_are_not_plain(name: str) -> None:
     tensor = HOSTILE[name]()
-    assert shared_memory.plain_tensor(tensor) is None
+    assert native_module.plain_tensor(tensor) is None
     memory = shared_memory.create(1)
     group = shared_memory.join(os.getpid(), memory, 0, [os.getpid()], False)
     shared_memory.close_descriptor(memory[0])
@@ -104,16 +104,16 @@ def test_hostile_tensors_are_not_plain(name: str) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_python_accessors_come_to_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where libtorch's C shim is not found, or a probe shows that it reads something else."""
-    native = shared_memory._native
+    native = native_module.NATIVE
     try:
         wrong_probes = [(torch.ones(3), 1, 12, 0, 6)]
         key = TRANSFORMS.value
         assert not native.bind_torch(torch.Tensor, torch.uint8, torch.int8, wrong_probes, is_intercepted, key)
-        assert shared_memory.plain_tensor(HOSTILE[name]()) is None
+        assert native_module.plain_tensor(HOSTILE[name]()) is None
         for dtype in (torch.float32, torch.uint8, torch.int8):
-            assert shared_memory.plain_tensor(torch.ones(3, dtype=dtype)) == tables.DTYPES[dtype]
+            assert native_module.plain_tensor(torch.ones(3, dtype=dtype)) == tables.DTYPES[dtype]
     finally:
-        assert shared_memory._bind_torch() == shared_memory.reads_storage_natively
+        assert native_module._bind_torch() == native_module.reads_storage_natively
 
 
 def test_wrapped_tensors_are_not_plain() -> None:
@@ -183,7 +183,7 @@ def test_predicates_are_freed() -> None:
 
 
 def test_plain_tensors_are() -> None:
-    native = shared_memory.plain_tensor
+    native = native_module.plain_tensor
     for dtype, code in tables.DTYPES.items():
         wanted = None if dtype in (torch.uint16, torch.uint32, torch.uint64) else code
         whole = torch.zeros(20, dtype=dtype)
@@ -196,4 +196,4 @@ def test_plain_tensors_are() -> None:
 
 
 def test_libtorch_is_asked_directly_on_the_version_that_is_tested() -> None:
-    assert shared_memory.reads_storage_natively
+    assert native_module.reads_storage_natively

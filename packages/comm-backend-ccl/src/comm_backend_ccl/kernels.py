@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from comm_backend_ccl import shared_memory
+from comm_backend_ccl import native_module
+from comm_backend_ccl.shared_memory import MOST_RANKS
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
 from comm_utils.kernels import CollectingPaths
 from comm_utils.reduce_op import ReduceOp
@@ -25,7 +26,7 @@ def plain_tensors(
 ) -> Callable[[Sequence[object]], bool] | None:
     """See ``comm_utils.kernels.plain_tensors``."""
     codes = [DTYPES[dtype] for dtype in dtypes if dtype in DTYPES]
-    return shared_memory.plain_tensors(codes, inference, grad, otherwise)
+    return native_module.plain_tensors(codes, inference, grad, otherwise)
 
 
 def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, error: torch.Tensor | None) -> bool:
@@ -33,14 +34,14 @@ def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, err
     code = CODECS.get(codec)
     if (
         code is None
-        or not shared_memory.has_kernels()
+        or not native_module.has_kernels()
         or not (_is_plain(source, torch.float32) and _is_plain(wire, torch.uint8))
     ):
         return False
     if error is not None and not (_is_plain(error, torch.float32) and error.numel() == source.numel()):
         return False
     lost = 0 if error is None else error.data_ptr()
-    shared_memory.encode(code, source.data_ptr(), lost, source.numel(), block, wire.data_ptr(), wire.numel())
+    native_module.encode(code, source.data_ptr(), lost, source.numel(), block, wire.data_ptr(), wire.numel())
     return True
 
 
@@ -49,11 +50,11 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     code = CODECS.get(codec)
     if (
         code is None
-        or not shared_memory.has_kernels()
+        or not native_module.has_kernels()
         or not (_is_plain(target, torch.float32) and _is_plain(wire, torch.uint8))
     ):
         return False
-    shared_memory.decode(code, wire.data_ptr(), wire.numel(), target.data_ptr(), target.numel(), block, adds)
+    native_module.decode(code, wire.data_ptr(), wire.numel(), target.data_ptr(), target.numel(), block, adds)
     return True
 
 
@@ -79,7 +80,7 @@ def _places(buckets: Sequence[torch.Tensor]) -> list[tuple[int, int, int]] | Non
     """Return dtype, address and bytes of each; None where one is not plain."""
     places = []
     for one in buckets:
-        code = shared_memory.plain_tensor(one)
+        code = native_module.plain_tensor(one)
         if code is None:
             return None
         places.append((code, one.data_ptr(), one.nbytes))
@@ -88,7 +89,7 @@ def _places(buckets: Sequence[torch.Tensor]) -> list[tuple[int, int, int]] | Non
 
 def plain_batch(tensors: list[torch.Tensor]) -> _PlainBatch | None:
     """See ``comm_utils.kernels.plain_batch``."""
-    native = shared_memory.plain_batch(tensors)
+    native = native_module.plain_batch(tensors)
     return None if native is None else _PlainBatch(native)
 
 
@@ -96,13 +97,13 @@ def collecting_paths(
     fallback: CollectingPaths, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
 ) -> CollectingPaths | None:
     """See ``comm_utils.kernels.collecting_paths``."""
-    found: CollectingPaths | None = shared_memory.collecting_paths(fallback, threads, make)
+    found: CollectingPaths | None = native_module.collecting_paths(fallback, threads, make)
     return found
 
 
 def collecting_path(key: object, runs: list[Any], return_value: object) -> Callable[..., Any] | None:
     """See ``comm_utils.kernels.collecting_path``."""
-    found: Callable[..., Any] | None = shared_memory.collecting_path(key, runs, return_value)
+    found: Callable[..., Any] | None = native_module.collecting_path(key, runs, return_value)
     return found
 
 
@@ -115,8 +116,8 @@ def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -
     """See ``comm_utils.kernels.reduce``; of plain, contiguous tensors on the CPU."""
     dtype, shape = output.dtype, output.shape
     begin, size = output.data_ptr(), output.nbytes
-    possible = shared_memory.has_kernels() and (op, dtype) in IN_SHARED_MEMORY.reductions
-    if not possible or not 0 < len(inputs) <= shared_memory.MOST_RANKS:
+    possible = native_module.has_kernels() and (op, dtype) in IN_SHARED_MEMORY.reductions
+    if not possible or not 0 < len(inputs) <= MOST_RANKS:
         return False
     for tensor in (output, *inputs):
         if (
@@ -130,5 +131,5 @@ def reduce(output: torch.Tensor, inputs: Sequence[torch.Tensor], op: ReduceOp) -
             return False
         if 0 < abs(tensor.data_ptr() - begin) < size:
             return False  # overwritten before it is read
-    shared_memory.reduce(DTYPES[dtype], op, begin, [tensor.data_ptr() for tensor in inputs], output.numel())
+    native_module.reduce(DTYPES[dtype], op, begin, [tensor.data_ptr() for tensor in inputs], output.numel())
     return True

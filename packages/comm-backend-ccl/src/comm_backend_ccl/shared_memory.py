@@ -1,31 +1,21 @@
-"""The engine in shared memory: the one module that calls into ``_shared_memory``.
-
-Groups, operations and blocks of memory are objects that own what they stand for.
-"""
+"""The engine in shared memory: groups, operations and blocks of memory, objects that own what they stand for."""
 
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import torch
 
 from comm_backend_ccl import host_profile
+from comm_backend_ccl.native_module import LOAD_ERROR, NATIVE
 from comm_backend_ccl.tables import DTYPES, OPS, Operation
 from comm_utils.flight_recorder.layout import CODES
 from comm_utils.log import logger
 from comm_utils.reduce_op import ReduceOp
-from comm_utils.torch_support.plain_tensors import TRANSFORMS, is_intercepted
-
-_native: Any = None
-try:
-    _native = importlib.import_module("comm_backend_ccl._shared_memory")
-except ImportError as error:
-    _missing = str(error)
 
 #: Of the native module: a rank's side of a group, an operation under way, and memory that peers can map.
 Group: TypeAlias = Any
@@ -43,23 +33,16 @@ __all__ = [
     "begin_wait",
     "close",
     "close_descriptor",
-    "collecting_path",
-    "collecting_paths",
     "create",
     "drain",
     "ended_ns",
     "facts",
     "failure",
-    "has_kernels",
     "join",
     "learns",
     "missing",
-    "plain_batch",
-    "plain_tensor",
-    "plain_tensors",
     "record_as",
     "record_to",
-    "reduce",
     "release",
     "settings",
     "shortcut",
@@ -87,33 +70,16 @@ MOST_RANKS = 64
 _RECORDED_GROUPS = 1 << CODES["group"][1]
 
 
-def _bind_torch() -> bool:
-    """Show native code a few tensors, by which it verifies that it reads their memory as Python does."""
-    resized = torch.empty(8, device="cpu")
-    resized.untyped_storage().resize_(4)
-    tensors = [torch.empty(3, device="cpu"), torch.empty(40, dtype=torch.uint8, device="cpu")[8:], resized]
-    probes = [
-        (one, one._cdata, one.untyped_storage().nbytes(), one.storage_offset(), code)
-        for one, code in zip(tensors, (6, 0, 6), strict=True)  # of c10::ScalarType
-    ]
-    key: int = TRANSFORMS.value
-    return bool(_native.bind_torch(torch.Tensor, torch.uint8, torch.int8, probes, is_intercepted, key))
-
-
-#: Whether native code asks tensors through libtorch's C shim; it asks through Python otherwise.
-reads_storage_natively = _native is not None and _bind_torch()
-
-
 def unavailable_reason() -> tuple[str, str] | None:
     """Return why it cannot be used in this process, and the remedy; None where it can."""
-    if _native is None:
+    if NATIVE is None:
         if sys.platform != "linux":
             return f"collectives in shared memory need Linux, this is {sys.platform}", "use dist_backend='gloo'"
         return (
-            f"this installation of comm-backend-ccl was built without native code ({_missing})",
+            f"this installation of comm-backend-ccl was built without native code ({LOAD_ERROR})",
             "reinstall it without COMM_CCL_WITHOUT_NATIVE in the environment",
         )
-    if _native.is_forked():
+    if NATIVE.is_forked():
         return "shared memory was used before this process was forked", "start processes with spawn or forkserver"
     _warn_of_variables()
     if os.environ.get(SWITCH, "").strip() == "0":
@@ -124,7 +90,7 @@ def unavailable_reason() -> tuple[str, str] | None:
 @functools.cache
 def _warn_of_variables() -> None:
     """Name values that mean nothing, once."""
-    switch, wanted, found = os.environ.get(SWITCH, "").strip(), os.environ.get(_KERNELS), _native.facts()["kernels"]
+    switch, wanted, found = os.environ.get(SWITCH, "").strip(), os.environ.get(_KERNELS), NATIVE.facts()["kernels"]
     if switch not in ("", "0", "1"):
         logger.warning("%s: got %r, expected 0 or 1; shared memory is used", SWITCH, switch)
     transfer, learning = os.environ.get(_TRANSFER), os.environ.get(_LEARNING)
@@ -141,10 +107,10 @@ def _warn_of_variables() -> None:
 
 def facts() -> dict[str, str]:
     """Return the facts about this engine that availability reports show."""
-    found: dict[str, Any] = _native.facts()
+    found: dict[str, Any] = NATIVE.facts()
     return {
         "shared memory": f"between up to {MOST_RANKS} ranks of a host, kernels for {found['kernels']}",
-        "shared memory from": str(_native.__file__),
+        "shared memory from": str(NATIVE.__file__),
         "profile of transfers": host_profile.describe(),
     }
 
@@ -176,48 +142,6 @@ def learns() -> bool:
     return os.environ.get(_TRANSFER, "") not in _TRANSFERS and os.environ.get(_LEARNING, "") != "0"
 
 
-def has_kernels() -> bool:
-    """Return whether :func:`reduce` can be called."""
-    return _native is not None
-
-
-def reduce(dtype: int, op: ReduceOp, output: int, inputs: Sequence[int], count: int) -> None:
-    """Overwrite the ``count`` elements at ``output`` with the reduction of those at ``inputs``."""
-    _native.reduce(dtype, OPS[op], output, inputs, count)
-
-
-def plain_batch(tensors: list[torch.Tensor]) -> Any:
-    """Return the native object for all of ``tensors``, see ``native/shared_memory/python/plain_batch.hpp``.
-
-    Returns:
-        None where one of them is not plain (see :func:`plain_tensor`), or two share memory.
-    """
-    return None if _native is None else _native.plain_batch(tensors)
-
-
-def collecting_paths(fallback: Any, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]) -> Any:
-    """Return a cache of fast paths that collect, see ``collecting_paths.hpp``; None without native code."""
-    return None if _native is None else _native.collecting_paths(fallback, threads, make)
-
-
-def collecting_path(key: object, runs: list[Any], return_value: object) -> Any:
-    """Return a fast path that collects, see ``collecting_paths.hpp``; None without native code."""
-    return None if _native is None else _native.collecting_path(key, runs, return_value)
-
-
-def encode(codec: int, source: int, error: int, count: int, block: int, wire: int, size_bytes: int) -> None:
-    """Encode ``count`` float32 at ``source`` into the ``size_bytes`` at ``wire``.
-
-    See ``native/shared_memory/kernels/codecs.hpp``. A ``wire`` of another size than the format needs is refused.
-    """
-    _native.encode(codec, source, error, count, block, wire, size_bytes)
-
-
-def decode(codec: int, wire: int, size_bytes: int, target: int, count: int, block: int, adds: bool) -> None:
-    """Decode the ``size_bytes`` at ``wire`` into ``count`` float32 at ``target``, or add it to them."""
-    _native.decode(codec, wire, size_bytes, target, count, block, adds)
-
-
 def create(size: int) -> tuple[int, int]:
     """Return new memory for a group of ``size`` ranks, through which others :func:`join`: its descriptor and inode.
 
@@ -225,7 +149,7 @@ def create(size: int) -> tuple[int, int]:
         MemoryError: there is not enough; says how much is needed.
         RuntimeError: a limit of this process, such as that of open files, is used up.
     """
-    descriptor, inode = _native.create(size)
+    descriptor, inode = NATIVE.create(size)
     return int(descriptor), int(inode)
 
 
@@ -251,7 +175,7 @@ def join(
         PermissionError: the memory cannot be opened from here.
         RuntimeError: a limit of this process, such as that of open files, is used up.
     """
-    return _native.join(holder, *memory, rank, list(pids), crowded, list(reading_order))
+    return NATIVE.join(holder, *memory, rank, list(pids), crowded, list(reading_order))
 
 
 def start(
@@ -382,8 +306,8 @@ def record_to(descriptor: int) -> None:
         RuntimeError: the file is no ring; calls are recorded as before.
         MemoryError: its file system has no room for it, or it cannot be mapped; likewise.
     """
-    if _native is not None:
-        _native.record_to(descriptor)
+    if NATIVE is not None:
+        NATIVE.record_to(descriptor)
 
 
 def record_as(group: Group, index: int) -> None:
@@ -412,7 +336,7 @@ def release(handle: Pending) -> None:
 
 def close_descriptor(descriptor: int) -> None:
     """Give back the descriptor that :func:`create` returned, when all have joined."""
-    _native.close_descriptor(descriptor)
+    NATIVE.close_descriptor(descriptor)
 
 
 def allocate(size: int) -> Block:
@@ -422,40 +346,12 @@ def allocate(size: int) -> Block:
         MemoryError: there is not enough; says how much is needed.
         RuntimeError: a limit of this process, such as that of open files, is used up; or this is a forked child.
     """
-    return _native.allocate(size)
+    return NATIVE.allocate(size)
 
 
 def statistics() -> dict[str, int]:
     """Return the statistics of this process's blocks, see ``comm_collectives.shared_memory_stats``."""
-    if _native is None:
+    if NATIVE is None:
         return {}
-    found: dict[str, int] = _native.statistics()
-    return found
-
-
-def plain_tensor(tensor: object) -> int | None:
-    """Return the code of a tensor's dtype where native code may take it as it is; None of everything else.
-
-    Plain is a ``torch.Tensor`` and no subclass, contiguous and on the CPU, of at least one element and of a dtype of
-    :data:`comm_backend_ccl.tables.DTYPES`, whose storage holds all elements and whose values no flag changes.
-    """
-    return None if _native is None else _native.plain_tensor(tensor)
-
-
-def plain_tensors(
-    codes: Iterable[int], inference: bool, grad: bool, otherwise: Callable[[Sequence[object]], bool]
-) -> Callable[[Sequence[object]], bool] | None:
-    """Return a predicate of lists and tuples that says what ``otherwise`` does, sooner for plain tensors.
-
-    Args:
-        codes: of the dtypes that it accepts.
-
-    Returns:
-        None where there is no native code, or torch does not offer what it asks.
-    """
-    if _native is None:
-        return None
-    found: Callable[[Sequence[object]], bool] | None = _native.plain_tensors(
-        sum(1 << code for code in set(codes)), inference, grad, otherwise
-    )
+    found: dict[str, int] = NATIVE.statistics()
     return found

@@ -13,8 +13,9 @@ import torch
 from torch.distributed import GroupMember, ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
-from comm_backend_torch.fast_path import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, fast_path
+from comm_backend_torch.fast_path import fast_path
 from comm_backend_torch.reduce_ops import OptionsTable, op_name
+from comm_backend_torch.starts import ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
 from comm_utils.fast_path import FastPath

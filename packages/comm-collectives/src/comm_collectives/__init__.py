@@ -1,5 +1,6 @@
 """The high-level collective API, built on low-level reduction operations over any backend."""
 
+from comm_collectives.all_gather import all_gather, all_gather_into_tensor
 from comm_collectives.all_to_all import all_to_all, all_to_all_single
 from comm_collectives.coalesced import all_gather_coalesced, all_reduce_coalesced, reduce_scatter_coalesced
 from comm_collectives.coalescing import coalescing
@@ -7,7 +8,8 @@ from comm_collectives.collectives import all_reduce, barrier, broadcast, inferen
 from comm_collectives.compression import Compression
 from comm_collectives.default_compression import set_compression
 from comm_collectives.deterministic_reductions import set_deterministic_reductions
-from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor, gather, scatter
+from comm_collectives.device_meshes import init_device_mesh, initialize_mesh_device
+from comm_collectives.gather_scatter import gather, scatter
 from comm_collectives.groups import (
     destroy_process_group,
     get_all_ranks_from_group,
@@ -18,8 +20,6 @@ from comm_collectives.groups import (
     get_rank,
     get_world_group,
     get_world_size,
-    init_device_mesh,
-    initialize_mesh_device,
     monitored_barrier,
     new_group,
 )

@@ -1,283 +1,33 @@
-"""Collectives that bring every rank's tensor together, or hand parts out: all_gather, gather, scatter."""
+"""Collectives with a root that gets every rank's tensor, or hands parts out: gather, scatter."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import torch
 
-from comm_collectives import traced
-from comm_collectives.annotations import Compressing, Group, Timeout
+from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import (
-    check_dtype,
     check_list,
     check_numel,
     check_tensor,
-    describe,
     enter,
     group_rank_of,
 )
 from comm_collectives.collective import collective
-from comm_collectives.compression import calls as compressed
-from comm_collectives.compression import selection
-from comm_collectives.compression.settings import Compression
-from comm_collectives.hierarchy.choice import with_hierarchy
-from comm_collectives.memory import StagingBuffer, as_bytes, contiguous_elements, copy_back, copy_if_overlapping
+from comm_collectives.memory import (
+    StagingBuffer,
+    as_bytes,
+    contiguous_elements,
+    copy_back,
+    copy_if_overlapping,
+    copy_if_overlapping_any,
+)
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["all_gather", "all_gather_into_tensor", "gather", "scatter"]
-
-
-@overload
-def all_gather(
-    tensor_list: torch.Tensor,
-    tensor: Group = None,
-    group: Group = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> list[torch.Tensor]: ...
-@overload
-def all_gather(
-    tensor_list: torch.Tensor,
-    tensor: Group = None,
-    group: Group = None,
-    async_op: Literal[True] = ...,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> Work: ...
-@overload
-def all_gather(
-    tensor_list: torch.Tensor,
-    tensor: Group = None,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> list[torch.Tensor] | Work: ...
-@overload
-def all_gather(
-    tensor_list: list[torch.Tensor],
-    tensor: torch.Tensor,
-    group: Group = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> None: ...
-@overload
-def all_gather(
-    tensor_list: list[torch.Tensor],
-    tensor: torch.Tensor,
-    group: Group = None,
-    async_op: Literal[True] = ...,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> Work: ...
-@overload
-def all_gather(
-    tensor_list: list[torch.Tensor],
-    tensor: torch.Tensor,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> Work | None: ...
-@collective(("tensor_list", "tensor"))
-def all_gather(
-    tensor_list: Any = None,
-    tensor: Any = None,
-    group: Any = None,
-    async_op: bool = False,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> Any:
-    """Collect every rank's tensor on every rank.
-
-    Two forms: ``all_gather(tensor, group=None, async_op=False)`` returns the list (with ``async_op`` the handle's
-    ``result()`` is the list); ``all_gather(tensor_list, tensor, group, async_op)`` fills a given one.
-
-    Args:
-        tensor_list: W tensors of the dtype of ``tensor``; entry r has the size of rank r's tensor (sizes may differ
-            between ranks); overwritten.
-        tensor: any shape and dtype; only read. In the one-tensor form the same shape on every rank.
-        compression: as for ``all_reduce``; every rank gets what all decode, of its own tensor too.
-    """
-    if isinstance(tensor_list, torch.Tensor) and not isinstance(tensor, torch.Tensor):
-        if isinstance(group, bool):
-            group, async_op = tensor, group  # all_gather(tensor, group, async_op)
-        elif tensor is not None and group is None:
-            group = tensor  # all_gather(tensor, group)
-        if isinstance(group, (list, tuple)) and any(isinstance(entry, torch.Tensor) for entry in group):
-            raise ArgumentTypeError(
-                f"all_gather: tensor_list: got a tensor, and after it {describe(group)}; expected the list first: "
-                "all_gather(tensor_list, tensor)"
-            )
-        return _all_gather_one(tensor_list, group, async_op, timeout, compression)
-    if tensor_list is None and isinstance(tensor, torch.Tensor):
-        return _all_gather_one(tensor, group, async_op, timeout, compression)
-    backend = enter("all_gather", group, timeout)
-    if backend is None:
-        return None
-    check_tensor("all_gather", "tensor", tensor, backend, group)
-    W = backend.get_world_size(group)
-    check_list("all_gather", "tensor_list", tensor_list, W, backend, group, like=tensor, written=True)
-    own = tensor_list[backend.get_rank(group)]
-    check_numel(
-        "all_gather", f"tensor_list[{backend.get_rank(group)}]", own, tensor.numel(), "this rank's tensor goes there"
-    )
-    native = backend.capabilities(group, tensor.device.type).dtypes
-    buffers = [StagingBuffer(output) for output in tensor_list]
-    # This rank's own size may differ from the others'.
-    size_bytes = max(output.nbytes for output in tensor_list)
-    chosen = selection.choose("all_gather", compression, tensor, None, group, size_bytes)
-    if chosen is not None:
-        return _all_gather_compressed(backend, buffers, tensor, group, async_op, chosen, tensor_list)
-    sent = as_bytes(_copy_if_overlapping_any(contiguous_elements(tensor), buffers, backend.get_rank(group)), native)
-    received = [as_bytes(buffer.memory, native) for buffer in buffers]
-    if len({part.numel() for part in received}) == 1:
-        backend = with_hierarchy("all_gather", backend, group, W * tensor.nbytes, tensor.device)
-        works = [backend.all_gather(received, sent, group, async_op)]
-    else:
-        works = _all_gather_uneven(backend, received, sent, group, async_op)
-    return deliver(works, copy_back(buffers), tensor_list, async_op)
-
-
-def _all_gather_compressed(
-    backend: Backend,
-    buffers: list[StagingBuffer],
-    tensor: torch.Tensor,
-    group: Group,
-    async_op: bool,
-    chosen: Compression,
-    result: Any,
-) -> Work | None:
-    targets, source = [buffer.memory for buffer in buffers], contiguous_elements(tensor)
-    finish = copy_back(buffers) or (lambda: None)
-    if len({part.numel() for part in targets}) == 1:
-        source = _copy_if_overlapping_any(source, buffers, backend.get_rank(group))
-        return compressed.all_gather("all_gather", backend, targets, source, group, async_op, chosen, finish, result)
-    source = _copy_if_overlapping_any(source, buffers, -1)
-    sources = [source] * len(targets)
-    return compressed.all_to_all(
-        "all_gather", backend, targets, sources, tensor, group, async_op, chosen, finish, result
-    )
-
-
-def _all_gather_one(
-    tensor: torch.Tensor, group: Group, async_op: bool, timeout: Timeout, compression: Compressing
-) -> Any:
-    backend = enter("all_gather", group, timeout)
-    if backend is None:
-        return None
-    check_tensor("all_gather", "tensor", tensor, backend, group)
-    native = backend.capabilities(group, tensor.device.type).dtypes
-    gathered = torch.empty((backend.get_world_size(group), *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-    parts = list(gathered.unbind(0))
-    chosen = selection.choose("all_gather", compression, tensor, None, group)
-    if chosen is not None:
-        targets, source = [part.view(-1) for part in parts], contiguous_elements(tensor)
-        finished = compressed.all_gather(
-            "all_gather", backend, targets, source, group, async_op, chosen, lambda: None, parts
-        )
-        return finished if async_op else parts
-    sent, received = as_bytes(contiguous_elements(tensor), native), as_bytes(gathered.view(-1), native)
-    backend = with_hierarchy("all_gather_into_tensor", backend, group, gathered.nbytes, tensor.device)
-    work = backend.all_gather_into_tensor(received, sent, group, async_op)
-    return deliver([work], None, parts, True) if async_op else parts
-
-
-def _all_gather_uneven(
-    backend: Backend, received: list[torch.Tensor], sent: torch.Tensor, group: Group, async_op: bool
-) -> list[Work | None]:
-    """One broadcast from every rank, all started before any is waited for."""
-    received[backend.get_rank(group)].copy_(sent)
-    started = [backend.broadcast(part, None, group, True, position) for position, part in enumerate(received)]
-    if not async_op:
-        for work in started:
-            if work is not None:
-                work.wait()
-    return started
-
-
-@overload
-def all_gather_into_tensor(
-    output_tensor: torch.Tensor,
-    input_tensor: torch.Tensor,
-    group: Group = None,
-    async_op: Literal[False] = False,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> None: ...
-@overload
-def all_gather_into_tensor(
-    output_tensor: torch.Tensor,
-    input_tensor: torch.Tensor,
-    group: Group = None,
-    async_op: Literal[True] = ...,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> Work: ...
-@overload
-def all_gather_into_tensor(
-    output_tensor: torch.Tensor,
-    input_tensor: torch.Tensor,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> Work | None: ...
-@collective(("output_tensor", "input_tensor"), compiled=traced.all_gather_into_tensor)
-def all_gather_into_tensor(
-    output_tensor: torch.Tensor,
-    input_tensor: torch.Tensor,
-    group: Group = None,
-    async_op: bool = False,
-    *,
-    timeout: Timeout = None,
-    compression: Compressing = None,
-) -> Work | None:
-    """Collect every rank's tensor, one after the other in rank order, in one tensor on every rank.
-
-    Args:
-        output_tensor: W times the elements of ``input_tensor``, such as (W*n, ...) or (W, n, ...), same dtype; dense;
-            overwritten.
-        input_tensor: any shape and dtype, the same on every rank; only read.
-        compression: as for :func:`all_gather`.
-    """
-    call = "all_gather_into_tensor"
-    backend = enter(call, group, timeout)
-    if backend is None:
-        return None
-    check_tensor(call, "input_tensor", input_tensor, backend, group)
-    check_tensor(call, "output_tensor", output_tensor, backend, group, written=True)
-    check_dtype(call, "output_tensor", output_tensor, input_tensor)
-    W, n = backend.get_world_size(group), input_tensor.numel()
-    check_numel(call, "output_tensor", output_tensor, W * n, f"{n} elements of input_tensor from each of {W} ranks")
-    native = backend.capabilities(group, input_tensor.device.type).dtypes
-    buffer = StagingBuffer(output_tensor)
-    source = copy_if_overlapping(contiguous_elements(input_tensor), buffer.memory, own_slot=n * backend.get_rank(group))
-    chosen = selection.choose(call, compression, input_tensor, None, group)
-    if chosen is not None:
-        targets = [buffer.memory[rank * n : (rank + 1) * n] for rank in range(W)]
-        return compressed.all_gather(
-            call, backend, targets, source, group, async_op, chosen, buffer.copy_back, output_tensor
-        )
-    backend = with_hierarchy(call, backend, group, buffer.memory.nbytes, input_tensor.device)
-    sent, received = as_bytes(source, native), as_bytes(buffer.memory, native)
-    work = backend.all_gather_into_tensor(received, sent, group, async_op)
-    return deliver([work], copy_back([buffer]), output_tensor, async_op)
+__all__ = ["gather", "scatter"]
 
 
 @overload
@@ -347,7 +97,7 @@ def gather(
     for rank, output in enumerate(gather_list):
         check_numel("gather", f"gather_list[{rank}]", output, tensor.numel(), "the size of tensor")
     buffers = [StagingBuffer(output) for output in gather_list]
-    sent = as_bytes(_copy_if_overlapping_any(contiguous_elements(tensor), buffers, position), native)
+    sent = as_bytes(copy_if_overlapping_any(contiguous_elements(tensor), buffers, position), native)
     received = [as_bytes(buffer.memory, native) for buffer in buffers]
     work = backend.gather(sent, received, None, group, async_op, position)
     return deliver([work], copy_back(buffers), gather_list, async_op)
@@ -429,13 +179,6 @@ def scatter(
         _check_absent("scatter", "scatter_list", scatter_list, "src")
     work = backend.scatter(received, sent, None, group, async_op, position)
     return deliver([work], copy_back([buffer]), tensor, async_op)
-
-
-def _copy_if_overlapping_any(source: torch.Tensor, buffers: list[StagingBuffer], own: int) -> torch.Tensor:
-    """``source``, copied if it lies where another rank's elements arrive."""
-    for rank, buffer in enumerate(buffers):
-        source = copy_if_overlapping(source, buffer.memory, own_slot=0 if rank == own else None)
-    return source
 
 
 def _first_global(backend: Backend, group: Group) -> int | None:

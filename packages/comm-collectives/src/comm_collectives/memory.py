@@ -16,6 +16,7 @@ __all__ = [
     "contiguous_elements",
     "copy_back",
     "copy_if_overlapping",
+    "copy_if_overlapping_any",
     "copyable",
     "is_dense",
     "memory_view",
@@ -145,6 +146,13 @@ def copy_if_overlapping(source: torch.Tensor, written: torch.Tensor, own_slot: i
     if own_slot is not None and source.data_ptr() == written.data_ptr() + own_slot * written.element_size():
         return source
     return copyable(source).clone().view(source.dtype)
+
+
+def copy_if_overlapping_any(source: torch.Tensor, buffers: list[StagingBuffer], own: int) -> torch.Tensor:
+    """Return ``source``, copied if it lies where another rank's elements arrive; ``own`` is this rank."""
+    for rank, buffer in enumerate(buffers):
+        source = copy_if_overlapping(source, buffer.memory, own_slot=0 if rank == own else None)
+    return source
 
 
 def overlapping(tensors: Sequence[torch.Tensor]) -> bool:

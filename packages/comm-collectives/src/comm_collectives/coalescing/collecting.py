@@ -6,7 +6,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from comm_collectives.gather_scatter import all_gather
+from comm_collectives.all_gather import all_gather
 from comm_utils import kernels
 from comm_utils.errors import ArgumentError
 from comm_utils.fast_path import FastPath, FastPathCache, FastPathKey

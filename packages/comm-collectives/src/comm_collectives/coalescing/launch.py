@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from comm_collectives.all_gather import all_gather, all_gather_into_tensor
 from comm_collectives.buffers import Buffers
 from comm_collectives.coalesced import all_gather_coalesced, interleave
 from comm_collectives.coalescing.collecting import Run
@@ -14,7 +15,6 @@ from comm_collectives.coalescing.conflicts import calls_conflict
 from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
 from comm_collectives.coalescing.plain import plain_all_reduces
 from comm_collectives.collectives import all_reduce
-from comm_collectives.gather_scatter import all_gather, all_gather_into_tensor
 from comm_collectives.memory import contiguous_elements, copyable, is_dense
 from comm_collectives.reduce_scatter import reduce_scatter_tensor
 from comm_utils.active import slot

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
-from comm_collectives.gather_scatter import all_gather_into_tensor
 from comm_collectives.groups import get_world_size
 from comm_collectives.hooks.gradient_reduction import GradientReduction
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
-from comm_collectives.gather_scatter import all_gather_into_tensor
 from comm_collectives.groups import get_process_group_ranks, get_world_size
 from comm_collectives.hooks.pipeline.actions import Schedule
 from comm_collectives.objects import allgather_object

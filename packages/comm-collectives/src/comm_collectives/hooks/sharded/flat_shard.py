@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
-from comm_collectives.gather_scatter import all_gather_into_tensor
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.buckets import FlatLayout, flat_layout, flat_memory
 from comm_utils.backend import Work

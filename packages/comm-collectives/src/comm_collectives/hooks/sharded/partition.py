@@ -7,9 +7,9 @@ from math import prod
 
 import torch
 
+from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
 from comm_collectives.arguments import check_numel, check_tensor, enter, integer
-from comm_collectives.gather_scatter import all_gather_into_tensor
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.memory import contiguous_elements
 from comm_utils.errors import ArgumentError

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
 from comm_collectives.collectives import all_reduce
-from comm_collectives.gather_scatter import all_gather_into_tensor
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.reduce_scatter import reduce_scatter_tensor
 from comm_utils.errors import ArgumentError, ArgumentTypeError

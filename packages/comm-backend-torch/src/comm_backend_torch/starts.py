@@ -1,0 +1,221 @@
+"""Start each operation of a fast path: one method of c10d, called with the tensors alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import ProcessGroup
+from torch.distributed import distributed_c10d as internals
+
+from comm_backend_torch.capabilities import capabilities_of
+from comm_backend_torch.gloo_waits import wait_in_slices
+from comm_backend_torch.reduce_ops import C10D_OPS, set_async
+from comm_utils.backend import Capabilities
+from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.flattening import flat_view, flatten, staging_memory
+from comm_utils.torch_support.group_state import GroupState
+
+__all__ = ["ALL_GATHER", "ALL_TO_ALL", "REDUCE_SCATTER", "STARTS", "CallKind", "Start"]
+
+# torch 2.13 renamed the flat collectives of the process group, whose old names go through the new ones; its libraries
+# kept the old ones.
+_NEW_NAMES = {
+    "_allgather_base": "all_gather_single",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "alltoall_base": "all_to_all_single",
+}
+_OF_GROUPS = {old: new if hasattr(ProcessGroup, new) else old for old, new in _NEW_NAMES.items()}
+ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL = _OF_GROUPS.values()
+
+# Libraries that exchange lists of tensors themselves; the others are given one tensor.
+_EXCHANGE_LISTS = frozenset(("fake", "nccl", "xccl"))
+
+Start = Callable[..., Any]
+
+
+class CallKind(NamedTuple):
+    """The properties that all calls of one fast path share.
+
+    Attributes:
+        operation: as ``Backend.fast_path`` names it.
+        call: the user's, for the flight recorder.
+        methods: has c10d's methods: the process group, or its library for this kind of device.
+    """
+
+    operation: str
+    call: str
+    state: GroupState
+    device: str
+    op: ReduceOp | None
+    root: int | None
+    async_op: bool
+    methods: Any
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return capabilities_of(self.state.libraries[self.device])
+
+
+def _options(kind: CallKind, of: type) -> Any:
+    options = set_async(of(), kind.async_op)
+    if kind.op is not None:
+        options.reduceOp = C10D_OPS[kind.op]
+    if kind.root is not None:
+        options.rootRank = kind.root
+    return options
+
+
+def _flat(kind: CallKind, name: str) -> Callable[..., Any]:
+    """Return the flat collective that has that name where it was not renamed."""
+    found: Callable[..., Any] | None = getattr(kind.methods, _NEW_NAMES[name], None)
+    return getattr(kind.methods, name) if found is None else found
+
+
+def _of_list(kind: CallKind, method: Callable[..., Any], options: Any) -> Start:
+    """Return ``method`` of a list of one tensor."""
+    if kind.async_op:
+        return lambda tensor: method([tensor], options)
+    return lambda tensors: method(tensors, options)
+
+
+def _all_reduce(kind: CallKind) -> Start:
+    return _of_list(kind, kind.methods.allreduce, _options(kind, internals.AllreduceOptions))
+
+
+def _broadcast(kind: CallKind) -> Start:
+    options = _options(kind, internals.BroadcastOptions)
+    options.rootTensor = 0
+    return _of_list(kind, kind.methods.broadcast, options)
+
+
+def _reduce(kind: CallKind) -> Start:
+    options, method = _options(kind, internals.ReduceOptions), kind.methods.reduce
+    if kind.state.rank == kind.root or kind.capabilities.preserving_reduce:
+        return _of_list(kind, method, options)
+
+    # The tensors of the other ranks stay as they are.
+    def of_copy(tensors: Any) -> Any:
+        tensor = tensors if kind.async_op else tensors[0]
+        return method([tensor.detach().clone()], options)
+
+    return of_copy
+
+
+def _message(name: str) -> Callable[[CallKind], Start]:
+    def make(kind: CallKind) -> Start:
+        method, peer = getattr(kind.methods, name), kind.root
+        return lambda tensors: method(tensors, peer, 0)
+
+    return make
+
+
+def _all_gather(kind: CallKind) -> Start:
+    method, options = kind.methods.allgather, _options(kind, internals.AllgatherOptions)
+    return lambda parts, tensor: method([parts], [tensor], options)
+
+
+def _all_gather_into_tensor(kind: CallKind) -> Start:
+    method, options = _flat(kind, "_allgather_base"), _options(kind, internals.AllgatherOptions)
+
+    def start(output: torch.Tensor, input: torch.Tensor) -> Any:
+        if output.dim() != 1 or input.dim() != 1:
+            output, input = flat_view(output), flat_view(input)
+        return method(output, input, options)
+
+    return start
+
+
+def _reduce_scatter_tensor(kind: CallKind) -> Start | None:
+    if "reduce_scatter_tensor" not in kind.capabilities.operations:
+        return None
+    method, options = _flat(kind, "_reduce_scatter_base"), _options(kind, internals.ReduceScatterOptions)
+
+    def start(output: torch.Tensor, input: torch.Tensor) -> Any:
+        if output.dim() != 1 or input.dim() != 1:
+            output, input = flat_view(output), flat_view(input)
+        return method(output, input, options)
+
+    return start
+
+
+def _reduce_scatter(kind: CallKind) -> Start | None:
+    if kind.state.libraries[kind.device] not in _EXCHANGE_LISTS:
+        return None
+    method, options = kind.methods.reduce_scatter, _options(kind, internals.ReduceScatterOptions)
+    return lambda output, inputs: method([output], [inputs], options)
+
+
+def _all_to_all_single(kind: CallKind) -> Start:
+    method, options = _flat(kind, "alltoall_base"), _options(kind, internals.AllToAllOptions)
+    return lambda output, input, rows_out=None, rows_in=None: method(
+        output, input, rows_out or [], rows_in or [], options
+    )
+
+
+def _all_to_all(kind: CallKind) -> Start | None:
+    options, exchange = _options(kind, internals.AllToAllOptions), _flat(kind, "alltoall_base")
+    if kind.state.libraries[kind.device] in _EXCHANGE_LISTS:
+        return partial(_exchange_lists, kind.methods.alltoall, options)
+    if kind.async_op:
+        return None
+    in_slices = wait_in_slices(kind.state, kind.device)
+
+    def start(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        source = flatten(inputs)
+        memory, finish = staging_memory(outputs, source)
+        sizes_out, sizes_in = [one.numel() for one in outputs], [one.numel() for one in inputs]
+        work = exchange(memory, source, sizes_out, sizes_in, options)
+        if in_slices is None:
+            work.wait()
+        else:
+            in_slices(work)
+        finish()
+
+    return start
+
+
+def _exchange_lists(
+    method: Callable[..., Any], options: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor]
+) -> Any:
+    written = {one.untyped_storage().data_ptr() for one in outputs}
+    if any(one.untyped_storage().data_ptr() in written for one in inputs):
+        inputs = [one.clone() for one in inputs]  # read while others' elements arrive there
+    return method(outputs, inputs, options)
+
+
+def _gather(kind: CallKind) -> Start:
+    method, options = kind.methods.gather, _options(kind, internals.GatherOptions)
+    return lambda tensor, parts: method([parts] if parts else [], [tensor], options)
+
+
+def _scatter(kind: CallKind) -> Start:
+    method, options = kind.methods.scatter, _options(kind, internals.ScatterOptions)
+    return lambda tensor, parts: method([tensor], [parts] if parts else [], options)
+
+
+def _barrier(kind: CallKind) -> Start:
+    method, options = kind.methods.barrier, _options(kind, internals.BarrierOptions)
+    if hasattr(options, "device") and kind.device != "cpu":
+        options.device = torch.device(kind.device)
+    return lambda: method(options)
+
+
+STARTS: dict[str, Callable[[CallKind], Start | None]] = {
+    "all_gather": _all_gather,
+    "all_gather_into_tensor": _all_gather_into_tensor,
+    "all_reduce": _all_reduce,
+    "all_to_all": _all_to_all,
+    "all_to_all_single": _all_to_all_single,
+    "barrier": _barrier,
+    "broadcast": _broadcast,
+    "gather": _gather,
+    "recv": _message("recv"),
+    "reduce": _reduce,
+    "reduce_scatter": _reduce_scatter,
+    "reduce_scatter_tensor": _reduce_scatter_tensor,
+    "scatter": _scatter,
+    "send": _message("send"),
+}
