@@ -9,6 +9,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.buffers import Buffers
 from comm_collectives.compression.codec import Codec
+from comm_collectives.pieces import pieces
 from comm_utils.backend import Backend, Work
 
 __all__ = ["Link", "decode_into", "sum_in"]
@@ -36,18 +37,13 @@ class Link:
     def pieces(self, most: int) -> list[slice]:
         """Return the pieces in which slices with up to ``most`` elements travel.
 
-        The last ones are smaller, because nothing else is under way with the last.
+        The first one is as long as the others: a shorter one gained nothing where it was measured.
         """
         unit = max(1, self.codec.granularity)
         bytes_of_units = max(1, self.codec.encoded_bytes(unit * 256)) / 256
-        longest = max(1, min(_MOST_ELEMENTS // unit, int(_PIECE_BYTES / bytes_of_units))) * unit
-        found, begin = [], 0
-        while begin < most:
-            half = -(-(most - begin) // (2 * unit)) * unit
-            length = min(longest, max(half, longest // _SHORTEST_PART))
-            found.append(slice(begin, min(most, begin + length)))
-            begin += length
-        return found
+        longest = max(1, min(_MOST_ELEMENTS // unit, int(_PIECE_BYTES / bytes_of_units)))
+        shortest = max(1, longest // _SHORTEST_PART)
+        return list(pieces(most, unit, longest * unit, shortest * unit, first=longest * unit))
 
     def wire_bytes(self, count: int) -> int:
         """Return the bytes of ``count`` elements, with what aligns the next ones."""

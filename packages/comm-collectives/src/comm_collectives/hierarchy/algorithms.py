@@ -19,6 +19,7 @@ from comm_collectives.buffers import Buffers
 from comm_collectives.hierarchy.between import Between, gather
 from comm_collectives.hierarchy.plan import Plan
 from comm_collectives.memory import as_bytes
+from comm_collectives.pieces import pieces
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
 
@@ -35,21 +36,13 @@ _DEPTH = 2
 def _pieces(count: int, itemsize: int, unit: int, most_bytes: int | None = None) -> Iterator[slice]:
     """Cut ``count`` elements into pieces of a multiple of ``unit``, but for the last one.
 
-    Where there are several, the first and the last ones are shorter: the link has nothing to carry while the first is
-    exchanged within the hosts, nor while the last is.
-
     Args:
         most_bytes: of pieces that are all of this size, but for the last one.
     """
     longest = max(1, (most_bytes or _PIECE_BYTES) // (itemsize * unit)) * unit
     ramps = most_bytes is None and count > longest
     shortest = max(1, longest // (_SHORTEST_PART * unit)) * unit if ramps else longest
-    begin, most = 0, shortest
-    while begin < count:
-        half = -(-(count - begin) // (2 * unit)) * unit
-        length = min(most, max(half, shortest))
-        yield slice(begin, min(begin + length, count))
-        begin, most = begin + length, min(2 * most, longest)
+    return pieces(count, unit, longest, shortest, first=shortest)
 
 
 class _UnderWay:
