@@ -3,8 +3,9 @@
     python benchmarks/dispatch.py [--rounds N] [--calls N] [--json FILE]
 
 Each operation is measured on float32 tensors with one element for each rank, in turns (A B A B ...), on torch's fake
-process group, which moves nothing, and on gloo with 1 and 2 ranks pinned to cores. A round is the mean of many calls;
-the table shows medians and minima over the rounds, and ratios of medians.
+process group, which moves nothing, and on gloo with 1 and 2 ranks pinned to cores; where there is a GPU, also on NCCL
+with 1 rank: the host's time, as it does not wait for the device. A round is the mean of many calls; the table shows
+medians and minima over the rounds, and ratios of medians.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,23 +27,24 @@ from typing import Any
 WARM_UP_CALLS = 50
 
 
-def contestants(dist: Any, c10d: Any, torch: Any) -> dict[str, dict[str, Callable[[], object]]]:
+def contestants(dist: Any, c10d: Any, torch: Any, device: str) -> dict[str, dict[str, Callable[[], object]]]:
     """Operation -> what is compared; ours and torch's on tensors of their own."""
     W, root = dist.get_world_size(), dist.get_rank() == 0
-    group, options, direct = c10d.group.WORLD, c10d.AllreduceOptions(), torch.ones(1)
+    group, options, direct = c10d.group.WORLD, c10d.AllreduceOptions(), torch.ones(1, device=device)
     found: dict[str, dict[str, Callable[[], object]]] = {}
     for name, api in (("torch", c10d), ("ours", dist)):
-        for operation, call in calls(api, torch, W, root).items():
+        for operation, call in calls(api, torch, W, root, device).items():
             found.setdefault(operation, {})[name] = call
     found["all_reduce"]["group"] = lambda: group.allreduce([direct], options).wait()
     return found
 
 
-def calls(api: Any, torch: Any, W: int, root: bool) -> dict[str, Callable[[], object]]:
+def calls(api: Any, torch: Any, W: int, root: bool, device: str) -> dict[str, Callable[[], object]]:
     """Each operation as users call it, on one element for each rank."""
-    one, many = torch.ones(1), torch.ones(W)
-    part, received, exchanged = torch.ones(1), torch.ones(W), torch.ones(W)
-    sent, parts = [torch.ones(1) for _ in range(W)], [torch.ones(1) for _ in range(W)]
+    ones = partial(torch.ones, device=device)
+    one, many = ones(1), ones(W)
+    part, received, exchanged = ones(1), ones(W), ones(W)
+    sent, parts = [ones(1) for _ in range(W)], [ones(1) for _ in range(W)]
     # Since 2.13, torch warns at every use of the older names.
     gather = getattr(api, "all_gather_single", api.all_gather_into_tensor)
     scatter = getattr(api, "reduce_scatter_single", api.reduce_scatter_tensor)
@@ -77,9 +81,11 @@ def measure(transport: str, rounds: int, calls_a_round: int) -> dict[str, Any]:
     dist.init_distributed("gloo" if transport == "gloo" else None, verbose=False)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[dist.get_rank() % len(cores)]})
-    check(dist, torch, transport)
+    device = "cuda" if transport == "nccl" else "cpu"
+    wait = torch.cuda.synchronize if transport == "nccl" else lambda: None
+    check(dist, torch, transport, device)
     times: dict[str, dict[str, list[float]]] = {}
-    for operation, functions in contestants(dist, c10d, torch).items():
+    for operation, functions in contestants(dist, c10d, torch, device).items():
         for function in functions.values():
             for _ in range(WARM_UP_CALLS):
                 function()
@@ -90,6 +96,7 @@ def measure(transport: str, rounds: int, calls_a_round: int) -> dict[str, Any]:
                 for _ in range(calls_a_round):
                     function()
                 times[operation][name].append((perf_counter() - start) / calls_a_round * 1e6)
+                wait()
     result = {
         "transport": transport,
         "ranks": dist.get_world_size(),
@@ -107,9 +114,9 @@ def measure(transport: str, rounds: int, calls_a_round: int) -> dict[str, Any]:
     return result
 
 
-def check(dist: Any, torch: Any, transport: str) -> None:
+def check(dist: Any, torch: Any, transport: str, device: str) -> None:
     """The call that is timed gives the right sum."""
-    tensor = torch.full((1,), float(dist.get_rank() + 1))
+    tensor = torch.full((1,), float(dist.get_rank() + 1), device=device)
     for _ in range(2):  # the first call takes the long way, the second the one that is timed
         tensor.fill_(float(dist.get_rank() + 1))
         dist.all_reduce(tensor)
@@ -147,9 +154,9 @@ def report(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=41)
-    parser.add_argument("--calls", type=int, default=2000, help="calls a round; a tenth of it on gloo")
+    parser.add_argument("--calls", type=int, default=2000, help="calls a round; a tenth of it on gloo and NCCL")
     parser.add_argument("--json", help="also write the results to this file")
-    parser.add_argument("--transport", choices=("fake", "gloo"), help=argparse.SUPPRESS)
+    parser.add_argument("--transport", choices=("fake", "gloo", "nccl"), help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.transport:
@@ -158,7 +165,8 @@ def main() -> None:
             Path(options.out).write_text(json.dumps(result))
         return
     results = []
-    for transport, ranks in (("fake", 1), ("gloo", 1), ("gloo", 2)):
+    on_gpu = [("nccl", 1)] if shutil.which("nvidia-smi") else []
+    for transport, ranks in (("fake", 1), ("gloo", 1), ("gloo", 2), *on_gpu):
         calls = options.calls if transport == "fake" else max(1, options.calls // 10)
         arguments = ["--transport", transport, "--rounds", str(options.rounds), "--calls", str(calls)]
         results.append(launch(ranks, arguments))

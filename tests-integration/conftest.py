@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from torch.distributed.distributed_c10d import _world
 
 import comm_orchestrator as dist
-from comm_utils.testing import RankPool, allow_interrupts, preload
+from comm_utils.testing import RankPool, allow_interrupts, preload, sharing_device
 from comm_utils.testing.environment import PortReservation
 
 allow_interrupts()
@@ -66,10 +66,10 @@ def _pools(setup: Callable[[], None] | None) -> Iterator[Pools]:
         started: dict[int, RankPool] = {}
 
         def pool(world_size: int) -> RankPool:
-            if DEVICE != "cpu" and world_size > torch.cuda.device_count():
-                pytest.skip(f"needs {world_size} devices, one for each rank; there are {torch.cuda.device_count()}")
             if world_size not in started:
-                started[world_size] = stack.enter_context(RankPool(world_size, env=ENVIRONMENT, setup=setup))
+                shared = DEVICE != "cpu" and world_size > torch.cuda.device_count()
+                env = {**ENVIRONMENT, **(sharing_device(world_size) if shared else {})}
+                started[world_size] = stack.enter_context(RankPool(world_size, env=env, setup=setup))
                 POOLS.append(started[world_size])
             return started[world_size]
 

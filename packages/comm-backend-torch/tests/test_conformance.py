@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 import torch
 
 from comm_backend_torch import TorchBackend
+from comm_utils.testing import sharing_device
 from comm_utils.testing.conformance import BackendConformance
 
 
@@ -24,4 +27,6 @@ class TestNccl(BackendConformance):
     backend_class = TorchBackend
     backend = "cpu:gloo,cuda:nccl"
     device = "cuda"
-    world_sizes = tuple(range(1, max(2, torch.cuda.device_count() + 1)))  # one rank a device
+
+    def environment(self, world_size: int) -> dict[str, Any]:
+        return {} if world_size <= torch.cuda.device_count() else sharing_device(world_size)

@@ -176,6 +176,8 @@ def test_a_section_object_may_be_given() -> None:
     [
         ("process_group.backnd", "gloo", "argument: process_group.backnd: unknown key; did you mean 'backend'?"),
         ("no", 1, "argument: no: unknown key"),
+        ("object", [], "argument: object: unknown key; did you mean 'objects'?"),  # also the tag of a union
+        ("compress_communication.boolean", 1, "argument: compress_communication.boolean: unknown key"),
         ("launch.master_port", "x", "argument: launch.master_port: got 'x', expected a whole number"),
         ("launch.master_port.x", 1, "argument: launch.master_port: got {'x': 1}, expected a whole number"),
         ("launch", 1, "argument: launch: got 1, expected an object"),

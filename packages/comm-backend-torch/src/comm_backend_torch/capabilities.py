@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 
@@ -36,6 +37,9 @@ _GLOO = Capabilities(
     tags=True,
 )
 
+# It writes the memory of a message to a socket as it is, also where it is a device's, and then ends the process.
+_GLOO_ON_DEVICE = replace(_GLOO, messages_from_host=True)
+
 # NCCL averages 16-bit floats in 16 bits, so only the wide ones are native.
 _NCCL = Capabilities(
     reductions=_pairs(_ARITHMETIC, (*_FLOATS, *_INTEGERS)) | _pairs((ReduceOp.AVG,), _WIDE_FLOATS),
@@ -65,6 +69,8 @@ _UNKNOWN = Capabilities(
 _TABLE = {"gloo": _GLOO, "nccl": _NCCL, "xccl": _NCCL, "fake": _FAKE}
 
 
-def capabilities_of(library: str) -> Capabilities:
+def capabilities_of(library: str, device: str = "cpu") -> Capabilities:
     """Return the table for a c10d backend such as ``"gloo"``; a cautious one for a library that is not in it."""
+    if library == "gloo" and device != "cpu":
+        return _GLOO_ON_DEVICE
     return _TABLE.get(library, _UNKNOWN)

@@ -200,4 +200,5 @@ def _kinds(kind: CallKind) -> dict[torch.dtype | None, Kind]:
     """Return the kinds of call in the flight recorder by dtype."""
     state, op = kind.state, "" if kind.op is None else kind.op.name.lower()
     root = -1 if kind.root is None else kind.root
-    return KindsByDtype(state.recorded_as(), state.ranks, kind.operation, kind.call, op=op, root=root)
+    calls = state.on_device(kind.device)
+    return KindsByDtype(state.recorded_as(), state.ranks, kind.operation, kind.call, op=op, root=root, calls=calls)

@@ -1,4 +1,8 @@
-"""Waits for collectives of gloo, which sometimes does not notice that its connections have ended.
+"""Waits for collectives that do not raise by themselves where ranks cannot go on.
+
+A wait for a library of devices ends without an error when the watch has aborted its communicator.
+
+gloo sometimes does not notice that its connections have ended.
 
 A collective of gloo waits in a thread of gloo, first for what it receives and then until what it sends has left. Where
 both connections of a ring end at once, that thread may miss it: with torch 2.13, ``UnboundBuffer::waitSend`` went on
@@ -26,6 +30,8 @@ from comm_utils.watch.watch import WATCH
 
 __all__ = ["WaitInSlices", "wait_in_slices"]
 
+# Libraries that nobody aborts.
+_RAISING = frozenset(("fake", "gloo"))
 _SLICE = timedelta(milliseconds=250)
 #: How long gloo may take to notice that its connections have ended.
 _NOTICE_S = 0.3
@@ -35,13 +41,24 @@ WaitInSlices: TypeAlias = Callable[..., None]
 
 
 def wait_in_slices(state: GroupState, device: str | None = None) -> WaitInSlices | None:
-    """Return how collectives of a group are waited for; None where the library notices by itself.
+    """Return how collectives of a group are waited for; None where ``wait()`` of the library does all of it.
 
     Args:
         device: the type of device of their tensors; None may be any that the group serves.
     """
     libraries = set(state.libraries.values()) if device is None else {state.libraries[device]}
-    return partial(_wait, state) if libraries == {"gloo"} else None
+    if libraries == {"gloo"}:
+        return partial(_wait, state)
+    return partial(_wait_on_device, state) if libraries - _RAISING else None
+
+
+def _wait_on_device(state: GroupState, work: Any, end: float | None = None) -> None:
+    if end is None:
+        work.wait()
+    else:
+        work.wait(left(end))
+    if state.broken is not None:
+        state.check()
 
 
 def _wait(state: GroupState, work: Any, end: float | None = None) -> None:

@@ -56,7 +56,7 @@ class CallKind(NamedTuple):
 
     @property
     def capabilities(self) -> Capabilities:
-        return capabilities_of(self.state.libraries[self.device])
+        return capabilities_of(self.state.libraries[self.device], self.device)
 
 
 def _options(kind: CallKind, of: type) -> Any:
@@ -104,8 +104,10 @@ def _reduce(kind: CallKind) -> Start:
     return of_copy
 
 
-def _message(name: str) -> Callable[[CallKind], Start]:
-    def make(kind: CallKind) -> Start:
+def _message(name: str) -> Callable[[CallKind], Start | None]:
+    def make(kind: CallKind) -> Start | None:
+        if kind.capabilities.messages_from_host:
+            return None
         method, peer = getattr(kind.methods, name), kind.root
         return lambda tensors: method(tensors, peer, 0)
 

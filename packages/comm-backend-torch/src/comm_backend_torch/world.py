@@ -27,7 +27,7 @@ class World(ProcessGroups):
     """Every process group of this process, with what its operations have in common."""
 
     def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
-        return capabilities_of(self._state(group).libraries[device_type])
+        return capabilities_of(self._state(group).libraries[device_type], device_type)
 
     def _note(
         self,
@@ -48,15 +48,22 @@ class World(ProcessGroups):
             root: a group rank; -1 has none.
         """
         dtype = None if tensor is None else tensor.dtype
-        kind = self._kind(operation, state, dtype, op=op, root=root)
+        kind = self._on_device(self._kind(operation, state, dtype, op=op, root=root), state, tensor)
         return Note(kind, kind.begin(elements, 3, sent, received, self._state_of(background)))
 
     def _note_message(
         self, operation: str, state: GroupState, tensor: torch.Tensor, peer: int, tag: int, background: bool
     ) -> Note:
         """Record that a ``"send"`` or ``"recv"`` begins; ``peer`` is a group rank, -1 is any."""
-        kind = self._kind(operation, state, tensor.dtype, root=peer, tag=tag)
+        kind = self._on_device(self._kind(operation, state, tensor.dtype, root=peer, tag=tag), state, tensor)
         return Note(kind, kind.begin(tensor.numel(), 3, state=self._state_of(background)))
+
+    def _on_device(self, kind: Kind, state: GroupState, tensor: torch.Tensor | None) -> Kind:
+        """Return ``kind``; where the host does not wait for the device of ``tensor``, one that follows its calls."""
+        if tensor is None or tensor.device.type == "cpu":
+            return kind
+        calls = state.on_device(tensor.device.type)
+        return kind if calls is None else calls.recorded(kind)
 
     def _kind(self, operation: str, state: GroupState, dtype: torch.dtype | None, **more: Any) -> Kind:
         return kind_of_call(state.recorded_as(), state.ranks, operation, self._call or operation, dtype, **more)

@@ -91,19 +91,21 @@ class StagingBuffer:
 
     Args:
         shaped: give ``memory`` the shape of ``tensor``, which profilers show, instead of (n,).
+        on_host: the backend needs memory of the host, whatever device the tensor is on.
 
     Attributes:
         memory: to be given to the backend; the tensor's own memory where that can be, else private memory.
     """
 
-    def __init__(self, tensor: torch.Tensor, shaped: bool = False) -> None:
+    def __init__(self, tensor: torch.Tensor, shaped: bool = False, on_host: bool = False) -> None:
         self._tensor = tensor
+        device = torch.device("cpu") if on_host else tensor.device
         # c10d, which copies for some calls, cannot write tensors of the inference mode outside of it; copy_back() can.
         writable = not tensor.is_inference() or torch.is_inference_mode_enabled()
-        self._direct = tensor.is_contiguous() and writable
+        self._direct = tensor.is_contiguous() and writable and tensor.device == device
         if not self._direct:
             shape = tensor.shape if shaped else (tensor.numel(),)
-            self.memory = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+            self.memory = torch.empty(shape, dtype=tensor.dtype, device=device)
         elif shaped:
             self.memory = tensor.detach() if tensor.requires_grad else tensor
         else:

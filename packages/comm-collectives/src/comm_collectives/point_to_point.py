@@ -208,7 +208,7 @@ def _prepare_send(
     _check_peer(call, "dst", backend, group, position)
     capabilities = backend.capabilities(group, tensor.device.type)
     _check_tag(call, backend, group, tag, capabilities.tags)
-    return position, _as_sent(contiguous(tensor), capabilities)
+    return position, _as_sent(_to_send(tensor, capabilities), capabilities)
 
 
 def _prepare_recv(
@@ -233,8 +233,13 @@ def _prepare_recv(
     else:
         position = group_rank_of(call, "src", backend, group, src, group_src)
         _check_peer(call, "src", backend, group, position)
-    buffer = StagingBuffer(tensor, shaped=True)
+    buffer = StagingBuffer(tensor, shaped=True, on_host=capabilities.messages_from_host)
     return position, _as_sent(buffer.memory, capabilities), buffer
+
+
+def _to_send(tensor: torch.Tensor, capabilities: Capabilities) -> torch.Tensor:
+    """Return the elements in logical order, where the library sends from."""
+    return contiguous(tensor.detach().cpu() if capabilities.messages_from_host else tensor)
 
 
 def _as_sent(tensor: torch.Tensor, capabilities: Capabilities) -> torch.Tensor:
@@ -337,10 +342,11 @@ def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: Timeout = None) -> lis
         capabilities = backend.capabilities(group, entry.tensor.device.type)
         _check_tag(call, backend, group, entry.tag, capabilities.tags)
         if written:
-            buffers.append(buffer := StagingBuffer(entry.tensor, shaped=True))
+            on_host = capabilities.messages_from_host
+            buffers.append(buffer := StagingBuffer(entry.tensor, shaped=True, on_host=on_host))
             memory = buffer.memory
         else:
-            memory = contiguous(entry.tensor)
+            memory = _to_send(entry.tensor, capabilities)
         global_peer = backend.get_process_group_ranks(group)[position]
         wire.append(c10d.P2POp(entry.op, _as_sent(memory, capabilities), global_peer, group, entry.tag))
     _check_apart(call, p2p_op_list)

@@ -31,8 +31,9 @@ _EXPECTED = {
     "string_pattern_mismatch": "a string that is not blank and holds no NUL character",
     "string_type": "a string",
 }
-# What one error names, and how much of a key.
+# What one error names, in how many characters, and how much of a key.
 _MOST_NAMED = 20
+_LONGEST = 3000
 _MOST_KEY = 120
 _REWORDED = (
     ("Value error, ", ""),
@@ -52,9 +53,16 @@ def validate(document: Mapping[str, Any], source: str) -> CommConfig:
     except ValidationError as error:
         found = error.errors(include_url=False)
         problems = [_problem(details) for details in found[:_MOST_NAMED]]
-    lines = [": ".join(filter(None, (source, _shorten_key(key), text))) for key, text in problems]
-    if len(found) > _MOST_NAMED:
-        lines.append(f"{source}: and {len(found) - _MOST_NAMED} more like these")
+    lines: list[str] = []
+    length = 0
+    for key, text in problems:
+        line = ": ".join(filter(None, (source, _shorten_key(key), text)))
+        length += len(line)
+        if lines and length > _LONGEST:
+            break
+        lines.append(line)
+    if len(found) > len(lines):
+        lines.append(f"{source}: and {len(found) - len(lines)} more like these")
     raise ConfigError("\n".join(lines), source=source, key=problems[0][0])
 
 
@@ -70,7 +78,10 @@ def _shorten_key(key: str) -> str:
 
 
 def _problem(details: ErrorDetails) -> tuple[str, str]:
-    path = tuple(part for part in details["loc"] if part not in UNION_TAGS)
+    *parents, last = details["loc"]
+    # The last part of an unknown key is the key, which may be called as a tag is.
+    is_key = details["type"] == "extra_forbidden" or last not in UNION_TAGS
+    path = (*(part for part in parents if part not in UNION_TAGS), *([last] if is_key else []))
     names = tuple(str(part) for part in path)
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     if details["type"] == "extra_forbidden":

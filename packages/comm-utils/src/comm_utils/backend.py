@@ -71,6 +71,7 @@ class Capabilities:
         reductions: pairs of operation and dtype that it reduces itself, correctly.
         dtypes: those it moves as they are; all others travel as bytes.
         messages_of_any_dtype: ``send`` and ``recv`` move every dtype as it is.
+        messages_from_host: ``send`` and ``recv`` take memory of the host alone.
         operations: names of rows in :mod:`comm_utils.operations` that it serves; the others are composed of these.
         any_source: ``recv(src=None)`` works.
         tags: point-to-point tags other than 0 work.
@@ -83,6 +84,7 @@ class Capabilities:
     dtypes: frozenset[torch.dtype]
     operations: frozenset[str]
     messages_of_any_dtype: bool = False
+    messages_from_host: bool = False
     any_source: bool = False
     tags: bool = False
     preserving_reduce: bool = False

@@ -99,7 +99,8 @@ class _Blocks(Codec):
 def _scales(blocks: torch.Tensor, levels: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the scales with which the largest magnitude of each block is ``levels``, and their inverses."""
     largest = blocks.abs().amax(dim=1)
-    scales = largest / levels
+    # By a tensor: a GPU would multiply by the inverse of a number, which rounds twice.
+    scales = largest / largest.new_full((), levels)
     scales.masked_fill_(scales < _LEAST_NORMAL, 0.0)
     too_large = scales * levels > _LARGEST
     scales = torch.where(too_large, scales.nextafter(torch.zeros_like(scales)), scales)

@@ -21,7 +21,8 @@ _PACKED = struct.Struct("<QQQIIQQqQ")
 LANE_WORD = LANE_OFFSETS[0] // 8
 
 Begin = Callable[..., int]
-#: The state of a call whose caller waits for it; the others are ``layout.IN_BACKGROUND`` and ``layout.LIMITED``.
+#: The state of a call whose caller waits for it; the others are ``IN_BACKGROUND``, ``LIMITED`` and ``ON_DEVICE`` of
+#: ``layout``.
 WAITED_FOR = 0
 
 

@@ -34,6 +34,7 @@ from comm_utils.flight_recorder.layout import (
     MAGIC,
     MARGIN,
     NATIVE_KIND,
+    ON_DEVICE,
     RECORD,
     RECORD_BYTES,
     STACK_HEAD,
@@ -52,7 +53,7 @@ _LARGEST_WORLD = 1 << 24
 _OF_CALL = ("operation", "call", "dtype", "op", "root", "peer")
 # Calls of a group with a shorter timeout end by themselves before anybody would look at them.
 _SHORT_TIMEOUT_S = 1.0
-_TIME = ~(FAILED | IN_BACKGROUND | LIMITED)
+_TIME = ~(FAILED | IN_BACKGROUND | LIMITED | ON_DEVICE)
 
 
 class RingError(CommError, ValueError):

@@ -9,7 +9,7 @@ from collections.abc import Container
 from typing import NamedTuple
 
 from comm_utils.flight_recorder.calls import Call
-from comm_utils.flight_recorder.layout import HEADER_BYTES, IN_BACKGROUND, LIMITED, MARGIN, RECORD_BYTES
+from comm_utils.flight_recorder.layout import HEADER_BYTES, IN_BACKGROUND, LIMITED, MARGIN, ON_DEVICE, RECORD_BYTES
 from comm_utils.flight_recorder.reader import RingReader
 
 __all__ = ["Mark", "calls_numbered", "column", "digests", "is_under_way", "marks", "open_numbers"]
@@ -19,7 +19,7 @@ _LARGEST_NUMBER = 1 << 62
 # Words of a record, see ``layout``.
 _NUMBER, _END, _KIND, _IN_SERIES, _DIGEST = 0, 2, 3, 5, 6
 _LOWER_HALF = 0xFFFFFFFF
-_UNDER_WAY = frozenset((0, IN_BACKGROUND, LIMITED))
+_UNDER_WAY = frozenset((0, IN_BACKGROUND, LIMITED, ON_DEVICE))
 _AT_ONCE = 64
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from comm_utils.flight_recorder.calls import UNKNOWN_GROUP, Call, Failure, RingGroup, RingHeader, Stack
-from comm_utils.flight_recorder.layout import IN_BACKGROUND, LANES
+from comm_utils.flight_recorder.layout import IN_BACKGROUND, LANES, ON_DEVICE
 from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, packed_ranks, unpacked_ranks
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.scanning import open_numbers
@@ -22,7 +22,9 @@ __all__ = ["RECENT", "RankSnapshot", "decode_snapshot", "encode_snapshot", "take
 RECENT = 256
 _SENT = 64
 # Calls under way that are older than these, and for which nobody waits.
-_MOST_IN_BACKGROUND = 256
+_MOST_OTHERS = 256
+# Of calls in these states, there may be very many.
+_MANY = frozenset((IN_BACKGROUND, ON_DEVICE))
 _LARGEST_SNAPSHOT_BYTES = 1 << 20
 # Of 64 bits, with a sign or without one.
 _WORDS = range(-(1 << 63), 1 << 64)
@@ -130,9 +132,9 @@ def _earlier_open(reader: RingReader, lane: int, recent: int) -> list[Call]:
     """Return the calls under way before the ``recent`` latest ones: all that somebody waits for, and others."""
     before = reader.count(lane) - recent + 1
     earlier = [(number, end) for number, end in open_numbers(reader, lane) if number < before]
-    awaited = [number for number, end in earlier if end != IN_BACKGROUND]
-    others = [number for number, end in earlier if end == IN_BACKGROUND]
-    calls = (reader.call(lane, number) for number in (*awaited, *others[:_MOST_IN_BACKGROUND]))
+    awaited = [number for number, end in earlier if end not in _MANY]
+    others = [number for number, end in earlier if end in _MANY]
+    calls = (reader.call(lane, number) for number in (*awaited, *others[:_MOST_OTHERS]))
     return [call for call in calls if call is not None and call.is_open]
 
 

@@ -5,6 +5,7 @@ a function at the top level of a module (test modules included), a string ``"pac
 path of a script.
 """
 
+from comm_utils.testing.devices import sharing_device
 from comm_utils.testing.fork_server import preload
 from comm_utils.testing.machine import allow_interrupts, patience
 from comm_utils.testing.outcome import RankFailure, RankOutcome
@@ -22,4 +23,5 @@ __all__ = [
     "preload",
     "run_ranks",
     "run_ranks_outcomes",
+    "sharing_device",
 ]

@@ -45,11 +45,21 @@ class BackendConformance:
     env: ClassVar[dict[str, Any]] = {}
     differences: ClassVar[dict[str, str]] = {}
 
+    def environment(self, world_size: int) -> dict[str, Any]:
+        """Return the environment of so many ranks."""
+        return self.env
+
     def _run(self, target: str, world_size: int, module: str = _RANKS) -> None:
         if world_size not in self.world_sizes:
             pytest.skip(f"{self.backend} is tested with {self.world_sizes} ranks")
         run_ranks(
-            f"{module}:{target}", world_size, self.provider, self.backend, self.device, timeout_s=120, env=self.env
+            f"{module}:{target}",
+            world_size,
+            self.provider,
+            self.backend,
+            self.device,
+            timeout_s=120,
+            env=self.environment(world_size),
         )
 
     @pytest.mark.parametrize("operation", sorted(_operations()))
@@ -104,6 +114,7 @@ class BackendConformance:
         if world_size not in self.world_sizes:
             pytest.skip(f"{self.backend} is tested with {self.world_sizes} ranks")
         args = (self.provider, self.backend, self.device)
-        outcomes = run_ranks_outcomes(f"{_RANKS}:lost_peer", world_size, *args, timeout_s=60, env=self.env)
+        env = self.environment(world_size)
+        outcomes = run_ranks_outcomes(f"{_RANKS}:lost_peer", world_size, *args, timeout_s=60, env=env)
         for outcome in outcomes:
             assert outcome.exit_code == 0, outcome

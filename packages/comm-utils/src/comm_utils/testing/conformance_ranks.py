@@ -206,8 +206,12 @@ def lost_peer(provider: str, backend: str, device: str) -> None:
     if world.rank == world.size - 1:
         os._exit(0)
     try:
-        for _ in range(3):  # the first may still succeed in filling buffers
+        # The first may still succeed in filling buffers, and those on a device in filling its queue.
+        for _ in range(3 if device == "cpu" else 1000):
             up.all_reduce(torch.ones(1000, device=device))
+            if device != "cpu":
+                torch.get_device_module(device).synchronize()
+                time.sleep(0.01)
     except (PeerLostError, CommTimeoutError) as error:
         if f"rank {world.rank}" not in str(error):
             raise AssertionError("the message does not name this rank") from error

@@ -35,6 +35,13 @@ _STEPS: dict[ReduceOp, Callable[..., torch.Tensor]] = {
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
+def own_device(kind: str) -> torch.device | None:
+    """Return the device of this rank; ranks that see fewer devices than there are ranks share them."""
+    if kind == "cpu":
+        return None
+    return torch.device(kind, int(os.environ["LOCAL_RANK"]) % torch.get_device_module(kind).device_count())
+
+
 def bring_up(provider: str, backend: str, device: str, timeout_s: float = 60.0) -> Backend:
     """Initialise ``backend`` among the ranks that the runner started."""
     module, _, attribute = provider.partition(":")
@@ -42,7 +49,7 @@ def bring_up(provider: str, backend: str, device: str, timeout_s: float = 60.0) 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])
     store = TCPStore(os.environ["MASTER_ADDR"], port, world_size, rank == 0, timedelta(seconds=30))
-    place = torch.device(device, int(os.environ["LOCAL_RANK"])) if device != "cpu" else None
+    place = own_device(device)
     up: Backend = source.initialize(Setup(backend, rank, world_size, store, timedelta(seconds=timeout_s), place))
     return up
 

@@ -14,7 +14,7 @@ __all__ = ["after_text", "classify", "format_failure", "is_exhausted", "summariz
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _LOST = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|socket closed|read error|write error"
-    r"|remote process exited|peer|no route to host|failed to (recv|send)\b",
+    r"|remote process exited|peer|no route to host|failed to (recv|send)\b|communicator was aborted",
     re.IGNORECASE,
 )
 _CLOSED = re.compile(r"connection (was )?(likely )?(closed|reset)|broken pipe|socket closed", re.IGNORECASE)

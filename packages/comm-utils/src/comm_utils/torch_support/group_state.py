@@ -15,9 +15,11 @@ from comm_utils.errors import BackendUnavailableError, BrokenGroupError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import group_text
+from comm_utils.torch_support.device_calls import DeviceCalls, can_follow, host_waits
 from comm_utils.torch_support.gloo_connections import opening_connections
 from comm_utils.torch_support.initialization import device_libraries, timeout_of
 from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.watch import WATCH
 
 __all__ = ["IN_FORKED_CHILD", "GroupState", "create_group"]
 
@@ -36,6 +38,7 @@ class GroupState:
         ranks: global ranks of the members, in the order of their group ranks.
         libraries: the c10d backend of each device type.
         broken: why the group cannot be used; None while it can.
+        device_calls: by type of device, the calls that one has not passed, for :meth:`on_device`.
         trouble: why its ranks cannot go on, as the watch has found, until a call has raised it.
         inherited: the group belongs to the process that forked this one.
     """
@@ -45,6 +48,7 @@ class GroupState:
         "_opened",
         "broken",
         "by_global",
+        "device_calls",
         "devices",
         "inherited",
         "libraries",
@@ -64,6 +68,7 @@ class GroupState:
         self.broken: str | None = None
         self.trouble: Trouble | None = None
         self.inherited = False
+        self.device_calls: dict[str, DeviceCalls] = {}
         self._index, self._opened = 0, -1
 
     @property
@@ -78,6 +83,17 @@ class GroupState:
             self._opened = RECORDER.opened
             self._index = RECORDER.group_index(self.name, self.ranks, description, library, self.timeout_s())
         return self._index
+
+    def on_device(self, device: str) -> DeviceCalls | None:
+        """Return the calls on a type of device; None where the host waits for them, or nobody looks at them."""
+        if len(self.ranks) == 1 or not WATCH.is_running:
+            return None
+        if host_waits(device, self.libraries.get(device, "gloo")) or not can_follow(device):
+            return None
+        found = self.device_calls.get(device)
+        if found is None:
+            found = self.device_calls[device] = DeviceCalls(device)
+        return found
 
     def for_diagnosis(self) -> RingGroup:
         """Return the group as rings describe it."""

@@ -24,6 +24,7 @@ __all__ = [
 PlainTensors: TypeAlias = Callable[[Sequence[object]], bool]
 
 _count_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_count_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
 _is_traced: Callable[[], bool] = torch._C._is_tracing
 _includes: Callable[[torch._C.DispatchKey], bool] = torch._C._dispatch_tls_is_dispatch_key_included
 #: The dispatch key that is included on a thread within a transform of ``torch.func``.
@@ -74,6 +75,13 @@ def plain_tensors(
     on_cpu = device_type == "cpu"
 
     def are_plain(tensors: Sequence[object]) -> bool:
+        if not on_cpu and _count_function_modes():
+            # Such as that of torch.set_default_device, through which each of the questions below would go.
+            with torch._C.DisableTorchFunction():
+                return found_plain(tensors)
+        return found_plain(tensors)
+
+    def found_plain(tensors: Sequence[object]) -> bool:
         dtype = device = None
         if is_intercepted():
             return False

@@ -20,7 +20,9 @@ from comm_utils.active import how_to_initialize
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, NotInitializedError, PeerLostError
 from comm_utils.fast_path import FastPathCache
 from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.log import logger
 from comm_utils.torch_support import group_state
+from comm_utils.torch_support.device_calls import abort_communicators, allow_queries
 from comm_utils.torch_support.failures import after_text, classify, format_failure, is_exhausted, summarize
 from comm_utils.torch_support.gloo_connections import end_connections
 from comm_utils.torch_support.gloo_workers import wait_until_idle
@@ -37,6 +39,8 @@ __all__ = ["SHORTEST_TIMEOUT", "ProcessGroups"]
 SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 # gloo's threads of other groups may be busy all the time.
 _PATIENCE_S = 0.05
+# NCCL's own watchdog ends the process at a group's timeout. The watch comes so much earlier, for short ones by a part.
+_BEFORE_TIMEOUT_S, _PART_OF_TIMEOUT = 1.0, 0.25
 
 T = TypeVar("T", bound="ProcessGroups")
 
@@ -240,6 +244,7 @@ class ProcessGroups:
         self.fast_paths.clear()
         if state.broken is not None and not state.inherited:
             end_connections(state.pg)  # or torch would wait until what is under way there times out
+            abort_communicators(state.pg, state.libraries)
         wait_until_idle(_PATIENCE_S)
         c10d.destroy_process_group(group)
 
@@ -254,9 +259,28 @@ class ProcessGroups:
         """Have the calls of a group fail; called by the watch, in its thread."""
         for pg in list(internals._world.pg_map):
             if pg.group_name == group:
-                self._state(pg).fall_into(trouble)
+                state = self._state(pg)
+                state.fall_into(trouble)
                 self.fast_paths.clear()
                 end_connections(pg)
+                if abort_communicators(pg, state.libraries):
+                    logger.error(
+                        "rank %d has ended the calls of %s on the device, so their results are undefined: %s; the next "
+                        "call on this group raises %s",
+                        state.ranks[state.rank],
+                        state,
+                        trouble.text,
+                        trouble.kind.__name__,
+                    )
+
+    def _look_at_devices(self) -> None:
+        """Bring the records of calls on devices up to date, and end groups whose time is over."""
+        for state in list(self._states.values()):
+            for calls in list(state.device_calls.values()):
+                age_s = calls.look()
+                limit_s = state.timeout_s() if age_s and state.broken is None else None
+                if limit_s is not None and age_s > limit_s - min(_BEFORE_TIMEOUT_S, limit_s * _PART_OF_TIMEOUT):
+                    WATCH.found(state.name, _overdue(state, limit_s))
 
     def mark_broken(self, group: ProcessGroup | None, reason: str) -> None:
         state = self._state(group)
@@ -265,6 +289,8 @@ class ProcessGroups:
 
     def _failure(self, operation: str, group: ProcessGroup | None, error: BaseException) -> BaseException:
         """Mark the group as broken and return ``error`` as a :class:`CommError`; return an unrelated one as it is."""
+        if isinstance(error, CommError):  # the watch has found it first
+            return error
         kind = classify(error)
         if kind is None and is_exhausted(error):
             kind = BackendUnavailableError
@@ -318,6 +344,14 @@ def _cause(group: RingGroup, timed_out: bool) -> Trouble | None:
     return WATCH.explain(group, timed_out) if WATCH.is_running else None
 
 
+def _overdue(state: GroupState, limit_s: float) -> Trouble:
+    """Return why a call that a device has not passed in time does not go on."""
+    cause = _cause(state.for_diagnosis(), timed_out=True)
+    if cause is None:
+        cause = Trouble(CommTimeoutError, "all ranks that can be seen from here are in this call", ())
+    return Trouble(cause.kind, f"a call timed out after {limit_s:g} s on the device: {cause.text}", cause.ranks)
+
+
 def _answers(store: Store) -> bool:
     """Return whether the server of a store is still there."""
     try:
@@ -332,4 +366,11 @@ def _announce(group: str, trouble: Trouble) -> None:
         backend._in_trouble(group, trouble)
 
 
+def _look_at_devices() -> None:
+    allow_queries()
+    for backend in list(_backends):
+        backend._look_at_devices()
+
+
 WATCH.when_in_trouble(_announce)
+WATCH.before_each_look(_look_at_devices)

@@ -12,6 +12,7 @@ from comm_utils import operations
 from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR, Kind
 from comm_utils.flight_recorder.reduce_op import asked_op
 from comm_utils.operations import Form
+from comm_utils.torch_support.device_calls import DeviceCalls
 
 __all__ = ["KindsByDtype", "Note", "dtype_name", "exchanged", "kind_of_call", "measure_of"]
 
@@ -103,16 +104,31 @@ class KindsByDtype(dict["torch.dtype | None", Kind]):
     """``kinds[dtype]`` is :func:`kind_of_call` of that dtype and of the other arguments, which are given here.
 
     The reduce op is that of the call in whose course this is made, not of the first call of a dtype.
+
+    Args:
+        calls: follows them on a device; None where the host waits for their ends.
     """
 
     def __init__(
-        self, group: int, ranks: Sequence[int], operation: str, call: str, *, op: str = "", root: int = -1
+        self,
+        group: int,
+        ranks: Sequence[int],
+        operation: str,
+        call: str,
+        *,
+        op: str = "",
+        root: int = -1,
+        calls: DeviceCalls | None = None,
     ) -> None:
         super().__init__()
+        self._calls = calls
         self._describe = partial(_kind, group, ranks, operation, call, op=asked_op(op), root=root)
 
     def __missing__(self, dtype: torch.dtype | None) -> Kind:
-        kind = self[dtype] = self._describe(dtype=dtype)
+        kind = self._describe(dtype=dtype)
+        if self._calls is not None:
+            kind = self._calls.recorded(kind)
+        self[dtype] = kind
         return kind
 
 

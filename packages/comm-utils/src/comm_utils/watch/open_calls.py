@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from comm_utils.flight_recorder.calls import Call
-from comm_utils.flight_recorder.layout import IN_BACKGROUND, LANES
+from comm_utils.flight_recorder.layout import IN_BACKGROUND, LANES, ON_DEVICE
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.flight_recorder.scanning import is_under_way, open_numbers
 
@@ -13,6 +13,8 @@ __all__ = ["OpenCalls"]
 _LATE = 64
 # A look reads records from the oldest that was open on; where these are few among many, it asks each of them.
 _FEW = 1 / 16
+# Of the calls that a device has not passed, these tell why it does not; it may have thousands before it.
+_FIRST_ON_DEVICE = 16
 
 
 class OpenCalls:
@@ -25,13 +27,16 @@ class OpenCalls:
         self._seen = [0] * LANES
 
     def look(self) -> list[Call]:
-        """Return the calls under way that somebody waits for, the oldest first."""
+        """Return the calls under way that somebody, or a device, waits for, the oldest first."""
         found = []
         for lane in range(LANES):
             still = self._still_open(lane)
             self._open[lane] = [number for number, _ in still]
+            on_device = 0
             for number, end in still:
-                call = None if end == IN_BACKGROUND else self._ring.call(lane, number)
+                on_device += end == ON_DEVICE
+                is_left_out = end == IN_BACKGROUND or (end == ON_DEVICE and on_device > _FIRST_ON_DEVICE)
+                call = None if is_left_out else self._ring.call(lane, number)
                 if call is not None and call.is_open:
                     found.append(call)
         return sorted(found, key=lambda call: call.begin_ns)

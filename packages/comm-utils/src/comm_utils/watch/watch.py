@@ -79,6 +79,7 @@ class Watch:
     def __init__(self) -> None:
         self.settings = WatchSettings()
         self._listeners: list[Listener] = []
+        self._before_looks: list[Callable[[], None]] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -178,6 +179,14 @@ class Watch:
         """Call ``listener(group, trouble)`` from the watch's thread when the ranks of a group cannot go on."""
         self._listeners.append(listener)
 
+    def before_each_look(self, function: Callable[[], None]) -> None:
+        """Call ``function()`` in the watch's thread, to bring the records of this rank up to date."""
+        self._before_looks.append(function)
+
+    def found(self, group: str, trouble: Trouble) -> None:
+        """Note trouble of a group that a function of :meth:`before_each_look` has found."""
+        self._found(group, trouble)
+
     @property
     def is_running(self) -> bool:
         """Return whether the thread runs."""
@@ -261,6 +270,8 @@ class Watch:
         if own is None:
             return
         RECORDER.memory.set_word("looked_at", time.perf_counter_ns())
+        for function in self._before_looks:
+            function()
         self._view.local.refresh()
         RECORDER.memory.set_word("listed_at", self._view.local.listed_ns)
         self._show_place(own)
