@@ -522,7 +522,9 @@ def integration_ccl(session: nox.Session) -> None:
 # On NCCL, wherever there is a device.
 GPU_TESTS = [
     "packages/comm-backend-torch/tests/test_conformance.py",
+    "packages/comm-collectives/tests/test_codecs_on_devices.py",
     "packages/comm-collectives/tests/test_device_times.py",
+    "tests-integration/test_device_calls.py",
     "tests-integration/test_on_devices.py",
 ]
 COUNT_DEVICES = "import torch; print(torch.cuda.device_count() if torch.distributed.is_nccl_available() else -1)"
@@ -541,7 +543,7 @@ def gpu(session: nox.Session) -> None:
             if devices == 0
             else "this build of torch has no NCCL; unset PIP_EXTRA_INDEX_URL and remove .nox/gpu"
         )
-    session.log(f"{devices} CUDA devices: tests that need more ranks are skipped")
+    session.log(f"{devices} CUDA devices: where there are more ranks, they share the first one")
     # A process that has looked for devices cannot be forked for ranks that use them.
     env = {"COMM_TESTS_FORK": "0"}
     run_pytest(session, "-rs", "-m", "gpu", *GPU_TESTS, *session.posargs, env=env, parallel=False)

@@ -28,5 +28,9 @@ class TestNccl(BackendConformance):
     backend = "cpu:gloo,cuda:nccl"
     device = "cuda"
 
+    @pytest.mark.parametrize("world_size", [2, 3])
+    def test_course_of_a_call(self, world_size: int) -> None:
+        pytest.skip("the host does not wait for NCCL, so a call returns before its own timeout")
+
     def environment(self, world_size: int) -> dict[str, Any]:
         return {} if world_size <= torch.cuda.device_count() else sharing_device(world_size)
