@@ -269,7 +269,7 @@ def interrupted(backend: str) -> tuple[bool, float, str]:
     rank, tensor = _start(backend)
     begin, seen = time.monotonic(), ""
     if rank == 1:
-        time.sleep(2.5)
+        time.sleep(3.5)  # longer than a busy rank 0 takes to end what oneCCL would still finish
         error, seen, _ = _error(lambda: dist.all_reduce(tensor))
         dist.destroy_process_group()
         return bool(error), 0.0, seen
