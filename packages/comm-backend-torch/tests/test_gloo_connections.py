@@ -13,7 +13,7 @@ import torch
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch import provider
-from comm_backend_torch.gloo_waits import wait_in_slices
+from comm_backend_torch.waits import how_to_wait
 from comm_utils import PeerLostError, Setup
 from comm_utils.errors import CollectiveMismatchError
 from comm_utils.testing import run_ranks
@@ -113,7 +113,7 @@ class EndsAfterTheSlice:
 
 def end_after_the_slice() -> int:
     backend = _initialize()
-    wait, work = wait_in_slices(backend._state(None), "cpu"), EndsAfterTheSlice()
+    wait, work = how_to_wait(backend._state(None), "cpu"), EndsAfterTheSlice()
     assert wait is not None
     wait(work)
     backend.destroy_process_group()
@@ -127,7 +127,7 @@ def test_a_call_that_ends_just_after_a_slice_has_not_timed_out() -> None:
 def give_up() -> float:
     backend = _initialize()
     state: GroupState = backend._state(None)
-    wait = wait_in_slices(state, "cpu")
+    wait = how_to_wait(state, "cpu")
     assert wait is not None
     threading.Timer(0.2, state.fall_into, [Trouble(CollectiveMismatchError, "the ranks' calls differ")]).start()
     begin = time.monotonic()

@@ -17,8 +17,8 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
-from comm_backend_torch.gloo_waits import WaitInSlices, wait_in_slices
 from comm_backend_torch.starts import STARTS, CallKind, Start
+from comm_backend_torch.waits import Wait, how_to_wait
 from comm_backend_torch.work import TorchWork
 from comm_backend_torch.world import World
 from comm_utils import operations
@@ -95,7 +95,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
         return None
     alive, pg, failure = internals._world.pg_map, state.pg, partial(backend._failure, operation, group)
     is_profiled = _is_profiled
-    in_slices = None if operation in _MESSAGES else wait_in_slices(state, kind.device)
+    own_wait = None if operation in _MESSAGES else how_to_wait(state, kind.device)
     kinds, measure = _kinds(kind), measure_of(operation, len(state.ranks))
 
     if kind.async_op:
@@ -113,13 +113,13 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
                 failed = failure(error) if isinstance(error, RuntimeError) else error
                 note.fail()
                 raise failed from (None if failed is error else error)
-            return TorchWork(work, tensors[outcome_at] if tensors else None, failure, None, note, in_slices)
+            return TorchWork(work, tensors[outcome_at] if tensors else None, failure, None, note, own_wait)
 
         return begin
     direct = _direct(kind) or dispatched
     if operation in _ON_ONE:
         are_plain = plain_tensors(kind.device, dtypes, inference=inference)
-        return _on_one(direct, dispatched, are_plain, pg, failure, kinds, in_slices)
+        return _on_one(direct, dispatched, are_plain, pg, failure, kinds, own_wait)
 
     def call(*tensors: Any) -> bool:
         if not accepts(*tensors) or pg not in alive:
@@ -131,10 +131,10 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
             work = (dispatched if is_profiled() else direct)(*tensors)
             if work is None:
                 pass
-            elif in_slices is None:
+            elif own_wait is None:
                 work.wait()
             else:
-                in_slices(work)
+                own_wait(work)
         except BaseException as error:
             # The other ranks may be asked for the cause, and look at this call as well.
             failed = failure(error) if isinstance(error, RuntimeError) else error
@@ -164,7 +164,7 @@ def _on_one(
     pg: ProcessGroup,
     failure: Callable[[Any], BaseException],
     kinds: dict[torch.dtype | None, Kind],
-    in_slices: WaitInSlices | None,
+    own_wait: Wait | None,
 ) -> FastPath:
     """Make the fast path of one tensor, which saves a call over the general one."""
     alive, is_profiled = internals._world.pg_map, _is_profiled
@@ -179,10 +179,10 @@ def _on_one(
             work = (dispatched if is_profiled() else direct)(one)
             if work is None:
                 pass
-            elif in_slices is None:
+            elif own_wait is None:
                 work.wait()
             else:
-                in_slices(work)
+                own_wait(work)
         except BaseException as error:
             # The other ranks may be asked for the cause, and look at this call as well.
             failed = failure(error) if isinstance(error, RuntimeError) else error

@@ -11,8 +11,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.capabilities import capabilities_of
-from comm_backend_torch.gloo_waits import wait_in_slices
 from comm_backend_torch.reduce_ops import C10D_OPS, set_async
+from comm_backend_torch.waits import how_to_wait
 from comm_utils.backend import Capabilities
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import flat_view, flatten, staging_memory
@@ -163,17 +163,17 @@ def _all_to_all(kind: CallKind) -> Start | None:
         return partial(_exchange_lists, kind.methods.alltoall, options)
     if kind.async_op:
         return None
-    in_slices = wait_in_slices(kind.state, kind.device)
+    own_wait = how_to_wait(kind.state, kind.device)
 
     def start(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         source = flatten(inputs)
         memory, finish = staging_memory(outputs, source)
         sizes_out, sizes_in = [one.numel() for one in outputs], [one.numel() for one in inputs]
         work = exchange(memory, source, sizes_out, sizes_in, options)
-        if in_slices is None:
+        if own_wait is None:
             work.wait()
         else:
-            in_slices(work)
+            own_wait(work)
         finish()
 
     return start

@@ -47,10 +47,10 @@ class TorchWork:
     Args:
         end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
         note: of the call in the flight recorder.
-        in_slices: waits for ``work`` until ``end``, where the library may miss that it cannot go on.
+        own_wait: waits for ``work`` until ``end``, where the library may miss that it cannot go on.
     """
 
-    __slots__ = ("__weakref__", "_end", "_failure", "_in_slices", "_note", "_result", "_translate", "_waited", "_work")
+    __slots__ = ("__weakref__", "_end", "_failure", "_note", "_own_wait", "_result", "_translate", "_waited", "_work")
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class TorchWork:
         translate: Translate,
         end: float | None = None,
         note: Note | None = None,
-        in_slices: Callable[[Any, float | None], None] | None = None,
+        own_wait: Callable[[Any, float | None], None] | None = None,
     ) -> None:
         self._work = work
-        self._in_slices = in_slices
+        self._own_wait = own_wait
         self._note = note
         self._result = result
         self._translate = translate
@@ -104,8 +104,8 @@ class TorchWork:
             note.end()
 
     def _wait_to_the_end(self) -> None:
-        if self._in_slices is not None:
-            self._in_slices(self._work, self._end)
+        if self._own_wait is not None:
+            self._own_wait(self._work, self._end)
         elif self._end is None:
             self._work.wait()
         else:

@@ -10,8 +10,8 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_backend_torch.capabilities import capabilities_of
-from comm_backend_torch.gloo_waits import wait_in_slices
 from comm_backend_torch.reduce_ops import set_async
+from comm_backend_torch.waits import how_to_wait
 from comm_backend_torch.work import TorchWork, left
 from comm_utils.backend import Capabilities, Work
 from comm_utils.flight_recorder.layout import IN_BACKGROUND, LIMITED
@@ -49,7 +49,10 @@ class World(ProcessGroups):
         """
         dtype = None if tensor is None else tensor.dtype
         kind = self._on_device(self._kind(operation, state, dtype, op=op, root=root), state, tensor)
-        return Note(kind, kind.begin(elements, 3, sent, received, self._state_of(background)))
+        number = kind.begin(elements, 3, sent, received, self._state_of(background))
+        if tensor is not None:
+            return Note(kind, number, tensor.device.type)
+        return Note(kind, number, "cpu" if "cpu" in state.libraries else state.devices[0])
 
     def _note_message(
         self, operation: str, state: GroupState, tensor: torch.Tensor, peer: int, tag: int, background: bool
@@ -77,13 +80,13 @@ class World(ProcessGroups):
     def _finish(
         self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool, note: Note
     ) -> Work | None:
-        in_slices = wait_in_slices(self._state(group))
+        own_wait = how_to_wait(self._state(group), note.device)
         if async_op:
-            return TorchWork(work, result, partial(self._failure, operation, group), self._end, note, in_slices)
+            return TorchWork(work, result, partial(self._failure, operation, group), self._end, note, own_wait)
         if work is not None:
             try:
-                if in_slices is not None:
-                    in_slices(work, self._end)
+                if own_wait is not None:
+                    own_wait(work, self._end)
                 elif self._end is None:
                     work.wait()
                 else:

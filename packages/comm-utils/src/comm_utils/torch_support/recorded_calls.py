@@ -18,10 +18,15 @@ __all__ = ["KindsByDtype", "Note", "dtype_name", "exchanged", "kind_of_call", "m
 
 
 class Note(NamedTuple):
-    """A call that the flight recorder has, and how to say what became of it."""
+    """A call that the flight recorder has, and how to say what became of it.
+
+    Attributes:
+        device: the type of device of its tensors, or of those that its library serves.
+    """
 
     kind: Kind
     number: int
+    device: str = "cpu"
 
     def end(self) -> None:
         """Record the end."""

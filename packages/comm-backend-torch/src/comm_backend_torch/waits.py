@@ -2,12 +2,11 @@
 
 A wait for a library of devices ends without an error when the watch has aborted its communicator.
 
-gloo sometimes does not notice that its connections have ended.
-
-A collective of gloo waits in a thread of gloo, first for what it receives and then until what it sends has left. Where
-both connections of a ring end at once, that thread may miss it: with torch 2.13, ``UnboundBuffer::waitSend`` went on
-until the timeout with no socket of the group left. So a call waits for its thread in slices. Once the group is broken,
-a call that still does not end is given up, and the group stays in memory, as its destructor would wait for the thread.
+gloo sometimes does not notice that its connections have ended. A collective of gloo waits in a thread of gloo, first
+for what it receives and then until what it sends has left. Where both connections of a ring end at once, that thread
+may miss it: with torch 2.13, ``UnboundBuffer::waitSend`` went on until the timeout with no socket of the group left. So
+a call waits for its thread in slices. Once the group is broken, a call that still does not end is given up, and the
+group stays in memory, as its destructor would wait for the thread.
 
 Messages are waited for in gloo itself, where a slice that ends would close the connections.
 """
@@ -28,28 +27,28 @@ from comm_utils.torch_support.group_state import GroupState
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["WaitInSlices", "wait_in_slices"]
+__all__ = ["Wait", "how_to_wait"]
 
 # Libraries that nobody aborts.
-_RAISING = frozenset(("fake", "gloo"))
+_RAISING = frozenset(("fake", "mpi"))
 _SLICE = timedelta(milliseconds=250)
 #: How long gloo may take to notice that its connections have ended.
 _NOTICE_S = 0.3
 
 #: Takes a work of c10d, and when its time is over by the monotonic clock; None is the group's timeout.
-WaitInSlices: TypeAlias = Callable[..., None]
+Wait: TypeAlias = Callable[..., None]
 
 
-def wait_in_slices(state: GroupState, device: str | None = None) -> WaitInSlices | None:
+def how_to_wait(state: GroupState, device: str) -> Wait | None:
     """Return how collectives of a group are waited for; None where ``wait()`` of the library does all of it.
 
     Args:
-        device: the type of device of their tensors; None may be any that the group serves.
+        device: the type of device of their tensors.
     """
-    libraries = set(state.libraries.values()) if device is None else {state.libraries[device]}
-    if libraries == {"gloo"}:
+    library = state.libraries[device]
+    if library == "gloo":
         return partial(_wait, state)
-    return partial(_wait_on_device, state) if libraries - _RAISING else None
+    return None if library in _RAISING else partial(_wait_on_device, state)
 
 
 def _wait_on_device(state: GroupState, work: Any, end: float | None = None) -> None:
