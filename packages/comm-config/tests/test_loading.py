@@ -245,6 +245,18 @@ def test_a_configuration_written_out_reads_back_the_same(values_of: Any, schema:
     check()
 
 
+def test_a_key_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"train_batch_size": {}, "commu\\ud800nication_data_type": "0"}')
+    with pytest.raises(ConfigError, match="expected a valid string"):
+        load_config(path, environ={})
+
+
+def test_a_long_value_is_cut() -> None:
+    with pytest.raises(ConfigError, match=r"got '9x{70,80}\.\.\., expected a positive number of minutes"):
+        load_config(None, environ={"DEEPSPEED_TIMEOUT": "9" + "x" * 10_000})
+
+
 def test_many_mistakes_are_named_in_part(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"comms_logger": {"prof_ops": list(range(3000))}}))

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from comm_config.errors import closest
+from comm_config.errors import closest, shorten
 from comm_config.models import CommConfig
-from comm_config.validation import shorten
 
 __all__ = ["DEEPSPEED_KEYS", "is_deepspeed", "log_training", "our_part"]
 

@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from comm_config.errors import ConfigError, closest
+from comm_config.errors import ConfigError, closest, shorten
 from comm_config.files import parse_object
 from comm_config.keys import Path, dotted, leaves, members, nested, sections
 from comm_config.models import CommConfig
 from comm_config.secret import SECRET_VARIABLE
-from comm_config.validation import shorten, validate
+from comm_config.validation import validate
 
 __all__ = ["FILE_VARIABLE", "environment_settings", "environment_variables", "unknown_variables", "warn_unknown"]
 
@@ -100,5 +100,7 @@ def _seconds(minutes: str, source: str) -> float:
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise ConfigError.at(source, "timeouts.collective_s", f"got {minutes!r}, expected a positive number of minutes")
+        raise ConfigError.at(
+            source, "timeouts.collective_s", f"got {shorten(minutes)}, expected a positive number of minutes"
+        )
     return seconds

@@ -1,11 +1,11 @@
-"""The error of this package, and the guess at what a user meant."""
+"""The error of this package, the guess at what a user meant, and how a value is shown."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["ConfigError", "closest"]
+__all__ = ["ConfigError", "closest", "shorten"]
 
 
 class ConfigError(ValueError):
@@ -31,6 +31,12 @@ def closest(name: str, known: Iterable[str], *, cutoff: float = 0.7) -> str | No
     plain = {_plain(candidate): candidate for candidate in known}
     matches = difflib.get_close_matches(_plain(name), plain, n=1, cutoff=cutoff)
     return plain[matches[0]] if matches else None
+
+
+def shorten(value: object, limit: int = 80) -> str:
+    """Return the representation of ``value``, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
 def _plain(name: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator
 
+from comm_config.errors import shorten
 from comm_config.fields import Section, Text
 
 __all__ = ["InterfaceName", "LibraryConfig", "variable_text"]
@@ -81,7 +82,7 @@ class LibraryConfig(Section):
     def _belong_here(cls, variables: dict[str, str]) -> dict[str, str]:
         for name in variables:
             if not re.fullmatch(cls.variable_pattern(), name):
-                raise ValueError(f"{name!r} {_where_it_belongs(name, cls.prefixes)}")
+                raise ValueError(f"{shorten(name)} {_where_it_belongs(name, cls.prefixes)}")
         return variables
 
 

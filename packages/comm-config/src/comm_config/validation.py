@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from comm_config.compression import UNION_TAGS
-from comm_config.errors import ConfigError, closest
+from comm_config.errors import ConfigError, closest, shorten
 from comm_config.keys import Path, dotted, leaves, model_at, sections
 from comm_config.models import CommConfig
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-__all__ = ["shorten", "validate"]
+__all__ = ["validate"]
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -66,22 +66,16 @@ def validate(document: Mapping[str, Any], source: str) -> CommConfig:
     raise ConfigError("\n".join(lines), source=source, key=problems[0][0])
 
 
-def shorten(value: object, limit: int = 80) -> str:
-    """Return the representation of ``value``, cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
-
-
 def _shorten_key(key: str) -> str:
     """Return ``key``, cut where no key is so long."""
     return key if len(key) <= _MOST_KEY else f"{key[:_MOST_KEY]}..."
 
 
 def _problem(details: ErrorDetails) -> tuple[str, str]:
-    *parents, last = details["loc"]
+    parts = details["loc"]
     # The last part of an unknown key is the key, which may be called as a tag is.
-    is_key = details["type"] == "extra_forbidden" or last not in UNION_TAGS
-    path = (*(part for part in parents if part not in UNION_TAGS), *([last] if is_key else []))
+    keys = len(parts) - 1 if details["type"] == "extra_forbidden" else len(parts)
+    path = (*(part for part in parts[:keys] if part not in UNION_TAGS), *parts[keys:])
     names = tuple(str(part) for part in path)
     key = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     if details["type"] == "extra_forbidden":
