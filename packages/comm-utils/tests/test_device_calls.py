@@ -1,4 +1,4 @@
-"""Calls on a device in the records: they end when the device has passed them, in whatever order threads come."""
+"""Calls on a device in the records: they end when the device has completed them, in whatever order threads come."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from comm_utils.flight_recorder.layout import ON_DEVICE
 torch = pytest.importorskip("torch")
 
 from comm_utils.torch_support import device_calls  # noqa: E402
-from comm_utils.torch_support.device_calls import DeviceCalls, keep_process_alive  # noqa: E402
+from comm_utils.torch_support.device_calls import DeviceCalls, keep_process_alive, restore_settings  # noqa: E402
 
 
 class Device:
     """A device that goes on when it is told to; torch has no such device for the CPU."""
 
     def __init__(self) -> None:
-        self.recorded = self.passed = 0
+        self.recorded = self.completed = 0
         self.capturing = self.failed = False
         self.between: Any = None
+        self.during_record: Any = None
         device = self
 
         class Event:
@@ -31,6 +32,9 @@ class Device:
             def record(self, _: Any) -> None:
                 if device.failed:
                     raise RuntimeError("the device has failed")
+                if device.during_record is not None:
+                    during, device.during_record = device.during_record, None
+                    during()
                 device.recorded += 1
                 self.at = device.recorded
 
@@ -38,7 +42,7 @@ class Device:
                 if device.between is not None:
                     between, device.between = device.between, None
                     between()
-                return self.at <= device.passed
+                return self.at <= device.completed
 
         self.Event = Event
 
@@ -56,15 +60,18 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 class Records:
-    """The states of some calls: None is ended."""
+    """The states of some calls: None is ended, -1 is failed."""
 
     def __init__(self, calls: DeviceCalls) -> None:
         self.states: dict[int, int | None] = {}
-        kind = Kind(lambda *_: 0, self._end, self._end, self._wait)
+        kind = Kind(lambda *_: 0, self._end, self._fail, self._wait, self._end)
         self.leave = calls.recorded(kind).end
 
     def _end(self, number: int) -> None:
         self.states[number] = None
+
+    def _fail(self, number: int) -> None:
+        self.states[number] = -1
 
     def _wait(self, number: int, state: int) -> None:
         self.states[number] = state
@@ -73,7 +80,7 @@ class Records:
         return [number for number, state in self.states.items() if state == ON_DEVICE]
 
 
-def test_calls_end_when_the_device_has_passed_them(device: Device) -> None:
+def test_calls_end_when_the_device_has_completed_them(device: Device) -> None:
     calls = DeviceCalls("xpu")
     records = Records(calls)
     assert calls.look() == 0
@@ -81,14 +88,14 @@ def test_calls_end_when_the_device_has_passed_them(device: Device) -> None:
         records.leave(number)
     assert records.open() == [1, 2, 3]
     assert calls.look() > 0
-    device.passed = 2
+    device.completed = 2
     records.leave(4)  # has an event of its own, as the watch waits for that of call 3
     assert calls.look() > 0
     assert records.open() == [1, 2, 3, 4]
-    device.passed = 3
+    device.completed = 3
     assert calls.look() > 0
     assert records.open() == [4]
-    device.passed = 4
+    device.completed = 4
     assert calls.look() == 0
     assert records.open() == []
 
@@ -100,11 +107,11 @@ def test_calls_that_come_all_the_time_end_as_well(device: Device, behind: int) -
     records = Records(calls)
     for number in range(1, 5000):
         records.leave(number)
-        device.passed = max(0, number - behind)
+        device.completed = max(0, number - behind)
         if number % 7 == 0:
             calls.look()
             assert min(behind, number) <= len(records.open()) < 2 * behind + 60
-    device.passed = 5000
+    device.completed = 5000
     assert calls.look() == 0
     assert records.open() == []
 
@@ -121,21 +128,54 @@ def test_a_call_on_which_the_device_waits_has_its_age_whatever_comes_after_it(de
 
 def test_a_call_that_comes_during_a_look_is_not_lost(device: Device) -> None:
     for before in (1, 15, 16, 17, 40):
-        device.recorded = device.passed = 0
+        device.recorded = device.completed = 0
         calls = DeviceCalls("xpu")
         records = Records(calls)
         for number in range(1, before + 1):
             records.leave(number)
-        device.passed = before
+        device.completed = before
 
         def come(number: int = before + 1, records: Records = records) -> None:
             records.leave(number)
 
         device.between = come
         calls.look()
-        device.passed = before + 1
+        device.completed = before + 1
         assert calls.look() == 0
         assert records.open() == []
+
+
+def test_looks_while_a_call_records_its_event_lose_nothing(device: Device) -> None:
+    """To record an event may take long, where the queue of the device is full."""
+    calls = DeviceCalls("xpu")
+    records = Records(calls)
+    records.leave(1)
+
+    def look() -> None:
+        calls.look()
+        device.completed = 1
+        calls.look()
+        calls.look()
+
+    device.during_record = look
+    records.leave(2)
+    assert records.open() == [2]
+    assert calls.look() > 0
+    device.completed = 2
+    calls.look()
+    assert calls.look() == 0
+    assert records.open() == []
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_the_end_of_a_group_ends_its_calls(device: Device, failed: bool) -> None:
+    calls = DeviceCalls("xpu")
+    records = Records(calls)
+    assert not calls.close(failed)
+    for number in range(1, 100):
+        records.leave(number)
+    assert calls.close(failed)
+    assert set(records.states.values()) == {-1 if failed else None}
 
 
 def test_calls_of_a_capture_and_of_a_failed_device_end_at_once(device: Device) -> None:
@@ -150,6 +190,7 @@ def test_calls_of_a_capture_and_of_a_failed_device_end_at_once(device: Device) -
 
 
 def test_the_setting_of_the_user_wins() -> None:
+    environ: dict[str, str]
     for environ, handling, records in (
         ({}, "2", "0"),
         ({"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, "1", "0"),
@@ -160,3 +201,13 @@ def test_the_setting_of_the_user_wins() -> None:
         keep_process_alive(environ)
         assert environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == handling
         assert environ.get("TORCH_NCCL_DUMP_ON_TIMEOUT") == records
+        restore_settings(environ)
+
+
+def test_settings_end_with_the_world() -> None:
+    environ = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OTHER": ""}
+    keep_process_alive(environ)
+    assert len(environ) == 4
+    environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = "1"  # by the user, meanwhile
+    restore_settings(environ)
+    assert environ == {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "OTHER": "", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 
+from comm_backend_torch.waits import how_to_wait
 from comm_backend_torch.work import PolledWork, TorchWork
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
@@ -110,8 +111,10 @@ class PointToPoint(World):
         group: ProcessGroup | None,
         note: Note,
     ) -> Work:
-        kind = PolledWork if state.libraries.get(tensor.device.type) == "gloo" else TorchWork
-        return kind(work, tensor, partial(self._failure, operation, group), self._end, note)
+        failure = partial(self._failure, operation, group)
+        if state.libraries.get(tensor.device.type) == "gloo":
+            return PolledWork(work, tensor, failure, self._end, note)
+        return TorchWork(work, tensor, failure, self._end, note, how_to_wait(state, tensor.device.type))
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
         first = p2p_op_list[0]
@@ -121,7 +124,8 @@ class PointToPoint(World):
         works = c10d.batch_isend_irecv(p2p_op_list)
         result = [p2p.tensor for p2p in p2p_op_list]
         failure = partial(self._failure, "batch_isend_irecv", first.group)
-        return [TorchWork(work, result, failure, self._end) for work in works]
+        own_wait = how_to_wait(self._state(first.group), first.tensor.device.type)
+        return [TorchWork(work, result, failure, self._end, None, own_wait) for work in works]
 
     def _one_of_a_batch(self, p2p: Any) -> Work:
         if p2p.op is c10d.isend:

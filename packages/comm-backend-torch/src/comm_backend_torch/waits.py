@@ -1,6 +1,6 @@
 """Waits for collectives that do not raise by themselves where ranks cannot go on.
 
-A wait for a library of devices ends without an error when the watch has aborted its communicator.
+A wait for NCCL and its like ends without an error when the watch has aborted the communicator.
 
 gloo sometimes does not notice that its connections have ended. A collective of gloo waits in a thread of gloo, first
 for what it receives and then until what it sends has left. Where both connections of a ring end at once, that thread
@@ -48,10 +48,10 @@ def how_to_wait(state: GroupState, device: str) -> Wait | None:
     library = state.libraries[device]
     if library == "gloo":
         return partial(_wait, state)
-    return None if library in _RAISING else partial(_wait_on_device, state)
+    return None if library in _RAISING else partial(_wait_and_check, state)
 
 
-def _wait_on_device(state: GroupState, work: Any, end: float | None = None) -> None:
+def _wait_and_check(state: GroupState, work: Any, end: float | None = None) -> None:
     if end is None:
         work.wait()
     else:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
+import torch
 import torch.distributed as c10d
 
 from comm_utils.errors import CommTimeoutError
@@ -31,6 +32,8 @@ _PATIENCE_AT_EXIT_S = 1.0
 _abandoned: deque[tuple[Any, Note | None]] = deque()
 # How many of these are looked at whenever a call begins or one is added.
 _LOOKS = 4
+
+_is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.version.cuda else lambda: False
 
 #: Turns a failure of c10d into one of ours and marks the group as broken.
 Translate = Callable[[BaseException], BaseException]
@@ -101,7 +104,7 @@ class TorchWork:
     def _ended(self) -> None:
         note, self._note = self._note, None
         if note is not None:
-            note.end()
+            note.complete()
 
     def _wait_to_the_end(self) -> None:
         if self._own_wait is not None:
@@ -117,6 +120,8 @@ class TorchWork:
         start = time.monotonic()
         try:
             self._work.wait(timedelta(milliseconds=max(1, math.ceil(timeout_s * 1000))))
+            if self._own_wait is not None:  # raises where the library did not
+                self._own_wait(self._work, time.monotonic() + timeout_s)
         except RuntimeError as error:
             # c10d's own timeout breaks the group; the caller's, which is shorter, leaves the operation under way.
             if not self._work.is_completed() and time.monotonic() - start >= timeout_s:
@@ -171,6 +176,8 @@ def _let_go(work: Any, note: Note | None) -> None:
 
 
 def _look_at_abandoned() -> None:
+    if _is_capturing():  # which a query would invalidate
+        return
     for _ in range(min(_LOOKS, len(_abandoned))):
         try:
             one = _abandoned.popleft()
@@ -189,7 +196,7 @@ def _has_ended(work: Any, note: Note | None) -> bool:
         except RuntimeError:
             note.fail()
         else:
-            note.end()
+            note.complete()
     return True
 
 

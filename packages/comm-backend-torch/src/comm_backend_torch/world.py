@@ -63,7 +63,8 @@ class World(ProcessGroups):
 
     def _on_device(self, kind: Kind, state: GroupState, tensor: torch.Tensor | None) -> Kind:
         """Return ``kind``; where the host does not wait for the device of ``tensor``, one that follows its calls."""
-        if tensor is None or tensor.device.type == "cpu":
+        # A call with a time of its own is left to the library.
+        if tensor is None or tensor.device.type == "cpu" or self._end is not None:
             return kind
         calls = state.on_device(tensor.device.type)
         return kind if calls is None else calls.recorded(kind)

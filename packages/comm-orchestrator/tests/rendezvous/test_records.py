@@ -110,3 +110,12 @@ def test_devices_that_do_not_suffice(visible: str | None) -> None:
 def test_the_launchers_local_ranks_are_the_devices() -> None:
     ranks = [replace(gpu(0), local_rank=1), replace(gpu(1), local_rank=0)]
     assert device_indices(ranks) == {0: 1, 1: 0}
+
+
+def test_of_a_long_message_both_ends_are_kept() -> None:
+    first = arrival(0)
+    refusal = check_record(first, {0: first}, replace(arrival(0, "x" * 10_000), pid=7))
+    assert refusal is not None
+    assert len(refusal.message) < 3100
+    assert refusal.message.startswith("two processes have rank 0: pid 100 on a")
+    assert refusal.message.endswith("a MASTER_PORT of its own")

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,3 +120,17 @@ lock(mutex)
 
 def test_sigterm_ends_a_wait_in_a_library_that_is_no_call_of_ours(tmp_path: Path) -> None:
     assert _run(_BLOCKED, tmp_path).returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_ctrl_c_ends_calls_on_a_device_while_the_host_waits_for_it(moves: bool) -> None:
+    """Where Python's own handler has run, the host is elsewhere."""
+    calls = [replace(_CALL, number=number, is_on_device=True) for number in (1, 2, 3)]
+    interrupted: list[int] = []
+    places = iter((1, 2 if moves else 1))
+    seen = Interruptions(
+        lambda: calls, lambda *_: None, lambda call: interrupted.append(call.number), place=lambda: next(places)
+    )
+    with _handler(signal.SIGINT, signal.default_int_handler):
+        seen.came(signal.SIGINT, threading.Event())
+    assert interrupted == ([] if moves else [1])

@@ -139,12 +139,23 @@ _FIELDS: dict[str, Callable[[object], bool]] = {
 _REQUIRED = ("rank", "world_size", "host", "host_id", "pid")
 
 
+# Characters of a message that are kept at either end.
+_HALF = 1500
+
+
 @dataclass(frozen=True)
 class Refusal:
-    """The reason why the ranks cannot start: the name of an error class of ``comm_utils.errors``, and its message."""
+    """The reason why the ranks cannot start: the name of an error class of ``comm_utils.errors``, and its message.
+
+    Of a long message, which holds what other processes wrote to the store, the middle is left out.
+    """
 
     kind: str
     message: str
+
+    def __post_init__(self) -> None:
+        if len(self.message) > 2 * _HALF:
+            object.__setattr__(self, "message", f"{self.message[:_HALF]} ... {self.message[-_HALF:]}")
 
 
 def format_ranks(ranks: Iterable[int], most: int = 8) -> str:

@@ -71,6 +71,7 @@ class Call:
         sent, received: elements to and from each rank, where they were given.
         caller: ``file:line function``; "" is unknown.
         is_waited_for: False of an asynchronous call whose handle nobody waits for yet.
+        is_on_device: the host has gone on; a device is to complete it.
         is_limited: it is under way and ends by itself soon: it has a timeout of its own, or its group has a short one.
     """
 
@@ -95,6 +96,7 @@ class Call:
     caller: str = ""
     is_waited_for: bool = True
     is_limited: bool = False
+    is_on_device: bool = False
 
     @property
     def is_message(self) -> bool:

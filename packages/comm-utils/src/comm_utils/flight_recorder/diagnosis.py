@@ -73,10 +73,14 @@ def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None) -> str:
     if snapshot.header.signal:
         found = f"{snapshot.end}; until then, it "
     open_calls, now = snapshot.waiting_calls(), snapshot.taken_ns if now_ns is None else now_ns
-    if open_calls:
-        call = open_calls[0]
+    call = next((one for one in open_calls if not one.is_on_device), None)
+    if call is not None:
         return f"{found}is in {call} on {call.group}{_since(call.begin_ns, now)}{at_caller(call.caller)}"
     place = _stack_place(snapshot)
+    if open_calls:
+        call = open_calls[0]
+        found += f"has {call} on {call.group}{at_caller(call.caller)} on its device{_since(call.begin_ns, now)}"
+        return f"{found}, and its host goes on{f' at {place}' if place else ''}"
     doing = f"is in none of its calls{f', at {place}' if place else ''}"
     if last is not None:
         ended = _since(last.end_ns, now).replace("since", "which ended") + " ago" if last.end_ns else ""
@@ -291,6 +295,8 @@ def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mappi
             if other == rank or other not in known or call.is_message:
                 continue
             theirs = next((one for one in known[other].waiting_calls() if not one.is_message), None)
+            if call.is_on_device or (theirs is not None and theirs.is_on_device):  # the host may still come
+                continue
             if theirs is None or theirs.group.name == group.name or rank not in theirs.group.ranks:
                 continue
             if call.is_limited or theirs.is_limited:  # that ends by itself

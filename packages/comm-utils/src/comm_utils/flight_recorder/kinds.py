@@ -57,12 +57,14 @@ class Kind(NamedTuple):
         end: ``end(number)`` records that it has ended.
         fail: ``fail(number)`` records that it failed.
         wait: ``wait(number, state=WAITED_FOR)`` records that somebody waits for what began in the background.
+        complete: as ``end``, which may only say that the host has gone on.
     """
 
     begin: Begin
     end: Callable[[int], None]
     fail: Callable[[int], None]
     wait: Callable[..., None]
+    complete: Callable[[int], None]
 
 
 class _Recorder(Protocol):
@@ -161,7 +163,7 @@ def make_kind(recorder: _Recorder, series: Series, kind: int, agreed: object, co
         if words[at] == number and words[at + 2] in (IN_BACKGROUND, WAITED_FOR):
             words[at + 2] = state
 
-    return Kind(begin, end, fail, wait)
+    return Kind(begin, end, fail, wait, end)
 
 
 def _stable_hash(value: object) -> bytes:

@@ -14,7 +14,7 @@ word  content
 1     when the call began, in ticks of the lane's clock
 2     when it ended; 0 while it is under way; bit 63 says that it failed; bit 62 alone says that it is under way and
       that nobody waits for it yet (an asynchronous call before its ``wait()``); bit 61 alone that it is under way
-      and has a timeout of its own; bit 60 alone that the caller has gone on, and a device has not passed it yet
+      and has a timeout of its own; bit 60 alone that the caller has gone on, and a device has not completed it yet
 3     the kind of call in bits 0 to 31, the caller in bits 32 to 63 (indices of entries; 0 is unknown)
 4     elements: of the whole tensor, or of a rank's part where the operation has parts
 5     the number of the call among the collectives of its group, or among the messages of one pair, direction and tag

@@ -282,6 +282,7 @@ class RingReader:
             end_ns=self._ns(lane, end & _TIME) if end & _TIME else 0,
             failed=bool(end & FAILED),
             is_waited_for=end != IN_BACKGROUND,
+            is_on_device=end == ON_DEVICE,
             is_limited=end == LIMITED or (end == 0 and described["group"] in self._impatient),
             tag=tag,
             elements=elements,

@@ -90,8 +90,18 @@ class RankSnapshot:
         return [call for call in self.calls if call.is_open]
 
     def waiting_calls(self) -> list[Call]:
-        """Return its calls under way that somebody waits for, the oldest first."""
-        return [call for call in self.calls if call.is_open and call.is_waited_for]
+        """Return its calls under way that somebody waits for, the oldest first; of those on a device, one a group."""
+        found: list[Call] = []
+        on_device: set[str] = set()
+        for call in self.calls:
+            if not call.is_open or not call.is_waited_for:
+                continue
+            if call.is_on_device:
+                if call.group.name in on_device:  # comes after the first one
+                    continue
+                on_device.add(call.group.name)
+            found.append(call)
+        return found
 
     def collectives(self, group: str) -> list[Call]:
         """Return its latest collectives on the group of that name."""

@@ -38,7 +38,7 @@ class GroupState:
         ranks: global ranks of the members, in the order of their group ranks.
         libraries: the c10d backend of each device type.
         broken: why the group cannot be used; None while it can.
-        device_calls: by type of device, the calls that one has not passed, for :meth:`on_device`.
+        device_calls: by type of device, the calls that one has not completed, for :meth:`on_device`.
         trouble: why its ranks cannot go on, as the watch has found, until a call has raised it.
         inherited: the group belongs to the process that forked this one.
     """
@@ -93,6 +93,17 @@ class GroupState:
         found = self.device_calls.get(device)
         if found is None:
             found = self.device_calls[device] = DeviceCalls(device)
+        return found
+
+    def close_device_calls(self) -> bool:
+        """Record the ends of the calls that devices have not completed, as failures where the group is broken.
+
+        Returns:
+            whether there were any.
+        """
+        failed, found = self.broken is not None, False
+        for calls in self.device_calls.values():
+            found |= calls.close(failed)
         return found
 
     def for_diagnosis(self) -> RingGroup:

@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d as internals
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
 from comm_utils.process_limits import check_descriptors
-from comm_utils.torch_support.device_calls import keep_process_alive
+from comm_utils.torch_support.device_calls import can_follow, keep_process_alive
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.gloo_connections import opening_connections
 from comm_utils.watch.uncaught import put_back_hook
@@ -107,7 +107,8 @@ def initialize(setup: Setup) -> None:
     """
     check_available(setup.backend)
     check_gloo_descriptors(f"init_distributed: rank {setup.rank}", setup.backend, setup.world_size)
-    if setup.world_size > 1 and WATCH.settings.enabled:
+    uses_nccl = "nccl" in device_libraries(setup.backend).values()
+    if uses_nccl and setup.world_size > 1 and WATCH.settings.enabled and can_follow("cuda"):
         keep_process_alive(os.environ)
     try:
         with opening_connections() as opened:

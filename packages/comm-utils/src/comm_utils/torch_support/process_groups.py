@@ -22,7 +22,7 @@ from comm_utils.fast_path import FastPathCache
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.log import logger
 from comm_utils.torch_support import group_state
-from comm_utils.torch_support.device_calls import abort_communicators, allow_queries
+from comm_utils.torch_support.device_calls import abort_communicators, allow_queries, restore_settings
 from comm_utils.torch_support.failures import after_text, classify, format_failure, is_exhausted, summarize
 from comm_utils.torch_support.gloo_connections import end_connections
 from comm_utils.torch_support.gloo_workers import wait_until_idle
@@ -126,7 +126,7 @@ class ProcessGroups:
         # Groups can also be destroyed through torch.distributed; a reference to them would keep their sockets open.
         alive = internals._world.pg_map
         for pg in [pg for pg in self._states if pg not in alive]:
-            del self._states[pg]
+            self._states.pop(pg).close_device_calls()
         self.fast_paths.clear()
 
     def get_backend(self, group: ProcessGroup | None = None) -> str:
@@ -238,15 +238,23 @@ class ProcessGroups:
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
         state = self._states.pop(self._state(group).pg)
+        ending = [state]
         if group is None:
+            ending += self._states.values()
             self._states.clear()
+        for one in ending:
+            one.close_device_calls()
+        if group is None:
             end_world()
         self.fast_paths.clear()
         if state.broken is not None and not state.inherited:
             end_connections(state.pg)  # or torch would wait until what is under way there times out
-            abort_communicators(state.pg, state.libraries)
+            for one in ending:
+                abort_communicators(one.pg, one.libraries)
         wait_until_idle(_PATIENCE_S)
         c10d.destroy_process_group(group)
+        if group is None:
+            restore_settings(os.environ)
 
     # --- failures
 
@@ -263,7 +271,8 @@ class ProcessGroups:
                 state.fall_into(trouble)
                 self.fast_paths.clear()
                 end_connections(pg)
-                if abort_communicators(pg, state.libraries):
+                had_calls = state.close_device_calls()
+                if abort_communicators(pg, state.libraries) and had_calls:
                     logger.error(
                         "rank %d has ended the calls of %s on the device, so their results are undefined: %s; the next "
                         "call on this group raises %s",
@@ -280,7 +289,7 @@ class ProcessGroups:
                 age_s = calls.look()
                 limit_s = state.timeout_s() if age_s and state.broken is None else None
                 if limit_s is not None and age_s > limit_s - min(_BEFORE_TIMEOUT_S, limit_s * _PART_OF_TIMEOUT):
-                    WATCH.found(state.name, _overdue(state, limit_s))
+                    WATCH.found(state.name, _overdue(state, age_s, limit_s))
 
     def mark_broken(self, group: ProcessGroup | None, reason: str) -> None:
         state = self._state(group)
@@ -344,12 +353,13 @@ def _cause(group: RingGroup, timed_out: bool) -> Trouble | None:
     return WATCH.explain(group, timed_out) if WATCH.is_running else None
 
 
-def _overdue(state: GroupState, limit_s: float) -> Trouble:
-    """Return why a call that a device has not passed in time does not go on."""
+def _overdue(state: GroupState, age_s: float, limit_s: float) -> Trouble:
+    """Return why a call that a device has not completed in time does not go on."""
     cause = _cause(state.for_diagnosis(), timed_out=True)
     if cause is None:
         cause = Trouble(CommTimeoutError, "all ranks that can be seen from here are in this call", ())
-    return Trouble(cause.kind, f"a call timed out after {limit_s:g} s on the device: {cause.text}", cause.ranks)
+    text = f"the device has not completed a call in {age_s:.1f} s (the timeout is {limit_s:g} s): {cause.text}"
+    return Trouble(cause.kind, text, cause.ranks)
 
 
 def _answers(store: Store) -> bool:
@@ -367,8 +377,10 @@ def _announce(group: str, trouble: Trouble) -> None:
 
 
 def _look_at_devices() -> None:
-    allow_queries()
-    for backend in list(_backends):
+    backends = list(_backends)
+    if any(state.device_calls for one in backends for state in list(one._states.values())):
+        allow_queries()
+    for backend in backends:
         backend._look_at_devices()
 
 

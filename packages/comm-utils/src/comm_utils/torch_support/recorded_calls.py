@@ -29,8 +29,12 @@ class Note(NamedTuple):
     device: str = "cpu"
 
     def end(self) -> None:
-        """Record the end."""
+        """Record the end, or that the host has gone on where it does not wait for the device."""
         self.kind.end(self.number)
+
+    def complete(self) -> None:
+        """Record the end of a call that is known to have completed, also on its device."""
+        self.kind.complete(self.number)
 
     def fail(self) -> None:
         """Record a failure."""

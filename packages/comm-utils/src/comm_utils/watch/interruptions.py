@@ -26,6 +26,7 @@ class Interruptions:
         report: ``report(call, age_s, name)`` logs what the ranks do about a call.
         interrupt: ends a call that SIGINT has interrupted.
         is_urgent: whether a call that has just begun is worth a report as well.
+        place: returns where the main thread is.
     """
 
     def __init__(
@@ -34,7 +35,9 @@ class Interruptions:
         report: Callable[[Call, float, str], None],
         interrupt: Callable[[Call], None],
         is_urgent: Callable[[Call], bool] = lambda call: False,
+        place: Callable[[], object] = lambda: None,
     ) -> None:
+        self._place = place
         self._waiting, self._report, self._interrupt, self._is_urgent = waiting, report, interrupt, is_urgent
 
     def came(self, number: signal.Signals, stop: threading.Event) -> None:
@@ -43,7 +46,7 @@ class Interruptions:
         Args:
             stop: is set when the watch ends.
         """
-        acts = acts_on(number)
+        acts, place = acts_on(number), self._place()
         waiting = self._waiting()
         try:
             for call in waiting:
@@ -53,15 +56,20 @@ class Interruptions:
         finally:
             has_reported()
             if acts and not stop.wait(_HANDLER_S) and acts_on(number):
-                self._act(number, waiting)
+                self._act(number, waiting, has_moved=self._place() != place)
 
-    def _act(self, number: signal.Signals, waiting: list[Call]) -> None:
+    def _act(self, number: signal.Signals, waiting: list[Call], has_moved: bool) -> None:
         if number is signal.SIGTERM:
             # Whatever the main thread waits in: without the handler, the signal would have ended the process at once.
             if not has_terminated():
                 end_by(number)
             return
         still = {(call.lane, call.number) for call in self._waiting()}
+        groups = set()
         for call in waiting:
-            if (call.lane, call.number) in still:
+            # Where the host has gone on, Python's own handler runs, unless it waits for the device.
+            if (call.lane, call.number) not in still or (call.is_on_device and has_moved):
+                continue
+            if call.group.name not in groups:
+                groups.add(call.group.name)
                 self._interrupt(call)

@@ -13,7 +13,7 @@ __all__ = ["OpenCalls"]
 _LATE = 64
 # A look reads records from the oldest that was open on; where these are few among many, it asks each of them.
 _FEW = 1 / 16
-# Of the calls that a device has not passed, these tell why it does not; it may have thousands before it.
+# A device may have thousands of calls to complete; the groups of the first ones are looked at.
 _FIRST_ON_DEVICE = 16
 
 
@@ -27,18 +27,23 @@ class OpenCalls:
         self._seen = [0] * LANES
 
     def look(self) -> list[Call]:
-        """Return the calls under way that somebody, or a device, waits for, the oldest first."""
+        """Return the calls under way that somebody waits for, the oldest first; of those on a device, one a group."""
         found = []
         for lane in range(LANES):
             still = self._still_open(lane)
             self._open[lane] = [number for number, _ in still]
-            on_device = 0
+            groups: set[str] = set()
+            left = _FIRST_ON_DEVICE
             for number, end in still:
-                on_device += end == ON_DEVICE
-                is_left_out = end == IN_BACKGROUND or (end == ON_DEVICE and on_device > _FIRST_ON_DEVICE)
-                call = None if is_left_out else self._ring.call(lane, number)
-                if call is not None and call.is_open:
-                    found.append(call)
+                left -= end == ON_DEVICE
+                if end == IN_BACKGROUND or (end == ON_DEVICE and left < 0):
+                    continue
+                call = self._ring.call(lane, number)
+                if call is None or not call.is_open or (call.is_on_device and call.group.name in groups):
+                    continue
+                if call.is_on_device:
+                    groups.add(call.group.name)
+                found.append(call)
         return sorted(found, key=lambda call: call.begin_ns)
 
     def _still_open(self, lane: int) -> list[tuple[int, int]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from functools import cache
+from typing import TypeAlias
 
 from comm_utils.errors import CollectiveMismatchError
 from comm_utils.flight_recorder.calls import Call, RingGroup
@@ -25,6 +27,8 @@ _FIRST_LOOK_S, _NEXT_LOOK_S = 0.4, 0.2
 _SECOND_GROUP_S = 0.3
 # What a rank sent before it ended may still be on its way.
 _GRACE_S = 1.0
+#: Takes them once a look.
+_Snapshots: TypeAlias = Callable[[], Mapping[int, RankSnapshot]]
 
 
 class WaitingCalls:
@@ -48,10 +52,13 @@ class WaitingCalls:
         """
         if not calls:
             self._missed_at.clear()
+        keys = {(call.lane, call.number) for call in calls}
+        self._looks = {key: due_s for key, due_s in self._looks.items() if key in keys}
+        snapshots = cache(self._view.snapshots)
         for call in calls:
-            yield from self._look_at(call)
+            yield from self._look_at(call, snapshots)
 
-    def _look_at(self, call: Call) -> Iterator[tuple[str, Trouble]]:
+    def _look_at(self, call: Call, snapshots: _Snapshots) -> Iterator[tuple[str, Trouble]]:
         age_s = (time.perf_counter_ns() - call.begin_ns) / 1e9
         group = call.group
         if age_s < _YOUNGEST_S or not group.ranks:
@@ -62,9 +69,9 @@ class WaitingCalls:
         if call.is_message and len(ended) < len(others):
             ended = []  # one that lives may still send
         if ended and group.name not in self._broken:
-            yield from self._missed(group, ended)
+            yield from self._missed(group, ended, snapshots)
         if group.name not in self._broken and self._settings.compares and age_s >= self._next_look_s(call):
-            yield from self._look_at_order(call, view.snapshots())
+            yield from self._look_at_order(call, snapshots())
         warn_after_s = self._settings.warn_after_s
         if warn_after_s and age_s >= warn_after_s and (call.lane, call.number) not in self._warned:
             self._warned.add((call.lane, call.number))
@@ -99,12 +106,12 @@ class WaitingCalls:
         key = call.lane, call.number
         due_s = self._looks.get(key, _FIRST_LOOK_S)
         if (time.perf_counter_ns() - call.begin_ns) / 1e9 >= due_s:
-            self._looks = {key: due_s + max(_NEXT_LOOK_S, due_s / 4)}
+            self._looks[key] = due_s + max(_NEXT_LOOK_S, due_s / 4)
         return due_s
 
-    def _missed(self, group: RingGroup, ended: Sequence[int]) -> Iterator[tuple[str, Trouble]]:
+    def _missed(self, group: RingGroup, ended: Sequence[int], snapshots: _Snapshots) -> Iterator[tuple[str, Trouble]]:
         """Find out whether a call waits for ranks that have gone, for longer than they may still be heard."""
-        findings = [one for one in diagnose_group(self._view.snapshots(), group) if one.kind <= FindingKind.MISSING]
+        findings = [one for one in diagnose_group(snapshots(), group) if one.kind <= FindingKind.MISSING]
         causes = [one for one in findings if set(one.ranks) & set(ended) or one.kind is FindingKind.MISMATCH]
         if not causes:
             self._missed_at.pop(group.name, None)

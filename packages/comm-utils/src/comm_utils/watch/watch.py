@@ -245,6 +245,7 @@ class Watch:
             lambda call, age_s, name: warn_of_wait(view, call, age_s, f"{name} came while "),
             self._interrupt,
             lambda call: any(view.local.state_of(rank) == "ended" for rank in call.group.ranks if rank != view.rank),
+            _main_place,
         )
         has_warned, first = False, iter(_FIRST_LOOKS_S)
         while not stop.is_set():
@@ -270,8 +271,6 @@ class Watch:
         if own is None:
             return
         RECORDER.memory.set_word("looked_at", time.perf_counter_ns())
-        for function in self._before_looks:
-            function()
         self._view.local.refresh()
         RECORDER.memory.set_word("listed_at", self._view.local.listed_ns)
         self._show_place(own)
@@ -294,6 +293,8 @@ class Watch:
     def _waiting_calls(self) -> list[Call]:
         if self._view.own is None or self._looks is None:
             return []
+        for function in self._before_looks:
+            function()
         self._view.own.refresh()
         return self._looks.open_calls.look()
 
@@ -304,7 +305,10 @@ class Watch:
 
     def _interrupt(self, call: Call) -> None:
         """End the calls of a group in which the main thread waits and cannot see SIGINT."""
-        trouble = Trouble(BrokenGroupError, f"rank {self._view.rank} was interrupted (SIGINT) in {call.name}")
+        rank = self._view.rank
+        trouble = Trouble(BrokenGroupError, f"rank {rank} was interrupted (SIGINT) in {call.name}", (rank,))
+        if call.is_on_device:  # no call of the program notes it
+            self.tell(call.group.name, BrokenGroupError(trouble.text), trouble)
         self._announce(call.group.name, trouble)
 
     def _show_place(self, own: RingReader) -> None:
@@ -380,6 +384,12 @@ class Watch:
             trouble = Trouble(kind, text, ranks)
             self._enter(group, trouble)
             self._announce(group, trouble)
+
+
+def _main_place() -> object:
+    """Return where the main thread is in Python; it stays the same while that waits in native code."""
+    frame = main_thread_frame()
+    return None if frame is None else (id(frame), frame.f_lasti)
 
 
 #: The watch of this process.
