@@ -9,11 +9,8 @@ import pytest
 
 from comm_utils.flight_recorder.kinds import Kind
 from comm_utils.flight_recorder.layout import ON_DEVICE
-
-torch = pytest.importorskip("torch")
-
-from comm_utils.torch_support import device_calls  # noqa: E402
-from comm_utils.torch_support.device_calls import DeviceCalls, keep_process_alive, restore_settings  # noqa: E402
+from comm_utils.torch_support import device_calls
+from comm_utils.torch_support.device_calls import DeviceCalls, keep_process_alive, restore_settings
 
 
 class Device:
