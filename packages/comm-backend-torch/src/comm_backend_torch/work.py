@@ -33,8 +33,6 @@ _abandoned: deque[tuple[Any, Note | None]] = deque()
 # How many of these are looked at whenever a call begins or one is added.
 _LOOKS = 4
 
-_is_capturing: Callable[[], bool] = torch.cuda.is_current_stream_capturing if torch.version.cuda else lambda: False
-
 #: Turns a failure of c10d into one of ours and marks the group as broken.
 Translate = Callable[[BaseException], BaseException]
 
@@ -176,7 +174,8 @@ def _let_go(work: Any, note: Note | None) -> None:
 
 
 def _look_at_abandoned() -> None:
-    if _is_capturing():  # which a query would invalidate
+    # A query would invalidate a graph that this thread captures; without a driver, even to ask for one fails.
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         return
     for _ in range(min(_LOOKS, len(_abandoned))):
         try:
