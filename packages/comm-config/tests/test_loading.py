@@ -252,6 +252,22 @@ def test_a_key_that_is_no_text_is_refused(tmp_path: Path) -> None:
         load_config(path, environ={})
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"commu\\ud800nion": 1, "commu\\ud800nion": 2}',
+        '{"commu\\ud800nion": {"x": 1, "x": 2}}',
+        json.dumps({"k" * 10_000: 1})[:-1] + f', "{"k" * 10_000}": 2}}',
+    ],
+)
+def test_a_key_given_twice_is_named_so_that_it_can_be_printed(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is given twice") as raised:
+        load_config(path, environ={})
+    assert len(str(raised.value).encode()) < 1000
+
+
 def test_a_long_value_is_cut() -> None:
     with pytest.raises(ConfigError, match=r"got '9x{70,80}\.\.\., expected a positive number of minutes"):
         load_config(None, environ={"DEEPSPEED_TIMEOUT": "9" + "x" * 10_000})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from comm_config.compression import UNION_TAGS
-from comm_config.errors import ConfigError, closest, shorten
+from comm_config.errors import MOST_KEY, ConfigError, closest, shorten, shorten_key
 from comm_config.keys import Path, dotted, leaves, model_at, sections
 from comm_config.models import CommConfig
 
@@ -31,10 +31,9 @@ _EXPECTED = {
     "string_pattern_mismatch": "a string that is not blank and holds no NUL character",
     "string_type": "a string",
 }
-# What one error names, in how many characters, and how much of a key.
+# What one error names, in how many characters.
 _MOST_NAMED = 20
 _LONGEST = 3000
-_MOST_KEY = 120
 _REWORDED = (
     ("Value error, ", ""),
     ("Input should be greater", "expected a number greater"),
@@ -56,7 +55,7 @@ def validate(document: Mapping[str, Any], source: str) -> CommConfig:
     lines: list[str] = []
     length = 0
     for key, text in problems:
-        line = ": ".join(filter(None, (source, _shorten_key(key), text)))
+        line = ": ".join(filter(None, (source, shorten_key(key), text)))
         length += len(line)
         if lines and length > _LONGEST:
             break
@@ -64,11 +63,6 @@ def validate(document: Mapping[str, Any], source: str) -> CommConfig:
     if len(found) > len(lines):
         lines.append(f"{source}: and {len(found) - len(lines)} more like these")
     raise ConfigError("\n".join(lines), source=source, key=problems[0][0])
-
-
-def _shorten_key(key: str) -> str:
-    """Return ``key``, cut where no key is so long."""
-    return key if len(key) <= _MOST_KEY else f"{key[:_MOST_KEY]}..."
 
 
 def _problem(details: ErrorDetails) -> tuple[str, str]:
@@ -99,14 +93,14 @@ def _meant(details: ErrorDetails) -> str:
     if details["type"] != "literal_error":
         return ""
     choices = details["ctx"]["expected"].replace(" or ", ", ").replace("'", "").split(", ")
-    guess = closest(str(details["input"])[:_MOST_KEY], choices, cutoff=0.5)
+    guess = closest(str(details["input"])[:MOST_KEY], choices, cutoff=0.5)
     return f"; did you mean {guess!r}?" if guess else ""
 
 
 def _unknown(path: Path) -> str:
     *parent, name = path
     known = model_at(CommConfig, tuple(parent)).model_fields
-    guess = closest(name[:_MOST_KEY], known) or _elsewhere(name)
+    guess = closest(name[:MOST_KEY], known) or _elsewhere(name)
     hint = f"; did you mean {guess!r}?" if guess else ""
     return f"unknown key{hint} (known here: {', '.join(known)})"
 
