@@ -265,6 +265,19 @@ def test_a_launcher_with_another_number_of_ranks_is_told(surroundings: dict[str,
     assert done.stderr == "error: the trace has 2 ranks and the launcher has started 1; start 2\n"
 
 
+@pytest.mark.parametrize(("local_rank", "said"), [("0", "error: rank 1: {}: got nothing; expected"), ("1", "")])
+def test_a_mistake_of_another_host_is_reported_there(
+    surroundings: dict[str, str], tmp_path: Path, local_rank: str, said: str
+) -> None:
+    launched = {"RANK": "1", "LOCAL_RANK": local_rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    launched["MASTER_PORT"] = "1"
+    missing = tmp_path / "missing"
+    command = [sys.executable, "-m", "comm_orchestrator", "trace", "replay", str(missing)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**surroundings, **launched}, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.partition(" a folder")[0] == said.format(missing)
+
+
 def stuck(folder: Path) -> Path:
     """A trace that nobody can have recorded: both ranks wait for the other to send first."""
     for rank in range(2):

@@ -5,17 +5,34 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable
-from typing import ParamSpec
+from contextlib import suppress
+from typing import TYPE_CHECKING, ParamSpec
 
 from comm_utils.errors import CommError
 
-__all__ = ["EXPECTED", "as_one_sentence", "print_nothing_more", "tell"]
+if TYPE_CHECKING:
+    from comm_utils.launch import LaunchInfo
+
+__all__ = [
+    "EXPECTED",
+    "as_one_sentence",
+    "let_others_speak",
+    "print_error",
+    "print_nothing_more",
+    "tell",
+    "tell_in_turn",
+]
 
 Parameters = ParamSpec("Parameters")
 
 #: Errors that :func:`tell` has a sentence for.
 EXPECTED = (CommError, OSError, UnicodeDecodeError)
+
+
+# Launchers look for ranks that have failed several times a second.
+_OTHERS_SPEAK_S = 1.5
 
 
 def tell(error: Exception) -> int:
@@ -31,8 +48,33 @@ def tell(error: Exception) -> int:
             what = f"{error.filename}: {error.strerror}"
         else:  # of what is printed
             print_nothing_more()
-    print(f"error: {what}", file=sys.stderr)
+    print_error(what)
     return 2
+
+
+def print_error(what: str, *, rank: int | None = None) -> None:
+    """Print an error, of ``rank`` where it may be that rank's alone, on stderr, after what was printed before."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    print(f"error: {'' if rank is None else f'rank {rank}: '}{what}", file=sys.stderr, flush=True)
+
+
+def tell_in_turn(error: CommError, launch: LaunchInfo) -> int:
+    """Print, on rank 0, why ranks that a launcher started do not begin; the exit code.
+
+    What is wrong on another host only, the first rank there prints, if rank 0 has not been the reason for its end.
+    """
+    if not launch.rank:
+        return tell(error)
+    let_others_speak()
+    if not launch.local_rank:
+        print_error(str(error), rank=launch.rank)
+    return 2
+
+
+def let_others_speak() -> None:
+    """Wait while the rank that knows the reason prints it: a launcher ends all ranks as soon as one fails."""
+    time.sleep(_OTHERS_SPEAK_S)
 
 
 def print_nothing_more() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from comm_orchestrator.tools.bench import plot, rank
 from comm_orchestrator.tools.bench.operations import benchmarks
 from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import check_world, plan
+from comm_orchestrator.tools.errors import tell, tell_in_turn
 from comm_utils import operations
 from comm_utils.errors import ArgumentError, BackendUnavailableError, CommError
 from comm_utils.launch import LaunchInfo, discover, mpi_launcher, with_plugins
@@ -149,9 +149,7 @@ def run(options: Options) -> int:
         ranks = launch.world_size if launched else _ranks(options)
         _check(options, launch, launched, by_mpi, ranks)
     except CommError as error:
-        if launch is None or launch.rank == 0:
-            print(f"error: {error}", file=sys.stderr)
-        return 2
+        return tell(error) if launch is None else tell_in_turn(error, launch)
     if launched:
         # An exit code of our own for failures means something to local_ranks.run() only.
         code = rank.run(options)

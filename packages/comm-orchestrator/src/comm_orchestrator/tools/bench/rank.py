@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import cast
@@ -22,7 +21,7 @@ from comm_orchestrator.tools.bench.options import Options
 from comm_orchestrator.tools.bench.plan import Plan, Row, check_world, plan
 from comm_orchestrator.tools.bench.results import Seen, Setting, summed_up
 from comm_orchestrator.tools.bench.system import Exchange
-from comm_orchestrator.tools.errors import print_nothing_more
+from comm_orchestrator.tools.errors import let_others_speak, print_error, print_nothing_more
 from comm_orchestrator.tools.local_ranks import FAILED
 from comm_utils.errors import ArgumentError, BrokenGroupError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.observability.bench_results import BenchResult
@@ -31,8 +30,6 @@ __all__ = ["main", "run"]
 
 # An operation that takes longer has lost a rank.
 _TIMEOUT_S = 300.0
-# The rank that knows why it failed speaks first; a rank that lost it waits this long, and is mostly ended before.
-_CONSEQUENCE_S = 1.5
 
 
 def run(options: Options) -> int:
@@ -44,12 +41,16 @@ def run(options: Options) -> int:
         return FAILED
     except (ArgumentError, CommError, RuntimeError, OSError, MemoryError) as error:
         rank = _rank()
-        if isinstance(error, ArgumentError) and rank:
-            return 2  # rank 0 says the same
+        if isinstance(error, ArgumentError):
+            if rank:
+                let_others_speak()  # rank 0 says the same
+            else:
+                print_error(_told(error))
+            return 2
         if isinstance(error, (PeerLostError, BrokenGroupError, CommTimeoutError)) or "onnection" in str(error):
-            time.sleep(_CONSEQUENCE_S)
-        _complain(f"{'' if isinstance(error, ArgumentError) else f'rank {rank}: '}{_told(error)}")
-        return 2 if isinstance(error, ArgumentError) else FAILED
+            let_others_speak()
+        print_error(_told(error), rank=rank)
+        return FAILED
 
 
 def _run(options: Options) -> int:
@@ -164,9 +165,9 @@ def _limited(timeout_s: float, row: Row) -> Iterator[None]:
 
     def end() -> None:
         if _rank():
-            time.sleep(_CONSEQUENCE_S)
+            let_others_speak()
         what = f"{row.operation} of {row.size_bytes} bytes took longer than --timeout {timeout_s:g} s"
-        _complain(f"rank {_rank()}: {what}; give a longer one, smaller sizes, or see commctl doctor")
+        print_error(f"{what}; give a longer one, smaller sizes, or see commctl doctor", rank=_rank())
         os._exit(FAILED)
 
     timer = threading.Timer(timeout_s, end)
@@ -188,12 +189,6 @@ def _rank() -> int:
 def _told(error: BaseException) -> str:
     text = str(error).strip() or type(error).__name__
     return text if isinstance(error, CommError) else f"{type(error).__name__}: {text.splitlines()[0]}"
-
-
-def _complain(text: str) -> None:
-    with suppress(OSError):
-        sys.stdout.flush()
-    print(f"error: {text}", file=sys.stderr, flush=True)
 
 
 def main(text: str) -> None:

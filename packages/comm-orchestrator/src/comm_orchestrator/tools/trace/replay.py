@@ -15,6 +15,7 @@ from typing import Any
 
 from comm_orchestrator import facade
 from comm_orchestrator.tools import local_ranks
+from comm_orchestrator.tools.errors import tell_in_turn
 from comm_orchestrator.tools.trace import comparison
 from comm_orchestrator.tools.trace.comparison import Comparison, Tally, compare, tally, together_with
 from comm_orchestrator.tools.trace.files import read, replaced
@@ -23,7 +24,7 @@ from comm_orchestrator.tools.trace.replay_options import Options, check_files, c
 from comm_orchestrator.tools.trace.replay_plan import Plan, plan, without_tags
 from comm_orchestrator.tools.trace.replay_rank import fail, play, set_up
 from comm_utils.errors import ArgumentError, CommError
-from comm_utils.launch import discover, mpi_launcher, with_plugins
+from comm_utils.launch import LaunchInfo, discover, mpi_launcher, with_plugins
 from comm_utils.observability.traces.file import load_rank, path_of, save
 
 __all__ = ["run"]
@@ -38,7 +39,7 @@ def run(options: Options) -> int:
     launch = discover(os.environ, with_plugins())
     if launch.launcher != "none" or mpi_launcher(os.environ) is not None:
         known = launch.world_size if launch.launcher != "none" else 0
-        return _launched(options, launch.rank, known)
+        return _launched(options, launch, known)
     made = plan(read(Path(options.folder)))
     options = replace(options, backend=options.backend or made.backend)
     made = without_tags(made, options.backend)
@@ -91,7 +92,7 @@ def _told(found: Comparison, options: Options) -> int:
     return 0 if found.same else 1
 
 
-def _launched(options: Options, rank: int, known_size: int) -> int:
+def _launched(options: Options, launch: LaunchInfo, known_size: int) -> int:
     """One of the ranks that somebody else started."""
     try:
         made = plan(read(Path(options.folder)))
@@ -100,12 +101,10 @@ def _launched(options: Options, rank: int, known_size: int) -> int:
         W = len(made.traces)
         if known_size and known_size != W:
             raise ArgumentError(f"the trace has {W} ranks and the launcher has started {known_size}; start {W}")
-        if rank == 0:
+        if launch.rank == 0:
             check_files(options)
-    except CommError:
-        if rank == 0:
-            raise
-        return 2  # rank 0 says the same
+    except CommError as error:
+        return tell_in_turn(error, launch)
     limit_s, scratch = options.limit_s(made.longest_s), ""
     try:
         set_up(options, limit_s)

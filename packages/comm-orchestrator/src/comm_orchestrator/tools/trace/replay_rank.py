@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from comm_orchestrator import facade
+from comm_orchestrator.tools.errors import let_others_speak, print_error
 from comm_orchestrator.tools.local_ranks import FAILED
 from comm_orchestrator.tools.trace.replay_options import Options
 from comm_orchestrator.tools.trace.replay_player import Player
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fail", "main", "play", "set_up"]
 
-# The rank that knows why it failed speaks first; a rank that lost it waits this long, and is mostly ended before.
-_CONSEQUENCE_S = 1.5
 # Ranks may start as far apart, however short the operations' time limit is.
 _MEETING_S = 60.0
 
@@ -54,10 +52,9 @@ def fail(error: Exception) -> int:
     rank = facade.get_rank() if facade.is_initialized() else int(os.environ.get("RANK", "0"))
     consequence = isinstance(error, (PeerLostError, BrokenGroupError)) or "onnection" in str(error)
     if consequence or (rank and isinstance(error, CommTimeoutError)):
-        time.sleep(_CONSEQUENCE_S)
+        let_others_speak()
     text = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    print(f"error: rank {rank}: {text}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    print_error(text, rank=rank)
     os._exit(2 if isinstance(error, ArgumentError) else FAILED)
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 
 import torch
 
 from comm_orchestrator import facade
+from comm_orchestrator.tools.errors import let_others_speak, print_error
 from comm_orchestrator.tools.local_ranks import FAILED
 from comm_utils import kernels
 from comm_utils.errors import BrokenGroupError, CommError, CommTimeoutError, PeerLostError
@@ -17,8 +17,6 @@ from comm_utils.sizes import format_size
 __all__ = ["run"]
 
 _TIMEOUT_S = 120.0
-# The rank that knows why it failed speaks first.
-_CONSEQUENCE_S = 1.5
 
 
 def run() -> int:
@@ -36,13 +34,13 @@ def run() -> int:
         facade.destroy_process_group()
     except (CommError, RuntimeError, MemoryError) as error:
         if isinstance(error, (PeerLostError, BrokenGroupError, CommTimeoutError)):
-            time.sleep(_CONSEQUENCE_S)
-        print(f"error: rank {rank}: {error}", file=sys.stderr, flush=True)
+            let_others_speak()
+        print_error(str(error), rank=rank)
         return FAILED
     if shows:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
     if not measured and rank == 0:
-        print(f"error: got {ranks} ranks that do not share memory; see commctl doctor", file=sys.stderr, flush=True)
+        print_error(f"got {ranks} ranks that do not share memory; see commctl doctor")
     return 0 if measured else 2
 
 
