@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "tools"))
 
 import fetch_oneccl  # noqa: E402
+from link_bytecode import link_bytecode  # noqa: E402
 from workspace import Package, Workspace  # noqa: E402
 
 nox.needs_version = ">=2025.10.14"
@@ -209,6 +210,7 @@ def install(
     for variable in ("UV_BUILD_CONSTRAINT", "PIP_BUILD_CONSTRAINT"):
         session.env[variable] = str(CONSTRAINTS)
     session.install("--constraint", str(constraints), *arguments, env=env)
+    share_bytecode(session)
 
 
 def run_pytest(
@@ -247,6 +249,14 @@ def run_pytest(
     if len(codes) > 1 and failures.is_file() and json.loads(failures.read_text()):
         session.warn("Tests failed; they run once more, one at a time.")
         session.run("pytest", "--last-failed", "--last-failed-no-failures=none", *arguments, env=env)
+
+
+def share_bytecode(session: nox.Session) -> None:
+    """Take the bytecode that another session's environment of the same Python has."""
+    location = Path(session.virtualenv.location)
+    for site in location.glob("lib/python*/site-packages"):
+        found = location.parent.glob(f"*/{site.relative_to(location)}")
+        link_bytecode(site, [other for other in found if other != site and (other / "torch" / "__pycache__").exists()])
 
 
 def compile_torch(session: nox.Session) -> None:
@@ -386,9 +396,9 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def tools(session: nox.Session) -> None:
-    """Tests of this repository's own tools, with a planted violation for every import contract."""
+    """Tests of this repository's own tools, with a planted violation for every import contract; slow ones apart."""
     install(session, *group("tools"))
-    run_pytest(session, "tools/tests", *session.posargs)
+    run_pytest(session, "tools/tests", "-m", "not slow", *session.posargs)
 
 
 def add_test_session(package: Package) -> None:
@@ -456,10 +466,10 @@ def integration_long(session: nox.Session) -> None:
 
 @nox.session(name="integration-slow", default=False, tags=FULL)
 def integration_slow(session: nox.Session) -> None:
-    """Tests that are marked as slow, of packages and of all together, random programs by the hundred among them."""
-    install_sources(session, *all_sources(*group("integration")))
-    of_packages = [f"packages/{package.folder.name}/tests" for package in PACKAGES.values()]
-    run_pytest(session, "tests-integration", *of_packages, "-m", "slow", *NOT_WITH_THE_REST, *session.posargs)
+    """Tests that are marked as slow, of packages, tools and all together, random programs by the hundred among them."""
+    install_sources(session, *all_sources(*group("integration"), *group("tools")))
+    folders = ["tests-integration", "tools/tests", *(f"packages/{one.folder.name}/tests" for one in PACKAGES.values())]
+    run_pytest(session, *folders, "-m", "slow", *NOT_WITH_THE_REST, *session.posargs)
 
 
 @nox.session(default=False)

@@ -7,6 +7,7 @@ import time
 import warnings
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as c10d
 
@@ -98,6 +99,7 @@ EXPECTED_PARTS = {
 }
 
 
+@pytest.mark.slow
 def test_collectives_are_traced_without_a_break() -> None:
     # One test, as compiling takes most of its time.
     first, second = run_ranks(compiled_calls, 2, per_rank([0, 1]), timeout_s=240, env={"CUDA_VISIBLE_DEVICES": ""})
