@@ -391,7 +391,11 @@ def tidy(session: nox.Session, *arguments: str) -> None:
 def types(session: nox.Session) -> None:
     """Types: mypy, strict, over all packages and tools."""
     install_sources(session, *all_sources(*group("types")))
-    session.run("mypy", f"--num-workers={WORKERS}", *session.posargs)
+    try:
+        session.run("mypy", f"--num-workers={WORKERS}", *session.posargs)
+    except nox.command.CommandFailed:
+        # On a busy machine its workers do not start within the three seconds that it gives them.
+        session.run("mypy", *session.posargs)
 
 
 @nox.session

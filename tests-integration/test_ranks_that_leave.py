@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -44,6 +47,57 @@ def test_a_rank_that_leaves_its_world_is_named_long_before_the_timeout(backend: 
         assert "rank 1 (pid " in text, (rank, text)
         assert "has left the world or is ending" in text
         assert seconds < 4 * patience()
+
+
+def is_terminated(backend: str) -> None:
+    """Rank 0 is ended by SIGTERM while it waits for rank 1, as rank 2 does."""
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
+    dist.barrier()
+    rank = dist.get_rank()
+    if rank == 0:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    if rank == 1:
+        time.sleep(4)
+    dist.all_reduce(torch.ones(10))
+
+
+@BACKENDS
+def test_a_rank_that_sigterm_ends_is_named_and_not_the_one_it_waited_for(backend: str) -> None:
+    outcomes = run_ranks_outcomes(is_terminated, 3, backend)
+    for rank in (1, 2):
+        if rank == 1 and outcomes[rank].exception_type is None:
+            continue  # in shared memory, what rank 0 had sent is there
+        assert outcomes[rank].exception_type == "PeerLostError"
+        assert "rank 0 (pid " in outcomes[rank].message
+        assert "has ended by SIGTERM in the course of all_reduce(10 elements" in outcomes[rank].message
+        assert "has not called" not in outcomes[rank].message
+
+
+def comes_late(backend: str) -> list[str]:
+    """A group whose timeout is 2 s, to which rank 1 comes 1.5 s after rank 0 has given up; return rank 1's errors."""
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
+    group = dist.new_group([0, 1], timeout=2)
+    dist.barrier()
+    errors = []
+    if dist.get_rank() == 1:
+        time.sleep(3.5)
+    for _ in range(2):
+        try:
+            dist.all_reduce(torch.ones(10), group=group)
+        except CommError as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    dist.all_reduce(torch.ones(10))
+    dist.destroy_process_group()
+    return errors
+
+
+@pytest.mark.parametrize("backend", ["gloo", "oneCCL", "shared memory"])
+def test_a_rank_that_comes_after_the_timeout_is_told_so(rank_environment: dict[str, Any], backend: str) -> None:
+    env = {**rank_environment, "CCL_SHARED_MEMORY": "0" if backend == "oneCCL" else "1"}
+    _, errors = run_ranks(comes_late, 2, "gloo" if backend == "gloo" else "ccl", env=env)
+    assert errors[0].startswith("CommTimeoutError: ")
+    assert "That is this rank, which came too late" in errors[0]
+    assert "different orders" not in errors[0]
 
 
 def exits(backend: str) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from dataclasses import replace
+
 from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose_group
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.testing.ring import Ring
@@ -12,6 +15,11 @@ def left(ring: Ring) -> RankSnapshot:
     snapshot = take_snapshot(ring.reader)
     assert snapshot.process == "left"
     return snapshot
+
+
+def terminated(ring: Ring) -> RankSnapshot:
+    snapshot = take_snapshot(ring.reader)
+    return replace(snapshot, process="ended", header=replace(snapshot.header, signal=int(signal.SIGTERM)))
 
 
 def failed(ring: Ring, *causes: int) -> Ring:
@@ -51,3 +59,24 @@ def test_a_rank_that_failed_by_itself_is_the_cause() -> None:
 def test_of_ranks_that_name_each_other_both_are() -> None:
     known = {0: left(failed(ring(0), 1)), 1: left(failed(ring(1), 0)), 2: waiting(ring(2))}
     assert found(known) == [(FindingKind.LOST, (0,)), (FindingKind.LOST, (1,))]
+
+
+def test_a_rank_that_was_ended_by_a_signal_is_the_cause_where_nobody_else_failed() -> None:
+    ended = ring(0)
+    ended.begin()
+    known = {0: terminated(ended), 1: take_snapshot(ring(1).reader), 2: waiting(ring(2))}
+    assert found(known)[0] == (FindingKind.LOST, (0,))
+    known[2] = waiting(failed(ring(2), 0))
+    assert found(known)[0] == (FindingKind.LOST, (0,))
+    known[2] = left(failed(ring(2), 0))
+    known[1] = waiting(ring(1))
+    assert found(known)[0] == (FindingKind.LOST, (0,))
+    assert (FindingKind.LOST, (2,)) not in found(known)
+
+
+def test_a_rank_that_a_launcher_ended_after_another_had_failed_is_not() -> None:
+    ended = ring(0)
+    ended.begin()
+    known = {0: terminated(ended), 1: left(ring(1)), 2: waiting(ring(2))}
+    assert (FindingKind.LOST, (1,)) in found(known)
+    assert (FindingKind.LOST, (0,)) not in found(known)

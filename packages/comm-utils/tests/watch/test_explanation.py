@@ -8,8 +8,16 @@ import pytest
 
 from comm_utils.errors import CommTimeoutError
 from comm_utils.flight_recorder.calls import Call, Failure, RingGroup, RingHeader
+from comm_utils.flight_recorder.diagnosis import Finding, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot
-from comm_utils.watch.explanation import addressed, age_of_failed_call, cause_of_others, for_others
+from comm_utils.watch.explanation import (
+    addressed,
+    age_of_failed_call,
+    cause_of_others,
+    for_others,
+    last_to_come,
+    until_failed_call,
+)
 from comm_utils.watch.trouble import Trouble
 
 _GROUP = RingGroup("here", (0, 1))
@@ -51,3 +59,26 @@ def test_only_the_late_rank_itself_is_told_that_it_came_late() -> None:
     assert addressed(0, late) == late
     assert addressed(1, late).text.endswith(". That is this rank, which came too late")
     assert for_others(addressed(1, late)) == late
+
+
+def _in_call(rank: int, begin_ns: int, identity: str = "host") -> RankSnapshot:
+    header = RingHeader(rank, 2, 7, 0, 0, 0, host="here", identity=identity)
+    return RankSnapshot(header, "running", (replace(_CALL, begin_ns=begin_ns),), taken_ns=14 * _S)
+
+
+def test_a_rank_that_came_when_the_time_was_almost_over_is_named() -> None:
+    known = {0: _in_call(0, 10 * _S), 1: _in_call(1, 14 * _S - _S // 10)}
+    found = last_to_come(known[0], _GROUP, known)
+    assert found == Trouble(CommTimeoutError, "rank 1 (pid 7 on here) called barrier 3.90 s after rank 0 had", (1,))
+    assert last_to_come(known[0], _GROUP, {**known, 1: _in_call(1, 11 * _S)}) is None
+    assert last_to_come(known[0], _GROUP, {**known, 1: _in_call(1, 14 * _S, "another")}) is None
+    assert last_to_come(known[0], _GROUP, {0: known[0]}) is None
+    assert last_to_come(None, _GROUP, known) is None
+
+
+def test_ranks_that_are_missing_in_a_later_call_are_no_cause() -> None:
+    own = _in_call(0, 10 * _S)
+    missing, lost = (Finding(kind, _GROUP, (1,), "", 2) for kind in (FindingKind.MISSING, FindingKind.LOST))
+    in_this = replace(missing, number=1)
+    assert until_failed_call([missing, lost, in_this], own, _GROUP) == [lost, in_this]
+    assert until_failed_call([missing], None, _GROUP) == [missing]

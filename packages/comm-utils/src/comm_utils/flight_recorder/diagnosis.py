@@ -113,7 +113,8 @@ def diagnose(snapshots: Sequence[RankSnapshot]) -> list[Finding]:
     found = [finding for group in groups.values() for finding in diagnose_group(known, group)]
     if not found:  # a rank may have died outside of all calls
         world = RingGroup("", tuple(sorted(known)))
-        found = [_lost(known[rank], world) for rank in sorted(known) if known[rank].is_lost]
+        lost = [one for one in known.values() if one.is_lost or _is_first_to_be_ended(one, known)]
+        found = [_lost(one, world) for one in sorted(lost, key=lambda one: one.rank)]
     unique = {
         (one.kind, one.ranks if one.kind in (FindingKind.LOST, FindingKind.STOPPED) else one.text): one for one in found
     }
@@ -139,7 +140,7 @@ def diagnose_group(known: Mapping[int, RankSnapshot], group: RingGroup) -> list[
     for rank, one in here.items():
         if rank not in needed:
             continue
-        if one.is_lost:
+        if one.is_lost or _is_first_to_be_ended(one, known):
             found.append(_lost(one, group))
         elif one.process == "stopped":
             found.append(Finding(FindingKind.STOPPED, group, (rank,), _stopped(one)))
@@ -163,6 +164,25 @@ def _needed(group: RingGroup, here: Mapping[int, RankSnapshot], waiting: Mapping
         is_hopeless = call.peer < 0 and all(here[other].is_gone for other in others)
         needed |= {call.peer} if call.peer >= 0 else others if is_hopeless else set()
     return needed
+
+
+def _is_first_to_be_ended(one: RankSnapshot, known: Mapping[int, RankSnapshot]) -> bool:
+    """Return whether a rank was ended by a signal, and not by a launcher after another rank had failed."""
+    if one.process != "ended" or not one.header.signal:
+        return False
+    for other in known.values():
+        if other is one:
+            continue
+        if other.is_gone and not other.header.signal and not _names(other, one.rank):
+            return False
+        if any(one.rank not in failure.ranks for failure in other.failures):
+            return False
+    return True
+
+
+def _names(snapshot: RankSnapshot, rank: int) -> bool:
+    """Return whether a rank failed because of ``rank``."""
+    return any(rank in failure.ranks for failure in snapshot.failures)
 
 
 def _stopped(snapshot: RankSnapshot) -> str:
@@ -303,6 +323,9 @@ def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mappi
                 continue
             if known[rank].threads > 1 or known[other].threads > 1:  # another thread may still come
                 continue
+            # A rank that has given up in a group makes no call there any more, which is found without the order.
+            if _has_failed_in(known[rank], theirs.group) or _has_failed_in(known[other], group):
+                continue
             mine = {one.in_series for one in known[rank].collectives(theirs.group.name)}
             has_begun = {one.in_series for one in known[other].collectives(group.name)}
             if (mine and max(mine) >= theirs.in_series) or (has_begun and max(has_begun) >= call.in_series):
@@ -316,6 +339,10 @@ def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mappi
             ranks = first[0], second[0]
             return [Finding(FindingKind.ORDER, group, ranks, text, call.in_series, theirs.group)]
     return []
+
+
+def _has_failed_in(one: RankSnapshot, group: RingGroup) -> bool:
+    return any(failure.group == group.name for failure in one.failures)
 
 
 def _named(group: RingGroup) -> str:
@@ -338,9 +365,9 @@ def _missing(
         reported.update(others)
         far = tuple(one for one in others if one not in known)
         if far:  # one finding for all of them: in a large job, they are thousands
-            verb, doing = ("has", "it is") if len(far) == 1 else ("have", "they are")
+            doing = "it is" if len(far) == 1 else "they are"
             text = (
-                f"{rank_list(far)} {verb} not called {missed}, for which {_waiting_for(call, rank, waiting)}: "
+                f"{rank_list(far)} may not have called {missed}, for which {_waiting_for(call, rank, waiting)}: "
                 f"{doing} not seen from here"
             )
             found.append(Finding(FindingKind.MISSING, group, far, text, call.in_series))
@@ -352,7 +379,8 @@ def _missing(
                 f"rank {other} ({one.where}) has not called {missed}, for which "
                 f"{_waiting_for(call, rank, waiting, other)}: it {describe_rank(one)}"
             )
-            is_cause = one.is_gone and not one.header.signal  # which a launcher sends afterwards
+            is_cause = one.is_gone and (not one.header.signal or _is_first_to_be_ended(one, known))
+            is_cause = is_cause and not _follows_others(group, one, known)
             kind = FindingKind.LOST if is_cause else FindingKind.MISSING
             found.append(Finding(kind, group, (other,), text, call.in_series))
     return found

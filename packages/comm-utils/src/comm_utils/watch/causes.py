@@ -9,7 +9,15 @@ from comm_utils.errors import CommTimeoutError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKind, diagnose_group
 from comm_utils.flight_recorder.snapshot import RankSnapshot
-from comm_utils.watch.explanation import addressed, age_of_failed_call, cause_of_others, combined, is_complete
+from comm_utils.watch.explanation import (
+    addressed,
+    age_of_failed_call,
+    cause_of_others,
+    combined,
+    is_complete,
+    last_to_come,
+    until_failed_call,
+)
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.world_view import WorldView
 
@@ -48,7 +56,10 @@ def _look_for_cause(
     weak: Trouble | None = None
     while view.own is not None:
         known = {**asked, **view.snapshots()}
+        own = known.get(view.rank)
         findings = diagnose_group(known, group)
+        if timed_out:
+            findings = until_failed_call(findings, own, group)
         found = broken.get(group.name)
         first = findings[0].kind if findings else None
         if found is None and first is FindingKind.MISMATCH:
@@ -58,7 +69,7 @@ def _look_for_cause(
                 continue
             found = combined(view.rank, findings, known)
         if found is None:  # a rank that gave up may have left since, which is an effect
-            age_ns = age_of_failed_call(known.get(view.rank), group, time.perf_counter_ns())
+            age_ns = age_of_failed_call(own, group, time.perf_counter_ns())
             found = cause_of_others(view.rank, group, known, first is FindingKind.LOST, age_ns)
         if found is None and first is FindingKind.LOST:
             found = combined(view.rank, findings, known)
@@ -69,6 +80,10 @@ def _look_for_cause(
             if not timed_out and weak.kind is CommTimeoutError and not set(weak.ranks) <= known.keys():
                 weak = Trouble(PeerLostError, weak.text, weak.ranks)  # who closed the connections has left
             if timed_out and time.monotonic() - begin >= _SHORT_LOOK_S:
+                break
+        elif timed_out and weak is None:
+            weak = last_to_come(own, group, known)
+            if weak is not None:
                 break
         unseen = [rank for rank in group.ranks if rank not in known]
         if unseen and not asked:

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from comm_utils.errors import CollectiveMismatchError
-from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.errors import CollectiveMismatchError, CommTimeoutError
+from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, Finding, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.watch.trouble import Trouble, error_class
 
-__all__ = ["addressed", "age_of_failed_call", "cause_of_others", "combined", "for_others", "is_complete"]
+__all__ = [
+    "addressed",
+    "age_of_failed_call",
+    "cause_of_others",
+    "combined",
+    "for_others",
+    "is_complete",
+    "last_to_come",
+    "until_failed_call",
+]
 
 _THIS_RANK = ". That is this rank, which came too late"
+
+# Of the time since the first rank came.
+_ALMOST = 0.7
 
 # The age of a failed operation that no record tells, such as the making of a group.
 _UNKNOWN_AGE_S = 30.0
@@ -80,6 +92,43 @@ def age_of_failed_call(own: RankSnapshot | None, group: RingGroup, now_ns: int) 
     calls = () if own is None else [call for call in own.calls if call.group.name == group.name]
     begun = [call.begin_ns for call in calls if call.is_open] or [call.begin_ns for call in calls][-1:]
     return now_ns - min(begun) if begun else int(_UNKNOWN_AGE_S * 1e9)
+
+
+def _failed_call(own: RankSnapshot | None, group: RingGroup) -> Call | None:
+    """Return the collective of this rank on a group that has just failed, or is about to."""
+    calls = [] if own is None else own.collectives(group.name)
+    return next((call for call in calls if call.is_open), calls[-1] if calls else None)
+
+
+def until_failed_call(findings: Sequence[Finding], own: RankSnapshot | None, group: RingGroup) -> list[Finding]:
+    """Leave out the ranks that are missing in a later call than the one of this rank that failed: they are in that."""
+    failed = _failed_call(own, group)
+    if failed is None:
+        return list(findings)
+    return [one for one in findings if one.kind is not FindingKind.MISSING or one.number <= failed.in_series]
+
+
+def last_to_come(own: RankSnapshot | None, group: RingGroup, known: Mapping[int, RankSnapshot]) -> Trouble | None:
+    """Return the rank that began the call of this rank, which timed out, when the time was almost over.
+
+    Clocks of one host are compared.
+    """
+    mine = _failed_call(own, group)
+    if own is None or mine is None:
+        return None
+    begun = {
+        rank: call.begin_ns
+        for rank in group.ranks
+        if rank in known and known[rank].header.identity == own.header.identity
+        for call in known[rank].collectives(group.name)
+        if call.in_series == mine.in_series
+    }
+    first, last = min(begun, key=lambda rank: begun[rank]), max(begun, key=lambda rank: begun[rank])
+    late_ns = begun[last] - begun[first]
+    if late_ns < _ALMOST * (own.taken_ns - begun[first]):
+        return None
+    text = f"rank {last} ({known[last].where}) called {mine.name} {late_ns / 1e9:.2f} s after rank {first} had"
+    return Trouble(CommTimeoutError, text, (last,))
 
 
 def addressed(rank: int, trouble: Trouble) -> Trouble:

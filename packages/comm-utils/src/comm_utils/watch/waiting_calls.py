@@ -13,8 +13,9 @@ from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKin
 from comm_utils.flight_recorder.matching import rank_list
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.log import logger
+from comm_utils.watch.explanation import addressed
 from comm_utils.watch.settings import WatchSettings
-from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.trouble import Trouble, error_class
 from comm_utils.watch.world_view import WorldView
 
 __all__ = ["WaitingCalls", "warn_of_wait"]
@@ -83,6 +84,11 @@ class WaitingCalls:
         One group ends first, the smaller one; the other does where the ranks do not come to it after that either.
         """
         group = call.group
+        for rank in group.ranks:
+            trouble = None if call.is_message or rank not in known else _has_given_up(known[rank], call)
+            if trouble is not None:
+                yield group.name, addressed(self._view.rank, trouble)
+                return
         for finding in diagnose_group(known, group):
             if finding.kind is FindingKind.ORDER and finding.other_group is not None:
                 # The same of the two on every rank, and not the world: its name comes before those of other groups.
@@ -119,6 +125,18 @@ class WaitingCalls:
         since = self._missed_at.setdefault(group.name, time.monotonic())
         if time.monotonic() - since >= _GRACE_S:
             yield group.name, Trouble.of(causes[0])
+
+
+def _has_given_up(one: RankSnapshot, call: Call) -> Trouble | None:
+    """Return why a rank makes no call on a group any more; None where it does, or has made this one."""
+    group = call.group
+    if any(other.in_series >= call.in_series for other in one.collectives(group.name)):
+        return None
+    for failure in one.failures:
+        kind = error_class(failure.error)
+        if failure.group == group.name and failure.text and kind is not None:
+            return Trouble(kind, failure.text, failure.ranks)
+    return None
 
 
 def warn_of_wait(view: WorldView, call: Call, age_s: float, because: str = "") -> None:

@@ -112,6 +112,8 @@ class Watch:
         own: RingReader | None = None
         with suppress(RingError, ValueError):
             own = RingReader(RECORDER.memory.memory)
+        if own is not None and not own.word("recorded"):
+            own = None  # what other ranks may have called is not known either
         self._view = view = WorldView(rank, world_size, own, RECORDER.path, connect, RECORDER.closed_ns)
         if own is None:
             return
@@ -335,11 +337,12 @@ class Watch:
         if group in self._troubles:
             return
         self._enter(group, trouble)
-        RECORDER.failure(group, trouble.kind.__name__, trouble.text, trouble.ranks)
+        text = for_others(trouble).text
+        RECORDER.failure(group, trouble.kind.__name__, text, trouble.ranks)
         if self._stop.is_set():
             return
         if self._view.has_unseen_ranks:
-            self._view.remote.tell_within(group, trouble.kind.__name__, trouble.text, _TELL_S)
+            self._view.remote.tell_within(group, trouble.kind.__name__, text, _TELL_S)
         self._announce(group, trouble)
 
     def _log_wrong_results(self, waits_in: Container[str]) -> None:

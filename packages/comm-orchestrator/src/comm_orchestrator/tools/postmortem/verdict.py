@@ -69,7 +69,7 @@ def _first_dead(evidence: Evidence) -> tuple[set[int], Found | None]:
     """Return the ranks whose death is a cause; and what is to be said where a launcher or the system killed all.
 
     A rank that noted a failure, or was there after another had noted one, was killed because of it. So was one that
-    had time to note a signal, which launchers send to the others, where another had none.
+    had time to note a signal, which launchers send to the others, unless nobody else failed or they name it.
     """
     asked = {rank for rank, one in evidence.ranks.items() if one.header.signal and one.is_gone}
     if len(asked) == len(evidence.ranks):
@@ -78,6 +78,9 @@ def _first_dead(evidence: Evidence) -> tuple[set[int], Found | None]:
     lost = {rank for rank, one in evidence.ranks.items() if one.is_lost and not one.failures}
     failures = [at for at, _ in _noted(evidence)]
     lost = {rank for rank in lost if not failures or evidence.last_sign_ns[rank] <= min(failures)}
+    if not lost:
+        noted = [failure for one in evidence.ranks.values() for failure in one.failures]
+        return {rank for rank in asked if all(rank in failure.ranks for failure in noted)}, None
     if lost != set(evidence.ranks) or len(lost) < 2:
         return lost, None
     signs = sorted((evidence.last_sign_ns[rank], rank) for rank in lost)
