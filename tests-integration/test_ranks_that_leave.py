@@ -142,7 +142,8 @@ def differs_without_another_call(ending: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("ending", "text"), [("later", "so its result may be wrong"), ("at once", "so their results may be wrong")]
+    ("ending", "text"),
+    [("later", "so results of these calls may be wrong"), ("at once", "so their results may be wrong")],
 )
 def test_a_wrong_result_is_logged_where_no_call_follows(ending: str, text: str) -> None:
     for _ in range(5):  # the watch may look in the course of the call, which raises then

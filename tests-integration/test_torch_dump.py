@@ -22,6 +22,7 @@ from comm_utils.flight_recorder.layout import LARGEST_RECORDS
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.flight_recorder.torch_dump import torch_dumps, write_torch_dumps
 from comm_utils.testing.recording import Plan, Writer, call, writers
+from comm_utils.testing.ring import Ring
 
 pytest.importorskip("torch.distributed.flight_recorder")
 
@@ -150,6 +151,40 @@ def test_messages_are_matched_in_pairs(tmp_path: Path) -> None:
     found = analyzed(tmp_path, plans)
     assert found.count("Not all ranks joining") == 1
     assert "missing ranks: {1}" in found
+    assert "collective: gloo:recv 1<-0" in found
+
+
+def analyzed_rings(tmp_path: Path, rings: list[Ring]) -> str:
+    write_torch_dumps([take_snapshot(ring.reader, recent=LARGEST_RECORDS) for ring in rings], tmp_path / "dumps")
+    return fr_trace(tmp_path / "dumps")
+
+
+def test_messages_of_native_code_are_matched_in_pairs(tmp_path: Path) -> None:
+    rings = [Ring(rank, 64, 3) for rank in range(3)]
+    for tag in (7, 7, 8):
+        rings[0].native_call("send", 4, root=1, tag=tag)
+        rings[1].native_call("recv", 4, root=0, tag=tag)
+    rings[2].native_call("recv", 4, root=1, tag=7)
+    rings[1].native_call("send", 4, root=2, tag=7)
+    rings[2].native_call("recv", 5, root=1, tag=7, state="failed")
+    found = analyzed_rings(tmp_path, rings)
+    assert found.count("Not all ranks joining collective, sequence number: ") == 1
+    assert "Not all ranks joining collective, sequence number: 2\n" in found
+    assert "from 1 to 2 tag 7" in found
+    assert "missing ranks: {1}" in found
+    assert "collective: gloo:recv 1<-0" in found
+
+
+def test_of_overwritten_messages_of_native_code_those_that_hang_are_left(tmp_path: Path) -> None:
+    rings = [Ring(rank, 16, 2) for rank in range(2)]
+    for _ in range(12):
+        rings[0].native_call("send", 4, root=1)
+        rings[1].native_call("recv", 4, root=0)
+        rings[1].native_call("barrier", group="of one")
+    rings[1].native_call("recv", 5, root=0, state="open")
+    found = analyzed_rings(tmp_path, rings)
+    assert found.count("Not all ranks joining") == 1
+    assert "missing ranks: {0}" in found
     assert "collective: gloo:recv 1<-0" in found
 
 

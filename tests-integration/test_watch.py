@@ -108,6 +108,69 @@ def test_a_wrong_reduce_op_is_found_within_a_second(backend: str, env: dict[str,
         assert seconds < 1.5
 
 
+def differ_at_last(what: str, pause_s: float) -> tuple[list[str], list[str]]:
+    """Return what is raised or logged as an error before the end of the world, and until after it."""
+    seen: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("comm").addHandler(handler)
+    rank, tensor = _start("ccl")
+    try:
+        if what == "root":
+            dist.broadcast(tensor, src=int(rank == 1))
+        else:
+            dist.all_reduce(tensor[: 90 if rank == 1 else 100], async_op=True)
+    except dist.CollectiveMismatchError as error:  # of rank 2, where the watch was sooner than a late root
+        seen.append(str(error))
+    time.sleep(pause_s)
+    before = list(seen)
+    dist.destroy_process_group()
+    return before, seen
+
+
+def test_a_wrong_call_in_shared_memory_that_nothing_follows_is_reported_within_a_second() -> None:
+    for rank, (before, seen) in enumerate(run_ranks(differ_at_last, 3, "root", 1.5, env=QUIET)):
+        assert before == seen
+        (text,) = seen
+        assert rank == 2 or "belongs to a group whose ranks have made calls that differ" in text
+        assert "ranks 0 and 2 call broadcast(100 elements of float32, root 0)" in text
+        assert "rank 1 calls broadcast(100 elements of float32, root 1)" in text
+
+
+@pytest.mark.parametrize("what", ["root", "async"])
+def test_a_wrong_call_in_shared_memory_just_before_the_end_is_reported(what: str) -> None:
+    ranks = run_ranks(differ_at_last, 3, what, 0.0, env=QUIET)
+    texts = [text for _, seen in ranks for text in seen]
+    assert texts
+    assert all(("differ in the root" if what == "root" else "number of elements") in text for text in texts)
+
+
+def message_differs() -> list[str]:
+    """Return what ranks log of a message that is not of the type that its receiver expects."""
+    seen: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("comm").addHandler(handler)
+    rank, tensor = _start("ccl")
+    if rank == 0:
+        dist.send(tensor, 1)
+    elif rank == 1:
+        with pytest.raises(dist.CollectiveMismatchError):
+            dist.recv(tensor.int(), 0)
+    time.sleep(1.5)
+    dist.destroy_process_group()
+    return seen
+
+
+def test_the_log_of_a_bystander_does_not_say_that_it_made_a_wrong_call() -> None:
+    sender, receiver, bystander = run_ranks(message_differs, 3, env=QUIET)
+    assert receiver == []
+    for rank, seen in ((0, sender), (2, bystander)):
+        (text,) = seen
+        assert text.startswith(f"rank {rank} belongs to a group whose ranks have made calls that differ, so results of")
+        assert "rank 1 and rank 0 disagree about how much the one sends to the other" in text
+
+
 def differ_between_hosts(pause_s: float) -> tuple[str, str, float]:
     """The ranks take each other for ranks of other hosts, whose rings cannot be read."""
     rank = int(os.environ["RANK"])

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from comm_utils.flight_recorder.calls import RingGroup
-from comm_utils.flight_recorder.diagnosis import FindingKind
+from comm_utils.flight_recorder.calls import Call, RingGroup
+from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose
+from comm_utils.flight_recorder.matching import compare_calls
+from comm_utils.flight_recorder.snapshot import take_snapshot
 from comm_utils.testing.ring import Ring
 from comm_utils.watch import call_comparison
 from comm_utils.watch.comparison import disagreement, first_difference, mismatch, neighbours
 from comm_utils.watch.world_view import WorldView
+
+# Of a call, from the operation to the tag.
+OPERATION = "all_reduce", "all_reduce", "float32", "sum", -1, -1, 0
 
 
 def pair(records: int = 1024) -> tuple[Ring, Ring]:
@@ -106,3 +113,18 @@ def test_neighbours_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [rank for rank, _ in comparison._neighbours()] == [1, 3, 7]
     view.local.readers.pop(3)
     assert [rank for rank, _ in comparison._neighbours()] == [1, 4, 7]
+
+
+def test_split_sizes_that_native_code_leaves_out_are_not_compared() -> None:
+    one, other = pair()
+    for ring in (one, other):
+        ring.native_call("all_to_all_single", 3 if ring is one else 4)
+    assert not diagnose([take_snapshot(ring.reader) for ring in (one, other)])
+
+
+def test_the_place_of_a_call_is_that_of_any_rank_which_has_one() -> None:
+    calls = [Call(1, 1, 1, 2, False, RingGroup("world", (0, 1, 2)), *OPERATION, 4, 1, 0) for _ in range(3)]
+    at = {0: calls[0], 1: replace(calls[1], elements=5), 2: replace(calls[2], caller="train.py:7 step")}
+    text, culprits = compare_calls(at)
+    assert culprits == (1,)
+    assert "ranks 0 and 2 call all_reduce(4 elements of float32, op sum) (train.py:7 step); rank 1 calls" in text

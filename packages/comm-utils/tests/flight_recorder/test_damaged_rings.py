@@ -33,6 +33,7 @@ from comm_utils.flight_recorder.layout import (
     unpacked_kind,
 )
 from comm_utils.flight_recorder.memory import RingMemory
+from comm_utils.flight_recorder.scanning import calls_numbered, native_marks
 from comm_utils.flight_recorder.snapshot import decode_snapshot, encode_snapshot, take_snapshot
 from comm_utils.flight_recorder.torch_dump import torch_dumps
 
@@ -89,6 +90,10 @@ def read_all(data: bytes) -> None:
     for lane in range(LANES):
         assert len(reader.calls(lane)) <= reader.records
         assert len(list(reader.backwards(lane))) <= reader.records
+        for group in reader.groups.values():
+            assert len(calls_numbered(reader, group.name, range(8), lane)) <= 8
+    for numbered in native_marks(reader, reader.records).values():
+        assert len(numbered) <= reader.records
         reader.calls(lane, after=3, most=2)
     reader.open_calls()
     reader.last_calls()

@@ -109,6 +109,11 @@ class Call:
         return self._pattern.is_send
 
     @property
+    def is_native(self) -> bool:
+        """Return whether native code recorded it, which leaves split sizes out and compares them itself."""
+        return self.lane == 1
+
+    @property
     def is_uneven(self) -> bool:
         """Return whether its ranks may have different numbers of elements; those of a reduction have not."""
         return self._pattern.uneven and not self.op

@@ -18,7 +18,7 @@ def agreed(call: Call, in_equal_parts: bool = False) -> tuple[Any, ...]:
     Args:
         in_equal_parts: no rank gives split sizes.
     """
-    has_sizes = call.is_uneven and not in_equal_parts
+    has_sizes = call.is_uneven and (call.is_native or not in_equal_parts)
     return call.operation, call.dtype, call.op, call.root, None if has_sizes else call.elements
 
 
@@ -77,11 +77,16 @@ def compare_calls(at: Mapping[int, Call], where: str = "") -> tuple[str, tuple[i
     said = "; ".join(
         f"{rank_list(ranks)} {'calls' if len(ranks) == 1 else 'call'} "
         f"{_with_operation(call) if operations_of_name[call.name] > 1 else call}{at_caller(call.caller)}"
-        for ranks, call in ((ranks, at[min(ranks)]) for ranks in ordered)
+        for ranks, call in ((ranks, _best_known([at[rank] for rank in ranks])) for ranks in ordered)
     )
     culprits = tuple(sorted(rank for ranks in ordered if agreed(at[ranks[0]]) != usual for rank in ranks))
     place = f"{where}, " if where else ""
     return f"the ranks' calls differ in {_aspects(list(at.values()))}: {place}{said}", culprits
+
+
+def _best_known(calls: Sequence[Call]) -> Call:
+    """Return the first of calls that are alike whose place in the program is known."""
+    return next((call for call in calls if call.caller), calls[0])
 
 
 def _with_operation(call: Call) -> str:
@@ -116,7 +121,7 @@ def compare_parts(group: RingGroup, at: Mapping[int, Call], where: str = "") -> 
         at, where: as for :func:`compare_calls`.
     """
     first = next(iter(at.values()))
-    if not first.is_uneven:
+    if not first.is_uneven or first.is_native:
         return "", ()
     if all(call.sent is None and call.elements == first.elements for call in at.values()):
         return "", ()

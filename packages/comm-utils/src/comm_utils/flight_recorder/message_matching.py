@@ -2,13 +2,47 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.matching import at_caller
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 
-__all__ = ["compare_messages", "has_come", "received_from_any"]
+__all__ = ["compare_messages", "has_come", "received_from_any", "with_native_messages_numbered"]
+
+# Group, source, target and tag.
+_Series = tuple[str, int, int, int]
+
+
+def with_native_messages_numbered(known: Mapping[int, RankSnapshot]) -> dict[int, list[Call]]:
+    """Return the calls of each rank with numbers for the messages of native code, which records none.
+
+    Where a rank has overwritten some of its messages, how many there were is not known: of those with that rank, only
+    the ones that have not ended well are kept, and are counted from 1.
+
+    Args:
+        known: snapshots by global rank, with all calls that the rings have.
+    """
+    wrapped = {
+        rank for rank, one in known.items() if min((call.number for call in one.calls if call.is_native), default=1) > 1
+    }
+    return {rank: _numbered(rank, one, wrapped) for rank, one in known.items()}
+
+
+def _numbered(rank: int, snapshot: RankSnapshot, wrapped: set[int]) -> list[Call]:
+    last: dict[_Series, int] = defaultdict(int)
+    found = []
+    for call in sorted(snapshot.calls, key=lambda call: (call.lane, call.number)):
+        if not call.is_native or not call.is_message:
+            found.append(call)
+        elif wrapped.isdisjoint((rank, call.peer)) or call.is_open or call.failed:
+            source, target = (rank, call.peer) if call.is_send else (call.peer, rank)
+            series = call.group.name, source, target, call.tag
+            last[series] += 1
+            found.append(replace(call, in_series=last[series]))
+    return found
 
 
 def received_from_any(group: RingGroup, known: Mapping[int, RankSnapshot]) -> set[tuple[int, int]]:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from comm_utils import json_files, operations
 from comm_utils.errors import CommError
@@ -44,7 +44,7 @@ from comm_utils.flight_recorder.layout import (
 )
 from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, unpacked_ranks
 
-__all__ = ["RingError", "RingReader", "open_ring"]
+__all__ = ["NativeKind", "RingError", "RingReader", "open_ring"]
 
 _WORD = struct.Struct("<Q")
 _HEAD = struct.Struct("<3Q")
@@ -82,6 +82,22 @@ def open_ring(path: str | os.PathLike[str]) -> RingReader:
         memory.close()
         os.close(descriptor)
         raise RingError(f"{Path(path)}: {error}") from None
+
+
+class NativeKind(NamedTuple):
+    """The parts of a kind of native code by which the calls of ranks are compared.
+
+    Attributes:
+        group: its name.
+        agreed: operation, dtype and reduce op.
+        is_uneven: its ranks may have different numbers of elements.
+    """
+
+    group: str
+    agreed: tuple[str, str, str]
+    is_message: bool
+    is_rooted: bool
+    is_uneven: bool
 
 
 class RingReader:
@@ -293,6 +309,16 @@ class RingReader:
             caller=self._callers.get(caller, ""),
             **{**{name: described[name] for name in _OF_CALL}, "group": group},
         )
+
+    def native_kind(self, kind: int) -> NativeKind | None:
+        """Return what a kind of native code is; None where it, or its group, has no name."""
+        described = self._native_kind(kind, 0)
+        group = self.groups.get(unpacked_kind(kind)["group"])
+        if described is None or group is None:
+            return None
+        pattern = operations.get(described["operation"]).pattern
+        agreed = described["operation"], described["dtype"], described["op"]
+        return NativeKind(group.name, agreed, pattern.is_message, pattern.is_rooted, pattern.uneven)
 
     def _native_kind(self, kind: int, extra: int) -> dict[str, Any] | None:
         codes = unpacked_kind(kind)

@@ -6,19 +6,29 @@ A scan of 8,192 records takes a few hundred microseconds, so that it can be repe
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from comm_utils.flight_recorder.calls import Call
-from comm_utils.flight_recorder.layout import HEADER_BYTES, IN_BACKGROUND, LIMITED, MARGIN, ON_DEVICE, RECORD_BYTES
+from comm_utils.flight_recorder.layout import (
+    CODES,
+    HEADER_BYTES,
+    IN_BACKGROUND,
+    LIMITED,
+    MARGIN,
+    ON_DEVICE,
+    RECORD_BYTES,
+)
 from comm_utils.flight_recorder.reader import RingReader
 
-__all__ = ["Mark", "calls_numbered", "column", "digests", "is_under_way", "marks", "open_numbers"]
+__all__ = ["Mark", "calls_numbered", "column", "digests", "is_under_way", "marks", "native_marks", "open_numbers"]
 
 _RECORD_WORDS = RECORD_BYTES // 8
 _LARGEST_NUMBER = 1 << 62
 # Words of a record, see ``layout``.
-_NUMBER, _END, _KIND, _IN_SERIES, _DIGEST = 0, 2, 3, 5, 6
-_LOWER_HALF = 0xFFFFFFFF
+_NUMBER, _END, _KIND, _ELEMENTS, _IN_SERIES, _DIGEST, _EXTRA = 0, 2, 3, 4, 5, 6, 7
+_LOWER_HALF, _ROOT = 0xFFFFFFFF, 0xFFFF
+# Ranks may differ in it: whether somebody waits.
+_NATIVE_KIND = _LOWER_HALF & ~(1 << CODES["asynchronous"][0])
 _UNDER_WAY = frozenset((0, IN_BACKGROUND, LIMITED, ON_DEVICE))
 _AT_ONCE = 64
 
@@ -51,6 +61,38 @@ def marks(ring: RingReader, most: int) -> list[Mark]:
         group = ring.groups.get(described["group"])
         if group is not None:
             found.append(Mark(group.name, record[_IN_SERIES], record[_DIGEST], described["is_uneven"]))
+    return found
+
+
+def native_marks(ring: RingReader, most: int) -> dict[str, dict[int, tuple[Any, ...]]]:
+    """Return what ranks have to agree about of the last ``most`` collectives of native code.
+
+    Such records have no digest, so each says nothing of the calls before it.
+
+    Returns:
+        by group and by number in the group.
+    """
+    kept, last = _kept(ring, 1)
+    first = max(kept, last - most + 1)
+    if last < first:
+        return {}
+    words = (_NUMBER, _KIND, _ELEMENTS, _IN_SERIES, _EXTRA)
+    columns = [column(ring, 1, word, first, last) for word in words]
+    first_kept = _kept(ring, 1)[0]  # what was overwritten meanwhile may be a mixture of two calls
+    found: dict[str, dict[int, tuple[Any, ...]]] = {}
+    known: dict[int, Any] = {}
+    for expected, (number, kind, elements, in_series, extra) in enumerate(zip(*columns, strict=True), first):
+        if number != expected or number < first_kept or not in_series:
+            continue
+        kind &= _NATIVE_KIND
+        if kind not in known:
+            known[kind] = ring.native_kind(kind)
+        described = known[kind]
+        if described is None or described.is_message:
+            continue
+        sizes = None if described.is_uneven else elements
+        root = extra & _ROOT if described.is_rooted else 0
+        found.setdefault(described.group, {})[in_series] = (*described.agreed, root, sizes)
     return found
 
 
@@ -114,13 +156,13 @@ def digests(ring: RingReader, group: str) -> dict[int, int]:
     return {in_series: digest for number, in_series, digest in found if number >= first}
 
 
-def calls_numbered(ring: RingReader, group: str, numbers: Container[int]) -> dict[int, Call]:
-    """Return the collectives of a group that Python recorded under ``numbers`` and that are kept, by number."""
-    first, last = _kept(ring)
+def calls_numbered(ring: RingReader, group: str, numbers: Container[int], lane: int = 0) -> dict[int, Call]:
+    """Return the collectives of a group that are recorded under ``numbers`` in a lane and are kept, by number."""
+    first, last = _kept(ring, lane)
     if last < first:
         return {}
-    places = [at for at, number in enumerate(column(ring, 0, _IN_SERIES, first, last), first) if number in numbers]
-    calls = (ring.call(0, place) for place in places)
+    places = [at for at, number in enumerate(column(ring, lane, _IN_SERIES, first, last), first) if number in numbers]
+    calls = (ring.call(lane, place) for place in places)
     return {
         call.in_series: call
         for call in calls

@@ -8,6 +8,7 @@ The format is a pickled dict for each rank, version 2.10: ``torch/csrc/distribut
 - It knows torch's operations only. A call is written as the operation of its pattern of communication; others are left
   out.
 - It matches the ranks of a whole group, so the messages of each pair, direction and tag are in a group of those two.
+  Native code gives messages no numbers, so they are counted here.
 - A call in which a process ended is left out where the others made the same, so that the rank is found missing.
 """
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from comm_utils import operations
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.layout import LANES
 from comm_utils.flight_recorder.matching import agreed
+from comm_utils.flight_recorder.message_matching import with_native_messages_numbered
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.operations import patterns
 from comm_utils.operations.types import Pattern
@@ -45,7 +46,7 @@ def place(known: Mapping[int, RankSnapshot]) -> dict[int, list[Placed]]:
     The ranks are looked at together: calls that a rank has already overwritten, or that its ring cannot show, are left
     out on the others, too, because fr_trace would call that rank missing.
     """
-    placed = {rank: _placed(one) for rank, one in known.items()}
+    placed = {rank: _placed(rank, calls) for rank, calls in with_native_messages_numbered(known).items()}
     _separate_lanes(placed)
     _leave_out_overwritten(known, placed)
     _leave_out_one_sided_messages(known, placed)
@@ -57,10 +58,10 @@ def described(group: RingGroup) -> str:
     return f"{group.description or 'group'} ({group.backend})" if group.backend else group.description or "group"
 
 
-def _placed(snapshot: RankSnapshot) -> list[Placed]:
+def _placed(rank: int, calls: Iterable[Call]) -> list[Placed]:
     found = []
-    for call in snapshot.calls:
-        one = _message(snapshot.rank, call) if call.is_message else _collective(call)
+    for call in calls:
+        one = _message(rank, call) if call.is_message else _collective(call)
         if one is not None:
             found.append(one)
     return found

@@ -6,10 +6,26 @@ from typing import Any
 
 from comm_utils import operations
 from comm_utils.flight_recorder import FlightRecorder, RingReader
+from comm_utils.flight_recorder.layout import (
+    CLOCK,
+    FAILED,
+    HEADER_BYTES,
+    LANE_OFFSETS,
+    RECORD,
+    RECORD_BYTES,
+    EntryType,
+    packed_kind,
+)
 from comm_utils.flight_recorder.memory import RingMemory
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 
 __all__ = ["Ring"]
+
+_NATIVE = {
+    "operations": [row.name for row in operations.rows() if row.native_code >= 0],
+    "dtypes": ["float32", "int32"],
+    "ops": ["sum", "max"],
+}
 
 
 class Ring:
@@ -20,6 +36,8 @@ class Ring:
         self.recorder._use(RingMemory(records, rank, world_size))
         self.ranks = range(world_size)
         self._reader: RingReader | None = None
+        self._native_calls = 0
+        self._native_series: dict[str, int] = {}
 
     def group(self, name: str = "world") -> int:
         """Return the index of a group of all ranks."""
@@ -50,6 +68,41 @@ class Ring:
         """Record the end of a call."""
         kind = self.recorder.kind(self.group(), "barrier", "barrier")
         kind.end(number)
+
+    def native_call(
+        self,
+        operation: str = "all_reduce",
+        elements: int = 4,
+        group: str = "world",
+        dtype: str = "float32",
+        op: str = "sum",
+        root: int = -1,
+        tag: int = 0,
+        state: str = "done",
+        waited_for: bool = True,
+    ) -> None:
+        """Record a call as native code does.
+
+        Args:
+            root: or the peer of a message.
+            state: ``"done"``, ``"open"``, or ``"failed"``.
+        """
+        memory = self.recorder.memory
+        if not self._native_calls:
+            memory.add_entry(EntryType.CODES, _NATIVE)
+        in_series = 0
+        if not operations.get(operation).pattern.is_message:
+            in_series = self._native_series[group] = self._native_series.get(group, 0) + 1
+        self._native_calls = number = self._native_calls + 1
+        operation_code, dtype_code, op_code = (
+            _NATIVE[name].index(one) for name, one in (("operations", operation), ("dtypes", dtype), ("ops", op))
+        )
+        kind = packed_kind(operation_code, dtype_code, op_code, self.group(group), not waited_for)
+        ended = {"done": 2 * number, "open": 0, "failed": 2 * number | FAILED}[state]
+        at = HEADER_BYTES + (memory.records + (number & memory.records - 1)) * RECORD_BYTES
+        extra = tag << 32 | root + 1
+        RECORD.pack_into(memory.memory, at, number, number, ended, kind, elements, in_series, 0, extra)
+        CLOCK.pack_into(memory.memory, LANE_OFFSETS[1], number, 1, 1, 1.0)
 
     @property
     def reader(self) -> RingReader:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.diagnosis import Finding, mismatches_of
 from comm_utils.flight_recorder.reader import RingReader
-from comm_utils.watch.comparison import disagreement, mismatch, neighbours
+from comm_utils.watch.comparison import disagreement, mismatch, native_disagreement, native_mismatch, neighbours
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.world_view import WorldView
 
@@ -16,6 +16,8 @@ __all__ = ["CallComparison"]
 
 # Split sizes of a group are compared so often, of so many calls.
 _PARTS_EVERY_S, _RECENT_PARTS = 0.5, 32
+# Of shared memory, which compares calls itself unless none follows: so many of the latest are looked at.
+_RECENT_NATIVE = 256
 
 
 class CallComparison:
@@ -23,18 +25,51 @@ class CallComparison:
 
     Args:
         broken: the groups that are in trouble already.
+        raised: the groups of which a call of this rank has raised an error.
     """
 
-    def __init__(self, view: WorldView, own: RingReader, broken: Container[str]) -> None:
-        self._view, self._own, self._broken = view, own, broken
-        # By rank, how many calls both rings had when they were compared.
+    def __init__(
+        self, view: WorldView, own: RingReader, broken: Container[str], raised: Container[str] = frozenset()
+    ) -> None:
+        self._view, self._own, self._broken, self._raised = view, own, broken, raised
+        # By rank, how many calls both rings had when they were compared; of native code, the depth first.
         self._compared: dict[int, int] = {}
+        self._compared_native: dict[int, tuple[int, int, int]] = {}
         self._next_parts_at: dict[str, float] = {}
         # How many groups and rings there were, and the ranks of this host that this one is compared with.
         self._next_to_this: tuple[tuple[int, int], list[int]] = ((-1, -1), [])
 
-    def look(self) -> Iterator[tuple[str, Trouble]]:
-        """Yield the groups in which this rank and the next ranks of this host have made different calls."""
+    def look(self, thoroughly: bool = False) -> Iterator[tuple[str, Trouble]]:
+        """Yield the groups in which this rank and the next ranks of this host have made different calls.
+
+        Args:
+            thoroughly: compare all calls of shared memory that the rings have, not the latest ones only.
+        """
+        yield from self._look_at_python()
+        yield from self._look_at_native(self._own.records if thoroughly else _RECENT_NATIVE)
+
+    def _look_at_native(self, depth: int) -> Iterator[tuple[str, Trouble]]:
+        count = self._own.count(1)
+        if not count:
+            return
+        for rank, reader in self._neighbours():
+            theirs = reader.count(1)
+            if not theirs or self._compared_native.get(rank) == (depth, count, theirs):
+                continue
+            self._compared_native[rank] = depth, count, theirs
+            reader.refresh()
+            for name, number in native_disagreement(self._own, reader, depth):
+                group = None if name in self._raised else self._group(name)
+                found = None if group is None else native_mismatch(group, self._rings(), number)
+                if found is not None:
+                    yield name, Trouble.of(found)
+
+    def _rings(self) -> Mapping[int, RingReader]:
+        for reader in self._view.local.readers.values():  # kinds of calls may be new in them
+            reader.refresh()
+        return {**self._view.local.readers, self._view.rank: self._own}
+
+    def _look_at_python(self) -> Iterator[tuple[str, Trouble]]:
         count = self._own.count(0)
         for rank, reader in self._neighbours():
             theirs = reader.count(0)
@@ -72,7 +107,7 @@ class CallComparison:
     def _first_difference(self, name: str, other: int) -> Finding | None:
         """Return in which call this rank and ``other``, whose digests differ, have parted."""
         group, rank = self._group(name), self._view.rank
-        return None if group is None else mismatch(group, {**self._view.local.readers, rank: self._own}, rank, other)
+        return None if group is None else mismatch(group, self._rings(), rank, other)
 
     def _different_parts(self, name: str) -> Finding | None:
         """Return the split sizes that differ in the latest calls of a group."""

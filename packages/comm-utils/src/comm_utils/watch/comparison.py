@@ -13,9 +13,19 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.diagnosis import LOOK_AHEAD, Finding, FindingKind, collective_mismatches
 from comm_utils.flight_recorder.matching import rank_list
 from comm_utils.flight_recorder.reader import RingReader
-from comm_utils.flight_recorder.scanning import Mark, calls_numbered, digests, marks
+from comm_utils.flight_recorder.scanning import Mark, calls_numbered, digests, marks, native_marks
 
-__all__ = ["Marks", "differ_by", "disagreement", "first_difference", "marks_by_group", "mismatch", "neighbours"]
+__all__ = [
+    "Marks",
+    "differ_by",
+    "disagreement",
+    "first_difference",
+    "marks_by_group",
+    "mismatch",
+    "native_disagreement",
+    "native_mismatch",
+    "neighbours",
+]
 
 #: The latest collectives that Python recorded, by group and by number in the group.
 Marks = dict[str, dict[int, Mark]]
@@ -47,6 +57,32 @@ def disagreement(own: RingReader, other: RingReader) -> Iterable[tuple[str, bool
             yield group, True
         elif any(calls[number].has_parts or others[number].has_parts for number in common):
             yield group, False
+
+
+def native_disagreement(own: RingReader, other: RingReader, depth: int) -> Iterable[tuple[str, int]]:
+    """Yield the groups in which native code has recorded different calls of two ranks, and the first such number.
+
+    Args:
+        depth: so many of the latest records are compared. The engine compares calls itself when the next one comes, so
+            those that differ are the last of their group.
+    """
+    mine, theirs = native_marks(own, depth), native_marks(other, depth)
+    for group, calls in mine.items():
+        others = theirs.get(group, {})
+        number = min((one for one in calls.keys() & others.keys() if calls[one] != others[one]), default=0)
+        if number:
+            yield group, number
+
+
+def native_mismatch(group: RingGroup, rings: Mapping[int, RingReader], number: int) -> Finding | None:
+    """Return how the calls of that number, which native code has recorded, differ; None where they do not.
+
+    Args:
+        rings: of the ranks that can be read, by global rank.
+    """
+    near = range(number, number + LOOK_AHEAD + 1)
+    calls = {rank: calls_numbered(rings[rank], group.name, near, lane=1) for rank in group.ranks if rank in rings}
+    return next(iter(collective_mismatches(group, calls)), None)
 
 
 def neighbours(rank: int, groups: Iterable[RingGroup], here: Collection[int]) -> list[int]:

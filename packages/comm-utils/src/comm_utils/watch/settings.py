@@ -29,5 +29,5 @@ class WatchSettings:
 
     @property
     def compares(self) -> bool:
-        """Return whether calls of other engines than shared memory are compared afterwards."""
+        """Return whether calls are compared afterwards; of shared memory, those that its engine has not compared."""
         return self.mismatch in ("auto", "lazy", "strict")

@@ -120,7 +120,7 @@ class Watch:
         self._looks = _Looks(
             OpenCalls(own),
             WaitingCalls(view, self._troubles, self.settings),
-            CallComparison(view, own, self._troubles),
+            CallComparison(view, own, self._troubles, self._raised),
         )
         if self.settings.enabled and world_size > 1:
             self._signals = SignalPipe(self.settings.signals)
@@ -159,7 +159,7 @@ class Watch:
         with suppress(Exception):  # the end goes on, whatever other processes have written
             self._view.local.refresh(now=True)
             own.refresh()
-            self._compare()
+            self._compare(thoroughly=True)
             for _, trouble in self._not_raised.values():
                 logger.error(
                     "rank %d ended its world after calls that differed, so their results may be wrong: %s",
@@ -300,9 +300,9 @@ class Watch:
         self._view.own.refresh()
         return self._looks.open_calls.look()
 
-    def _compare(self) -> None:
+    def _compare(self, thoroughly: bool = False) -> None:
         if self._looks is not None:
-            for group, trouble in self._looks.comparison.look():
+            for group, trouble in self._looks.comparison.look(thoroughly):
                 self._found(group, trouble)
 
     def _interrupt(self, call: Call) -> None:
@@ -356,8 +356,8 @@ class Watch:
                 continue
             if self._not_raised.pop(group, None) is not None:
                 logger.error(
-                    "rank %d has made a call that differs from those of other ranks, so its result may be wrong: %s; "
-                    "the next call on this group raises CollectiveMismatchError",
+                    "rank %d belongs to a group whose ranks have made calls that differ, so results of these calls may "
+                    "be wrong: %s; the next call on this group raises CollectiveMismatchError",
                     self._view.rank,
                     trouble.text,
                 )
