@@ -24,6 +24,7 @@ from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentTypeError
 from comm_utils.torch_support.flattening import flatten
 from comm_utils.torch_support.monitored_barrier import pass_monitored_barrier
+from comm_utils.torch_support.passed_tensors import passing_joined
 
 __all__ = ["NAME", "CclProcessGroup"]
 
@@ -164,7 +165,8 @@ class CclProcessGroup(ProcessGroup):
         if len({tensor.dtype for tensor in tensors}) != 1:
             raise ArgumentTypeError("allreduce_coalesced: the tensors have different dtypes; expected one")
         flat = flatten([tensor.contiguous() for tensor in tensors])
-        work = reductions.all_reduce(communicator, flat, op)
+        with passing_joined(tensors):
+            work = reductions.all_reduce(communicator, flat, op)
         return self._started(work.then(lambda: unflatten_any(flat, tensors)), "all_reduce", tensors, options)
 
     def reduce(self, tensors: _Tensors | torch.Tensor, root: Any = None, *rest: Any) -> C10dWork:

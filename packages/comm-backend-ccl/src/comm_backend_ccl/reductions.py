@@ -13,6 +13,7 @@ from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.work import CclWork
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.folding import fold
+from comm_utils.torch_support.passed_tensors import passing_as
 from comm_utils.torch_support.reduction_encoding import Encoding, encoding_for
 
 __all__ = ["all_reduce", "reduce", "reduce_scatter"]
@@ -24,9 +25,12 @@ def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp) -
     elements = tensor.view(-1)
     wire = encoding.encode(elements)
     if encoding.native:
-        return communicator.all_reduce(wire, encoding.op, True).then(_decoder(encoding, wire, elements, communicator))
-    parts = wire.new_empty(communicator.size, wire.numel())
-    work = communicator.all_gather(_bytes(parts), _bytes(wire), True)
+        with passing_as(tensor, wire):
+            work = communicator.all_reduce(wire, encoding.op, True)
+        return work.then(_decoder(encoding, wire, elements, communicator))
+    parts, sent = wire.new_empty(communicator.size, wire.numel()), _bytes(wire)
+    with passing_as(tensor, sent):
+        work = communicator.all_gather(_bytes(parts), sent, True)
     return work.then(_folder(encoding, parts, elements, communicator))
 
 
@@ -37,10 +41,13 @@ def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: Redu
     wire = encoding.encode(elements)
     is_root = communicator.rank == root
     if encoding.native:
-        work = communicator.reduce(wire, root, encoding.op, True)
+        with passing_as(tensor, wire):
+            work = communicator.reduce(wire, root, encoding.op, True)
         return work.then(_decoder(encoding, wire, elements, communicator)) if is_root else work
     parts = wire.new_empty(communicator.size, wire.numel()) if is_root else None
-    work = communicator.gather(None if parts is None else _bytes(parts), _bytes(wire), root, True)
+    sent = _bytes(wire)
+    with passing_as(tensor, sent):
+        work = communicator.gather(None if parts is None else _bytes(parts), sent, root, True)
     return work if parts is None else work.then(_folder(encoding, parts, elements, communicator))
 
 
@@ -52,10 +59,12 @@ def reduce_scatter(communicator: Communicator, output: torch.Tensor, input: torc
     part = wire.numel() // communicator.size
     if encoding.native:
         received = encoding.encode(elements) if encoding.shares else wire.new_empty(part)
-        work = communicator.reduce_scatter(received, wire, encoding.op, True)
+        with passing_as(input, wire):
+            work = communicator.reduce_scatter(received, wire, encoding.op, True)
         return work.then(_decoder(encoding, received, elements, communicator))
-    parts = wire.new_empty(communicator.size, part)
-    work = communicator.all_to_all(_bytes(parts), _bytes(wire), watched=True)
+    parts, sent = wire.new_empty(communicator.size, part), _bytes(wire)
+    with passing_as(input, sent):
+        work = communicator.all_to_all(_bytes(parts), sent, watched=True)
     return work.then(_folder(encoding, parts, elements, communicator))
 
 

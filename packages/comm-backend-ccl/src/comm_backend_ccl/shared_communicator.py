@@ -19,6 +19,7 @@ from comm_utils.errors import BackendUnavailableError, CommTimeoutError
 from comm_utils.flight_recorder.layout import EntryType
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
+from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passed
 
 __all__ = ["SharedCommunicator"]
 
@@ -88,9 +89,10 @@ class SharedCommunicator(Communicator):
     def _begin(self, call: Call) -> Begun:
         self.describe()
         source, target = call.source, call.target
-        dtype = source.dtype
+        dtype, what = source.dtype, passed()
         if dtype not in DTYPES:
             item = source.element_size()
+            what = what._replace(dtype=what.dtype or dtype)
             dtype = torch.uint8
             call = call._replace(
                 elements=call.elements * item,
@@ -119,6 +121,7 @@ class SharedCommunicator(Communicator):
                 call.target_counts if uneven else None,
                 (source, target),
                 call.tag,
+                None if what is AS_IT_TRAVELS else (what.text, what.digest),
             )
         except MemoryError as error:  # the others get an error, too
             name = call.operation.name.lower()

@@ -192,6 +192,7 @@ def start(
     target_counts: Sequence[int] | None = None,
     kept: object = None,
     tag: int = 0,
+    passed: tuple[str, int] | None = None,
 ) -> Pending | None:
     """Start an operation on memory that stays where it is; None if it is complete, else a handle.
 
@@ -200,6 +201,8 @@ def start(
     Args:
         source, target: addresses.
         kept: what holds that memory; the handle keeps it until the operation is over, even if it is dropped before.
+        passed: what the program passed to a collective instead of that: a text that follows its description, and 64
+            bits that ranks compare.
 
     Raises:
         RuntimeError: it was refused.
@@ -207,7 +210,8 @@ def start(
     """
     code, value = DTYPES[dtype], OPS[op]
     counts = source_counts, target_counts
-    return group.start(operation, source, target, count, code, value, root, watched, *counts, kept, tag)
+    more = passed or (None, 0)
+    return group.start(operation, source, target, count, code, value, root, watched, *counts, kept, tag, *more)
 
 
 def wait(handle: Pending, seconds: float) -> int:

@@ -32,6 +32,7 @@ from comm_collectives.memory import (
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentTypeError
+from comm_utils.torch_support.passed_tensors import passing_as
 
 __all__ = ["all_gather", "all_gather_into_tensor"]
 
@@ -149,11 +150,12 @@ def all_gather(
         return _all_gather_compressed(backend, buffers, tensor, group, async_op, chosen, tensor_list)
     sent = as_bytes(copy_if_overlapping_any(contiguous_elements(tensor), buffers, backend.get_rank(group)), native)
     received = [as_bytes(buffer.memory, native) for buffer in buffers]
-    if len({part.numel() for part in received}) == 1:
-        backend = with_hierarchy("all_gather", backend, group, W * tensor.nbytes, tensor.device)
-        works = [backend.all_gather(received, sent, group, async_op)]
-    else:
-        works = _all_gather_uneven(backend, received, sent, group, async_op)
+    with passing_as(tensor, sent):
+        if len({part.numel() for part in received}) == 1:
+            backend = with_hierarchy("all_gather", backend, group, W * tensor.nbytes, tensor.device)
+            works = [backend.all_gather(received, sent, group, async_op)]
+        else:
+            works = _all_gather_uneven(backend, received, sent, group, async_op)
     return deliver(works, copy_back(buffers), tensor_list, async_op)
 
 
@@ -197,7 +199,8 @@ def _all_gather_one(
         return finished if async_op else parts
     sent, received = as_bytes(contiguous_elements(tensor), native), as_bytes(gathered.view(-1), native)
     backend = with_hierarchy("all_gather_into_tensor", backend, group, gathered.nbytes, tensor.device)
-    work = backend.all_gather_into_tensor(received, sent, group, async_op)
+    with passing_as(tensor, sent):
+        work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], None, parts, True) if async_op else parts
 
 
@@ -282,5 +285,6 @@ def all_gather_into_tensor(
         )
     backend = with_hierarchy(call, backend, group, buffer.memory.nbytes, input_tensor.device)
     sent, received = as_bytes(source, native), as_bytes(buffer.memory, native)
-    work = backend.all_gather_into_tensor(received, sent, group, async_op)
+    with passing_as(input_tensor, sent):
+        work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], copy_back([buffer]), output_tensor, async_op)

@@ -26,6 +26,7 @@ from comm_collectives.memory import (
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support.passed_tensors import passing_as
 
 __all__ = ["all_to_all", "all_to_all_single"]
 
@@ -221,4 +222,5 @@ def _exchange(
         size = sent.element_size()
         sizes_out, sizes_in = [count * size for count in sizes_out], [count * size for count in sizes_in]
     wire_out, wire_in = as_bytes(received, native), as_bytes(sent, native)
-    return backend.all_to_all_single(wire_out, wire_in, sizes_out, sizes_in, group, async_op)
+    with passing_as(sent, wire_in):
+        return backend.all_to_all_single(wire_out, wire_in, sizes_out, sizes_in, group, async_op)

@@ -18,12 +18,13 @@ from comm_utils.flight_recorder.reduce_op import asked_op
 from comm_utils.operations import Role
 from comm_utils.operations.table import ROWS
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
-from comm_utils.torch_support.recorded_calls import dtype_name, exchanged
+from comm_utils.torch_support.passed_tensors import dtype_name, passed
+from comm_utils.torch_support.recorded_calls import exchanged
 
 __all__ = ["Description", "description_of", "mismatch", "part_mismatch"]
 
 # Changes with what the numbers below mean.
-_VERSION = 1
+_VERSION = 2
 _OPERATIONS = [row.name for row in ROWS]
 _OPS = list(ReduceOp)
 
@@ -45,6 +46,7 @@ class Description:
         op: name of the reduce op; "" has none.
         root: a global rank; -1 has none.
         elements: of the whole tensor, or of a rank's part.
+        joined: of several tensors in one: their number, and a digest of their sizes; 0 is one tensor.
         sent, received: of an exchange in parts: elements to and from each rank.
     """
 
@@ -54,6 +56,7 @@ class Description:
     op: str = ""
     root: int = -1
     elements: int = 0
+    joined: int = 0
     sent: tuple[int, ...] | None = field(default=None, compare=False)
     received: tuple[int, ...] | None = field(default=None, compare=False)
     device: torch.device | None = field(default=None, compare=False)
@@ -87,12 +90,13 @@ class Description:
             self.root,
             self.elements,
             int(self.sent is not None),
+            self.joined,
         ]
 
     @classmethod
     def decoded(cls, numbers: Sequence[int]) -> Description:
         """Return what another rank has encoded."""
-        _, operation, call, dtype, op, root, elements, has_sizes = numbers
+        _, operation, call, dtype, op, root, elements, has_sizes, joined = numbers
         return cls(
             _OPERATIONS[operation] if 0 <= operation < len(_OPERATIONS) else f"operation {operation}",
             _OPERATIONS[call] if 0 <= call < len(_OPERATIONS) else "",
@@ -100,6 +104,7 @@ class Description:
             _OPS[op].name.lower() if 0 <= op < len(_OPS) else "",
             root,
             elements,
+            joined,
             () if has_sizes else None,
         )
 
@@ -120,7 +125,7 @@ class Description:
             group=group,
             operation=self.operation,
             call=self.call,
-            dtype="" if self.dtype is None else str(self.dtype).removeprefix("torch."),
+            dtype="" if self.dtype is None else dtype_name(self.dtype),
             op=self.op,
             root=self.root,
             peer=-1,
@@ -130,13 +135,14 @@ class Description:
             digest=0,
             sent=tuple(parts[:half]) if parts else self.sent,
             received=tuple(parts[half:]) if parts else None,
+            joined=self.joined,
         )
 
 
 def description_of(
     operation: str, call: str, given: Mapping[str, Any], inner: Backend, group: ProcessGroup | None
 ) -> Description:
-    """Describe a call of a backend.
+    """Describe a call of a backend, with what the program passed where its arguments are something else.
 
     Args:
         given: its arguments by name.
@@ -149,20 +155,23 @@ def description_of(
     if row.pattern.is_empty:
         return Description(name, whole, None, op, root)
     counted: torch.Tensor = given[row.counted[0].name]
+    what = passed()
     if not row.pattern.uneven:
-        return Description(name, whole, counted.dtype, op, root, counted.numel(), device=counted.device)
+        dtype, elements = what.dtype or counted.dtype, what.elements(counted.numel())
+        return Description(name, whole, dtype, op, root, elements, what.joined, device=counted.device)
     output, input = (given[one.name] for one in row.tensors)
     rows_out, rows_in = (given.get(_name(row, role)) for role in (Role.OUTPUT_SPLITS, Role.INPUT_SPLITS))
     elements, sent, received = exchanged(output, input, rows_out, rows_in, len(ranks))
     return Description(
         name,
         whole,
-        input.dtype,
+        what.dtype or input.dtype,
         op,
         root,
-        elements,
-        None if sent is None else tuple(sent),
-        None if received is None else tuple(received),
+        what.elements(elements),
+        what.joined,
+        None if sent is None else tuple(map(what.elements, sent)),
+        None if received is None else tuple(map(what.elements, received)),
         input.device,
     )
 

@@ -25,6 +25,7 @@ from comm_utils.errors import CollectiveMismatchError
 from comm_utils.fast_path import FastPath
 from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.operations.table import ROWS
+from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passing
 from comm_utils.watch import WATCH, Trouble
 
 __all__ = ["CheckingBackend"]
@@ -69,7 +70,8 @@ class CheckingBackend(BackendWrapper):
         size = self.inner.get_world_size(group)
         own = torch.tensor(numbers, dtype=torch.int64, device=device)
         gathered = torch.empty(size * len(numbers), dtype=torch.int64, device=device)
-        with reducing(None):  # the exchanges of calls that differ are alike, so they do not differ as well
+        # The exchanges of calls that differ are alike, so they do not differ as well.
+        with reducing(None), passing(AS_IT_TRAVELS):
             self.inner.all_gather_into_tensor(gathered, own, group)
         return cast("list[list[int]]", gathered.view(size, len(numbers)).tolist())
 

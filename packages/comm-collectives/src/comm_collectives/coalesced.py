@@ -19,6 +19,7 @@ from comm_collectives.work import Completed, deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.torch_support.passed_tensors import passing_bytes, passing_joined
 
 __all__ = ["all_gather_coalesced", "all_reduce_coalesced", "interleave", "reduce_scatter_coalesced"]
 
@@ -83,7 +84,8 @@ def all_reduce_coalesced(
     for parts in kinds.values():
         joined = concatenate(parts) if len(parts) > 1 else parts[0]
         view = with_hierarchy("all_reduce", backend, group, joined.nbytes, joined.device)
-        works.append(reduction.all_reduce(view, joined, reduce_op, group, async_op))
+        with passing_joined(parts):
+            works.append(reduction.all_reduce(view, joined, reduce_op, group, async_op))
         if len(parts) > 1:
             finishes.append(_splitter(joined, parts))
     return deliver(works, _all_of(finishes), list(tensors), async_op)
@@ -181,7 +183,8 @@ def all_gather_coalesced(
                     copyable(target.detach()).copy_(part.view(target.shape))
 
     backend = with_hierarchy("all_gather_into_tensor", backend, group, received.nbytes, sent.device)
-    work = backend.all_gather_into_tensor(received.view(-1), sent, group, async_op)
+    with passing_bytes(input_tensors):
+        work = backend.all_gather_into_tensor(received.view(-1), sent, group, async_op)
     return deliver([work], finish, list(given), async_op)
 
 
@@ -280,7 +283,8 @@ def reduce_scatter_coalesced(
         joined = interleave([contiguous_elements(tensors[position]) for position in positions], parts, W)
         output = joined.new_empty(sum(parts))
         view = with_hierarchy("reduce_scatter_tensor", backend, group, joined.nbytes, joined.device)
-        works.append(reduction.reduce_scatter_tensor(view, output, joined, reduce_op, group, async_op, call))
+        with passing_joined([tensors[position] for position in positions]):
+            works.append(reduction.reduce_scatter_tensor(view, output, joined, reduce_op, group, async_op, call))
         for position, part, piece in zip(positions, parts, torch.split(output, parts), strict=True):
             results[position] = piece[: max(0, min(part, tensors[position].numel() - rank * part))]
     return deliver(works, None, results, True) if async_op else results

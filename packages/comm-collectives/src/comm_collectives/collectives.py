@@ -29,8 +29,9 @@ from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 from comm_utils.reduce_op import parse_reduce_op
+from comm_utils.torch_support.passed_tensors import passing_as
 
-__all__ = ["all_reduce", "barrier", "broadcast", "inference_all_reduce", "reduce"]
+__all__ = ["all_reduce", "barrier", "broadcast", "checked_all_reduce", "inference_all_reduce", "reduce"]
 
 # torch counts devices in 8 bits, with a sign.
 _LAST_DEVICE = 127
@@ -88,10 +89,10 @@ def all_reduce(
         compression: a codec such as ``"int8"``, or a ``Compression``: elements travel in fewer bits, and are added in
             float32. For sums and averages of float32, float16 and bfloat16.
     """
-    return _all_reduce("all_reduce", tensor, op, group, async_op, timeout, compression)
+    return checked_all_reduce("all_reduce", tensor, op, group, async_op, timeout, compression)
 
 
-def _all_reduce(
+def checked_all_reduce(
     name: str,
     tensor: torch.Tensor,
     op: Any,
@@ -100,6 +101,7 @@ def _all_reduce(
     timeout: Timeout,
     compression: Compressing,
 ) -> Work | None:
+    """Do :func:`all_reduce` without a fast path, for the call ``name``."""
     backend = enter(name, group, timeout)
     if backend is None:
         return None
@@ -163,7 +165,7 @@ def inference_all_reduce(
     Args:
         tensor, op, compression: as for :func:`all_reduce`.
     """
-    return _all_reduce("inference_all_reduce", tensor, op, group, async_op, timeout, compression)
+    return checked_all_reduce("inference_all_reduce", tensor, op, group, async_op, timeout, compression)
 
 
 @overload
@@ -281,10 +283,14 @@ def broadcast(
     backend = with_hierarchy("broadcast", backend, group, tensor.nbytes, tensor.device)
     native = backend.capabilities(group, tensor.device.type).dtypes
     if is_src:
-        work = backend.broadcast(as_bytes(contiguous(tensor), native), None, group, async_op, position)
+        sent = as_bytes(contiguous(tensor), native)
+        with passing_as(tensor, sent):
+            work = backend.broadcast(sent, None, group, async_op, position)
         return deliver([work], None, tensor, async_op)
     buffer = StagingBuffer(tensor, shaped=True)
-    work = backend.broadcast(as_bytes(buffer.memory, native), None, group, async_op, position)
+    received = as_bytes(buffer.memory, native)
+    with passing_as(tensor, received):
+        work = backend.broadcast(received, None, group, async_op, position)
     return deliver([work], copy_back([buffer]), tensor, async_op)
 
 

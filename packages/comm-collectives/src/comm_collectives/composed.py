@@ -12,6 +12,7 @@ from comm_collectives import background
 from comm_collectives.work import Completed
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.passed_tensors import passed, passing
 
 __all__ = ["observed", "run"]
 
@@ -81,8 +82,10 @@ def run(
                 body(inner, group)
             return Completed(result)
 
+        what = passed()
+
         def in_thread(own: ProcessGroup) -> None:
-            with torch.inference_mode():
+            with torch.inference_mode(), passing(what):
                 body(inner, own)
 
         return background.start(call, backend, group, in_thread, result, prepare)

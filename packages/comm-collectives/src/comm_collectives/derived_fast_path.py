@@ -14,12 +14,14 @@ from comm_collectives.memory import concatenate
 from comm_collectives.reduction import fold, ordered_dtypes
 from comm_utils import operations
 from comm_utils.backend import Backend
+from comm_utils.errors import CommError
 from comm_utils.fast_path import FastPath
 from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.operations import Role
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.flattening import flat_view, flattened
+from comm_utils.torch_support.passed_tensors import passing_joined
 from comm_utils.torch_support.plain_tensors import first_to_accept, present
 
 __all__ = ["fast_path_of"]
@@ -135,8 +137,8 @@ def _reduce_scatter(
 def _all_reduce_coalesced(
     backend: Backend, op: object, group: ProcessGroup | None, device: str
 ) -> Callable[[Any], bool] | None:
-    reduce = backend.fast_path("all_reduce", op, group)
-    dtypes = backend.capabilities(group, device).dtypes
+    reduce, reduce_op = backend.fast_path("all_reduce", op, group), parse_reduce_op(op)
+    dtypes = {dtype for one, dtype in backend.capabilities(group, device).reductions if one is reduce_op}
     accepts = acceptance("all_reduce_coalesced", device, dtypes, 0, 0)
     if reduce is None or accepts is None:
         return None
@@ -146,10 +148,14 @@ def _all_reduce_coalesced(
             return False
         if len(tensors) == 1:
             return bool(reduce(tensors[0]))
+        try:
+            backend.check_group(group)
+        except CommError:
+            return False  # the checked path says why
         parts = [flat_view(tensor) for tensor in tensors]
         joined = concatenate(parts)
-        if not reduce(joined):
-            return False
+        with passing_joined(tensors):  # of which a fast path knows nothing
+            backend.all_reduce(joined, reduce_op, group)
         for part, result in zip(parts, torch.split(joined, [part.numel() for part in parts]), strict=True):
             part.copy_(result)
         return True

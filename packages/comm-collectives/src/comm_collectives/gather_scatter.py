@@ -26,6 +26,7 @@ from comm_collectives.memory import (
 from comm_collectives.work import deliver
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.torch_support.passed_tensors import passing_as
 
 __all__ = ["gather", "scatter"]
 
@@ -90,7 +91,9 @@ def gather(
     if backend.get_rank(group) != position:
         _check_absent("gather", "gather_list", gather_list, "dst")
         sent = as_bytes(contiguous_elements(tensor), native)
-        return deliver([backend.gather(sent, None, None, group, async_op, position)], None, None, async_op)
+        with passing_as(tensor, sent):
+            work = backend.gather(sent, None, None, group, async_op, position)
+        return deliver([work], None, None, async_op)
     W = backend.get_world_size(group)
     check_list("gather", "gather_list", gather_list, W, backend, group, like=tensor, written=True)
     assert gather_list is not None
@@ -99,7 +102,8 @@ def gather(
     buffers = [StagingBuffer(output) for output in gather_list]
     sent = as_bytes(copy_if_overlapping_any(contiguous_elements(tensor), buffers, position), native)
     received = [as_bytes(buffer.memory, native) for buffer in buffers]
-    work = backend.gather(sent, received, None, group, async_op, position)
+    with passing_as(tensor, sent):
+        work = backend.gather(sent, received, None, group, async_op, position)
     return deliver([work], copy_back(buffers), gather_list, async_op)
 
 
@@ -177,7 +181,8 @@ def scatter(
         ]
     else:
         _check_absent("scatter", "scatter_list", scatter_list, "src")
-    work = backend.scatter(received, sent, None, group, async_op, position)
+    with passing_as(tensor, received):
+        work = backend.scatter(received, sent, None, group, async_op, position)
     return deliver([work], copy_back([buffer]), tensor, async_op)
 
 

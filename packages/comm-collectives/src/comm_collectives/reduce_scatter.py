@@ -75,7 +75,9 @@ def reduce_scatter(
         op, compression: as for ``all_reduce``.
     """
     if isinstance(input_list, torch.Tensor):
-        return _reduce_scatter_tensor("reduce_scatter", output, input_list, op, group, async_op, timeout, compression)
+        return checked_reduce_scatter_tensor(
+            "reduce_scatter", output, input_list, op, group, async_op, timeout, compression
+        )
     backend = enter("reduce_scatter", group, timeout)
     if backend is None:
         return None
@@ -159,10 +161,12 @@ def reduce_scatter_tensor(
         input: W*n elements of the dtype of ``output``, the same shape on every rank; only read.
         op, compression: as for ``all_reduce``.
     """
-    return _reduce_scatter_tensor("reduce_scatter_tensor", output, input, op, group, async_op, timeout, compression)
+    return checked_reduce_scatter_tensor(
+        "reduce_scatter_tensor", output, input, op, group, async_op, timeout, compression
+    )
 
 
-def _reduce_scatter_tensor(
+def checked_reduce_scatter_tensor(
     call: str,
     output: torch.Tensor,
     input: torch.Tensor,
@@ -172,6 +176,7 @@ def _reduce_scatter_tensor(
     timeout: Timeout,
     compression: Compressing,
 ) -> Work | None:
+    """Do :func:`reduce_scatter_tensor` without a fast path, for ``call``."""
     backend = enter(call, group, timeout)
     if backend is None:
         return None

@@ -80,6 +80,19 @@ def test_calls_of_one_name_are_told_apart_by_their_operations(call: str, shown: 
     assert f"rank 1 calls {shown}256 elements of uint8, root 0)" in finding.text
 
 
+def test_calls_that_join_other_tensors() -> None:
+    one, other = pair()
+    for ring, digest in ((one, 1), (other, 2)):
+        ring.call(times=2, joined=3 << 48 | 1)
+        ring.call("all_reduce", 8, joined=2 << 48 | digest)
+    finding = found(one, other)
+    assert finding is not None
+    assert finding.number == 3
+    assert "differ in the sizes of the tensors" in finding.text
+    assert finding.text.count("all_reduce(8 elements of float32 in 2 tensors, op sum)") == 2
+    assert len(one.reader.kinds) == 2  # with that of ends: lists of sizes use up no entries
+
+
 def test_equal_calls() -> None:
     one, other = pair(64)
     for ring in (one, other):

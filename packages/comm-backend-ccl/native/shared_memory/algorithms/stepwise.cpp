@@ -7,6 +7,9 @@ bool Stepwise::advance(Group &group) {
         begun_ = true;
         base_ = group.done();
         const uint8_t method = choose(group);
+        if (passed) {
+            group.pass(*passed);
+        }
         Record &record = group.begin(request, call_, method);
         prepare(group, record);
     }

@@ -2,6 +2,7 @@
 
 #include "progress/group.hpp"
 
+#include <cstring>
 #include <numeric>
 #include <stdexcept>
 
@@ -31,7 +32,8 @@ size_t mean(const std::vector<size_t> &counts) {
     return counts.empty() ? 0 : std::accumulate(counts.begin(), counts.end(), size_t{0}) / counts.size();
 }
 
-std::string described(const Call &call) {
+std::string described(const Record &record) {
+    const Call &call = record.call;
     if (call.operation >= operations || call.dtype >= dtypes || call.op >= ops) {
         return "something else";
     }
@@ -50,7 +52,9 @@ std::string described(const Call &call) {
     if (call.root >= 0) {
         text += ", root " + std::to_string(call.root);
     }
-    return text + ")";
+    text += ')';
+    const Shown &passed = record.passed;
+    return passed.number == call.number ? text.append(passed.text, strnlen(passed.text, sizeof passed.text)) : text;
 }
 
 }  // namespace
@@ -118,6 +122,13 @@ Record &Group::begin(const Request &request, Call &call, uint8_t method) {
     record.input_address = reinterpret_cast<uint64_t>(request.input);
     record.output_address = reinterpret_cast<uint64_t>(request.output);
     return record;
+}
+
+void Group::pass(const Passed &passed) {
+    fingerprint_ = mixed(fingerprint_, passed.digest, 0);
+    Shown &shown = record_of(rank_, number_ + 1).passed;
+    shown.number = number_ + 1;
+    std::strncpy(shown.text, passed.text.c_str(), sizeof shown.text);
 }
 
 void Group::fail(Failure kind, int other, uint64_t number) {
@@ -189,10 +200,10 @@ std::string Group::failure() {
         return "rank " + std::to_string(finder) + " and rank " + std::to_string(other) +
                " have different values of CCL_SHARED_MEMORY_TRANSFER or CCL_SHARED_MEMORY_LEARNING";
     }
-    const Call &theirs = record_of(other, number).call;
+    const Record &theirs = record_of(other, number);
     std::string text = "operation " + std::to_string(number) + " of the group is " +
-                       described(record_of(finder, number).call) + " on rank " + std::to_string(finder) + " and ";
-    text += theirs.number == number ? described(theirs) : "something else";
+                       described(record_of(finder, number)) + " on rank " + std::to_string(finder) + " and ";
+    text += theirs.call.number == number ? described(theirs) : "something else";
     return text + " on rank " + std::to_string(other);
 }
 

@@ -243,7 +243,7 @@ bool Group::advance_all() {
     return !collectives_.empty() || under_way_ > 0;
 }
 
-Handle Group::start(Request request, bool watched) {
+Handle Group::start(Request request, bool watched, std::unique_ptr<const Passed> passed) {
     check(request);
     const std::lock_guard<std::mutex> alone(lock_);
     if (closed()) {
@@ -267,6 +267,7 @@ Handle Group::start(Request request, bool watched) {
     }
     Handle task = make_task(*this, std::move(request));
     task->watched = watched;
+    task->passed = std::move(passed);
     if (operation != send && operation != receive) {
         collectives_.push_back(task);
     }

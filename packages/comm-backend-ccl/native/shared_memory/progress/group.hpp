@@ -61,6 +61,13 @@ struct Request {
 
 class Group;
 
+// What a program passed to a collective, where the engine gets something else: a text that follows the description, and
+// bits that ranks compare.
+struct Passed {
+    std::string text;
+    uint64_t digest;
+};
+
 // An operation under way: steps, each of which can be done once others have come so far.
 class Task {
 public:
@@ -86,6 +93,7 @@ public:
     // Whether others know where its tensor is, and may write to it.
     bool exposed = false;
     flight::Recorded recorded;
+    std::unique_ptr<const Passed> passed;
 };
 
 using Handle = std::shared_ptr<Task>;
@@ -106,8 +114,8 @@ public:
     const Layout &layout() const { return layout_; }
 
     // Throws std::invalid_argument for what cannot be done, SharedMemoryError where memory lacks.
-    // `watched`: it has to come to an end even if nobody waits for it.
-    Handle start(Request request, bool watched);
+    // `watched`: it has to come to an end even if nobody waits for it. `passed` is nullptr where it is the request.
+    Handle start(Request request, bool watched, std::unique_ptr<const Passed> passed = nullptr);
     // Does a small operation, looking so often for the others, where nothing is before it; false, with nothing begun,
     // where that is not so. `left` is what is under way then.
     bool run_at_once(Request &request, int looks, Handle &left);
@@ -154,6 +162,8 @@ public:
 
     // Gives the operation that begins here its number and fingerprint; others see the record with its first word.
     Record &begin(const Request &request, Call &call, uint8_t method);
+    // Before that: has the operation compared, and described, with what the program passed.
+    void pass(const Passed &passed);
     Record &record_of(int rank, uint64_t number) {
         return at<Record>(layout_.records_at)[static_cast<size_t>(rank) * records + number % records];
     }

@@ -132,15 +132,22 @@ void sizes_from(PyObject *list, std::vector<size_t> &sizes) {
     }
 }
 
-// start(operation, input, output, count, dtype, op, root, watched, input_counts, output_counts, kept, tag) -> an
-// operation, or None if it is complete and its source is known
+// start(operation, input, output, count, dtype, op, root, watched, input_counts, output_counts, kept, tag, text, digest)
+// -> an operation, or None if it is complete and its source is known. The last two are of what was passed instead; None
+// is nothing else.
 PyObject *start(PyObject *self, PyObject *arguments) {
     unsigned long long input, output;
     Py_ssize_t count;
     int operation, dtype, op, root, watched, tag = 0;
     PyObject *input_counts = Py_None, *output_counts = Py_None, *kept = Py_None;
-    parse(arguments, "iKKniiip|OOOi", &operation, &input, &output, &count, &dtype, &op, &root, &watched, &input_counts,
-          &output_counts, &kept, &tag);
+    const char *text = nullptr;
+    unsigned long long digest = 0;
+    parse(arguments, "iKKniiip|OOOizK", &operation, &input, &output, &count, &dtype, &op, &root, &watched,
+          &input_counts, &output_counts, &kept, &tag, &text, &digest);
+    std::unique_ptr<const Passed> passed;
+    if (text != nullptr) {
+        passed.reset(new Passed{text, digest});
+    }
     Request request;
     request.operation = static_cast<uint8_t>(operation);
     request.dtype = static_cast<uint8_t>(dtype);
@@ -157,8 +164,9 @@ PyObject *start(PyObject *self, PyObject *arguments) {
     Handle task;
     {
         const GilRelease released;
-        task = watched || asks_for_source ? group->start(std::move(request), watched != 0)
-                                          : group->run(std::move(request), group->spins());
+        task = watched || asks_for_source || passed
+                   ? group->start(std::move(request), watched != 0, std::move(passed))
+                   : group->run(std::move(request), group->spins());
         if (task && !watched) {
             group->wait(*task, at_once_s);
         }

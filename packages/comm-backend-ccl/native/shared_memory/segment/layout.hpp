@@ -44,6 +44,12 @@ struct Call {
     uint8_t method = 0;  // the code of how it moves data, where that was chosen before it began
 };
 
+// What the program passed to the call of that number, where it is something else than what the engine got.
+struct Shown {
+    uint64_t number = 0;
+    char text[40] = "";
+};
+
 // Memory of a rank that others can map; inode 0 is none.
 struct Place {
     uint64_t inode = 0, offset = 0;
@@ -55,7 +61,9 @@ struct alignas(line) Record {
     Place input;
     uint64_t input_address = 0, output_address = 0;  // in its rank's process
     uint64_t largest = 0;                            // bytes that it sends to one rank, where that differs
+    Shown passed;
 };
+static_assert(sizeof(Record) == line);
 
 // By which peers know that they read this rank's memory and nobody else's, and whether this rank can read all of
 // theirs.

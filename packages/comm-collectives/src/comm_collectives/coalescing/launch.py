@@ -14,13 +14,14 @@ from comm_collectives.coalescing.collecting import Run
 from comm_collectives.coalescing.conflicts import calls_conflict
 from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
 from comm_collectives.coalescing.plain import plain_all_reduces
-from comm_collectives.collectives import all_reduce
+from comm_collectives.collectives import all_reduce, checked_all_reduce
 from comm_collectives.memory import contiguous_elements, copyable, is_dense
-from comm_collectives.reduce_scatter import reduce_scatter_tensor
+from comm_collectives.reduce_scatter import checked_reduce_scatter_tensor, reduce_scatter_tensor
 from comm_utils.active import slot
 from comm_utils.backend import Work
 from comm_utils.errors import CommError
 from comm_utils.fast_path import FastPathKey
+from comm_utils.torch_support.passed_tensors import passing_joined
 
 __all__ = ["COLLECTED", "launch"]
 
@@ -68,7 +69,8 @@ def _all_reduce(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
         bucket = buffers.take(sum([one.nbytes for one in some])).view(dtype)
         parts = [as_one_dimension(one) for one in some]
         torch.cat(parts, out=bucket)
-        work = all_reduce(bucket, cast(Any, op), group, async_op)
+        with passing_joined(some):  # of which a fast path knows nothing
+            work = checked_all_reduce(all_reduce.__name__, bucket, op, cast(Any, group), async_op, None, None)
         works.append(after(work, copier(parts, bucket, buffers)))
     return works
 
@@ -87,7 +89,9 @@ def _reduce_scatter_tensor(batch: Sequence[Call], async_op: bool) -> list[Work |
         sizes = [output.numel() for output, _ in pairs]
         joined = interleave([contiguous_elements(source) for _, source in pairs], sizes, W)
         received = joined.new_empty(sum(sizes))
-        work = reduce_scatter_tensor(received, joined, cast(Any, op), group, async_op)
+        name = reduce_scatter_tensor.__name__
+        with passing_joined([output for output, _ in pairs]):
+            work = checked_reduce_scatter_tensor(name, received, joined, op, cast(Any, group), async_op, None, None)
         works.append(after(work, _placer([output for output, _ in pairs], received, sizes)))
     return works
 

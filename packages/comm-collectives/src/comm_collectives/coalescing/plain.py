@@ -10,11 +10,12 @@ import torch
 from comm_collectives.buffers import Buffers
 from comm_collectives.coalescing.collecting import Run
 from comm_collectives.coalescing.finishing import After, as_one_dimension, copier
-from comm_collectives.collectives import all_reduce
+from comm_collectives.collectives import all_reduce, checked_all_reduce
 from comm_utils import kernels
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
 from comm_utils.fast_path import FastPathKey
+from comm_utils.torch_support.passed_tensors import passing_joined
 
 __all__ = ["plain_all_reduces"]
 
@@ -59,8 +60,12 @@ def _launch(batch: _Batch, async_op: bool) -> list[Work]:
     works: list[Work] = []
     for dtype in layout:
         bucket = buckets.get(dtype)
-        given = next(one for one in batch.tensors if one.dtype is dtype) if bucket is None else bucket
-        work = all_reduce(given, cast(Any, op), group, async_op)
+        given = [one for one in batch.tensors if one.dtype is dtype]
+        if bucket is None:
+            work = all_reduce(given[0], cast(Any, op), group, async_op)
+        else:
+            with passing_joined(given):  # of which a fast path knows nothing
+                work = checked_all_reduce(all_reduce.__name__, bucket, op, cast(Any, group), async_op, None, None)
         if work is not None:
             works.append(work if bucket is None else After(work, _unpacker(batch, {dtype: bucket}, buffers)))
     if not async_op:

@@ -18,6 +18,7 @@ from comm_utils.backend import Backend, Work
 from comm_utils.flight_recorder.reduce_op import reduces_by
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.folding import fold
+from comm_utils.torch_support.passed_tensors import passing_as, passing_bytes
 from comm_utils.torch_support.reduction_encoding import Encoding, encoding_for
 
 __all__ = ["all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"]
@@ -37,16 +38,19 @@ def all_reduce(
     encoding, W = encoding_for(call, op, tensor.dtype, capabilities), backend.get_world_size(group)
     order = needed_order(group, op, tensor.dtype, capabilities, W)
     if order is not None:
-        return fixed_order.all_reduce(backend, tensor, memory_view(tensor), op, group, async_op, order, call)
+        with passing_bytes([tensor]):
+            return fixed_order.all_reduce(backend, tensor, memory_view(tensor), op, group, async_op, order, call)
     # Profilers show the shape of what travels.
     elements = tensor.detach() if encoding.native and tensor.is_contiguous() else memory_view(tensor)
     wire = encoding.encode(elements)
     if encoding.native:
-        work = backend.all_reduce(wire, encoding.op, group, async_op)
+        with passing_as(tensor, wire):
+            work = backend.all_reduce(wire, encoding.op, group, async_op)
         return deliver([work], _decoder(encoding, wire, elements, W), tensor, async_op)
     parts = wire.new_empty(W * wire.numel())
     sent, received = (as_bytes(side, capabilities.dtypes) for side in (wire, parts))
-    work = backend.all_gather_into_tensor(received, sent, group, async_op)
+    with passing_as(tensor, sent):
+        work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], _folder(encoding, parts.view(W, wire.numel()), wire, elements, W), tensor, async_op)
 
 
@@ -63,20 +67,25 @@ def reduce(
     is_own = elements.data_ptr() == tensor.data_ptr()  # else a copy
     if order is not None:
         back = _copied_back(None, elements, tensor, is_dst and not is_own)
-        return fixed_order.reduce(backend, tensor, elements, group_dst, op, group, async_op, order, back)
+        with passing_bytes([tensor]):
+            return fixed_order.reduce(backend, tensor, elements, group_dst, op, group, async_op, order, back)
     wire = encoding.encode(elements)
     if encoding.native:
         if not is_dst and is_own and encoding.shares and not capabilities.preserving_reduce:
             wire = wire.clone()
-        work = backend.reduce(wire, None, encoding.op, group, async_op, group_dst)
+        with passing_as(tensor, wire):
+            work = backend.reduce(wire, None, encoding.op, group, async_op, group_dst)
         finish = _decoder(encoding, wire, elements, W) if is_dst else None
         return deliver([work], _copied_back(finish, elements, tensor, is_dst and not is_own), tensor, async_op)
     sent = as_bytes(wire, capabilities.dtypes)
     if not is_dst:
-        return deliver([backend.gather(sent, None, None, group, async_op, group_dst)], None, tensor, async_op)
+        with passing_as(tensor, sent):
+            work = backend.gather(sent, None, None, group, async_op, group_dst)
+        return deliver([work], None, tensor, async_op)
     parts = wire.new_empty(W, wire.numel())
     received = [as_bytes(part, capabilities.dtypes) for part in parts]
-    work = backend.gather(sent, received, None, group, async_op, group_dst)
+    with passing_as(tensor, sent):
+        work = backend.gather(sent, received, None, group, async_op, group_dst)
     finish = _folder(encoding, parts, wire, elements, W)
     return deliver([work], _copied_back(finish, elements, tensor, not is_own), tensor, async_op)
 
@@ -97,12 +106,14 @@ def reduce_scatter_tensor(
     order = needed_order(group, op, input.dtype, capabilities, W)
     if order is not None:
         sizes = [output.numel()] * W
-        return fixed_order.reduce_scatter(backend, output, input, sizes, op, group, async_op, order, call)
+        with passing_bytes([input]):
+            return fixed_order.reduce_scatter(backend, output, input, sizes, op, group, async_op, order, call)
     if not (encoding.native and "reduce_scatter_tensor" in capabilities.operations):
         return _exchange_and_fold(backend, output, input, [output.numel()] * W, encoding, group, async_op)
     wire_in = encoding.encode(input)
     wire_out = encoding.encode(output) if encoding.shares else wire_in.new_empty(wire_in.numel() // W)
-    work = backend.reduce_scatter_tensor(wire_out, wire_in, encoding.op, group, async_op)
+    with passing_as(input, wire_in):
+        work = backend.reduce_scatter_tensor(wire_out, wire_in, encoding.op, group, async_op)
     return deliver([work], _decoder(encoding, wire_out, output, W), output, async_op)
 
 
@@ -124,7 +135,10 @@ def reduce_scatter(
     encoding = encoding_for("reduce_scatter", op, joined.dtype, capabilities)
     order = needed_order(group, op, joined.dtype, capabilities, len(sizes))
     if order is not None:
-        return fixed_order.reduce_scatter(backend, output, joined, sizes, op, group, async_op, order, "reduce_scatter")
+        with passing_bytes([joined]):
+            return fixed_order.reduce_scatter(
+                backend, output, joined, sizes, op, group, async_op, order, "reduce_scatter"
+            )
     return _exchange_and_fold(backend, output, joined, sizes, encoding, group, async_op)
 
 
@@ -149,7 +163,8 @@ def _exchange_and_fold(
     counts_in, counts_out = [size * unit for size in sizes], [output.numel() * unit] * W
     # Equal parts are recorded as such, as by the fast path.
     rows_out, rows_in = (None, None) if len(set(sizes)) == 1 else (counts_out, counts_in)
-    work = backend.all_to_all_single(received, sent, rows_out, rows_in, group, async_op)
+    with passing_as(input, sent):
+        work = backend.all_to_all_single(received, sent, rows_out, rows_in, group, async_op)
     return deliver([work], _folder(encoding, parts.view(W, mine), wire, output, W), output, async_op)
 
 

@@ -69,6 +69,7 @@ class Call:
         in_series: its number among the collectives of its group, or among the messages of one pair, direction and tag.
         digest: of this and all earlier ones that ``in_series`` counts; 0 in the native lane.
         sent, received: elements to and from each rank, where they were given.
+        joined: of several tensors in one: their number from bit 48 on, and below a digest of their sizes; 0 is one.
         caller: ``file:line function``; "" is unknown.
         is_waited_for: False of an asynchronous call whose handle nobody waits for yet.
         is_on_device: the host has gone on; a device is to complete it.
@@ -93,6 +94,7 @@ class Call:
     digest: int
     sent: tuple[int, ...] | None = None
     received: tuple[int, ...] | None = None
+    joined: int = 0
     caller: str = ""
     is_waited_for: bool = True
     is_limited: bool = False
@@ -134,7 +136,8 @@ class Call:
         return self.call or self.operation
 
     def __str__(self) -> str:
-        parts = [f"{self.elements} elements of {self.dtype}"] if self.dtype else []
+        joined = f" in {self.joined >> 48} tensors" if self.joined else ""
+        parts = [f"{self.elements} elements of {self.dtype}{joined}"] if self.dtype else []
         parts += [f"op {self.op}"] if self.op else []
         parts += [f"root {self.root}"] if self.root >= 0 else []
         if self.is_message:

@@ -91,7 +91,7 @@ def make_kind(recorder: _Recorder, series: Series, kind: int, agreed: object, co
         kind: the index of its entry.
         agreed: what the ranks have to agree about, beside the elements.
         counts: they have to agree about these, too.
-        tag_word: word 7 of its records where no split sizes are given.
+        tag_word: word 7 of its records where no split sizes are given: a tag, or tensors that are joined.
     """
     # Written for speed: most calls of a kind come from the place, and on the thread, of the last one.
     memory, signature = recorder.memory, int.from_bytes(_stable_hash(agreed), "little")

@@ -19,7 +19,9 @@ word  content
 4     elements: of the whole tensor, or of a rank's part where the operation has parts
 5     the number of the call among the collectives of its group, or among the messages of one pair, direction and tag
 6     a digest of this call and of all before it that word 5 counts
-7     where its split sizes are in their memory, plus 1; 0 is none; the tag of a message is in bits 32 to 63
+7     where its split sizes are in their memory, plus 1; 0 is none; the tag of a message is in bits 32 to 63; where
+      bit 63 is set, of a collective with several tensors in one, their number in bits 48 to 62, and in the other
+      bits a digest of their sizes
 ====  =========================================================================================================
 
 The kind of a record of native code has bit 31 set and names operation, dtype, reduce op and group by codes
@@ -40,6 +42,7 @@ __all__ = [
     "HEADER",
     "HEADER_BYTES",
     "IN_BACKGROUND",
+    "JOINED",
     "LANES",
     "LANE_OFFSETS",
     "LARGEST_ENTRY_BYTES",
@@ -85,6 +88,8 @@ RECORD_BYTES = RECORD.size
 FAILED = 1 << 63
 IN_BACKGROUND = 1 << 62
 LIMITED = 1 << 61
+#: Of word 7.
+JOINED = 1 << 63
 ON_DEVICE = 1 << 60
 
 #: The type of an entry, the bytes of its text after the head, and its index. The text is JSON.

@@ -19,7 +19,7 @@ def agreed(call: Call, in_equal_parts: bool = False) -> tuple[Any, ...]:
         in_equal_parts: no rank gives split sizes.
     """
     has_sizes = call.is_uneven and (call.is_native or not in_equal_parts)
-    return call.operation, call.dtype, call.op, call.root, None if has_sizes else call.elements
+    return call.operation, call.dtype, call.op, call.root, None if has_sizes else call.elements, call.joined
 
 
 def _agreed_of(at: Mapping[int, Call]) -> Callable[[Call], tuple[Any, ...]]:
@@ -107,6 +107,7 @@ def _aspects(calls: Sequence[Call]) -> str:
             ("the reduce op", {call.op for call in calls}),
             ("the root", {call.root for call in calls}),
             ("the number of elements", {call.elements for call in calls}),
+            ("the sizes of the tensors", {call.joined for call in calls}),
         )
         if len(values) > 1
     ]

@@ -26,6 +26,7 @@ from comm_utils.flight_recorder.layout import (
     HEADER,
     HEADER_BYTES,
     IN_BACKGROUND,
+    JOINED,
     LANE_OFFSETS,
     LANES,
     LARGEST_ENTRY_BYTES,
@@ -286,9 +287,12 @@ class RingReader:
             return None
         group = self.groups.get(described["group"], UNKNOWN_GROUP)
         sent = received = None
+        joined = 0
         tag = described["tag"]
         if described["is_message"]:
             tag = tag or extra >> 32
+        elif extra & JOINED and not kind & NATIVE_KIND:
+            joined = extra & ~JOINED
         elif extra and not kind & NATIVE_KIND:
             sent, received = self._splits(number, extra - 1, len(group.ranks))
         return Call(
@@ -306,6 +310,7 @@ class RingReader:
             digest=digest,
             sent=sent,
             received=received,
+            joined=joined,
             caller=self._callers.get(caller, ""),
             **{**{name: described[name] for name in _OF_CALL}, "group": group},
         )

@@ -25,10 +25,7 @@ from typing import Any
 from comm_utils import operations
 from comm_utils.flight_recorder.directory import create_folder, create_ring, default_directory, prune, remove_ring
 from comm_utils.flight_recorder.kinds import LANE_WORD, WAITED_FOR, Kind, Series, Uncounted, make_kind
-from comm_utils.flight_recorder.layout import (
-    LARGEST_RECORDS,
-    EntryType,
-)
+from comm_utils.flight_recorder.layout import JOINED, LARGEST_RECORDS, EntryType
 from comm_utils.flight_recorder.memory import RingMemory, ring_bytes
 from comm_utils.flight_recorder.rank_ranges import packed_ranks
 from comm_utils.flight_recorder.settings import FlightRecorderSettings
@@ -205,6 +202,7 @@ class FlightRecorder:
         root: int = -1,
         peer: int = -1,
         tag: int = 0,
+        joined: int = 0,
     ) -> Kind:
         """Describe a kind of call.
 
@@ -214,18 +212,19 @@ class FlightRecorder:
             call: the call of the user's in whose course it is.
             root: a global rank; -1 has none.
             peer: of a message: a global rank; -1 is any, whose messages are not counted.
+            joined: of a collective with several tensors in one: see :attr:`Call.joined`.
         """
-        key = group, operation, call, dtype, op, root, peer, tag
+        key = group, operation, call, dtype, op, root, peer, tag, joined
         found = self._kinds.get(key)
         if found is None:
             with self._lock:
-                found = self._make_kind(group, operation, call, dtype, op, root, peer, tag)
+                found = self._make_kind(group, operation, call, dtype, op, root, peer, tag, joined)
                 if len(self._kinds) < _MOST_KINDS:
                     self._kinds[key] = found
         return found
 
     def _make_kind(
-        self, group: int, operation: str, call: str, dtype: str, op: str, root: int, peer: int, tag: int
+        self, group: int, operation: str, call: str, dtype: str, op: str, root: int, peer: int, tag: int, joined: int
     ) -> Kind:
         pattern = operations.get(operation).pattern
         is_message = pattern.is_message
@@ -238,6 +237,8 @@ class FlightRecorder:
             tag_word = tag << 32
         elif is_message:
             content["tag"] = tag
+        elif joined:  # in each record, as an entry for every list of sizes would use up their memory
+            tag_word = JOINED | joined
         entry = tuple(content.items())
         index = self._kind_entries.get(entry, 0)
         if not index:
@@ -245,7 +246,9 @@ class FlightRecorder:
             if index:
                 self._kind_entries[entry] = index
         series = self._series_of((group, operation, peer, tag) if is_message else (group,))
-        agreed = dtype if is_message else (operation, dtype, op, root)
+        agreed: object = dtype if is_message else (operation, dtype, op, root)
+        if joined:
+            agreed = agreed, joined
         return make_kind(self, series, index, agreed, bool(op) or not pattern.uneven, tag_word)
 
     def _series_of(self, key: tuple[Any, ...]) -> Series:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +13,9 @@ from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR, Kind
 from comm_utils.flight_recorder.reduce_op import asked_op
 from comm_utils.operations import Form
 from comm_utils.torch_support.device_calls import DeviceCalls
+from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, Passed, dtype_name, passed
 
-__all__ = ["KindsByDtype", "Note", "dtype_name", "exchanged", "kind_of_call", "measure_of"]
+__all__ = ["KindsByDtype", "Note", "exchanged", "kind_of_call", "measure_of"]
 
 
 class Note(NamedTuple):
@@ -58,6 +59,8 @@ def kind_of_call(
 ) -> Kind:
     """Return a kind of call in the flight recorder.
 
+    It is a call with what the program passed, where the library gets something else.
+
     Args:
         group: the group's number there.
         ranks: the group's global ranks.
@@ -67,7 +70,22 @@ def kind_of_call(
         op: the reduce op, or "".
         root: the group rank of the root or of the peer; -1 has none, or is any peer.
     """
-    return _kind(group, ranks, operation, call, dtype, asked_op(op), root, tag)
+    what = passed()
+    if what is AS_IT_TRAVELS or dtype is None:
+        return _kind(group, ranks, operation, call, dtype, asked_op(op), root, tag)
+    kind = _kind(group, ranks, operation, call, what.dtype or dtype, asked_op(op), root, tag, what.joined)
+    return kind if what.per_element == 1 else _counted_as(what, kind)
+
+
+def _counted_as(what: Passed, kind: Kind) -> Kind:
+    """Return ``kind``, whose ``begin`` is given the elements that travel and records those that were passed."""
+
+    def begin(elements: int, depth: int, sent: Any = None, received: Any = None, state: int = WAITED_FOR) -> int:
+        if sent is not None:
+            sent, received = [what.elements(one) for one in sent], [what.elements(one) for one in received]
+        return kind.begin(what.elements(elements), depth + 1, sent, received, state)
+
+    return kind._replace(begin=begin)
 
 
 def _kind(
@@ -79,17 +97,12 @@ def _kind(
     op: str,
     root: int,
     tag: int = 0,
+    joined: int = 0,
 ) -> Kind:
     row = operations.get(operation)
     rank = ranks[root] if root >= 0 else -1
     name, root, peer = (operation, -1, rank) if row.pattern.is_message else (row.measured_as, rank, -1)
-    return RECORDER.kind(group, name, call, "" if dtype is None else dtype_name(dtype), op, root, peer, tag)
-
-
-@cache
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return the name of a dtype without its module."""
-    return str(dtype).removeprefix("torch.")
+    return RECORDER.kind(group, name, call, "" if dtype is None else dtype_name(dtype), op, root, peer, tag, joined)
 
 
 def exchanged(
