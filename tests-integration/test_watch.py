@@ -291,6 +291,46 @@ def test_ctrl_c_ends_a_call_that_waits(backend: str, env: dict[str, str]) -> Non
     assert "rank 0" in text if has_failed else "CCL_SHARED_MEMORY" not in env and backend == "ccl"
 
 
+# --- waits with a timeout of their own
+
+
+def wait_for_a_moment(backend: str) -> tuple[list[tuple[str, str, float]], float]:
+    rank, tensor = _start(backend)
+    found = []
+    if rank == 1:
+        time.sleep(3)
+    if rank == 0:
+        received = dist.irecv(torch.zeros(3), 1)
+        found.append(_error(lambda: received.wait(0.7)))
+        received.wait()
+    elif rank == 1:
+        dist.send(torch.ones(3), 0)
+        time.sleep(2)
+    work = dist.all_reduce(tensor.fill_(1), async_op=True)
+    if rank != 1:
+        found.append(_error(lambda: work.wait(0.7)))
+    work.wait()
+    dist.all_reduce(tensor)  # the group goes on
+    dist.destroy_process_group()
+    return found, tensor[0].item()
+
+
+@BACKENDS
+def test_a_wait_that_times_out_names_the_call_and_the_missing_rank(backend: str, env: dict[str, str]) -> None:
+    (first, _, third) = run_ranks(wait_for_a_moment, 3, backend, env={**QUIET, **env})
+    assert {value for _, value in (first, third)} == {9.0}
+    (of_message, of_call), (of_other,) = first[0], third[0]
+    for name, missed, (error, text, _) in (
+        ("irecv", "send", of_message),
+        ("all_reduce", "all_reduce", of_call),
+        ("all_reduce", "all_reduce", of_other),
+    ):
+        assert error == "CommTimeoutError"
+        assert text.startswith(f"{name} on the group of ranks [0, 1, 2] did not finish within 0.7 s: rank 1 (pid ")
+        assert f"has not called {missed}, for which " in text
+        assert text.endswith("; it is still under way and may be waited for again")
+
+
 # --- ranks that wait in a store
 
 
