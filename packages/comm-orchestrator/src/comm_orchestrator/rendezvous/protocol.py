@@ -314,8 +314,8 @@ def rendezvous(
     with suppress(LaunchError):
         acknowledged = counted(store, "acknowledged", 1)
     if point.hosted and acknowledged:
-        readers = mine.world_size - len(state.ended())
-        _wait_until_acknowledged(store, acknowledged, readers, min(deadline.left_s(), _EARLY_GRACE_S))
+        ended, limit_s = len(state.ended()), min(deadline.left_s(), _EARLY_GRACE_S)
+        _wait_until_acknowledged(store, acknowledged, mine.world_size, ended, limit_s)
         point.given_up()
     kind = getattr(comm_utils.errors, str(verdict["kind"]), None)
     if not (isinstance(kind, type) and issubclass(kind, CommError)):
@@ -323,13 +323,17 @@ def rendezvous(
     raise kind(f"init_distributed: {verdict['message']}")
 
 
-def _wait_until_acknowledged(store: Store, acknowledged: int, world_size: int, limit_s: float) -> None:
-    """Wait until all ranks have read the verdict; after ``limit_s``, until those that have started have."""
+def _wait_until_acknowledged(store: Store, acknowledged: int, world_size: int, ended: int, limit_s: float) -> None:
+    """Wait until all ranks have read the verdict; after ``limit_s``, until those that have started have.
+
+    Args:
+        ended: so many of them read nothing any more.
+    """
     start, count = time.monotonic(), world_size
     while time.monotonic() - start < max(limit_s, _GRACE_S):
         with suppress(LaunchError):
             count = counted(store, "ranks")
-        if acknowledged >= (max(count, world_size) if time.monotonic() - start < limit_s else count):
+        if acknowledged + ended >= (max(count, world_size) if time.monotonic() - start < limit_s else count):
             return
         time.sleep(0.01)
         with suppress(LaunchError):
