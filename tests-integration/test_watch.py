@@ -374,7 +374,7 @@ def test_a_rank_that_was_killed_is_named_by_those_that_wait_in_a_store(
         assert error == "PeerLostError"
         assert text.startswith(f"{call} on the group of ranks [0, 1, 2] lost a peer, as seen by rank {rank}: rank 1 (")
         assert re.search(r"rank 1 \(pid \d+ on \S+\) has ended", text)
-        assert seconds < 2 + patience()
+        assert seconds < 5 * patience()
 
 
 def make_group_late(backend: str) -> tuple[list[str], str]:
@@ -399,7 +399,7 @@ def make_group_late(backend: str) -> tuple[list[str], str]:
 def test_the_making_of_a_group_warns_and_times_out_like_a_call(backend: str, env: dict[str, str]) -> None:
     (warnings, text), _ = run_ranks(make_group_late, 2, backend, env={**QUIET, **env, "COMM_CHECKS__WARN_AFTER_S": "1"})
     (warning,) = warnings
-    assert warning.startswith("new_group on the group of ranks [0, 1] has taken 1 s so far (")
+    assert warning.startswith("new_group on the group of ranks [0, 1] has taken ")
     assert "rank 1 (pid " in warning
     assert "has not called new_group, for which rank 0 waits: it is in none of its calls, at " in warning
     assert text.startswith("new_group on rank 0: not every rank of [0, 1] came to make the group: [1] did not within ")
