@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -351,6 +352,139 @@ def test_ctrl_c_ends_a_call_that_waits(backend: str, env: dict[str, str]) -> Non
     assert seconds < 2.5
     # In shared memory, what rank 0 gave before it was interrupted may be enough.
     assert "rank 0" in text if has_failed else "CCL_SHARED_MEMORY" not in env and backend == "ccl"
+
+
+# --- waits with a timeout of their own
+
+
+def wait_for_a_moment(backend: str) -> tuple[list[tuple[str, str, float]], float]:
+    rank, tensor = _start(backend)
+    found = []
+    if rank == 1:
+        time.sleep(3)
+    if rank == 0:
+        received = dist.irecv(torch.zeros(3), 1)
+        found.append(_error(lambda: received.wait(0.7)))
+        received.wait()
+    elif rank == 1:
+        dist.send(torch.ones(3), 0)
+        time.sleep(2)
+    work = dist.all_reduce(tensor.fill_(1), async_op=True)
+    if rank != 1:
+        found.append(_error(lambda: work.wait(0.7)))
+    work.wait()
+    dist.all_reduce(tensor)  # the group goes on
+    dist.destroy_process_group()
+    return found, tensor[0].item()
+
+
+@BACKENDS
+def test_a_wait_that_times_out_names_the_call_and_the_missing_rank(backend: str, env: dict[str, str]) -> None:
+    (first, _, third) = run_ranks(wait_for_a_moment, 3, backend, env={**QUIET, **env})
+    assert {value for _, value in (first, third)} == {9.0}
+    (of_message, of_call), (of_other,) = first[0], third[0]
+    for name, missed, (error, text, _) in (
+        ("irecv", "send", of_message),
+        ("all_reduce", "all_reduce", of_call),
+        ("all_reduce", "all_reduce", of_other),
+    ):
+        assert error == "CommTimeoutError"
+        assert text.startswith(f"{name} on the group of ranks [0, 1, 2] did not finish within 0.7 s: rank 1 (pid ")
+        assert f"has not called {missed}, for which " in text
+        assert text.endswith("; it is still under way and may be waited for again")
+
+
+# --- ranks that wait in a store
+
+
+def _await_the_dead(call: Any, backend: str) -> tuple[str, str, float]:
+    rank, _ = _start(backend)
+    if rank == 1:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = _error(call)
+    dist.destroy_process_group()
+    return found
+
+
+def make_group_with_the_dead(backend: str) -> tuple[str, str, float]:
+    return _await_the_dead(lambda: dist.new_group([0, 1, 2]), backend)
+
+
+def pass_barrier_with_the_dead(backend: str) -> tuple[str, str, float]:
+    return _await_the_dead(lambda: dist.monitored_barrier(), backend)
+
+
+def compress_with_the_dead(backend: str) -> tuple[str, str, float]:
+    return _await_the_dead(lambda: dist.all_reduce(torch.ones(100000), async_op=True, compression="bf16"), backend)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("target", "call"),
+    [
+        (make_group_with_the_dead, "new_group"),
+        (pass_barrier_with_the_dead, "monitored_barrier"),
+        (compress_with_the_dead, "all_reduce"),
+    ],
+)
+def test_a_rank_that_was_killed_is_named_by_those_that_wait_in_a_store(
+    target: Any, call: str, backend: str, env: dict[str, str]
+) -> None:
+    outcomes = run_ranks_outcomes(target, 3, backend, env={**QUIET, **env})
+    for rank in (0, 2):
+        error, text, seconds = outcomes[rank].value
+        assert error == "PeerLostError"
+        assert text.startswith(f"{call} on the group of ranks [0, 1, 2] lost a peer, as seen by rank {rank}: rank 1 (")
+        assert re.search(r"rank 1 \(pid \d+ on \S+\) has ended", text)
+        assert seconds < 5 * patience()
+
+
+def make_group_late(backend: str) -> tuple[list[str], str]:
+    seen: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            seen.append(record.getMessage())
+
+    logging.getLogger("comm").addHandler(Keep(logging.WARNING))
+    rank, _ = _start(backend)
+    text = ""
+    if rank == 1:
+        time.sleep(4)
+    else:
+        _, text, _ = _error(lambda: dist.new_group([0, 1], timeout=2.5))
+    dist.destroy_process_group()
+    return [one for one in seen if "so far" in one], text
+
+
+@BACKENDS
+def test_the_making_of_a_group_warns_and_times_out_like_a_call(backend: str, env: dict[str, str]) -> None:
+    (warnings, text), _ = run_ranks(make_group_late, 2, backend, env={**QUIET, **env, "COMM_CHECKS__WARN_AFTER_S": "1"})
+    (warning,) = warnings
+    assert warning.startswith("new_group on the group of ranks [0, 1] has taken ")
+    assert "rank 1 (pid " in warning
+    assert "has not called new_group, for which rank 0 waits: it is in none of its calls, at " in warning
+    assert text.startswith("new_group on rank 0: not every rank of [0, 1] came to make the group: [1] did not within ")
+    assert "2.5 s (rank 1 (pid " in text
+    assert "has not called new_group: it is in none of its calls, at " in text
+
+
+def make_or_call(backend: str) -> tuple[str, str, float]:
+    rank, tensor = _start(backend)
+    time.sleep(0.1)
+    found = _error(lambda: dist.new_group([0, 1]) if rank else dist.all_reduce(tensor))
+    dist.destroy_process_group()
+    return found
+
+
+@BACKENDS
+def test_a_group_that_one_rank_makes_while_the_other_calls(backend: str, env: dict[str, str]) -> None:
+    found = run_ranks(make_or_call, 2, backend, env={**QUIET, **env})
+    assert {error for error, _, _ in found} <= {"CollectiveMismatchError", "PeerLostError"}
+    for _, text, seconds in found:
+        assert "ranks 0 and 1 use their groups in different orders and wait for each other" in text
+        assert seconds < 3 + patience()
 
 
 # --- again in the same process

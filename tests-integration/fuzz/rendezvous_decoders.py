@@ -29,7 +29,9 @@ from comm_orchestrator.rendezvous.records import (
 )
 from comm_utils import topology
 from comm_utils.errors import ArgumentError, BackendUnavailableError, CommError, LaunchError
+from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.torch_support import group_agreement, monitored_barrier
+from comm_utils.torch_support.store_waits import StoreWait
 from fuzz.bounds import Decoder
 
 __all__ = ["DECODERS"]
@@ -144,7 +146,8 @@ def _barrier(data: bytes) -> None:
 
 
 def _group(data: bytes) -> None:
-    group_agreement.agree(_stored("key/1", data), "key", [1], 0, None, timedelta(seconds=1))
+    wait = StoreWait("new_group", "making", RingGroup("group", (1,)), 0, 1.0)
+    group_agreement.agree(_stored("key/1", data), "key", wait, 0, None, timedelta(seconds=1))
 
 
 def _secret_file(data: bytes) -> None:

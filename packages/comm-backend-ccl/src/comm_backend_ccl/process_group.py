@@ -304,12 +304,13 @@ class CclProcessGroup(ProcessGroup):
 
         Raises:
             CommTimeoutError: on every rank that came; names those that did not. The group stays usable.
+            PeerLostError: a member has ended.
         """
         communicator = self._open()
         limit_s = communicator.timeout_s if timeout is None else seconds("monitored_barrier", timeout)
         # Of comm's own function, too, so that ranks may call either.
         _, store = internals._world.pg_map.get(self, (None, self._store))
-        pass_monitored_barrier(store, communicator.rank, communicator.ranks, limit_s, wait_all_ranks)
+        pass_monitored_barrier(store, communicator.rank, communicator.for_diagnosis(), limit_s, wait_all_ranks)
 
     # --- point to point
 

@@ -11,12 +11,14 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 
-from comm_utils.errors import ArgumentTypeError, CommTimeoutError
+from comm_utils.errors import ArgumentTypeError
+from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import seconds_to_wait
 from comm_utils.torch_support.recorded_calls import Note
 from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.unfinished import under_way
 
 __all__ = ["ANY_SOURCE", "LOOK_AROUND_S", "STORE_GONE", "CclWork", "EngineHandle", "Operations", "seconds"]
 
@@ -54,6 +56,8 @@ class Operations(Protocol):
     def gone_for(self, handle: EngineHandle, peer: int | None) -> Set[int]: ...
 
     def source(self, handle: EngineHandle) -> int: ...
+
+    def for_diagnosis(self) -> RingGroup: ...
 
     def trouble(self) -> Trouble | None: ...
 
@@ -156,10 +160,7 @@ class CclWork:
         while True:
             now = time.monotonic()
             if own_end is not None and now >= own_end:
-                raise CommTimeoutError(
-                    f"the operation did not finish within {limit_s:g} s; it is still under way and may be waited for "
-                    "again"
-                )
+                raise under_way(limit_s or 0.0, self.name, self._communicator.for_diagnosis())
             failure = self._hopeless(handle, now)
             if failure is not None:
                 if self._within(handle, 0.0):

@@ -22,6 +22,7 @@ from comm_utils.given import seconds_to_wait
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
 from comm_utils.torch_support.recorded_calls import Note
+from comm_utils.watch.unfinished import record_under_way
 
 __all__ = ["PolledWork", "TorchWork", "left"]
 
@@ -114,7 +115,7 @@ class TorchWork:
 
     def _wait_for(self, timeout_s: float) -> bool:
         if timeout_s < 0.001 and not self._work.is_completed():
-            raise _still_under_way(timeout_s)  # c10d counts milliseconds, and takes none for no limit
+            raise self._still_under_way(timeout_s)  # c10d counts milliseconds, and takes none for no limit
         start = time.monotonic()
         try:
             self._work.wait(timedelta(milliseconds=max(1, math.ceil(timeout_s * 1000))))
@@ -123,11 +124,15 @@ class TorchWork:
         except RuntimeError as error:
             # c10d's own timeout breaks the group; the caller's, which is shorter, leaves the operation under way.
             if not self._work.is_completed() and time.monotonic() - start >= timeout_s:
-                raise _still_under_way(timeout_s) from None
+                raise self._still_under_way(timeout_s) from None
             self._fail(error)
             raise cast("BaseException", self._failure) from error
         self._ended()
         return True
+
+    def _still_under_way(self, timeout_s: float) -> CommTimeoutError:
+        note = self._note
+        return record_under_way(timeout_s, None if note is None else note.number)
 
     def is_completed(self) -> bool:
         if self._failure is not None:
@@ -246,7 +251,7 @@ class PolledWork(TorchWork):
             finally:
                 self._done.set()
         elif not self._waited_in_thread(limit_s):
-            raise _still_under_way(limit_s or 0.0)
+            raise self._still_under_way(limit_s or 0.0)
         if self._failure is not None:
             raise self._failure
         return True
@@ -262,12 +267,6 @@ class PolledWork(TorchWork):
 
     def exception(self) -> BaseException | None:
         return self._failure if self.is_completed() else None
-
-
-def _still_under_way(timeout_s: float) -> CommTimeoutError:
-    return CommTimeoutError(
-        f"the operation did not finish within {timeout_s:g} s; it is still under way and may be waited for again"
-    )
 
 
 @atexit.register

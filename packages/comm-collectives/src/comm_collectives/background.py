@@ -19,9 +19,10 @@ from typing import Any
 from torch.distributed import ProcessGroup
 
 from comm_utils.backend import Backend
-from comm_utils.errors import CommTimeoutError
+from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import seconds_to_wait
 from comm_utils.torch_support.initialization import timeout_of
+from comm_utils.watch.unfinished import under_way
 
 __all__ = ["BackgroundWork", "forget", "start"]
 
@@ -29,10 +30,14 @@ _Call = tuple[Callable[[ProcessGroup], None], "BackgroundWork"]
 
 
 class BackgroundWork:
-    """The handle of a call that a thread does."""
+    """The handle of a call that a thread does.
 
-    def __init__(self, name: str, result: Any) -> None:
-        self._name, self._result = name, result
+    Args:
+        group: in which it communicates.
+    """
+
+    def __init__(self, name: str, group: RingGroup, result: Any) -> None:
+        self._name, self._group, self._result = name, group, result
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -44,9 +49,7 @@ class BackgroundWork:
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         limit_s = seconds_to_wait(timeout)
         if not self._done.wait(limit_s):
-            raise CommTimeoutError(
-                f"{self._name} did not finish within {limit_s:g} s; it is still under way and may be waited for again"
-            )
+            raise under_way(limit_s or 0.0, self._name, self._group)
         if self._error is not None:
             raise self._error
         return True
@@ -63,8 +66,8 @@ class BackgroundWork:
 
 
 class _Worker:
-    def __init__(self, group: ProcessGroup) -> None:
-        self.group = group
+    def __init__(self, group: ProcessGroup, described: RingGroup) -> None:
+        self.group, self.described = group, described
         self._prepared = False
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="comm-compression", daemon=True)
@@ -77,7 +80,7 @@ class _Worker:
         """Call the first ``make``, with no call under way: libraries make groups while nothing else communicates."""
         if self._prepared:
             return
-        idle = BackgroundWork("", None)
+        idle = BackgroundWork("", self.described, None)
         self.start(lambda _: None, idle)
         idle.wait()
         make(self.group)
@@ -127,10 +130,11 @@ def start(
     """
     worker = _workers.get(group)
     if worker is None:
-        worker = _workers[group] = _Worker(_same_ranks(backend, group))
+        own = _same_ranks(backend.during(name), group)
+        worker = _workers[group] = _Worker(own, RingGroup.of(own, backend.get_process_group_ranks(own)))
     if prepare is not None:
         worker.prepare(prepare)
-    work = BackgroundWork(name, result)
+    work = BackgroundWork(name, worker.described, result)
     worker.start(call, work)
     return work
 

@@ -10,8 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 from comm_utils.backend import Work
-from comm_utils.errors import CommTimeoutError
 from comm_utils.given import seconds_to_wait
+from comm_utils.watch.unfinished import still_under_way
 
 __all__ = ["CheckedReceive", "CheckedSend"]
 
@@ -68,7 +68,7 @@ class CheckedReceive:
 
     def _started(self, end: float | None) -> Work:
         if not self._compared.wait(_left(end)):
-            raise _still_under_way()
+            raise still_under_way(None)
         if self._failure is not None:
             raise self._failure
         assert self._work is not None
@@ -105,9 +105,5 @@ def _left(end: float | None) -> float | None:
         return None
     left = end - time.monotonic()
     if left <= 0:
-        raise _still_under_way()
+        raise still_under_way(None)
     return left
-
-
-def _still_under_way() -> CommTimeoutError:
-    return CommTimeoutError("the operation did not finish in time; it is still under way and may be waited for again")

@@ -28,6 +28,7 @@ from comm_utils.errors import (
     BackendUnavailableError,
     NotInitializedError,
 )
+from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import shown
 from comm_utils.torch_support.monitored_barrier import pass_monitored_barrier
 from comm_utils.torch_support.plain_tensors import present
@@ -329,6 +330,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
 
     Raises:
         CommTimeoutError: on every rank that arrived; names those that did not. The group stays usable.
+        PeerLostError: a member has ended.
     """
     backend = enter("monitored_barrier", group)
     if backend is None:
@@ -339,7 +341,7 @@ def monitored_barrier(group: Group = None, timeout: Timeout = None, wait_all_ran
     pass_monitored_barrier(
         backend.get_store(group),
         backend.get_rank(group),
-        backend.get_process_group_ranks(group),
+        RingGroup.of(backend.get_world_group() if group is None else group, backend.get_process_group_ranks(group)),
         limit.total_seconds(),
         wait_all_ranks,
     )

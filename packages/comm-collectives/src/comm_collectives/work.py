@@ -13,6 +13,7 @@ import torch
 from comm_utils.backend import Work
 from comm_utils.errors import CommTimeoutError
 from comm_utils.given import seconds_to_wait
+from comm_utils.watch.unfinished import still_under_way
 
 __all__ = ["After", "Completed", "Received", "deliver", "run"]
 
@@ -66,13 +67,10 @@ class After:
             for work in self._works:
                 try:
                     work.wait(max(0.0, end - time.monotonic()))
-                except CommTimeoutError:
+                except CommTimeoutError as error:
                     if work.exception() is not None:
                         raise
-                    raise CommTimeoutError(
-                        f"the operation did not finish within {limit_s:g} s; it is still under way and may be waited "
-                        "for again"
-                    ) from None
+                    raise still_under_way(limit_s, *error.waits_for) from None
         with self._lock:
             finish, self._finish = self._finish, None
             if finish is not None:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch.distributed import HashStore, Store
 
 from comm_orchestrator.rendezvous import protocol
+from comm_orchestrator.rendezvous.authentication import Seal
 from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint, rendezvous
 from comm_orchestrator.rendezvous.records import RankRecord, Refusal
-from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError, PeerLostError
+from comm_utils.process_state import start_time
 from comm_utils.testing import patience
 
 
@@ -50,6 +56,43 @@ def together(
     for thread in threads:
         thread.join(limit_s + 10)
     return outcomes
+
+
+def ended_rank(rank: int, world_size: int) -> RankRecord:
+    """The record of a process of this host that was killed after it came."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = start_time(process.pid)
+    process.kill()
+    process.communicate()
+    return replace(arrival(rank, world_size, pid_space="here", started=started), pid=process.pid)
+
+
+def test_a_rank_that_was_killed_while_others_are_still_to_come() -> None:
+    here = {"pid_space": "here", "started": start_time()}
+    lost = ended_rank(1, 3)
+    begin = time.monotonic()
+    first, _ = together([replace(arrival(0, 3, **here), pid=os.getpid()), lost])
+    assert time.monotonic() - begin < 2 * patience()
+    assert isinstance(first, PeerLostError)
+    assert str(first) == f"init_distributed: {lost} has ended while the others waited for rank 2; see what it printed"
+
+
+def test_a_rank_that_was_killed_before_it_had_compared_the_records() -> None:
+    lost, store = ended_rank(1, 2), HashStore()
+    store.add("ranks", 1)
+    store.set("record/1", Seal().sign("record/1", lost.to_plain()))
+    begin = time.monotonic()
+    mine = replace(arrival(0, 2, pid_space="here", started=start_time()), pid=os.getpid())
+    with pytest.raises(PeerLostError, match=rf"rank 1 \(pid {lost.pid} on host\) has ended; see what it printed"):
+        rendezvous(mine, Deadline(10), names, RendezvousPoint(store))
+    assert time.monotonic() - begin < 2 * patience()
+
+
+def test_processes_that_cannot_be_seen_from_here_have_not_ended() -> None:
+    lost = ended_rank(1, 2)
+    assert lost.has_ended(lost)
+    assert not lost.has_ended(replace(lost, pid_space="elsewhere"))
+    assert not replace(lost, pid_space="").has_ended(replace(lost, pid_space=""))
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 64])

@@ -54,7 +54,13 @@ class PeerLostError(CommError, RuntimeError):
 
 
 class CommTimeoutError(CommError, TimeoutError, RuntimeError):
-    """An operation did not finish in time; a RuntimeError too, which is what code around torch catches."""
+    """An operation did not finish in time; a RuntimeError too, which is what code around torch catches.
+
+    Attributes:
+        waits_for: of an operation that is still under way: its name and group, and who is missing.
+    """
+
+    waits_for: tuple[str, str] = "the operation", ""
 
 
 class BrokenGroupError(CommError, RuntimeError):

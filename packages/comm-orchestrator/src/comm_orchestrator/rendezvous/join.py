@@ -33,6 +33,7 @@ from comm_orchestrator.rendezvous.store import open_store
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, LaunchError, PeerLostError
 from comm_utils.host_identity import host_identity
 from comm_utils.launch import LaunchInfo
+from comm_utils.process_state import start_time
 
 __all__ = ["RendezvousResult", "join", "report_to_peers"]
 
@@ -177,6 +178,8 @@ def _own_record(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -
         device_count=count,
         visible_devices=visible,
         unavailable_reasons=selector.unavailable_reasons(kind) if settings.process_group.backend is None else {},
+        pid_space=_pid_space(),
+        started=start_time(),
         within_host=selector.within_host(kind) if settings.process_group.backend is None else {},
     )
 
@@ -187,6 +190,13 @@ def _host_id() -> str:
         return f"{socket.gethostname()}/{host_identity('net')}"
     except OSError:
         return socket.gethostname()
+
+
+def _pid_space() -> str:
+    try:
+        return host_identity("pid")
+    except OSError:
+        return ""
 
 
 def _judge(records: Sequence[RankRecord], choice: selector.Choice | None) -> dict[str, Any] | Refusal:

@@ -22,6 +22,7 @@ from comm_orchestrator.rendezvous.records import (
     check_record,
     format_hosts,
     format_ranks,
+    lost_rank,
     missing_ranks,
 )
 from comm_utils.errors import CommError, LaunchError
@@ -110,6 +111,7 @@ class _Rendezvous:
     here: dict[int, RankRecord]
     counted: int = 0
     unread: list[int] = field(default_factory=list)
+    first: RankRecord | None = None
 
     @property
     def store(self) -> Store:
@@ -151,6 +153,10 @@ class _Rendezvous:
         key = f"record/{number}"
         return RankRecord.from_plain(self.point.seal.check(key, self.store.get(key), _MOST_RECORD_BYTES))
 
+    def ended(self) -> list[RankRecord]:
+        """Return the ranks that came and whose processes have ended, as far as this host can see."""
+        return [one for one in self.here.values() if one.has_ended(self.mine)]
+
     def waiting(self) -> str:
         absent = [rank for rank in range(self.mine.world_size) if rank not in self.here]
         return f"{format_ranks(absent)} of {self.mine.world_size} not here yet ({format_hosts(self.here.values())})"
@@ -162,6 +168,9 @@ class _Rendezvous:
             refusal = self.read_records()
             if refusal is not None:
                 return _as_verdict(refusal)
+            lost = self.ended()
+            if lost:
+                return _as_verdict(lost_rank(lost[0], self.here, self.mine.world_size))
             if len(self.here) == self.mine.world_size:
                 break
             if not self.deadline.pause(self.waiting):
@@ -183,7 +192,16 @@ class _Rendezvous:
                 time.sleep(_PRECEDENCE_S)
                 if not self.store.check(["verdict"]):
                     return self.decide(_as_verdict(self.read_records() or self._timed_out()))
+            if self._first_has_ended() and not self.store.check(["verdict"]):
+                return self.decide(_as_verdict(self.read_records() or self._timed_out()))
         return self.read_verdict()
+
+    def _first_has_ended(self) -> bool:
+        """Return whether the rank that compares the records has, as far as this host can see."""
+        if self.first is None and self.store.check(["record/1"]):
+            with suppress(LaunchError):
+                self.first = self.record(1)
+        return self.first is not None and self.first.has_ended(self.mine)
 
     def read_verdict(self) -> dict[str, Any]:
         """Read and check what all ranks go by.
@@ -204,6 +222,9 @@ class _Rendezvous:
         )
 
     def _timed_out(self) -> Refusal:
+        lost = self.ended()
+        if lost:
+            return lost_rank(lost[0], self.here, self.mine.world_size)
         if len(self.here) < self.mine.world_size:
             refusal, doubt = missing_ranks(self.here, self.mine.world_size, self.deadline.limit_s), self.point.doubt()
             return replace(refusal, message=f"{refusal.message}; {doubt}") if doubt else refusal
@@ -293,7 +314,8 @@ def rendezvous(
     with suppress(LaunchError):
         acknowledged = counted(store, "acknowledged", 1)
     if point.hosted and acknowledged:
-        _wait_until_acknowledged(store, acknowledged, mine.world_size, min(deadline.left_s(), _EARLY_GRACE_S))
+        ended, limit_s = len(state.ended()), min(deadline.left_s(), _EARLY_GRACE_S)
+        _wait_until_acknowledged(store, acknowledged, mine.world_size, ended, limit_s)
         point.given_up()
     kind = getattr(comm_utils.errors, str(verdict["kind"]), None)
     if not (isinstance(kind, type) and issubclass(kind, CommError)):
@@ -301,13 +323,17 @@ def rendezvous(
     raise kind(f"init_distributed: {verdict['message']}")
 
 
-def _wait_until_acknowledged(store: Store, acknowledged: int, world_size: int, limit_s: float) -> None:
-    """Wait until all ranks have read the verdict; after ``limit_s``, until those that have started have."""
+def _wait_until_acknowledged(store: Store, acknowledged: int, world_size: int, ended: int, limit_s: float) -> None:
+    """Wait until all ranks have read the verdict; after ``limit_s``, until those that have started have.
+
+    Args:
+        ended: so many of them read nothing any more.
+    """
     start, count = time.monotonic(), world_size
     while time.monotonic() - start < max(limit_s, _GRACE_S):
         with suppress(LaunchError):
             count = counted(store, "ranks")
-        if acknowledged >= (max(count, world_size) if time.monotonic() - start < limit_s else count):
+        if acknowledged + ended >= (max(count, world_size) if time.monotonic() - start < limit_s else count):
             return
         time.sleep(0.01)
         with suppress(LaunchError):

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from comm_utils.errors import LaunchError
+from comm_utils.process_state import process_state
 
 __all__ = [
     "RankRecord",
@@ -16,6 +17,7 @@ __all__ = [
     "device_indices",
     "format_hosts",
     "format_ranks",
+    "lost_rank",
     "missing_ranks",
 ]
 
@@ -43,6 +45,8 @@ class RankRecord:
     Attributes:
         host, host_id: its name, and what tells hosts of one name apart (boot and network namespace).
         program: of its command line.
+        pid_space, started: what processes that see each other's pids have in common, and when this one began, in clock
+            ticks since boot; empty and 0 where that is not known.
         address: of its host, towards rank 0; None where it is not known.
         sources: where ``rank`` and ``world_size`` came from.
         settings: those of :data:`AGREED_SETTINGS`, and :data:`AGREED_VARIABLES`.
@@ -70,6 +74,8 @@ class RankRecord:
     unavailable_reasons: Mapping[str, str | None] = field(default_factory=dict)
     within_host: Mapping[str, str] = field(default_factory=dict)
     problem: Sequence[str] | None = None
+    pid_space: str = ""
+    started: int = 0
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.process})"
@@ -77,6 +83,11 @@ class RankRecord:
     @property
     def process(self) -> str:
         return f"pid {self.pid} on {self.host}" + (f", {self.program}" if self.program else "")
+
+    def has_ended(self, seen_from: RankRecord) -> bool:
+        """Return whether the process has ended, as far as that of ``seen_from`` can see."""
+        is_visible = bool(self.pid_space) and self.pid_space == seen_from.pid_space
+        return is_visible and process_state(self.pid, self.started) == "ended"
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as values for JSON."""
@@ -110,6 +121,10 @@ def _count(value: object) -> bool:
     return type(value) is int and 0 <= value < 2**31
 
 
+def _ticks(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
 def _object(value: object) -> bool:
     return isinstance(value, dict)
 
@@ -129,10 +144,11 @@ def _error(value: object) -> bool:
 #: field of :class:`RankRecord` -> whether a value from the store can be one
 _FIELDS: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("rank", "world_size", "pid", "device_count"), _count),
-    **dict.fromkeys(("host", "host_id", "program", "device_type"), _text),
+    **dict.fromkeys(("host", "host_id", "program", "device_type", "pid_space"), _text),
     **dict.fromkeys(("address", "visible_devices"), _optional(_text)),
     **dict.fromkeys(("sources", "versions", "unavailable_reasons", "within_host"), _texts),
     "local_rank": _optional(_count),
+    "started": _ticks,
     "settings": _object,
     "problem": _optional(_error),
 }
@@ -194,6 +210,13 @@ def missing_ranks(here: Mapping[int, RankRecord], world_size: int, waited_s: flo
         f"({format_hosts(here.values()) or 'nobody'} came); "
         f"check that {'it was' if len(absent) == 1 else 'they were'} started, and what {them} printed",
     )
+
+
+def lost_rank(lost: RankRecord, here: Mapping[int, RankRecord], world_size: int) -> Refusal:
+    """Return the refusal that names a rank whose process has ended while the ranks waited for others."""
+    absent = [rank for rank in range(world_size) if rank not in here]
+    missing = f" while the others waited for {format_ranks(absent)}" if absent else ""
+    return Refusal("PeerLostError", f"{lost} has ended{missing}; see what it printed")
 
 
 def check_record(first: RankRecord, here: Mapping[int, RankRecord], new: RankRecord) -> Refusal | None:

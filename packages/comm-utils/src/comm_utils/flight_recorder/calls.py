@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from comm_utils import operations
 from comm_utils.group_names import group_text
@@ -50,6 +52,11 @@ class RingGroup:
     ranks: tuple[int, ...]
     description: str = ""
     backend: str = ""
+
+    @classmethod
+    def of(cls, group: Any, ranks: Sequence[int]) -> RingGroup:
+        """Return a process group of torch, whose global ranks are ``ranks``, as rings describe it."""
+        return cls(str(getattr(group, "group_name", "")), tuple(ranks), str(getattr(group, "group_desc", "")))
 
     def __str__(self) -> str:
         return group_text(self.ranks, self.description)

@@ -108,7 +108,7 @@ class GroupState:
 
     def for_diagnosis(self) -> RingGroup:
         """Return the group as rings describe it."""
-        return RingGroup(self.name, tuple(self.ranks), str(getattr(self.pg, "group_desc", "")))
+        return RingGroup.of(self.pg, self.ranks)
 
     def fall_into(self, trouble: Trouble) -> None:
         """Refuse further calls: the first raises ``trouble`` itself."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from comm_utils.errors import CommTimeoutError
+from comm_utils.errors import CommError, CommTimeoutError
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.log import logger
+from comm_utils.torch_support.store_waits import StoreWait
+from comm_utils.watch.watch import WATCH
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -20,7 +22,7 @@ _WAITING = "waiting"
 _MOST_TIME_BYTES = 32
 
 
-def pass_monitored_barrier(store: Store, own: int, ranks: Sequence[int], limit_s: float, all_missing: bool) -> None:
+def pass_monitored_barrier(store: Store, own: int, group: RingGroup, limit_s: float, all_missing: bool) -> None:
     """Wait in ``store`` until all members of a group have called this.
 
     Ranks count themselves in; the last one opens the barrier. One whose time is over counts itself out again. So a
@@ -30,27 +32,42 @@ def pass_monitored_barrier(store: Store, own: int, ranks: Sequence[int], limit_s
     Args:
         store: the group's own.
         own: this process's group rank.
-        ranks: global ranks of the members.
         all_missing: name every rank that is missing when the time is over, not only the first.
 
     Raises:
         CommTimeoutError: on every rank that came; names those that did not.
+        PeerLostError: a member has ended.
     """
+    ranks = group.ranks
     passed = f"comm/monitored_barrier/passed/{own}"
     number = store.add(passed, 0)
     prefix, before = f"comm/monitored_barrier/{number}", f"comm/monitored_barrier/{number - 1}"
     store.set(f"{prefix}/here/{own}", _WAITING)
     if store.add(f"{prefix}/count", 1) == len(ranks):
         store.set(f"{prefix}/open", "")
-    elif not _opened(store, f"{prefix}/open", limit_s):
-        missing = [rank for place, rank in enumerate(ranks) if not _came(store, f"{prefix}/here/{place}", limit_s)]
-        if store.add(f"{prefix}/count", -1) < len(ranks) - 1:
-            store.set(f"{prefix}/here/{own}", str(time.time()))
-            raise _not_all(missing, limit_s, all_missing, len(ranks))
+    else:
+        with StoreWait("monitored_barrier", "monitored barrier", group, ranks[own], limit_s, LIMITED) as wait:
+            wait.begin()
+            _await_opening(store, prefix, own, wait, limit_s, all_missing)
     store.add(passed, 1)
     # Who is here has left the one before.
     for key in (f"{before}/here/{own}", *((f"{before}/count", f"{before}/open") if own == 0 else ())):
         store.delete_key(key)
+
+
+def _await_opening(store: Store, prefix: str, own: int, wait: StoreWait, limit_s: float, all_missing: bool) -> None:
+    """Wait until the last rank has come; count this one out again where that is in vain."""
+    lost: CommError | None = None
+    try:
+        if wait.until(store, [f"{prefix}/open"], limit_s):
+            return
+    except CommError as error:
+        lost = error
+    ranks = wait.group.ranks
+    missing = [rank for place, rank in enumerate(ranks) if not _came(store, f"{prefix}/here/{place}", limit_s)]
+    if store.add(f"{prefix}/count", -1) < len(ranks) - 1:
+        store.set(f"{prefix}/here/{own}", str(time.time()))
+        raise lost or _not_all(missing, limit_s, all_missing, len(ranks))
 
 
 def _came(store: Store, key: str, limit_s: float) -> bool:
@@ -66,14 +83,6 @@ def _came(store: Store, key: str, limit_s: float) -> bool:
         return False
 
 
-def _opened(store: Store, key: str, limit_s: float) -> bool:
-    try:
-        store.wait([key], timedelta(seconds=max(0.001, limit_s)))
-    except RuntimeError:
-        return bool(store.check([key]))
-    return True
-
-
 def _not_all(missing: list[int], limit_s: float, all_missing: bool, size: int) -> CommTimeoutError:
     if not missing:
         return CommTimeoutError(
@@ -82,7 +91,8 @@ def _not_all(missing: list[int], limit_s: float, all_missing: bool, size: int) -
     hint = "" if all_missing or size == 2 else " (wait_all_ranks=True names all that are missing)"
     named = missing if all_missing else missing[:1]
     logger.error("monitored_barrier: ranks %s did not arrive within %g s", named, limit_s)
-    plural = "ranks" if len(named) > 1 else "rank"
+    plural, doing = "ranks" if len(named) > 1 else "rank", WATCH.absent(named, "monitored_barrier")
     return CommTimeoutError(
         f"monitored_barrier: {plural} {', '.join(map(str, named))} did not arrive within {limit_s:g} s{hint}"
+        f"{f': {doing}' if doing else ''}"
     )

@@ -30,6 +30,7 @@ from comm_utils.torch_support.group_agreement import agree
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.initialization import check_available, check_gloo_descriptors, device_libraries
 from comm_utils.torch_support.observed_world import begin_world, end_world
+from comm_utils.torch_support.store_waits import StoreWait
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -41,6 +42,9 @@ SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 _PATIENCE_S = 0.05
 # NCCL's own watchdog ends the process at a group's timeout. The watch comes so much earlier, for short ones by a part.
 _BEFORE_TIMEOUT_S, _PART_OF_TIMEOUT = 1.0, 0.25
+
+# Libraries whose groups come to be when all members have come; those of others come to be with the first call.
+_WAIT_FOR_MEMBERS = frozenset(("gloo", "ccl"))
 
 T = TypeVar("T", bound="ProcessGroups")
 
@@ -188,53 +192,56 @@ class ProcessGroups:
         own_rank = internals._get_default_group().rank()
         library = backend or internals._world.pg_map[internals._get_default_group()][0]
         limit = self._timeout if timeout is None else max(timeout, SHORTEST_TIMEOUT)
+        call = self._call or "new_group"
+        planned = RingGroup(name, tuple(ranks), group_desc or "", library)
+        limit_s = None if limit is None else limit.total_seconds()
         try:
-            self._agree_on_descriptors(ranks, name, own_rank, library, limit)
-            return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
+            with StoreWait(call, "making", planned, own_rank, limit_s) as wait:
+                self._await_members(wait, name, own_rank, library, limit)
+                return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
         except BackendUnavailableError:
             raise
         except (RuntimeError, MemoryError) as error:
             if is_exhausted(error):
                 raise BackendUnavailableError(
-                    f"new_group on rank {own_rank}: the system refused what a group of {len(ranks)} ranks needs; "
+                    f"{call} on rank {own_rank}: the system refused what a group of {len(ranks)} ranks needs; "
                     "destroy groups that are not used any more, or raise the limits of descriptors (ulimit -n) and of "
                     f"memory (ulimit -v) [{summarize(error)}]"
                 ) from error
             kind = classify(error)
-            if kind is None or isinstance(error, CommTimeoutError):
+            if kind is None or isinstance(error, CommError):
                 raise
             if not _answers(self.get_store()):
                 raise PeerLostError(
-                    f"new_group on rank {own_rank}: the store of the world has gone: the process that holds it, which "
+                    f"{call} on rank {own_rank}: the store of the world has gone: the process that holds it, which "
                     "is rank 0 unless a launcher holds it, has ended or cannot be reached; have all ranks call "
                     f"barrier() before that rank destroys the world [{summarize(error)}]"
                 ) from error
-            cause = _cause(RingGroup(name, tuple(ranks), group_desc or ""), timed_out=False)
+            cause = _cause(planned, timed_out=False)
             if cause is not None:  # the others were done, and had no more use for it
                 raise cause.kind(
-                    f"new_group on rank {own_rank}: the group of ranks {list(ranks)} ended while it was made: "
+                    f"{call} on rank {own_rank}: the group of ranks {list(ranks)} ended while it was made: "
                     f"{cause.text} [{summarize(error)}]"
                 ) from error
             raise kind(
-                f"new_group on rank {own_rank}: not every rank of {list(ranks)} came to make the group; all of them "
-                f"have to call new_group, and as often with these ranks [{summarize(error)}]"
+                f"{call} on rank {own_rank}: not every rank of {list(ranks)} came to make the group; all of them "
+                f"have to call {call}, and as often with these ranks [{summarize(error)}]"
             ) from error
 
-    def _agree_on_descriptors(
-        self, ranks: Sequence[int], name: str, own_rank: int, library: str, limit: timedelta | None
-    ) -> None:
-        """Refuse a group of gloo on all members if one of them cannot open what it needs."""
-        if "gloo" not in device_libraries(library).values():
+    def _await_members(self, wait: StoreWait, name: str, own_rank: int, library: str, limit: timedelta | None) -> None:
+        """Wait for the members of a group whose library does, and refuse it on all if one cannot open what it needs."""
+        libraries = {*device_libraries(library).values()}
+        if not libraries & _WAIT_FOR_MEMBERS:
             return
         refusal = None
         try:
-            check_gloo_descriptors(f"new_group: rank {own_rank}", library, len(ranks))
+            check_gloo_descriptors(f"{wait.call}: rank {own_rank}", library, len(wait.group.ranks))
         except BackendUnavailableError as error:
             refusal = error
         self._attempts[name] += 1
         key = f"comm-ready/{name}/{self._attempts[name]}"
         default = internals._get_default_timeout(internals.Backend("gloo"))
-        agree(self.get_store(), key, ranks, own_rank, refusal, limit or default)
+        agree(self.get_store(), key, wait, own_rank, refusal, limit or default)
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
         state = self._states.pop(self._state(group).pg)

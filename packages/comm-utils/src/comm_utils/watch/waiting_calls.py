@@ -10,9 +10,9 @@ from typing import TypeAlias
 from comm_utils.errors import CollectiveMismatchError
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKind, diagnose_group
-from comm_utils.flight_recorder.matching import rank_list
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.log import logger
+from comm_utils.watch.absence import NOBODY, describe_missing
 from comm_utils.watch.explanation import addressed
 from comm_utils.watch.settings import WatchSettings
 from comm_utils.watch.trouble import Trouble, error_class
@@ -145,19 +145,7 @@ def warn_of_wait(view: WorldView, call: Call, age_s: float, because: str = "") -
     Args:
         because: the beginning of the sentence, where something else than the call's age is the reason.
     """
-    known = view.snapshots()
-    unseen = [rank for rank in call.group.ranks if rank not in known]
-    if unseen:
-        known |= view.ask(unseen)
-    texts, named = [], set[int]()
-    for one in diagnose_group(known, call.group):
-        if not named.issuperset(one.ranks):  # a rank that has ended is missing as well
-            texts.append(one.text)
-            named.update(one.ranks)
-    said = "; ".join(texts) or "all ranks that can be seen from here are in this call"
-    unseen = [rank for rank in call.group.ranks if rank not in known and rank not in named]
-    if unseen:
-        said += f"; {rank_list(unseen)}: not seen from here"
+    said = describe_missing(view, call.group) or NOBODY
     logger.warning(
         "%s%s on %s has taken %.0f s so far%s: %s",
         because,

@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -28,6 +28,7 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
+from comm_utils.watch.absence import describe_absent, describe_missing
 from comm_utils.watch.call_comparison import CallComparison
 from comm_utils.watch.causes import find_cause
 from comm_utils.watch.explanation import for_others
@@ -212,6 +213,35 @@ class Watch:
         except Exception as error:  # the failure itself is the one to report
             logger.warning("the cause of a failed call could not be looked for: %s: %s", type(error).__name__, error)
             return None
+
+    def missing(self, group: RingGroup, asks: bool = True) -> str:
+        """Return who keeps the calls of a group waiting, and what they do instead; "" where that is not known.
+
+        Args:
+            asks: ranks of other hosts, which takes up to a second.
+        """
+        return self._described(lambda: describe_missing(self._view, group, asks))
+
+    def recorded(self, number: int) -> Call | None:
+        """Return the call of this rank that Python recorded under that number; None where the ring lacks it."""
+        own = self._view.own
+        if own is None:
+            return None
+        own.refresh()
+        return own.call(0, number)
+
+    def absent(self, ranks: Sequence[int], call: str) -> str:
+        """Return what ``ranks``, which have not made ``call``, do instead; "" where that is not known."""
+        return self._described(lambda: describe_absent(self._view, ranks, call))
+
+    def _described(self, describe: Callable[[], str]) -> str:
+        if not self.is_running:
+            return ""
+        try:
+            return describe()
+        except Exception as error:  # the failure itself is the one to report
+            logger.warning("the missing ranks could not be looked for: %s: %s", type(error).__name__, error)
+            return ""
 
     def tell(self, group: str, error: BaseException, trouble: Trouble | None) -> None:
         """Note in this rank's ring, and tell other hosts, that this rank raised ``error`` in a group.

@@ -1,0 +1,95 @@
+"""Calls that wait in a store for other ranks, where the watch sees them as it sees collectives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR, Kind
+from comm_utils.watch.watch import WATCH
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+__all__ = ["StoreWait"]
+
+# How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
+_FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
+# A wait of so long is recorded.
+_RECORDED_S = 0.1
+
+
+class StoreWait:
+    """A call in which the ranks of a group wait for each other in a store: an open call of the flight recorder.
+
+    It is recorded for a group of its own, so that it is no part of what the group's collectives have to agree about.
+
+    Args:
+        call: the user's.
+        step: distinguishes the record from those of the group itself; the same on all ranks.
+        rank: the global rank of this process.
+        limit_s: the timeout, for the record.
+        state: of the record; ``layout.LIMITED`` where the ranks go on after the timeout.
+    """
+
+    def __init__(
+        self, call: str, step: str, group: RingGroup, rank: int, limit_s: float | None, state: int = WAITED_FOR
+    ) -> None:
+        self.call, self.group = call, replace(group, name=f"{group.name} ({step})")
+        self._rank, self._limit_s, self._state = rank, limit_s, state
+        self._kind: Kind | None = None
+        self._number = 0
+
+    def begin(self) -> None:
+        """Record the call; later ones change nothing."""
+        if self._kind is None:
+            group = self.group
+            index = RECORDER.group_index(group.name, group.ranks, group.description, group.backend, self._limit_s)
+            kind = RECORDER.kind(index, "barrier", self.call)
+            self._number = kind.begin(0, 1, state=self._state)
+            self._kind = kind
+
+    def __enter__(self) -> StoreWait:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        recorded, self._kind = self._kind, None
+        if recorded is not None:
+            (recorded.end if error is None else recorded.fail)(self._number)
+
+    def until(self, store: Store, keys: Sequence[str], limit_s: float) -> bool:
+        """Wait until ``keys`` are in the store; return False when the time is over.
+
+        A wait that takes a moment is recorded, if it is not yet.
+
+        Raises:
+            PeerLostError, CollectiveMismatchError: the watch has found that the ranks wait in vain.
+        """
+        begin, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        longest_s = max(_PAUSE_S, _PAUSE_S_OF_A_KEY * len(keys))
+        # Not store.wait(), of which each that ends in vain prints two warnings.
+        while not store.check(list(keys)):
+            waited_s = time.monotonic() - begin
+            if waited_s >= limit_s:
+                return False
+            if waited_s >= _RECORDED_S:
+                self.begin()
+                self._raise_trouble()
+            time.sleep(min(pause_s, limit_s - waited_s))
+            pause_s = min(2 * pause_s, longest_s)
+        return True
+
+    def _raise_trouble(self) -> None:
+        trouble = WATCH.trouble(self.group.name)
+        if trouble is not None:
+            failure = trouble.kind(
+                f"{self.call} on {self.group} {trouble.verb}, as seen by rank {self._rank}: {trouble.text}"
+            )
+            WATCH.tell(self.group.name, failure, trouble)
+            raise failure
