@@ -9,7 +9,7 @@ import torch
 
 from comm_collectives.buffers import Buffers
 from comm_collectives.coalescing.collecting import Run
-from comm_collectives.coalescing.finishing import After, as_one_dimension, copier
+from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
 from comm_collectives.collectives import all_reduce
 from comm_utils import kernels
 from comm_utils.backend import Work
@@ -62,7 +62,7 @@ def _launch(batch: _Batch, async_op: bool) -> list[Work]:
         given = next(one for one in batch.tensors if one.dtype is dtype) if bucket is None else bucket
         work = all_reduce(given, cast(Any, op), group, async_op)
         if work is not None:
-            works.append(work if bucket is None else After(work, _unpacker(batch, {dtype: bucket}, buffers)))
+            works.append(work if bucket is None else after(work, _unpacker(batch, {dtype: bucket}, buffers)))
     if not async_op:
         _unpacker(batch, buckets, buffers)()
     return works
