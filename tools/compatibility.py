@@ -146,7 +146,8 @@ TYPES: dict[str, str] = {
     "P2POp": "ours and torch's are accepted, with `isend` and `irecv` of either",
     "ProcessGroup": "torch's; DeepSpeed's is an empty shell of its own",
     "ReduceOp": "an enum with DeepSpeed's values; torch's members are accepted too, these not by torch's functions",
-    "Work": "what every handle can: `wait(timeout)`, `is_completed()`, `exception()`, `result()`, and torch's methods",
+    "Work": "what every handle can: `wait(timeout)`, `is_completed()`, `exception()`, `result()`, `get_future()`, "
+    "`is_success()`, `synchronize()`; of a receive, `source_rank()`",
 }
 
 

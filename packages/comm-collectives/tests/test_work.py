@@ -212,3 +212,33 @@ def test_tensors_made_in_inference_mode_are_written(async_op: bool) -> None:
     if handle is not None:
         handle.wait()
     assert tensor.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("result", [None, torch.ones(1), [torch.ones(1), torch.ones(2)], [[torch.ones(1)]]])
+def test_a_future_gives_a_list_of_tensors(result: Any) -> None:
+    communication = Communication()
+    future = After([communication], None, result).get_future()
+    chained = future.then(lambda done: done.value())
+    assert not chained.done()
+    communication.end()
+    found = chained.wait()
+    assert all(isinstance(one, torch.Tensor) for one in found)
+    assert len(found) == (0 if result is None else len(result))
+
+
+def test_a_future_fails_as_the_operation_does() -> None:
+    work = After([Communication(ended=True, error=PeerLostError("gone"))], None, None)
+    with pytest.raises(PeerLostError, match="gone"):
+        work.get_future().wait()
+    assert not work.is_success()
+
+
+def test_a_failing_callback_leaves_other_futures(caplog: pytest.LogCaptureFixture) -> None:
+    first, second = Communication(), Communication()
+    failing = After([first], None, None).get_future().then(lambda _: 1 / 0)
+    later = After([second], None, None).get_future()
+    first.end()
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        failing.wait()
+    second.end()
+    assert later.wait() == []

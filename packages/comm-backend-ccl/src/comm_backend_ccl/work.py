@@ -16,6 +16,7 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.handle import Handle
 from comm_utils.torch_support.recorded_calls import Note
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.unfinished import under_way
@@ -72,7 +73,7 @@ class Operations(Protocol):
     def timed_out(self, call: str, limit_s: float, of_call: bool) -> BaseException: ...
 
 
-class CclWork:
+class CclWork(Handle):
     """See ``comm_utils.backend.Work``.
 
     Attributes:
@@ -231,17 +232,17 @@ class CclWork:
         self.is_completed()
         return self._failure
 
-    def result(self) -> Any:
-        self.wait()
+    @property
+    def _result(self) -> Any:
         return self.outcome
 
     def source_rank(self) -> int:
-        """Return the group rank of a message's sender; -1 before it is known, and of other operations."""
+        """Return the group rank of a message's sender; -1 before it is known."""
+        if self.peer is None:
+            return super().source_rank()
         if self.peer == ANY_SOURCE and self._handle is not None:
             return self._communicator.source(self._handle)
-        return -1 if self.peer is None else self.peer
-
-    _source_rank = source_rank
+        return self.peer
 
     def __del__(self) -> None:
         # Not before: another thread may be waiting with it.

@@ -19,7 +19,9 @@ from comm_utils.errors import CommTimeoutError
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.completing import COMPLETING
 from comm_utils.torch_support.gloo_workers import wait_until_idle
+from comm_utils.torch_support.handle import Handle, tensors_of
 from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
 from comm_utils.torch_support.recorded_calls import Note
 from comm_utils.watch.unfinished import record_under_way
@@ -43,8 +45,8 @@ def left(end: float) -> timedelta:
     return max(SHORTEST_TIMEOUT, timedelta(seconds=end - time.monotonic()))
 
 
-class TorchWork:
-    """A c10d work handle. Attributes that are c10d's own (``get_future`` ...) are passed through.
+class TorchWork(Handle):
+    """A c10d work handle. Attributes that are c10d's own (``get_future_result`` ...) are passed through.
 
     Args:
         end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
@@ -52,7 +54,18 @@ class TorchWork:
         own_wait: waits for ``work`` until ``end``, where the library may miss that it cannot go on.
     """
 
-    __slots__ = ("__weakref__", "_end", "_failure", "_note", "_own_wait", "_result", "_translate", "_waited", "_work")
+    __slots__ = (
+        "__weakref__",
+        "_end",
+        "_failure",
+        "_future",
+        "_note",
+        "_own_wait",
+        "_result",
+        "_translate",
+        "_waited",
+        "_work",
+    )
 
     def __init__(
         self,
@@ -64,6 +77,7 @@ class TorchWork:
         own_wait: Callable[[Any, float | None], None] | None = None,
     ) -> None:
         self._work = work
+        self._future = None
         self._own_wait = own_wait
         self._note = note
         self._result = result
@@ -153,13 +167,26 @@ class TorchWork:
                 self._ended()
         return self._failure
 
-    def result(self) -> Any:
-        self.wait()
-        return self._result
-
     def source_rank(self) -> int:
         """Return the group rank of a message's sender, once it has arrived."""
         return int(self._work._source_rank())
+
+    def get_future(self) -> Any:
+        if any(not tensor.is_cpu for tensor in tensors_of(self._result)):
+            return self.library_future()  # which knows the library's stream
+        return super().get_future()
+
+    def library_future(self) -> Any:
+        """Return c10d's own future, which a thread of the library completes.
+
+        Raises:
+            RuntimeError: c10d has none for this operation.
+        """
+        return self._work.get_future()
+
+    def _complete_later(self, complete: Callable[[], None]) -> None:
+        # Not in the library's thread: what names a failure may take a while.
+        self.library_future().add_done_callback(lambda _: COMPLETING.add(self._work.is_completed, complete))
 
     def __del__(self) -> None:
         # A program that took the future of c10d's handle does not need this one.
@@ -267,6 +294,9 @@ class PolledWork(TorchWork):
 
     def exception(self) -> BaseException | None:
         return self._failure if self.is_completed() else None
+
+    def _complete_later(self, complete: Callable[[], None]) -> None:
+        Handle._complete_later(self, complete)
 
 
 @atexit.register

@@ -21,6 +21,7 @@ from torch.distributed import ProcessGroup
 from comm_utils.backend import Backend
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.handle import Handle
 from comm_utils.torch_support.initialization import timeout_of
 from comm_utils.watch.unfinished import under_way
 
@@ -29,7 +30,7 @@ __all__ = ["BackgroundWork", "forget", "start"]
 _Call = tuple[Callable[[ProcessGroup], None], "BackgroundWork"]
 
 
-class BackgroundWork:
+class BackgroundWork(Handle):
     """The handle of a call that a thread does.
 
     Args:
@@ -59,10 +60,6 @@ class BackgroundWork:
 
     def exception(self) -> BaseException | None:
         return self._error if self._done.is_set() else None
-
-    def result(self) -> Any:
-        self.wait()
-        return self._result
 
 
 class _Worker:

@@ -156,8 +156,7 @@ class CheckingBackend(BackendWrapper):
 
         def receive(arrived: Work) -> Work:
             ranks = self.inner.get_process_group_ranks(group)
-            source = getattr(arrived, "source_rank", None)
-            found = src if src is not None else ranks[group_src if group_src is not None else source()]  # type: ignore[misc]
+            found = src if src is not None else ranks[arrived.source_rank() if group_src is None else group_src]
             self._compare_message(tensor, announced, found, group)
             return self.inner.irecv(tensor, found, group, tag)
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from comm_utils.backend import Work
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.handle import Handle
 from comm_utils.watch.unfinished import still_under_way
 
 __all__ = ["CheckedReceive", "CheckedSend"]
 
 
-class CheckedSend:
+class CheckedSend(Handle):
     """See ``comm_utils.backend.Work``: a message and the description that was sent before it, both under way."""
 
     def __init__(self, description: Work, message: Work, result: Any) -> None:
@@ -32,12 +33,8 @@ class CheckedSend:
     def exception(self) -> BaseException | None:
         return next((found for one in self._both if (found := one.exception()) is not None), None)
 
-    def result(self) -> Any:
-        self.wait()
-        return self._result
 
-
-class CheckedReceive:
+class CheckedReceive(Handle):
     """See ``comm_utils.backend.Work``: receives a description, compares it, and then receives the message.
 
     A thread does so, as the sender may wait for the message to be received while this rank waits for something else:
@@ -84,14 +81,9 @@ class CheckedReceive:
     def exception(self) -> BaseException | None:
         return self._failure or (None if self._work is None else self._work.exception())
 
-    def result(self) -> Any:
-        self.wait()
-        return self._result
-
     def source_rank(self) -> int:
         """Return the group rank of the sender."""
-        found: int = self._started(None).source_rank()  # type: ignore[attr-defined]
-        return found
+        return self._started(None).source_rank()
 
 
 def _end(timeout: float | timedelta | None) -> float | None:

@@ -13,6 +13,7 @@ import torch
 from comm_utils.backend import Work
 from comm_utils.errors import CommTimeoutError
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.handle import Handle
 from comm_utils.watch.unfinished import still_under_way
 
 __all__ = ["After", "Completed", "Received", "deliver", "run"]
@@ -24,7 +25,7 @@ def run(finish: Callable[[], None]) -> None:
         finish()
 
 
-class Completed:
+class Completed(Handle):
     """The handle of something that was finished when the call returned."""
 
     def __init__(self, result: Any = None) -> None:
@@ -40,11 +41,8 @@ class Completed:
     def exception(self) -> BaseException | None:
         return None
 
-    def result(self) -> Any:
-        return self._result
 
-
-class After:
+class After(Handle):
     """Waits for other handles, then does local work once, in ``wait()``.
 
     All communication has been started before a handle like this exists, so ranks may wait for their handles in any
@@ -83,20 +81,13 @@ class After:
     def exception(self) -> BaseException | None:
         return next((error for work in self._works if (error := work.exception()) is not None), None)
 
-    def result(self) -> Any:
-        self.wait()
-        return self._result
-
 
 class Received(After):
     """The handle of a message that is received."""
 
     def source_rank(self) -> int:
         """Return the group rank of the sender, once the message has arrived (torch: ``_source_rank``)."""
-        rank: int = self._works[0].source_rank()  # type: ignore[attr-defined]
-        return rank
-
-    _source_rank = source_rank
+        return self._works[0].source_rank()
 
 
 def deliver(

@@ -62,6 +62,26 @@ class Work(Protocol):
     def result(self) -> Any:
         """Wait, then return what the call without ``async_op`` leaves in its output: a tensor or a list of them."""
 
+    def get_future(self) -> Any:
+        """Return a ``torch.futures.Future`` of a list of the result's tensors, as torch's handles give it.
+
+        It is completed when the operation is, also where nobody waits, and fails as ``wait()`` does. On a device, it
+        is completed once the result is ordered on a stream; callbacks and who waits for it are ordered after that.
+        """
+
+    def is_success(self) -> bool:
+        """Return whether the operation has completed without an error; does not wait."""
+
+    def synchronize(self) -> None:
+        """Wait, as ``wait()`` does."""
+
+    def source_rank(self) -> int:
+        """Return the group rank of the sender of a message that was received.
+
+        Raises:
+            RuntimeError: the operation is no receive.
+        """
+
 
 @dataclass(frozen=True)
 class Capabilities:

@@ -16,11 +16,12 @@ from comm_utils.active import slot
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.handle import Handle
 
 __all__ = ["Coalescing", "coalescing"]
 
 
-class Coalescing:
+class Coalescing(Handle):
     """The handle of all calls of one ``with`` block; it can be waited for after the block."""
 
     def __init__(self) -> None:
@@ -59,6 +60,11 @@ class Coalescing:
     def result(self) -> None:
         """Wait; the results are in the tensors of the calls."""
         self.wait()
+
+    def get_future(self) -> Any:
+        """Return a future of an empty list; the results are in the tensors of the calls."""
+        self._begun()
+        return super().get_future()
 
 
 @with_keyword_errors

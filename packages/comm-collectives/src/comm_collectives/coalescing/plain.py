@@ -9,7 +9,7 @@ import torch
 
 from comm_collectives.buffers import Buffers
 from comm_collectives.coalescing.collecting import Run
-from comm_collectives.coalescing.finishing import After, as_one_dimension, copier
+from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
 from comm_collectives.collectives import all_reduce, checked_all_reduce
 from comm_utils import kernels
 from comm_utils.backend import Work
@@ -67,7 +67,7 @@ def _launch(batch: _Batch, async_op: bool) -> list[Work]:
             with passing_joined(given):  # of which a fast path knows nothing
                 work = checked_all_reduce(all_reduce.__name__, bucket, op, cast(Any, group), async_op, None, None)
         if work is not None:
-            works.append(work if bucket is None else After(work, _unpacker(batch, {dtype: bucket}, buffers)))
+            works.append(work if bucket is None else after(work, _unpacker(batch, {dtype: bucket}, buffers)))
     if not async_op:
         _unpacker(batch, buckets, buffers)()
     return works

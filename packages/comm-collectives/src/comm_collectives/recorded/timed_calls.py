@@ -128,7 +128,7 @@ class TimedCalls(CallSeries):
         self, work: Any, device: torch.device, start: Any, like: Like, sequence: int, begin: int, returned: int
     ) -> ObservedWork:
         try:
-            future = work.get_future()
+            future = work.library_future()
         except (AttributeError, RuntimeError, NotImplementedError):  # it ends when somebody has waited
             return ObservedWork(work, self._log, like, sequence, begin, returned)
         done = partial(_on_device, self._log, like, like.own, sequence, returned)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.series import Series
 from comm_utils.observability.traces.events import Operation
+from comm_utils.torch_support.handle import Handle
 
 __all__ = ["Like", "ObservedWork"]
 
@@ -39,7 +40,7 @@ class Like(NamedTuple):
             self.series.add_event(sequence, begin_ns, end_ns, None, self.own)
 
 
-class ObservedWork:
+class ObservedWork(Handle):
     """Records once, with the time at which the operation ended.
 
     A backend's handle may know that time (``ended_ns()``), and it is recorded when somebody has waited or the handle is
@@ -72,7 +73,7 @@ class ObservedWork:
         if self._ended_ns is None and not timed:
             _thread.has_state = True  # it calls back at once, in this thread, what is complete already
             with suppress(AttributeError, RuntimeError, NotImplementedError):  # a point-to-point handle has no future
-                work.get_future().add_done_callback(self._called_back)
+                work.library_future().add_done_callback(self._called_back)
 
     def _called_back(self, future: Any) -> None:
         end_ns = perf_counter_ns()
@@ -127,6 +128,15 @@ class ObservedWork:
     def result(self) -> Any:
         self.wait()
         return self._work.result()
+
+    def get_future(self) -> Any:
+        future = self._work.get_future()
+        if self._event is not None and self._ended_ns is None:  # who takes the future need not wait
+            future.add_done_callback(self._called_back)
+        return future
+
+    def source_rank(self) -> int:
+        return int(self._work.source_rank())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)

@@ -1,0 +1,86 @@
+"""The thread that completes the futures of handles."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable
+from typing import NamedTuple
+
+from comm_utils.log import logger
+
+__all__ = ["COMPLETING", "Completing"]
+
+# Between two looks at operations under way: short after something has happened, longer the longer nothing does.
+_SHORTEST_NAP_S = 2e-5
+_LONGEST_NAP_S = 1e-3
+
+
+class _Pending(NamedTuple):
+    is_completed: Callable[[], bool]
+    complete: Callable[[], None]
+
+
+class Completing:
+    """One thread for all operations whose future somebody has asked for.
+
+    It asks each whether it is complete, and waits for none: what ends one may wait for the future of another.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def add(self, is_completed: Callable[[], bool], complete: Callable[[], None]) -> None:
+        """Call ``complete`` in the thread as soon as ``is_completed`` says so."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="comm-futures", daemon=True)
+                self._thread.start()
+                atexit.register(self.stop)
+        self._queue.put(_Pending(is_completed, complete))
+
+    def is_this_thread(self) -> bool:
+        """Return whether the caller is the thread that completes futures."""
+        return threading.current_thread() is self._thread
+
+    def stop(self) -> None:
+        """End the thread; what is under way is not completed."""
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        pending: list[_Pending] = []
+        nap_s = _SHORTEST_NAP_S
+        while True:
+            try:
+                one = self._queue.get(timeout=nap_s if pending else None)
+            except queue.Empty:
+                nap_s = min(nap_s * 1.5, _LONGEST_NAP_S)
+            else:
+                if one is None:
+                    return
+                pending.append(one)
+                nap_s = _SHORTEST_NAP_S
+                del one  # it keeps tensors
+            still = [one for one in pending if not _has_completed(one)]
+            if len(still) < len(pending):
+                nap_s = _SHORTEST_NAP_S
+            pending = still
+            del still
+
+
+def _has_completed(one: _Pending) -> bool:
+    try:
+        if not one.is_completed():
+            return False
+        one.complete()
+    except Exception:
+        logger.exception("a callback of an operation's future failed")
+    return True
+
+
+COMPLETING = Completing()
