@@ -326,3 +326,56 @@ def left_by_a_block() -> bool:
 @pytest.mark.parametrize("native", [True, False])
 def test_a_block_leaves_nothing_in_a_cycle(pools: Pools, native: bool) -> None:
     assert pools(2).run(*([] if native else [in_python]), left_by_a_block) == [True, True]
+
+
+WRONG_LAST: dict[str, Callable[[], object]] = {
+    "strided": lambda: dist.all_reduce(torch.ones(8)[::2]),
+    "another kind": lambda: dist.all_gather_into_tensor(torch.ones(1), torch.ones(4)),
+    "a list that is too short": lambda: dist.all_gather([torch.ones(4)], torch.ones(4)),
+    "parts that do not fit": lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(5)),
+    "an op that the dtype lacks": lambda: dist.all_reduce(torch.ones(4, dtype=torch.int64), "avg"),
+    "an op that is none": lambda: dist.all_reduce(torch.ones(4), "most"),
+    "no tensor": lambda: dist.all_reduce(4),  # type: ignore[call-overload]
+}
+
+
+def wrong_on_one_rank(name: str, strided: bool) -> tuple[str, list[float]]:
+    """Rank 0 makes a mistake, and then the right calls, which are those that the others have made already."""
+    found = ""
+    calls = [torch.ones(6)[::3] if strided else torch.ones(2), torch.ones(3)]
+    reduced = [one.contiguous() for one in calls]
+    if dist.get_rank() == 0:
+        with pytest.raises(ArgumentError) as caught, dist.coalescing():  # noqa: PT012
+            dist.all_reduce(reduced[0])
+            dist.all_reduce(reduced[1])
+            if strided:  # which no native code packs
+                dist.all_gather_into_tensor(torch.zeros(2 * dist.get_world_size()), calls[0])
+            WRONG_LAST[name]()
+        found = str(caught.value)
+        assert [one.unique().tolist() for one in reduced] == [[1.0], [1.0]]
+    with dist.coalescing():
+        for one in reduced:
+            dist.all_reduce(one)
+    dist.barrier()
+    return found, reduced[1].tolist()
+
+
+@pytest.mark.parametrize("strided", [False, True])
+@pytest.mark.parametrize("name", WRONG_LAST)
+def test_a_wrong_call_is_found_before_anything_is_sent(name: str, strided: bool, pools: Pools) -> None:
+    (text, first), (_, second) = pools(2).run(wrong_on_one_rank, name, strided)
+    assert text.endswith(f"(call {4 if strided else 3} within coalescing())"), text
+    assert first == second == [2.0] * 3
+
+
+def uneven_lists() -> list[list[int]]:
+    rank = dist.get_rank()
+    outputs = [[torch.zeros(3, dtype=torch.int64), torch.zeros(5, dtype=torch.int64)] for _ in range(2)]
+    with dist.coalescing():
+        for one in outputs:
+            dist.all_gather(one, torch.full((3 + 2 * rank,), rank + 1))
+    return [torch.cat(one).tolist() for one in outputs]
+
+
+def test_ranks_may_gather_tensors_of_different_sizes(pools: Pools) -> None:
+    assert pools(2).run(uneven_lists) == [[[1] * 3 + [2] * 5] * 2] * 2

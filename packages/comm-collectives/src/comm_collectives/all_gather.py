@@ -134,13 +134,8 @@ def all_gather(
     backend = enter("all_gather", group, timeout)
     if backend is None:
         return None
-    check_tensor("all_gather", "tensor", tensor, backend, group)
+    check_all_gather("all_gather", tensor_list, tensor, backend, group)
     W = backend.get_world_size(group)
-    check_list("all_gather", "tensor_list", tensor_list, W, backend, group, like=tensor, written=True)
-    own = tensor_list[backend.get_rank(group)]
-    check_numel(
-        "all_gather", f"tensor_list[{backend.get_rank(group)}]", own, tensor.numel(), "this rank's tensor goes there"
-    )
     native = backend.capabilities(group, tensor.device.type).dtypes
     buffers = [StagingBuffer(output) for output in tensor_list]
     # This rank's own size may differ from the others'.
@@ -157,6 +152,14 @@ def all_gather(
         else:
             works = _all_gather_uneven(backend, received, sent, group, async_op)
     return deliver(works, copy_back(buffers), tensor_list, async_op)
+
+
+def check_all_gather(call: str, tensor_list: Any, tensor: Any, backend: Backend, group: Group) -> None:
+    """Check the arguments of an ``all_gather`` that fills a list."""
+    check_tensor(call, "tensor", tensor, backend, group)
+    W, rank = backend.get_world_size(group), backend.get_rank(group)
+    check_list(call, "tensor_list", tensor_list, W, backend, group, like=tensor, written=True)
+    check_numel(call, f"tensor_list[{rank}]", tensor_list[rank], tensor.numel(), "this rank's tensor goes there")
 
 
 def _all_gather_compressed(
@@ -269,11 +272,8 @@ def all_gather_into_tensor(
     backend = enter(call, group, timeout)
     if backend is None:
         return None
-    check_tensor(call, "input_tensor", input_tensor, backend, group)
-    check_tensor(call, "output_tensor", output_tensor, backend, group, written=True)
-    check_dtype(call, "output_tensor", output_tensor, input_tensor)
+    check_into_tensor(call, output_tensor, input_tensor, backend, group)
     W, n = backend.get_world_size(group), input_tensor.numel()
-    check_numel(call, "output_tensor", output_tensor, W * n, f"{n} elements of input_tensor from each of {W} ranks")
     native = backend.capabilities(group, input_tensor.device.type).dtypes
     buffer = StagingBuffer(output_tensor)
     source = copy_if_overlapping(contiguous_elements(input_tensor), buffer.memory, own_slot=n * backend.get_rank(group))
@@ -288,3 +288,12 @@ def all_gather_into_tensor(
     with passing_as(input_tensor, sent):
         work = backend.all_gather_into_tensor(received, sent, group, async_op)
     return deliver([work], copy_back([buffer]), output_tensor, async_op)
+
+
+def check_into_tensor(call: str, output_tensor: Any, input_tensor: Any, backend: Backend, group: Group) -> None:
+    """Check the tensors of an ``all_gather_into_tensor``."""
+    check_tensor(call, "input_tensor", input_tensor, backend, group)
+    check_tensor(call, "output_tensor", output_tensor, backend, group, written=True)
+    check_dtype(call, "output_tensor", output_tensor, input_tensor)
+    W, n = backend.get_world_size(group), input_tensor.numel()
+    check_numel(call, "output_tensor", output_tensor, W * n, f"{n} elements of input_tensor from each of {W} ranks")

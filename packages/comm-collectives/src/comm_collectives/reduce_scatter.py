@@ -15,7 +15,7 @@ from comm_collectives.compression import selection
 from comm_collectives.hierarchy.choice import with_hierarchy
 from comm_collectives.memory import StagingBuffer, contiguous_elements, copy_if_overlapping
 from comm_collectives.work import After, run
-from comm_utils.backend import Work
+from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
 from comm_utils.reduce_op import parse_reduce_op
 
@@ -180,16 +180,8 @@ def checked_reduce_scatter_tensor(
     backend = enter(call, group, timeout)
     if backend is None:
         return None
-    check_tensor(call, "output", output, backend, group, written=True)
-    check_tensor(call, "input", input, backend, group)
-    check_dtype(call, "output", output, input)
+    check_reduce_scatter(call, output, input, backend, group)
     W = backend.get_world_size(group)
-    if input.numel() % W:
-        raise ArgumentError(
-            f"{call}: input: got {input.numel()} elements (shape {tuple(input.shape)}), which does not divide by the "
-            f"world size of {W}; pad it, or pass a list of {W} tensors of different sizes to reduce_scatter"
-        )
-    check_numel(call, "output", output, input.numel() // W, f"the elements of input divided by the world size of {W}")
     buffer = StagingBuffer(output)
     reduce_op = parse_reduce_op(op, call)
     source = copy_if_overlapping(contiguous_elements(input), buffer.memory)
@@ -202,6 +194,20 @@ def checked_reduce_scatter_tensor(
     backend = with_hierarchy("reduce_scatter_tensor", backend, group, source.nbytes, input.device)
     work = reduction.reduce_scatter_tensor(backend, buffer.memory, source, reduce_op, group, async_op, call)
     return _deliver_staged(work, buffer, output, async_op)
+
+
+def check_reduce_scatter(call: str, output: Any, input: Any, backend: Backend, group: Group) -> None:
+    """Check the tensors of a ``reduce_scatter`` of one tensor."""
+    check_tensor(call, "output", output, backend, group, written=True)
+    check_tensor(call, "input", input, backend, group)
+    check_dtype(call, "output", output, input)
+    W = backend.get_world_size(group)
+    if input.numel() % W:
+        raise ArgumentError(
+            f"{call}: input: got {input.numel()} elements (shape {tuple(input.shape)}), which does not divide by the "
+            f"world size of {W}; pad it, or pass a list of {W} tensors of different sizes to reduce_scatter"
+        )
+    check_numel(call, "output", output, input.numel() // W, f"the elements of input divided by the world size of {W}")
 
 
 def _deliver_staged(work: Work | None, buffer: StagingBuffer, output: torch.Tensor, async_op: bool) -> Work | None:

@@ -74,7 +74,8 @@ def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
     Within the block, calls of this thread to ``all_reduce``, ``all_gather``, ``all_gather_into_tensor`` and
     ``reduce_scatter_tensor`` only take note of their tensors, which must not be used before the end. Other collectives
     raise ``ArgumentError``. Inputs are only read, as ever. Where tensors of two calls share memory, calls are made one
-    by one, in their order. All ranks make the same calls in the same order; after an exception nothing is done.
+    by one, in their order. All ranks make the same calls in the same order; after an exception nothing is done. The
+    arguments of all calls are checked at the end of the block, before anything is sent.
 
     Args:
         async_op: at the end of the block only start what is to be done.

@@ -10,6 +10,7 @@ import torch
 from comm_collectives.all_gather import all_gather, all_gather_into_tensor
 from comm_collectives.buffers import Buffers
 from comm_collectives.coalesced import all_gather_coalesced, interleave
+from comm_collectives.coalescing.checking import Call, check
 from comm_collectives.coalescing.collecting import Run
 from comm_collectives.coalescing.conflicts import calls_conflict
 from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
@@ -20,16 +21,9 @@ from comm_collectives.reduce_scatter import checked_reduce_scatter_tensor, reduc
 from comm_utils.active import slot
 from comm_utils.backend import Work
 from comm_utils.errors import CommError
-from comm_utils.fast_path import FastPathKey
 from comm_utils.torch_support.passed_tensors import passing_joined
 
 __all__ = ["COLLECTED", "launch"]
-
-
-class Call(NamedTuple):
-    number: int
-    key: FastPathKey
-    tensors: tuple[Any, ...]
 
 
 def launch(runs: Sequence[Run], async_op: bool) -> list[Work]:
@@ -41,6 +35,8 @@ def launch(runs: Sequence[Run], async_op: bool) -> list[Work]:
     for key, collected in runs:
         has_one = _OF_EACH_CALL[key[0]].tensors == 1
         calls += [Call(number, key, (one,) if has_one else one) for number, one in enumerate(collected, len(calls) + 1)]
+    if len(calls) > 1:  # one alone checks itself
+        check(calls)
     batches: dict[Any, list[Call]] = {}
     one_by_one = len(calls) > 1 and calls_conflict(calls)
     for call in calls:
@@ -118,17 +114,19 @@ def _all_gather(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
         W = slot.backend.get_world_size(group)
         if any(not isinstance(output, (list, tuple)) or len(output) != W for output in outputs):
             return _single(single, batch, async_op)
+        if any(part.numel() != source.numel() for output, source in pairs for part in output):
+            return _single(single, batch, async_op)  # ranks have tensors of different sizes
         outputs = [list(of_rank) for of_rank in zip(*outputs, strict=True)]
     return [all_gather_coalesced(outputs, [source for _, source in pairs], group, async_op)]
 
 
 def _is_usual(given: object) -> bool:
-    """Return whether it can be one of many; others are called one by one, and refused there if need be."""
+    """Return whether it can be one of many; others are called one by one."""
     return type(given) is torch.Tensor and given.layout is torch.strided and is_dense(given)
 
 
 def _single(call: Callable[..., Any], batch: Sequence[Call], async_op: bool) -> list[Work | None]:
-    """Make calls one by one, which says what is wrong with one of them."""
+    """Make calls one by one, and say of which one an error is."""
     works = []
     for number, (_, op, group), tensors in batch:
         given = tensors if op is None else (*tensors, op)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from comm_collectives.buffers import Buffers
+from comm_collectives.coalescing.checking import are_right
 from comm_collectives.coalescing.collecting import Run
 from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
 from comm_collectives.collectives import all_reduce, checked_all_reduce
@@ -25,6 +26,10 @@ class _Batch(NamedTuple):
     tensors: list[torch.Tensor]
     plain: kernels.PlainBatch
 
+    def first(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the first tensor of a dtype."""
+        return next(one for one in self.tensors if one.dtype is dtype)
+
 
 def plain_all_reduces(runs: Sequence[Run], async_op: bool) -> list[Work] | None:
     """Launch all calls, with copies in native code; None, with nothing done, where it cannot."""
@@ -38,12 +43,13 @@ def plain_all_reduces(runs: Sequence[Run], async_op: bool) -> list[Work] | None:
     for key, some in runs:
         tensors.setdefault(key, []).extend(some)
     if len(tensors) == 1:
-        return _launch(_Batch(runs[0][0], every, whole), async_op)
-    batches = [(key, some, kernels.plain_batch(some)) for key, some in tensors.items()]
-    works: list[Work] = []
-    for key, some, plain in batches:
-        works += _launch(_Batch(key, some, _still_plain(plain)), async_op)
-    return works
+        batches = [_Batch(runs[0][0], every, whole)]
+    else:
+        batches = [_Batch(key, some, _still_plain(kernels.plain_batch(some))) for key, some in tensors.items()]
+    # What is plain can be wrong only by its kind; which call it is, the general path says.
+    if not all(are_right(batch.key, [batch.first(dtype) for dtype in batch.plain.layout]) for batch in batches):
+        return None
+    return [work for batch in batches for work in _launch(batch, async_op)]
 
 
 def _still_plain(plain: kernels.PlainBatch | None) -> kernels.PlainBatch:
@@ -60,11 +66,11 @@ def _launch(batch: _Batch, async_op: bool) -> list[Work]:
     works: list[Work] = []
     for dtype in layout:
         bucket = buckets.get(dtype)
-        given = [one for one in batch.tensors if one.dtype is dtype]
         if bucket is None:
-            work = all_reduce(given[0], cast(Any, op), group, async_op)
+            work = all_reduce(batch.first(dtype), cast(Any, op), group, async_op)
         else:
-            with passing_joined(given):  # of which a fast path knows nothing
+            joined = [one for one in batch.tensors if one.dtype is dtype]
+            with passing_joined(joined):  # of which a fast path knows nothing
                 work = checked_all_reduce(all_reduce.__name__, bucket, op, cast(Any, group), async_op, None, None)
         if work is not None:
             works.append(work if bucket is None else after(work, _unpacker(batch, {dtype: bucket}, buffers)))
