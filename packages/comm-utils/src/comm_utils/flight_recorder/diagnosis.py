@@ -14,7 +14,7 @@ from enum import IntEnum
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.matching import agreed, at_caller, by_kind, compare_calls, compare_parts, rank_list
-from comm_utils.flight_recorder.message_matching import compare_messages, has_come
+from comm_utils.flight_recorder.message_matching import compare_messages, crossed_tags, has_come
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 
 __all__ = [
@@ -359,7 +359,14 @@ def _missing(
     """Return the ranks that others wait for, and what they do instead."""
     found: list[Finding] = []
     reported: set[int] = set()
+    crossed: set[int] = set()
+    for sender, receiver, text in crossed_tags(group, waiting, known):
+        crossed |= {sender, receiver}
+        number = waiting[sender].in_series
+        found.append(Finding(FindingKind.MISSING, group, tuple(sorted((sender, receiver))), text, number))
     for rank, call in sorted(waiting.items(), key=lambda one: one[1].in_series):
+        if rank in crossed:
+            continue
         missed = call.name if not call.is_message else "recv" if call.is_send else "send"
         others = [one for one in _awaited(group, rank, call, calls, known) if one != rank and one not in reported]
         reported.update(others)

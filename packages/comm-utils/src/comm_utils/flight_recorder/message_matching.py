@@ -10,7 +10,7 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.matching import at_caller
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 
-__all__ = ["compare_messages", "has_come", "received_from_any", "with_native_messages_numbered"]
+__all__ = ["compare_messages", "crossed_tags", "has_come", "received_from_any", "with_native_messages_numbered"]
 
 # Group, source, target and tag.
 _Series = tuple[str, int, int, int]
@@ -104,3 +104,28 @@ def has_come(group: RingGroup, rank: int, call: Call, known: Mapping[int, RankSn
     if peer.is_gone:
         return False
     return any(other.is_open for other in theirs) if call.is_send else call.in_series <= max(numbers, default=0)
+
+
+def crossed_tags(
+    group: RingGroup, waiting: Mapping[int, Call], known: Mapping[int, RankSnapshot]
+) -> list[tuple[int, int, str]]:
+    """Return senders and receivers that wait for each other with different tags, and a sentence about each pair.
+
+    Args:
+        waiting: by rank, the call of the group in which it waits.
+    """
+    found = []
+    for rank, call in sorted(waiting.items()):
+        theirs = waiting.get(call.peer)
+        if not call.is_send or theirs is None or not theirs.is_message or theirs.is_send or theirs.peer != rank:
+            continue
+        peer = call.peer
+        if theirs.tag == call.tag or has_come(group, rank, call, known) or has_come(group, peer, theirs, known):
+            continue
+        text = (
+            f"rank {rank} ({known[rank].where}) sends with tag {call.tag}{at_caller(call.caller)}, and rank {peer} "
+            f"({known[peer].where}) receives with tag {theirs.tag}{at_caller(theirs.caller)}, on {group}: they "
+            "wait for each other, as their tags or the order of their messages differ"
+        )
+        found.append((rank, peer, text))
+    return found
