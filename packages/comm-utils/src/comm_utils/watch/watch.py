@@ -33,6 +33,7 @@ from comm_utils.watch.causes import find_cause
 from comm_utils.watch.explanation import for_others
 from comm_utils.watch.interruptions import Interruptions
 from comm_utils.watch.mailbox import Mailbox
+from comm_utils.watch.message_comparison import MessageComparison
 from comm_utils.watch.open_calls import OpenCalls
 from comm_utils.watch.remote_observer import RemoteObserver
 from comm_utils.watch.settings import WatchSettings
@@ -67,6 +68,7 @@ class _Looks(NamedTuple):
     open_calls: OpenCalls
     waiting: WaitingCalls
     comparison: CallComparison
+    messages: MessageComparison
 
 
 class Watch:
@@ -119,6 +121,7 @@ class Watch:
             OpenCalls(own),
             WaitingCalls(view, self._troubles, self.settings),
             CallComparison(view, own, self._troubles),
+            MessageComparison(view, own, self._troubles),
         )
         if self.settings.enabled and world_size > 1:
             self._signals = SignalPipe(self.settings.signals)
@@ -157,7 +160,7 @@ class Watch:
         with suppress(Exception):  # the end goes on, whatever other processes have written
             self._view.local.refresh(now=True)
             own.refresh()
-            self._compare()
+            self._compare(everything=True)
             for _, trouble in self._not_raised.values():
                 logger.error(
                     "rank %d ended its world after calls that differed, so their results may be wrong: %s",
@@ -298,9 +301,13 @@ class Watch:
         self._view.own.refresh()
         return self._looks.open_calls.look()
 
-    def _compare(self) -> None:
-        if self._looks is not None:
-            for group, trouble in self._looks.comparison.look():
+    def _compare(self, everything: bool = False) -> None:
+        if self._looks is None:
+            return
+        for group, trouble in self._looks.comparison.look():
+            self._found(group, trouble)
+        if self.settings.mismatch != "strict":  # in which each message comes with a description, which is compared
+            for group, trouble in self._looks.messages.look(everything):
                 self._found(group, trouble)
 
     def _interrupt(self, call: Call) -> None:
