@@ -46,7 +46,7 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
 
     pattern = operations.get(kind.operation).pattern
     op = kind.op.name.lower() if pattern.reduces else ""
-    root = kind.root if pattern.is_rooted else -1
+    root = kind.root if pattern.is_rooted or pattern.is_message else -1
     kinds = KindsByDtype(ours.recorded_as(), ours.ranks, kind.operation, kind.name, op=op, root=root)
 
     def recorded(

@@ -10,7 +10,14 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.matching import at_caller
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 
-__all__ = ["compare_messages", "crossed_tags", "has_come", "received_from_any", "with_native_messages_numbered"]
+__all__ = [
+    "compare_messages",
+    "crossed_tags",
+    "describe_difference",
+    "has_come",
+    "received_from_any",
+    "with_native_messages_numbered",
+]
 
 # Group, source, target and tag.
 _Series = tuple[str, int, int, int]
@@ -75,12 +82,16 @@ def compare_messages(group: RingGroup, here: Mapping[int, RankSnapshot]) -> tupl
                 continue
             other = sent.get((call.peer, rank, call.tag, call.in_series))
             if other is not None and (other.dtype, other.elements) != (call.dtype, call.elements):
-                text = (
-                    f"message {call.in_series} from rank {call.peer} to rank {rank} on {group}: {other}"
-                    f"{at_caller(other.caller)}, but {call}{at_caller(call.caller)}"
-                )
-                return text, tuple(sorted((call.peer, rank))), call.in_series
+                return describe_difference(other, call), tuple(sorted((call.peer, rank))), call.in_series
     return "", (), 0
+
+
+def describe_difference(sent: Call, received: Call) -> str:
+    """Return how a message differs from what its receiver expects."""
+    return (
+        f"message {received.in_series} from rank {received.peer} to rank {sent.peer} on {received.group}: {sent}"
+        f"{at_caller(sent.caller)}, but {received}{at_caller(received.caller)}"
+    )
 
 
 def has_come(group: RingGroup, rank: int, call: Call, known: Mapping[int, RankSnapshot]) -> bool:

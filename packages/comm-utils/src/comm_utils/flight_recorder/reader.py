@@ -203,6 +203,7 @@ class RingReader:
             row = operations.find(str(content["operation"]))
             self.kinds[index] = {
                 "is_message": row is not None and row.pattern.is_message,
+                "is_send": row is not None and row.pattern.is_send,
                 "is_uneven": row is not None and row.pattern.uneven and not content.get("op"),
                 "operation": str(content["operation"]),
                 "call": str(content["call"]),

@@ -5,7 +5,7 @@ A scan of 8,192 records takes a few hundred microseconds, so that it can be repe
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple
 
 from comm_utils.flight_recorder.calls import Call
@@ -20,7 +20,20 @@ from comm_utils.flight_recorder.layout import (
 )
 from comm_utils.flight_recorder.reader import RingReader
 
-__all__ = ["Mark", "calls_numbered", "column", "digests", "is_under_way", "marks", "native_marks", "open_numbers"]
+__all__ = [
+    "Mark",
+    "MessageMark",
+    "MessageSeries",
+    "calls_numbered",
+    "column",
+    "digests",
+    "is_under_way",
+    "marks",
+    "messages",
+    "native_marks",
+    "open_numbers",
+    "receives_from_any",
+]
 
 _RECORD_WORDS = RECORD_BYTES // 8
 _LARGEST_NUMBER = 1 << 62
@@ -45,6 +58,22 @@ class Mark(NamedTuple):
     in_series: int
     digest: int
     has_parts: bool
+
+
+class MessageSeries(NamedTuple):
+    """Messages that are numbered together: those of a group from one global rank to another, with one tag."""
+
+    group: str
+    sender: int
+    receiver: int
+    tag: int
+
+
+class MessageMark(NamedTuple):
+    """The part of a message's record that is compared; ``number`` is that of the record."""
+
+    digest: int
+    number: int
 
 
 def marks(ring: RingReader, most: int) -> list[Mark]:
@@ -168,3 +197,42 @@ def calls_numbered(ring: RingReader, group: str, numbers: Container[int], lane: 
         for call in calls
         if call is not None and call.group.name == group and not call.is_message and call.in_series in numbers
     }
+
+
+def messages(ring: RingReader, most: int | None = None) -> dict[MessageSeries, dict[int, MessageMark]]:
+    """Return the messages with a known peer among the last ``most`` calls that Python recorded, by number in a series.
+
+    Args:
+        most: None for all that are kept.
+    """
+    rank, kinds = ring.header.rank, {}
+    for index, one in list(ring.kinds.items()):
+        if one["is_message"] and one["peer"] >= 0 and one["group"] in ring.groups:
+            ends = (rank, one["peer"]) if one["is_send"] else (one["peer"], rank)
+            kinds[index] = ring.groups[one["group"]].name, *ends, one["tag"]
+    first, last = _kept(ring)
+    first = first if most is None else max(first, last - most + 1)
+    if last < first or not kinds:
+        return {}
+    columns: Iterable[list[int]] = [
+        column(ring, 0, word, first, last) for word in (_NUMBER, _KIND, _IN_SERIES, _DIGEST, _EXTRA)
+    ]
+    oldest = _kept(ring)[0]  # what was overwritten meanwhile may be a mixture of two calls
+    found: dict[MessageSeries, dict[int, MessageMark]] = {}
+    for expected, (number, kind, in_series, digest, extra) in enumerate(zip(*columns, strict=True), first):
+        described = kinds.get(kind & _LOWER_HALF)
+        if described is not None and number == expected >= oldest and in_series and digest:
+            group, sender, receiver, tag = described
+            series = MessageSeries(group, sender, receiver, tag or extra >> 32)
+            found.setdefault(series, {})[in_series] = MessageMark(digest, number)
+    return found
+
+
+def receives_from_any(ring: RingReader, group: str) -> bool:
+    """Return whether a rank has received from any rank of a group; no number tells which messages it took so."""
+    ring.refresh()
+    return any(
+        one["is_message"] and not one["is_send"] and one["peer"] < 0 and ring.groups[one["group"]].name == group
+        for one in list(ring.kinds.values())
+        if one["group"] in ring.groups
+    )

@@ -1,4 +1,4 @@
-"""What handles of all backends and collectives have in common, torch's own methods among it."""
+"""The base of all handles, with what torch's own have too."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ from comm_utils.watch.causes import find_cause
 from comm_utils.watch.explanation import for_others
 from comm_utils.watch.interruptions import Interruptions
 from comm_utils.watch.mailbox import Mailbox
+from comm_utils.watch.message_comparison import MessageComparison
 from comm_utils.watch.open_calls import OpenCalls
 from comm_utils.watch.remote_observer import RemoteObserver
 from comm_utils.watch.settings import WatchSettings
@@ -68,6 +69,7 @@ class _Looks(NamedTuple):
     open_calls: OpenCalls
     waiting: WaitingCalls
     comparison: CallComparison
+    messages: MessageComparison
 
 
 class Watch:
@@ -122,6 +124,7 @@ class Watch:
             OpenCalls(own),
             WaitingCalls(view, self._troubles, self.settings),
             CallComparison(view, own, self._troubles, self._raised),
+            MessageComparison(view, own, self._troubles),
         )
         if self.settings.enabled and world_size > 1:
             self._signals = SignalPipe(self.settings.signals)
@@ -331,8 +334,12 @@ class Watch:
         return self._looks.open_calls.look()
 
     def _compare(self, thoroughly: bool = False) -> None:
-        if self._looks is not None:
-            for group, trouble in self._looks.comparison.look(thoroughly):
+        if self._looks is None:
+            return
+        for group, trouble in self._looks.comparison.look(thoroughly):
+            self._found(group, trouble)
+        if self.settings.mismatch != "strict":  # in which each message comes with a description, which is compared
+            for group, trouble in self._looks.messages.look(thoroughly):
                 self._found(group, trouble)
 
     def _interrupt(self, call: Call) -> None:
