@@ -706,6 +706,12 @@ def refusals() -> list[str]:
         lambda: dist.Compression("onebit", error_feedback=False),
         lambda: dist.Compression("int8", blocksize=64),  # type: ignore[call-arg]
         lambda: dist.Compression("int8").load_state_dict(None),  # type: ignore[arg-type]
+        lambda: dist.Compression("int8").load_state_dict({"compression": "int8(block_size=256)"}),
+        lambda: dist.Compression.reshard([1, 2], 2),  # type: ignore[list-item]
+        lambda: dist.Compression.reshard([{"a": 1}], 2),
+        lambda: dist.Compression.reshard([{"compression": "int8", "tensors": {"a": {"local": 1}}}], 2),
+        lambda: dist.Compression.reshard([dist.Compression("int8").state_dict()], 1.5),  # type: ignore[arg-type]
+        lambda: dist.Compression.reshard([], 2),
         lambda: dist.Compression("int8", min_size_bytes=-1),
         lambda: dist.Compression("int8", min_size_bytes="automatic"),
         lambda: dist.Compression("powersgd", min_size_bytes="auto"),
@@ -738,6 +744,12 @@ def test_refusals(bare_pools: Pools) -> None:
         "ArgumentTypeError: Compression: blocksize: got an argument of this name, which does not exist; did you mean "
         "'block_size'?",
         "ArgumentTypeError: Compression.load_state_dict: got None; expected what state_dict() or reshard() returned",
+        "ArgumentTypeError: Compression.load_state_dict: got {'compression': 'int8(block_size=256)'}; expected what ",
+        "ArgumentTypeError: Compression.reshard: states[0]: got 1; expected what state_dict() returned",
+        "ArgumentTypeError: Compression.reshard: states[0]: got {'a': 1}; expected what state_dict() returned",
+        "ArgumentTypeError: Compression.reshard: states[0]: tensors: got {'a': {'local': 1}}; expected what ",
+        "ArgumentTypeError: Compression.reshard: world_size: got 1.5; expected an integer",
+        "ArgumentError: Compression.reshard: got 0 states for 2 ranks",
         "ArgumentError: compression: min_size_bytes: got -1; expected 0 or more bytes, or 'auto'",
         "ArgumentError: compression: min_size_bytes: got 'automatic'; expected 0 or more bytes, or 'auto'",
         "ArgumentError: compression: min_size_bytes: got 'auto'; whether powersgd is faster depends on the shape of a "

@@ -79,6 +79,8 @@ REST = {
             {**REST, "method": "int8", "min_size_bytes": "auto"},
         ),
         ({"compress_communication": {}, "communication_data_type": "int8"}, {**REST, "method": "int8"}),
+        ({"compress_communication": {"method": "none"}}, None),
+        ({"compress_communication": {"method": "none"}, "communication_data_type": "int8"}, None),
         ({"compress_communication": {"method": "1-bit"}}, {**REST, "method": "onebit"}),
         (
             {
@@ -108,7 +110,7 @@ def test_it_comes_from_anywhere(tmp_path: Path) -> None:
     path.write_text('{"train_batch_size": 1, "communication_data_type": "bf16", "compress_communication": true}')
     fp16, bf16 = ({"method": method, "min_size_bytes": 65536} for method in ("fp16", "bf16"))
     assert load_config(path, environ={}).compression() == bf16
-    assert load_config(environ={"COMM_COMPRESS_COMMUNICATION": "yes"}).compression() == fp16
+    assert load_config(environ={"COMM_COMPRESS_COMMUNICATION": "true"}).compression() == fp16
     assert load_config(environ={}, overrides={"compress_communication": True}).compression() == fp16
     assert load_config(CommConfig(communication_data_type="bf16"), environ={}).compression() == bf16
 
@@ -128,6 +130,7 @@ def test_a_stronger_source_can_turn_it_off() -> None:
         ({"communication_data_type": "fp61"}, "communication_data_type: got 'fp61', expected 'fp32', 'fp16', "),
         ({"communication_data_type": 16}, "communication_data_type: got 16, expected 'fp32', 'fp16', "),
         ({"seq_parallel_communication_data_type": "fp61"}, "seq_parallel_communication_data_type: got 'fp61', "),
+        ({"compress_communication": "yes"}, "compress_communication: got 'yes', expected true or false"),
         ({"compress_communication": "often"}, "compress_communication: got 'often', expected true or false"),
         ({"compress_communication": {"method": "tpk"}}, "compress_communication.method: got 'tpk', expected 'fp16', "),
         (

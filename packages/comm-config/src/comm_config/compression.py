@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from comm_config.errors import ConfigError
 from comm_config.fields import Positive, Section, lower_case, not_a_flag
@@ -65,9 +66,10 @@ class CompressionConfig(Section):
     """Settings of compression, on where the section is present."""
 
     method: Annotated[
-        Literal["fp16", "bf16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit", "topk", "powersgd"] | None,
+        Literal["fp16", "bf16", "fp8", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit", "topk", "powersgd", "none"]
+        | None,
         BeforeValidator(_method_name),
-    ] = Field(default=None, description="Codec; null for `communication_data_type`, else fp16.")
+    ] = Field(default=None, description='Codec; null for `communication_data_type`, else fp16; "none" is off.')
     block_size: Annotated[int, Field(ge=16, le=4096, multiple_of=16), not_a_flag] | None = Field(
         default=None, description="Elements that share a scale; null leaves it to the codec."
     )
@@ -93,8 +95,16 @@ def _union_tag(value: object) -> str:
     return "object" if isinstance(value, (Mapping, BaseModel)) else "boolean"
 
 
+def _true_or_false(value: object) -> object:
+    # Of all words that pydantic takes for a flag, "yes" might as well be meant for the name of a codec.
+    if isinstance(value, str) and value.strip().lower() not in ("true", "false", "1", "0"):
+        raise PydanticCustomError("bool_parsing", "expected true or false")
+    return value
+
+
 CompressionSetting = Annotated[
-    Annotated[bool, Tag("boolean")] | Annotated[CompressionConfig, Tag("object")], Discriminator(_union_tag)
+    Annotated[bool, BeforeValidator(_true_or_false), Tag("boolean")] | Annotated[CompressionConfig, Tag("object")],
+    Discriminator(_union_tag),
 ]
 
 
@@ -132,6 +142,8 @@ def compression_options(data_type: str | None, setting: bool | CompressionConfig
     """
     wanted = None if data_type in (None, "fp32") else data_type
     if isinstance(setting, CompressionConfig):
+        if setting.method == "none":
+            return None
         return {**setting.model_dump(), "method": setting.method or wanted or "fp16"}
     if not setting and wanted is None:
         return None

@@ -54,7 +54,11 @@ def test_help_names_every_command() -> None:
 
 
 def test_version(commctl: Commctl) -> None:
-    assert commctl("version").stdout.startswith("comm-orchestrator 0.")
+    shown = commctl("version").stdout
+    assert shown.startswith("comm-orchestrator 0.")
+    for package in ("collectives", "backend-torch", "backend-ccl", "config", "utils"):
+        assert f", comm-{package} " in shown
+    assert ", torch " in shown
 
 
 def test_version_as_an_option(commctl: Commctl) -> None:

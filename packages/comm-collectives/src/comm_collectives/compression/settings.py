@@ -42,7 +42,9 @@ class Compression:
         method: ``"fp16" "bf16" "fp8" "fp8_e4m3" "fp8_e5m2" "int8" "int4" "onebit" "topk" "powersgd"``, or a codec that
             another package offers through the entry point ``comm_utils.codecs``.
         block_size: elements that share a scale: a multiple of 16 up to 4096; of formats with scales alone.
-        error_feedback: keep what encodings lose; on by default where results are of no use otherwise, off elsewhere.
+        error_feedback: keep what encodings of reductions lose; on by default where results are of no use otherwise,
+            off elsewhere. An ``all_gather`` and an ``all_to_all`` keep nothing: they add nothing up in which a later
+            call could make it good.
         min_size_bytes: smaller tensors travel as they are. ``"auto"``, which ``"powersgd"`` has not, for the size at
             which a group measures that compressed calls are faster: in the first call of an operation from 64 KiB on.
         ratio: the share of elements that ``"topk"`` sends.
@@ -209,10 +211,7 @@ class Compression:
         Raises:
             ArgumentError: it is that of another compression.
         """
-        if not isinstance(state, Mapping) or "compression" not in state:
-            raise ArgumentTypeError(
-                f"Compression.load_state_dict: got {shown(state)}; expected what state_dict() or reshard() returned"
-            )
+        _check_state("Compression.load_state_dict", state, "what state_dict() or reshard() returned")
         if state["compression"] != repr(self):
             raise ArgumentError(
                 f"Compression.load_state_dict: got the state of {state['compression']!r}; expected that of {self!r}"
@@ -233,7 +232,16 @@ class Compression:
 
         Args:
             states: what :meth:`state_dict` returned on every rank, in their order.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: they are no such states, or those of different compressions or tensors.
         """
+        if not isinstance(states, (list, tuple)):
+            raise ArgumentTypeError(f"Compression.reshard: states: got {shown(states)}; expected a list, one a rank")
+        if isinstance(world_size, bool) or not isinstance(world_size, int):
+            raise ArgumentTypeError(f"Compression.reshard: world_size: got {shown(world_size)}; expected an integer")
+        for rank, one in enumerate(states):
+            _check_state(f"Compression.reshard: states[{rank}]", one, "what state_dict() returned")
         if not states or world_size < 1:
             raise ArgumentError(f"Compression.reshard: got {len(states)} states for {world_size} ranks")
         if len({(one["compression"], *sorted(one["tensors"])) for one in states}) != 1:
@@ -305,6 +313,23 @@ class _ByMemory:
 def _zeros(count: int, device: torch.device) -> torch.Tensor:
     """Return float32, whatever torch's default dtype is: native code gets the address."""
     return torch.zeros(count, dtype=torch.float32, device=device)
+
+
+def _check_state(call: str, state: object, expected: str) -> None:
+    """Check the form of what ``state_dict()`` returns."""
+    if isinstance(state, Mapping) and "compression" in state and isinstance(tensors := state.get("tensors"), Mapping):
+        if all(_is_saved(one) for one in tensors.values()):
+            return
+        raise ArgumentTypeError(f"{call}: tensors: got {shown(dict(tensors))}; expected {expected}")
+    raise ArgumentTypeError(f"{call}: got {shown(state)}; expected {expected}")
+
+
+def _is_saved(one: object) -> bool:
+    return (
+        isinstance(one, Mapping)
+        and "average" in one
+        and all(isinstance(one.get(name), torch.Tensor) for name in ("local", "other"))
+    )
 
 
 def _loaded(saved: torch.Tensor) -> torch.Tensor:

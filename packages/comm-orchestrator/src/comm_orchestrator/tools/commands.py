@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,14 @@ from comm_orchestrator.tools.trace.command import app as trace_app
 
 __all__ = ["app"]
 
+_PACKAGES = (
+    "comm-orchestrator",
+    "comm-collectives",
+    "comm-backend-torch",
+    "comm-backend-ccl",
+    "comm-config",
+    "comm-utils",
+)
 _display_type = getattr(TyperOption, "display_type_rich", None)
 
 
@@ -59,7 +67,15 @@ def print_version() -> None:
     """Print the version of these packages and of torch."""
     import torch
 
-    print(f"comm-orchestrator {version('comm-orchestrator')}, torch {torch.__version__}")
+    found = {name: _version_of(name) for name in _PACKAGES}
+    print(", ".join(f"{name} {number}" for name, number in {**found, "torch": torch.__version__}.items()))
+
+
+def _version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # comm-backend-ccl is an extra
+        return "not installed"
 
 
 @app.command()
