@@ -132,7 +132,8 @@ void sizes_from(PyObject *list, std::vector<size_t> &sizes) {
     }
 }
 
-// start(operation, input, output, count, dtype, op, root, watched, input_counts, output_counts, kept, tag, text, digest)
+// start(operation, input, output, count, dtype, op, root, watched, input_counts, output_counts, kept, tag, text,
+// digest)
 // -> an operation, or None if it is complete and its source is known. The last two are of what was passed instead; None
 // is nothing else.
 PyObject *start(PyObject *self, PyObject *arguments) {
@@ -164,9 +165,8 @@ PyObject *start(PyObject *self, PyObject *arguments) {
     Handle task;
     {
         const GilRelease released;
-        task = watched || asks_for_source || passed
-                   ? group->start(std::move(request), watched != 0, std::move(passed))
-                   : group->run(std::move(request), group->spins());
+        task = watched || asks_for_source || passed ? group->start(std::move(request), watched != 0, std::move(passed))
+                                                    : group->run(std::move(request), group->spins());
         if (task && !watched) {
             group->wait(*task, at_once_s);
         }

@@ -30,7 +30,7 @@ _DIGEST_BITS, _MOST = 48, 0x7FFF
 
 
 class Passed(NamedTuple):
-    """What was passed.
+    """The tensor of a call as the program passed it.
 
     Attributes:
         dtype: None is that of what travels.
