@@ -146,6 +146,11 @@ def alike(backend: str) -> None:
         dist.all_reduce(numbers)
         dist.broadcast(numbers if odd else numbers.clone(), 0)
         assert (numbers == 2 + 2j).all()
+        # What travels as bytes, where a rank has no element of its own.
+        for dtype in (torch.uint16, torch.complex128):
+            parts = [torch.zeros(0, dtype=dtype), torch.zeros(4, dtype=dtype)]
+            dist.all_gather(parts, torch.ones(4 if odd else 0, dtype=dtype))
+            assert (parts[1] == 1).all()
         dist.barrier()
     time.sleep(1.2)
     dist.barrier()

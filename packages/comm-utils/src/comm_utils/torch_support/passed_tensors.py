@@ -83,7 +83,8 @@ def passing_as(tensor: torch.Tensor, wire: torch.Tensor) -> AbstractContextManag
     if wire.dtype is tensor.dtype:
         return nullcontext()
     elements = tensor.numel()
-    per_element = max(1, wire.numel() // elements) if elements else 1
+    # The tensors of other ranks may have elements where this rank's has none.
+    per_element = max(1, wire.numel() // elements if elements else tensor.element_size() // wire.element_size())
     return passing(_passed.get()._replace(dtype=tensor.dtype, per_element=per_element))
 
 
