@@ -246,7 +246,7 @@ def run_monitored(
 
 
 def test_monitored_barrier(pools: Pools) -> None:
-    assert [found[0] for found in pools(3).run(run_monitored, [], False)] == ["passed"] * 3
+    assert [found[0] for found in pools(3).run(run_monitored, [], False, 30)] == ["passed"] * 3
 
 
 def test_monitored_barriers_after_some_that_failed(pools: Pools) -> None:

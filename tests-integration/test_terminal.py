@@ -122,7 +122,7 @@ def test_bench_fit_and_predict(on_terminal: OnTerminal) -> None:
         "--network",
         "5us,1Gbit",
     )
-    check(shown, *OPERATIONS, "interval ms", "unsure", "8 on 4 hosts", "algorithm, network", "whole job")
+    check(shown, *OPERATIONS, "interval", "unsure", "8 on 4 hosts", "algorithm, network", "whole job")
 
 
 def test_trace_summary_and_replay(on_terminal: OnTerminal) -> None:
@@ -152,8 +152,8 @@ def test_help(on_terminal: OnTerminal, command: tuple[str, ...]) -> None:
 
 def test_version(on_terminal: OnTerminal) -> None:
     shown = on_terminal(*COMMCTL, "--version")
-    check(shown, "comm-orchestrator")
-    assert len(shown.splitlines()) == 1
+    check(shown, "comm-orchestrator", "comm-utils", "torch")
+    assert len(shown.splitlines()) == 7
 
 
 def test_the_first_line_of_the_log(on_terminal: OnTerminal) -> None:

@@ -64,11 +64,12 @@ def _root(
 
 @app.command("version")
 def print_version() -> None:
-    """Print the version of these packages and of torch."""
+    """Print the versions of these packages and of torch, one a line."""
     import torch
 
-    found = {name: _version_of(name) for name in _PACKAGES}
-    print(", ".join(f"{name} {number}" for name, number in {**found, "torch": torch.__version__}.items()))
+    for name in _PACKAGES:
+        print(name, _version_of(name))
+    print("torch", torch.__version__)
 
 
 def _version_of(package: str) -> str:
