@@ -63,6 +63,30 @@ def test_twenty_worlds_one_after_the_other(bare_pools: Pools) -> None:
         assert last == settled, found
 
 
+def run_after_many_groups(times: int) -> str:
+    """Make a wrong call in a group that comes after very many others, which are gone."""
+    for _ in range(times):
+        group = dist.new_group([0, 1], group_desc="long " * 200)  # so that fewer fill the ring
+        dist.all_reduce(torch.ones(2), group=group)
+        dist.destroy_process_group(group)
+    group = dist.new_group([0, 1])
+    part = torch.ones(3)
+    calls = [
+        lambda: dist.all_reduce(part, group=group, timeout=20),
+        lambda: dist.all_gather_into_tensor(torch.ones(6), part, group=group, timeout=20),
+    ]
+    with pytest.raises(dist.CollectiveMismatchError) as raised:
+        calls[dist.get_rank()]()
+    dist.destroy_process_group(group)
+    return str(raised.value)
+
+
+def test_a_wrong_call_after_very_many_groups_is_named(pools: Pools) -> None:
+    for text in pools(2).run(run_after_many_groups, 200, timeout_s=100):
+        assert "rank 0 calls all_reduce(3 elements of float32" in text
+        assert "rank 1 calls all_gather_into_tensor(3 elements of float32)" in text
+
+
 SCRIPTS = {
     "ends without destroying": "",
     "destroys": "dist.destroy_process_group()",

@@ -98,6 +98,7 @@ def test_what_loads_is_valid(validator: Any, document: dict[str, Any]) -> None:
         {"network": {"nccl": {"debug_file": " "}}},
         {"network": {"nccl": {"variables": {"CCL_X": "1"}}}},
         {"network": {"gloo": {"variables": {"GLOO_X": ""}}}},
+        {"network": {"nccl": {"variables": {"NCCL_X": "a\0b"}}}},
         {"communication_data_type": "fp61"},
         {"compress_communication": {"methd": "topk"}},
         {"train_batch_size": 1, "comms_logger": {"enable": True}},

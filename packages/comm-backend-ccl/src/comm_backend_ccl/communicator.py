@@ -13,6 +13,7 @@ from comm_backend_ccl.recorded import note_call
 from comm_backend_ccl.tables import Operation
 from comm_backend_ccl.work import ANY_SOURCE, CclWork, EngineHandle
 from comm_utils.backend import Capabilities
+from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
 from comm_utils.torch_support.recorded_calls import Note
@@ -107,6 +108,7 @@ class Communicator(Group):
         self.usable = False
         if self._open:
             self._open = False
+            RECORDER.end_group(self.name)
             self._end()
             self.peers.close()
 

@@ -16,7 +16,7 @@ from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.tables import DTYPES, IN_SHARED_MEMORY, RECORDED_CODES, Operation
 from comm_utils import topology
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
-from comm_utils.flight_recorder.layout import EntryType
+from comm_utils.flight_recorder.layout import MOST_NATIVE_GROUPS, EntryType
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
 from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passed
@@ -81,7 +81,8 @@ class SharedCommunicator(Communicator):
         """Describe the group in this process's ring, once it has a name; again does nothing."""
         if self._described != RECORDER.opened and self.name:
             self._described = RECORDER.opened
-            shared_memory.record_as(self.number, self.recorded_as())
+            index = self.recorded_as()
+            shared_memory.record_as(self.number, index if index < MOST_NATIVE_GROUPS else 0)
 
     def begin_wait(self, handle: shared_memory.Pending, limited: bool) -> None:
         shared_memory.begin_wait(handle, RECORDER.caller(1), limited)

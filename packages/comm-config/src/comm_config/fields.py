@@ -10,7 +10,17 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-__all__ = ["MAX_TIMEOUT_S", "Positive", "Seconds", "Section", "Text", "lower_case", "not_a_flag", "upper_case"]
+__all__ = [
+    "MAX_TIMEOUT_S",
+    "TEXT_PATTERN",
+    "Positive",
+    "Seconds",
+    "Section",
+    "Text",
+    "lower_case",
+    "not_a_flag",
+    "upper_case",
+]
 
 MAX_TIMEOUT_S = 1e9
 """About 31 years: in nanoseconds, as NCCL's watchdog counts, it still fits into 64 bits."""
@@ -50,5 +60,8 @@ Positive = Annotated[int, Field(ge=1), not_a_flag]
 Seconds = Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False), not_a_flag]
 """A positive, finite duration in seconds."""
 
-Text = Annotated[str, Field(pattern=r"^[^\x00]*[^\s\x00][^\x00]*$")]
+TEXT_PATTERN = r"^[^\x00]*[^\s\x00][^\x00]*$"
+"""The regular expression of `Text`."""
+
+Text = Annotated[str, Field(pattern=TEXT_PATTERN)]
 """A string that may stand in an environment variable: not blank, and without NUL."""

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema, field_validator
 
 from comm_config.errors import shorten
-from comm_config.fields import Section, Text
+from comm_config.fields import TEXT_PATTERN, Section, Text
 
 __all__ = ["InterfaceName", "LibraryConfig", "variable_text"]
 
@@ -45,7 +45,9 @@ InterfaceName = Annotated[
 """The exact name of one network interface."""
 
 _VariableText = Annotated[
-    Text, BeforeValidator(variable_text), WithJsonSchema({"type": ["string", "integer", "boolean"], "pattern": r"\S"})
+    Text,
+    BeforeValidator(variable_text),
+    WithJsonSchema({"type": ["string", "integer", "boolean"], "pattern": TEXT_PATTERN}),
 ]
 
 

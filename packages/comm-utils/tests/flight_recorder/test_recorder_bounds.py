@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from comm_utils.flight_recorder import recorder as module
 from comm_utils.flight_recorder.diagnosis import diagnose_group
 from comm_utils.flight_recorder.layout import WORDS
+from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.flight_recorder.snapshot import take_snapshot
 from comm_utils.testing.ring import Ring
 
@@ -60,6 +62,56 @@ def test_full_tables_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
     (warning,) = caplog.messages
     assert "the 128 KiB for names of groups, kinds of calls and callers are used up" in warning
     assert len(ring.recorder._groups) < 2000
+
+
+def test_groups_that_have_ended_make_room_for_others(caplog: pytest.LogCaptureFixture) -> None:
+    ring = Ring()
+    ring.recorder.failure("world", "CommTimeoutError", "the first")
+    ring.call(group="stays")
+    ring.native_call(group="stays too")
+    with caplog.at_level("WARNING", "comm"):
+        for number in range(3000):
+            ring.call(group=f"group {number}")
+            ring.native_call(group=f"group {number}")
+            if number == 1500:
+                ring.recorder.failure("world", "CommTimeoutError", "the second")
+                reader = ring.reader
+            if number > 1500 and number % 7 == 0:
+                reader.refresh()
+                assert reader.calls()[-1].group.name == f"group {number}"
+            ring.recorder.end_group(f"group {number}")
+    assert caplog.messages == []
+    for _ in range(2):
+        ring.call(group="stays")
+        ring.native_call(group="stays too")
+    for one in (reader, RingReader(ring.recorder.memory.memory)):
+        one.refresh()
+        assert [failure.text for failure in one.failures] == ["the first", "the second"]
+        assert [(call.group.name, call.in_series) for call in one.calls(0)[-2:]] == [("stays", 2), ("stays", 3)]
+        assert [call.group.name for call in one.calls(1)[-2:]] == ["stays too", "stays too"]
+        # Calls that were made lately are described, whatever has become of their groups.
+        assert one.calls(0)[-50].group.name == "group 2952"
+        assert len(one.groups) < 1000
+        assert one.header.pid == os.getpid()
+    assert len(ring.recorder._kinds) < 2000
+
+
+def test_an_entry_is_read_whole_or_not_while_others_are_left_out() -> None:
+    ring = Ring()
+    ring.call(group="stays")
+    for number in range(20):
+        ring.group(f"group {number}")
+    reader, memory = ring.reader, ring.recorder.memory
+    before = reader.groups
+    number = memory.word("rewritten")
+    memory.set_word("rewritten", number + 1)  # it has begun to
+    memory.memory[memory._entries_at : memory._entries_at + 64] = bytes(64)
+    reader.refresh()
+    assert reader.groups is before
+    assert reader.calls()[-1].group.name == "stays"
+    memory.set_word("rewritten", number + 2)
+    reader.refresh()
+    assert reader.calls() == []
 
 
 def test_the_count_of_a_lane_only_rises() -> None:

@@ -50,6 +50,7 @@ __all__ = [
     "LIMITED",
     "MAGIC",
     "MARGIN",
+    "MOST_NATIVE_GROUPS",
     "NATIVE_KIND",
     "ON_DEVICE",
     "RECORD",
@@ -81,6 +82,7 @@ WORDS = {
     "threads": 808,  # so many threads have made calls
     "signal": 816,  # the number of the signal by which the process is about to end, such as SIGTERM; 0: none
     "listed_at": 824,  # when the watch has last looked for rings of other ranks, by the monotonic clock
+    "rewritten": 832,  # rises by 2 where entries were left out and the others moved; odd meanwhile
 }
 
 RECORD = struct.Struct("<8Q")
@@ -125,6 +127,8 @@ class EntryType(IntEnum):
 NATIVE_KIND = 1 << 31
 #: Bits of operation, dtype, op and group in the kind of a native record, and where they begin.
 CODES = {"group": (0, 12), "op": (12, 4), "dtype": (16, 6), "operation": (22, 6), "asynchronous": (28, 1)}
+#: Records of native code can name groups with smaller indices.
+MOST_NATIVE_GROUPS = 1 << CODES["group"][1]
 
 
 def packed_kind(operation: int, dtype: int, op: int, group: int, asynchronous: bool = False) -> int:

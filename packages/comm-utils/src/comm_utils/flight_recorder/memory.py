@@ -8,7 +8,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -39,6 +39,7 @@ _LAST_BYTES = 8 << 10
 # The largest entry of a failure, so that several find room in the last bytes; and its text without the rest.
 _FAILURE_BYTES, _SHORT_TEXT = 4 << 10, 300
 _DURING = struct.Struct("<Q")
+_KIND_WORD = 3
 
 
 def ring_bytes(records: int) -> int:
@@ -119,6 +120,41 @@ class RingMemory:
                 return self._indices[kind]
         self._warn(f"the {ENTRY_BYTES >> 10} KiB for names of groups, kinds of calls and callers are used up")
         return 0
+
+    @property
+    def is_almost_full(self) -> bool:
+        """Return whether entries should be left out soon, if there are some that nobody needs."""
+        return self.word("entries_used") > ENTRY_BYTES - _LAST_BYTES - LARGEST_ENTRY_BYTES
+
+    def last_kinds(self, most: int) -> set[int]:
+        """Return the kinds of the last ``most`` records of each lane."""
+        found = set()
+        for lane, offset in enumerate(LANE_OFFSETS):
+            last = self.words[offset // 8]
+            first = HEADER_BYTES + lane * self.records * RECORD_BYTES
+            for number in range(max(1, last - most + 1), last + 1):
+                record = (first + (number & self.records - 1) * RECORD_BYTES) // 8
+                found.add(self.words[record + _KIND_WORD] & 0xFFFFFFFF)
+        return found
+
+    def leave_out(self, indices: Mapping[EntryType, Container[int]]) -> None:
+        """Remove entries; the others keep their order and their indices."""
+        kept = bytearray()
+        with self._lock:
+            begin = self._entries_at
+            end = begin + self.word("entries_used")
+            at = begin
+            while at < end:
+                kind, size, index = ENTRY.unpack_from(self.memory, at)
+                step = ENTRY.size + (size + 7) // 8 * 8
+                if index not in indices.get(EntryType(kind), ()):
+                    kept += self.memory[at : at + step]
+                at += step
+            number = self.word("rewritten")
+            self.set_word("rewritten", number + 1)
+            self.memory[begin : begin + len(kept)] = bytes(kept)
+            self.set_word("entries_used", len(kept))
+            self.set_word("rewritten", number + 2)
 
     def _warn(self, reason: str) -> None:
         """Say once that calls are recorded without their description."""

@@ -6,7 +6,6 @@ time than its size allows.
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import struct
@@ -16,12 +15,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comm_utils import json_files, operations
+from comm_utils import operations
 from comm_utils.errors import CommError
 from comm_utils.flight_recorder.calls import UNKNOWN_GROUP, Call, Failure, RingGroup, RingHeader, Stack
+from comm_utils.flight_recorder.entries import Entries
 from comm_utils.flight_recorder.layout import (
     CLOCK,
-    ENTRY,
     FAILED,
     HEADER,
     HEADER_BYTES,
@@ -29,7 +28,6 @@ from comm_utils.flight_recorder.layout import (
     JOINED,
     LANE_OFFSETS,
     LANES,
-    LARGEST_ENTRY_BYTES,
     LARGEST_RECORDS,
     LIMITED,
     MAGIC,
@@ -40,10 +38,8 @@ from comm_utils.flight_recorder.layout import (
     RECORD_BYTES,
     STACK_HEAD,
     WORDS,
-    EntryType,
     unpacked_kind,
 )
-from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, unpacked_ranks
 
 __all__ = ["NativeKind", "RingError", "RingReader", "open_ring"]
 
@@ -52,8 +48,6 @@ _HEAD = struct.Struct("<3Q")
 _LARGEST_RING_BYTES = 1 << 30
 _LARGEST_WORLD = 1 << 24
 _OF_CALL = ("operation", "call", "dtype", "op", "root", "peer")
-# Calls of a group with a shorter timeout end by themselves before anybody would look at them.
-_SHORT_TIMEOUT_S = 1.0
 _TIME = ~(FAILED | IN_BACKGROUND | LIMITED | ON_DEVICE)
 
 
@@ -137,16 +131,10 @@ class RingReader:
         self._splits_at, self._split_words = splits, (entries - splits) // 8
         self._entries_at, self._entry_bytes = entries, stack - entries
         self._stack_at, self._stack_bytes = stack, end - stack - STACK_HEAD.size
-        self._read_bytes = 0
-        self._more_ranks = MOST_RANKS
         self._lock = threading.Lock()
-        self.groups: dict[int, RingGroup] = {}
-        self._impatient: set[int] = set()
-        self.failures: list[Failure] = []
-        #: What entries say of kinds of calls, by index.
-        self.kinds: dict[int, dict[str, Any]] = {}
-        self._callers: dict[int, str] = {}
-        self._codes: dict[str, list[str]] = {}
+        self._entries = Entries()
+        # How often entries had been rewritten, and their bytes, when they were last read.
+        self._read = -1, 0
         self.refresh()
 
     def close(self) -> None:
@@ -166,72 +154,44 @@ class RingReader:
         if self._descriptor >= 0 and os.fstat(self._descriptor).st_size < len(self.memory):
             self.memory = bytes(len(self.memory))
 
+    @property
+    def groups(self) -> dict[int, RingGroup]:
+        """Return the groups by index."""
+        return self._entries.groups
+
+    @property
+    def kinds(self) -> dict[int, dict[str, Any]]:
+        """Return what entries say of kinds of calls, by index."""
+        return self._entries.kinds
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Return what this rank has raised, the oldest first."""
+        return self._entries.failures
+
     def refresh(self) -> None:
         """Read entries that are new since the last time."""
         self._check_size()
-        used = min(self.word("entries_used"), self._entry_bytes)
         state = self.word("state"), self.word("signal") & 0x7F
-        if used == self._read_bytes and state == (self.header.state, self.header.signal):
+        written = self.word("rewritten"), min(self.word("entries_used"), self._entry_bytes)
+        if written == self._read and state == (self.header.state, self.header.signal):
             return
         with self._lock:  # the watch and a call that has failed may read at once
-            self._refresh(used, state)
-
-    def _refresh(self, used: int, state: tuple[int, int]) -> None:
-        while self._read_bytes + ENTRY.size <= used:
-            at = self._entries_at + self._read_bytes
-            kind, size, index = ENTRY.unpack_from(self.memory, at)
-            step = ENTRY.size + (size + 7) // 8 * 8
-            # No entry is empty, so a size of 0 is memory that nobody wrote.
-            if not 0 < size <= LARGEST_ENTRY_BYTES or self._read_bytes + step > used:
-                self._read_bytes = used  # damaged; what follows has no beginning
-                break
-            self._read_bytes += step
-            with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-                text = bytes(self.memory[at + ENTRY.size : at + ENTRY.size + size]).decode()
-                self._add(kind, index, json_files.parse(text, "an entry"))
-        self.header = RingHeader(**{**self.header.__dict__, "state": state[0], "signal": state[1]})
-
-    def _add(self, kind: int, index: int, content: Any) -> None:
-        if kind == EntryType.GROUP:
-            ranks = self._ranks(content["ranks"])
-            self.groups[index] = RingGroup(
-                str(content["name"]), ranks, str(content["description"]), str(content["backend"])
-            )
-            if float(content.get("timeout_s") or math.inf) < _SHORT_TIMEOUT_S:
-                self._impatient.add(index)
-        elif kind == EntryType.KIND:
-            row = operations.find(str(content["operation"]))
-            self.kinds[index] = {
-                "is_message": row is not None and row.pattern.is_message,
-                "is_send": row is not None and row.pattern.is_send,
-                "is_uneven": row is not None and row.pattern.uneven and not content.get("op"),
-                "operation": str(content["operation"]),
-                "call": str(content["call"]),
-                "dtype": str(content["dtype"]),
-                "op": str(content.get("op", "")),
-                "root": int(content.get("root", -1)),
-                "peer": int(content.get("peer", -1)),
-                "tag": int(content.get("tag", 0)),
-                "group": int(content["group"]),
-            }
-        elif kind == EntryType.CALLER:
-            self._callers[index] = str(content)
-        elif kind == EntryType.FAILURE:
-            ranks = self._ranks(content["ranks"])
-            found = Failure(
-                str(content["group"]), str(content["error"]), str(content["text"]), int(content["at"]), ranks
-            )
-            self.failures.append(found)
-        elif kind == EntryType.CODES:
-            self._codes = {name: [str(one) for one in content[name]] for name in ("operations", "dtypes", "ops")}
-        elif kind == EntryType.PROCESS:
-            known = {name: str(content.get(name, "")) for name in ("host", "identity", "job", "python", "program")}
+            self._read_entries()
+            known = {**self._entries.process, "state": state[0], "signal": state[1]}
             self.header = RingHeader(**{**self.header.__dict__, **known})
 
-    def _ranks(self, packed: Any) -> tuple[int, ...]:
-        ranks = unpacked_ranks(packed, min(LARGEST_GROUP, self._more_ranks))
-        self._more_ranks -= len(ranks)
-        return ranks
+    def _read_entries(self) -> None:
+        """Read what is new, or everything where its process has left out entries of groups that have ended."""
+        rewritten = self.word("rewritten")
+        if rewritten % 2 and self._read[0] >= 0:
+            return  # it is about to
+        is_new = rewritten != self._read[0]
+        entries = Entries() if is_new else self._entries
+        used = min(self.word("entries_used"), self._entry_bytes)
+        entries.read(self.memory, self._entries_at, used)
+        if self.word("rewritten") == rewritten:
+            self._entries, self._read = entries, (rewritten, used)
 
     # --- calls
 
@@ -283,10 +243,11 @@ class RingReader:
     def _call(self, lane: int, number: int, record: tuple[int, ...]) -> Call | None:
         _, begin, end, kind_and_caller, elements, in_series, digest, extra = record
         kind, caller = kind_and_caller & 0xFFFFFFFF, kind_and_caller >> 32
-        described = self._native_kind(kind, extra) if kind & NATIVE_KIND else self.kinds.get(kind)
+        entries = self._entries
+        described = self._native_kind(kind, extra) if kind & NATIVE_KIND else entries.kinds.get(kind)
         if described is None:
             return None
-        group = self.groups.get(described["group"], UNKNOWN_GROUP)
+        group = entries.groups.get(described["group"], UNKNOWN_GROUP)
         sent = received = None
         joined = 0
         tag = described["tag"]
@@ -304,7 +265,7 @@ class RingReader:
             failed=bool(end & FAILED),
             is_waited_for=end != IN_BACKGROUND,
             is_on_device=end == ON_DEVICE,
-            is_limited=end == LIMITED or (end == 0 and described["group"] in self._impatient),
+            is_limited=end == LIMITED or (end == 0 and described["group"] in entries.impatient),
             tag=tag,
             elements=elements,
             in_series=in_series,
@@ -312,7 +273,7 @@ class RingReader:
             sent=sent,
             received=received,
             joined=joined,
-            caller=self._callers.get(caller, ""),
+            caller=entries.callers.get(caller, ""),
             **{**{name: described[name] for name in _OF_CALL}, "group": group},
         )
 
@@ -327,10 +288,10 @@ class RingReader:
         return NativeKind(group.name, agreed, pattern.is_message, pattern.is_rooted, pattern.uneven)
 
     def _native_kind(self, kind: int, extra: int) -> dict[str, Any] | None:
-        codes = unpacked_kind(kind)
+        codes, names = unpacked_kind(kind), self._entries.codes
         try:
-            operation = self._codes["operations"][codes["operation"]]
-            dtype, op = self._codes["dtypes"][codes["dtype"]], self._codes["ops"][codes["op"]]
+            operation = names["operations"][codes["operation"]]
+            dtype, op = names["dtypes"][codes["dtype"]], names["ops"][codes["op"]]
         except (KeyError, IndexError):
             return None
         row = operations.find(operation)

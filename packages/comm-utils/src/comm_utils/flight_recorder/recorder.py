@@ -25,7 +25,7 @@ from typing import Any
 from comm_utils import operations
 from comm_utils.flight_recorder.directory import create_folder, create_ring, default_directory, prune, remove_ring
 from comm_utils.flight_recorder.kinds import LANE_WORD, WAITED_FOR, Kind, Series, Uncounted, make_kind
-from comm_utils.flight_recorder.layout import JOINED, LARGEST_RECORDS, EntryType
+from comm_utils.flight_recorder.layout import JOINED, LARGEST_RECORDS, NATIVE_KIND, EntryType, unpacked_kind
 from comm_utils.flight_recorder.memory import RingMemory, ring_bytes
 from comm_utils.flight_recorder.rank_ranges import packed_ranks
 from comm_utils.flight_recorder.settings import FlightRecorderSettings
@@ -38,6 +38,8 @@ _PRIVATE_RECORDS = 64
 _OUR_THREADS = "comm-"
 # So many are remembered: kinds of calls, counters (of messages, one for each pair and tag), and places of programs.
 _MOST_KINDS, _MOST_SERIES, _MOST_SITES = 8192, 8192, 65536
+# Entries are left out for so many groups at least, as all have to be read again then; those of the last calls stay.
+_LEAST_ENDED, _RECENT = 32, 128
 _UNCOUNTED = Uncounted()
 # The packages of this family: the caller is the first frame outside of them.
 _OURS = ("comm_utils", "comm_backend_torch", "comm_backend_ccl", "comm_collectives", "comm_orchestrator")
@@ -69,6 +71,7 @@ class FlightRecorder:
         self._memory = memory
         self.numbers = count(1)
         self._groups: dict[str, int] = {}
+        self._ended: set[int] = set()  # groups whose entries may be left out
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._kind_entries: dict[tuple[Any, ...], int] = {}
         self._series: dict[tuple[Any, ...], Series] = {}
@@ -180,6 +183,7 @@ class FlightRecorder:
         with self._lock:
             index = self._groups.get(name)
             if index is None:
+                self._make_room()
                 content = {
                     "name": name,
                     "ranks": packed_ranks(ranks),
@@ -191,6 +195,33 @@ class FlightRecorder:
                 if index:
                     self._groups[name] = index
             return index
+
+    def end_group(self, name: str) -> None:
+        """Note that a group makes no more calls: its description goes when room is needed for others'."""
+        with self._lock:
+            index = self._groups.pop(name, 0)
+            if index:
+                self._ended.add(index)
+
+    def _make_room(self) -> None:
+        """Leave out the entries of groups that have ended, where little room is left for others.
+
+        Groups with recent calls stay, as a crash soon after the end of a group may be about it.
+        """
+        if len(self._ended) < _LEAST_ENDED or not self._memory.is_almost_full:
+            return
+        kinds = {index: dict(entry)["group"] for entry, index in self._kind_entries.items()}
+        recent = {
+            unpacked_kind(one)["group"] if one & NATIVE_KIND else kinds.get(one, 0)
+            for one in self._memory.last_kinds(_RECENT)
+        }
+        gone = self._ended - recent
+        gone_kinds = {index for index, group in kinds.items() if group in gone}
+        self._memory.leave_out({EntryType.GROUP: gone, EntryType.KIND: gone_kinds})
+        self._ended -= gone
+        self._kind_entries = {entry: one for entry, one in self._kind_entries.items() if one not in gone_kinds}
+        self._kinds = {key: one for key, one in self._kinds.items() if key[0] not in gone}
+        self._series = {key: one for key, one in self._series.items() if key[0] not in gone}
 
     def kind(
         self,

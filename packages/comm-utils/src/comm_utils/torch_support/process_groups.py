@@ -20,6 +20,7 @@ from comm_utils.active import how_to_initialize
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, NotInitializedError, PeerLostError
 from comm_utils.fast_path import FastPathCache
 from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
 from comm_utils.torch_support import group_state
 from comm_utils.torch_support.device_calls import abort_communicators, allow_queries, restore_settings
@@ -251,6 +252,7 @@ class ProcessGroups:
             self._states.clear()
         for one in ending:
             one.close_device_calls()
+            RECORDER.end_group(one.name)
         if group is None:
             end_world()
         self.fast_paths.clear()

@@ -19,7 +19,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -39,8 +39,9 @@ from comm_utils.watch.open_calls import OpenCalls
 from comm_utils.watch.remote_observer import RemoteObserver
 from comm_utils.watch.settings import WatchSettings
 from comm_utils.watch.signals import SignalPipe
-from comm_utils.watch.stacks import main_thread_frame, stack_text
+from comm_utils.watch.stacks import StackInRing, main_thread_place
 from comm_utils.watch.trouble import Trouble, error_class
+from comm_utils.watch.unraised import UnraisedMismatches
 from comm_utils.watch.waiting_calls import WaitingCalls, warn_of_wait
 from comm_utils.watch.world_view import WorldView
 
@@ -53,10 +54,6 @@ _WAITS_NS = 50_000_000
 _FIRST_LOOKS_S = 0.002, 0.005, 0.01, 0.02, 0.04, 0.08
 # How long a rank that ends its world keeps its ring for others that have not opened it.
 _SEEN_S = 0.3
-# In so long, a call that differs and is about to end may still raise.
-_RAISES_S = 0.5
-# A rank that makes no call for so long shows where it is.
-_IDLE_S = 0.5
 # Time to tell ranks of other hosts.
 _TELL_S = 0.05
 #: Called with the name of a group and the trouble that it is in.
@@ -95,13 +92,9 @@ class Watch:
         self._looks: _Looks | None = None
         self._observer: RemoteObserver | None = None
         self._is_waiting = False
-        # Groups whose calls differ, which no call of this rank has raised so far, and since when.
-        self._not_raised: dict[str, tuple[float, Trouble]] = {}
-        self._raised: set[str] = set()
+        self._unraised = UnraisedMismatches()
         self._read_failures: dict[int, int] = {}
-        # How many calls this rank had begun, since when, and where the main thread was then.
-        self._seen, self._seen_at = -1, 0.0
-        self._place: object = None
+        self._stack = StackInRing()
 
     # --- start and end
 
@@ -123,7 +116,7 @@ class Watch:
         self._looks = _Looks(
             OpenCalls(own),
             WaitingCalls(view, self._troubles, self.settings),
-            CallComparison(view, own, self._troubles, self._raised),
+            CallComparison(view, own, self._troubles, self._unraised.raised),
             MessageComparison(view, own, self._troubles),
         )
         if self.settings.enabled and world_size > 1:
@@ -164,12 +157,7 @@ class Watch:
             self._view.local.refresh(now=True)
             own.refresh()
             self._compare(thoroughly=True)
-            for _, trouble in self._not_raised.values():
-                logger.error(
-                    "rank %d ended its world after calls that differed, so their results may be wrong: %s",
-                    self._view.rank,
-                    trouble.text,
-                )
+            self._unraised.log_at_end(self._view.rank)
 
     def leave_to_parent(self) -> None:
         """Forget the parent's watch in a forked child, which does not have its thread."""
@@ -252,8 +240,7 @@ class Watch:
         Args:
             trouble: the cause, where it is known.
         """
-        self._raised.add(group)
-        self._not_raised.pop(group, None)
+        self._unraised.has_raised(group)
         name = type(error).__name__
         trouble = None if trouble is None else for_others(trouble)
         RECORDER.failure(group, name, "" if trouble is None else trouble.text, () if trouble is None else trouble.ranks)
@@ -280,7 +267,7 @@ class Watch:
             lambda call, age_s, name: warn_of_wait(view, call, age_s, f"{name} came while "),
             self._interrupt,
             lambda call: any(view.local.state_of(rank) == "ended" for rank in call.group.ranks if rank != view.rank),
-            _main_place,
+            main_thread_place,
         )
         has_warned, first = False, iter(_FIRST_LOOKS_S)
         while not stop.is_set():
@@ -308,7 +295,7 @@ class Watch:
         RECORDER.memory.set_word("looked_at", time.perf_counter_ns())
         self._view.local.refresh()
         RECORDER.memory.set_word("listed_at", self._view.local.listed_ns)
-        self._show_place(own)
+        self._stack.update(own.count(0) + own.count(1))
         waiting = self._waiting_calls()
         since_ns = time.perf_counter_ns() - _WAITS_NS
         self._is_waiting = any(call.begin_ns < since_ns for call in waiting)
@@ -323,7 +310,7 @@ class Watch:
                 self._heard(group, error, text)
             for group, trouble in self._observer.found():
                 self._found(group, trouble)
-        self._log_wrong_results({call.group.name for call in waiting})
+        self._unraised.log(self._view.rank, {call.group.name for call in waiting})
 
     def _waiting_calls(self) -> list[Call]:
         if self._view.own is None or self._looks is None:
@@ -350,24 +337,11 @@ class Watch:
             self.tell(call.group.name, BrokenGroupError(trouble.text), trouble)
         self._announce(call.group.name, trouble)
 
-    def _show_place(self, own: RingReader) -> None:
-        """Write the Python stack into the ring where no call was begun for a while."""
-        now, count = time.monotonic(), own.count(0) + own.count(1)
-        if count != self._seen:
-            self._seen, self._seen_at = count, now
-        elif now - self._seen_at >= _IDLE_S:
-            frame = main_thread_frame()
-            place = None if frame is None else (id(frame), frame.f_lasti)
-            if place != self._place:
-                self._place = place
-                RECORDER.memory.set_stack(stack_text(frame))
-
     # --- trouble
 
     def _enter(self, group: str, trouble: Trouble) -> None:
         self._troubles[group] = trouble
-        if trouble.kind is CollectiveMismatchError and group not in self._raised:
-            self._not_raised[group] = time.monotonic(), trouble
+        self._unraised.add(group, trouble)
 
     def _found(self, group: str, trouble: Trouble) -> None:
         """Note trouble that this rank has found, and tell the others."""
@@ -381,23 +355,6 @@ class Watch:
         if self._view.has_unseen_ranks:
             self._view.remote.tell_within(group, trouble.kind.__name__, text, _TELL_S)
         self._announce(group, trouble)
-
-    def _log_wrong_results(self, waits_in: Container[str]) -> None:
-        """Say which calls that differ are over on this rank, as it may make no call that raises.
-
-        Args:
-            waits_in: groups in a call of which this rank waits, which raises.
-        """
-        for group, (since, trouble) in list(self._not_raised.items()):
-            if group in waits_in or time.monotonic() - since < _RAISES_S:
-                continue
-            if self._not_raised.pop(group, None) is not None:
-                logger.error(
-                    "rank %d belongs to a group whose ranks have made calls that differ, so results of these calls may "
-                    "be wrong: %s; the next call on this group raises CollectiveMismatchError",
-                    self._view.rank,
-                    trouble.text,
-                )
 
     def _announce(self, group: str, trouble: Trouble) -> None:
         for listener in list(self._listeners):
@@ -424,12 +381,6 @@ class Watch:
             trouble = Trouble(kind, text, ranks)
             self._enter(group, trouble)
             self._announce(group, trouble)
-
-
-def _main_place() -> object:
-    """Return where the main thread is in Python; it stays the same while that waits in native code."""
-    frame = main_thread_frame()
-    return None if frame is None else (id(frame), frame.f_lasti)
 
 
 #: The watch of this process.
