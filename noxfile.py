@@ -247,8 +247,9 @@ def run_pytest(
     if measuring:
         install(session, *group("coverage"))
         command = ["coverage", "run", "-m", "pytest"]
-    session.run(*command, *in_parallel, *arguments, env=env, success_codes=codes)
     failures = cache / "v" / "cache" / "lastfailed"
+    failures.unlink(missing_ok=True)  # of an earlier run, perhaps of other tests
+    session.run(*command, *in_parallel, *arguments, env=env, success_codes=codes)
     if len(codes) > 1 and failures.is_file() and json.loads(failures.read_text()):
         session.warn("Tests failed; they run once more, one at a time.")
         session.run("pytest", "--last-failed", "--last-failed-no-failures=none", *arguments, env=env)
