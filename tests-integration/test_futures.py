@@ -157,6 +157,25 @@ def test_a_failure_reaches_the_future(backend: str, env: dict[str, str], call: s
     assert survivor.value == "PeerLostError", survivor
 
 
+def run_late(backend: str) -> str:
+    set_up(backend)
+    dist.barrier()
+    if dist.get_rank() == 1:
+        time.sleep(3)
+        return ""
+    future = dist.all_reduce(torch.ones(3), async_op=True, timeout=1.5).get_future()
+    with pytest.raises(dist.CommTimeoutError) as raised:
+        future.wait()
+    return str(raised.value)
+
+
+@LIBRARIES
+def test_a_future_that_times_out_names_who_is_missing(backend: str, env: dict[str, str]) -> None:
+    text, _ = run_ranks(run_late, 2, backend, timeout_s=90, env=env)
+    assert "rank 1 (pid " in text
+    assert "has not called all_reduce, for which rank 0 waits: it is in none of its calls, at " in text
+
+
 def run_in_another_order(backend: str) -> None:
     """A future that is asked for first ends last: it waits for what a later one starts."""
     set_up(backend)

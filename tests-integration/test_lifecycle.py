@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
 
 import comm_orchestrator as dist
-from comm_utils.testing import RankPool
+from comm_utils.testing import RankPool, patience, run_ranks
 
 Pools = Callable[[int], RankPool]
 
@@ -171,3 +174,41 @@ def test_a_restart_by_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     # The agent lets lines run into each other.
     assert sorted(re.findall(r"sum|\d\.\d", done.stdout)) == ["4.0", "4.0", "sum", "sum"]
+
+
+def run_unawaited(backend: str) -> tuple[list[str], float]:
+    """End a world in which others wait in a call that rank 1 never makes, and begin another."""
+    dist.init_distributed(backend, verbose=False, timeout=20)
+    dist.barrier()
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("comm").addHandler(handler)
+    if dist.get_rank() != 1:
+        dist.all_reduce(torch.ones(10), async_op=True)
+    begin = time.monotonic()
+    dist.destroy_process_group()
+    took_s = time.monotonic() - begin
+    dist.init_distributed(backend, verbose=False, timeout=20)
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    assert total.tolist() == [3.0] * 3
+    dist.destroy_process_group()
+    return said, took_s
+
+
+@pytest.mark.parametrize(
+    ("backend", "env"), [("gloo", {}), ("ccl", {}), pytest.param("ccl", {"CCL_SHARED_MEMORY": "0"}, id="oneccl")]
+)
+def test_a_call_that_is_left_open_is_said_and_not_in_the_way_of_another_world(
+    backend: str, env: dict[str, str], rank_environment: dict[str, Any]
+) -> None:
+    if not dist.available_backends()[backend].usable:
+        pytest.skip(f"needs {backend}")
+    first, second, third = run_ranks(run_unawaited, 3, backend, timeout_s=90, env={**rank_environment, **env})
+    assert second[0] == []
+    for said, took_s in (first, third):
+        (text,) = said
+        assert "ends the group of ranks [0, 1, 2] while all_reduce is under way: rank 1 (pid " in text
+        assert "has not called all_reduce: it has left the world or is ending; its last call was barrier" in text
+        assert took_s < 2.5 * patience()

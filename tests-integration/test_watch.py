@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -294,6 +295,43 @@ def test_the_exception_that_ended_a_rank_is_named(backend: str, env: dict[str, s
         assert "rank 1 (pid " in text
         assert "ValueError: out of flour" in text
         assert seconds < 5
+
+
+def ended_by_an_exception(backend: str) -> tuple[str, str, float]:
+    rank, tensor = _start(backend)
+    with contextlib.suppress(ValueError):
+        try:
+            if rank == 1:
+                raise ValueError("out of flour")
+            return _error(lambda: dist.all_reduce(tensor))
+        finally:
+            dist.destroy_process_group()
+    return "", "", 0.0
+
+
+@BACKENDS
+def test_the_exception_because_of_which_a_rank_ends_its_world_is_named(backend: str, env: dict[str, str]) -> None:
+    outcomes = run_ranks_outcomes(ended_by_an_exception, 3, backend, env={**QUIET, **env})
+    for rank in (0, 2):
+        error, text, _ = outcomes[rank].value
+        assert error == "PeerLostError"
+        assert "rank 1 (pid " in text
+        assert " with ValueError: out of flour" in text
+
+
+def left_with_an_exit_code(code: int) -> bool:
+    _start("gloo")
+    try:
+        sys.exit(code)
+    except SystemExit:
+        path = RECORDER.path
+        dist.destroy_process_group()
+    return path is not None and path.exists()
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_program_that_exits_with_an_error_keeps_its_ring(code: int) -> None:
+    assert run_ranks(left_with_an_exit_code, 2, code, env=QUIET) == [bool(code)] * 2
 
 
 # --- signals

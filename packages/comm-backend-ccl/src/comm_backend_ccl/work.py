@@ -222,6 +222,15 @@ class CclWork(Handle):
                 self._fail(failure())
         return self._failure is not None
 
+    def get_future(self) -> Any:
+        handle = self._handle
+        if self._future is None and not (self._done or handle is None or self._failure is not None):
+            # The caller waits from now on, and ranks that have not come are missing.
+            if self.note is not None:
+                self.note.wait(WAITED_FOR if self.end is None else LIMITED)
+            self._communicator.begin_wait(handle, self.end is not None)
+        return super().get_future()
+
     def ended_ns(self) -> int | None:
         """Return when the data had arrived, by ``time.perf_counter_ns``; None where that is not known."""
         if self._handle is None:  # complete before there was a handle; on Linux both clocks are one

@@ -26,7 +26,7 @@ from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
 from comm_utils.torch_support.recorded_calls import Note
 from comm_utils.watch.unfinished import record_under_way
 
-__all__ = ["PolledWork", "TorchWork", "left"]
+__all__ = ["PolledWork", "TorchWork", "forget_abandoned", "left"]
 
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
@@ -205,11 +205,16 @@ def _let_go(work: Any, note: Note | None) -> None:
     _look_at_abandoned()
 
 
-def _look_at_abandoned() -> None:
+def forget_abandoned() -> None:
+    """Let go of all operations that have ended and whose handles were dropped: they keep the store of their group."""
+    _look_at_abandoned(len(_abandoned))
+
+
+def _look_at_abandoned(most: int = _LOOKS) -> None:
     # A query would invalidate a graph that this thread captures; without a driver, even to ask for one fails.
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         return
-    for _ in range(min(_LOOKS, len(_abandoned))):
+    for _ in range(min(most, len(_abandoned))):
         try:
             one = _abandoned.popleft()
         except IndexError:  # another thread looks as well

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from comm_backend_torch.capabilities import capabilities_of
 from comm_backend_torch.reduce_ops import set_async
 from comm_backend_torch.waits import how_to_wait
-from comm_backend_torch.work import TorchWork, left
+from comm_backend_torch.work import TorchWork, forget_abandoned, left
 from comm_utils.backend import Capabilities, Work
 from comm_utils.flight_recorder.layout import IN_BACKGROUND, LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR, Kind
@@ -28,6 +28,10 @@ class World(ProcessGroups):
 
     def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
         return capabilities_of(self._state(group).libraries[device_type], device_type)
+
+    def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+        super().destroy_process_group(group)
+        forget_abandoned()
 
     def _note(
         self,

@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as internals
 
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.torch_support.store_mailbox import connect_mailbox
-from comm_utils.watch.uncaught import note_uncaught_exceptions
+from comm_utils.watch.uncaught import note_exception_in_flight, note_uncaught_exceptions
 from comm_utils.watch.watch import WATCH
 
 __all__ = ["begin_world", "end_world"]
@@ -33,6 +33,7 @@ def begin_world() -> None:
 
 def end_world() -> None:
     """End both with the world group."""
+    note_exception_in_flight()
     WATCH.stop()
     RECORDER.close()
 

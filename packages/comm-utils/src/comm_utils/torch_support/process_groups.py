@@ -250,6 +250,7 @@ class ProcessGroups:
         if group is None:
             ending += self._states.values()
             self._states.clear()
+        self._end_unfinished([one for one in ending if one.broken is None])
         for one in ending:
             one.close_device_calls()
             RECORDER.end_group(one.name)
@@ -264,6 +265,17 @@ class ProcessGroups:
         c10d.destroy_process_group(group)
         if group is None:
             restore_settings(os.environ)
+
+    def _end_unfinished(self, states: Sequence[GroupState]) -> None:
+        """End operations that nobody waited for and that cannot end, as others do not take part: threads wait in them.
+
+        The store of the group would outlive it with them, and be in the way of another world.
+        """
+        found = WATCH.unfinished([one.for_diagnosis() for one in states])
+        for one in states:
+            if one.name in found:
+                logger.error("rank %d ends %s while %s", one.ranks[one.rank], one, found[one.name])
+                end_connections(one.pg)
 
     # --- failures
 

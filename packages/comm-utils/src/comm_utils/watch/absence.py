@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
-from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.diagnosis import describe_rank, diagnose_group
+from comm_utils.flight_recorder.layout import LANES
 from comm_utils.flight_recorder.matching import rank_list
-from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.watch.world_view import WorldView
 
-__all__ = ["NOBODY", "describe_absent", "describe_missing"]
+__all__ = ["NOBODY", "describe_absent", "describe_missing", "find_unfinished"]
 
 #: Said where no rank is seen to be missing.
 NOBODY = "all ranks that can be seen from here are in this call"
 
 # So many ranks are described, as a large group may miss thousands.
 _MOST = 4
+# Ranks that are a little late have so long to make a call that another one leaves unfinished.
+_PATIENCE_S = 1.0
 
 
 def describe_missing(view: WorldView, group: RingGroup, asks: bool = True) -> str:
@@ -55,3 +59,44 @@ def _seen(view: WorldView, ranks: Sequence[int], asks: bool) -> dict[int, RankSn
     known = view.snapshots()
     unseen = [rank for rank in ranks if rank not in known]
     return {**known, **view.ask(unseen)} if unseen and asks else known
+
+
+def find_unfinished(view: WorldView, groups: Sequence[RingGroup]) -> dict[str, str]:
+    """Return, by the name of a group, the collective of this rank that other ranks of its host keep from its end.
+
+    Args:
+        groups: to look at.
+    """
+    by_name = {one.name: one for one in groups if len(one.ranks) > 1}
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        open_calls: dict[str, Call] = {}
+        for call in () if view.own is None else take_snapshot(view.own).open_calls():
+            if call.group.name in by_name and not call.is_message and not call.is_on_device:
+                open_calls.setdefault(call.group.name, call)
+        missing = _without(view, open_calls) if open_calls else {}
+        if not missing or time.monotonic() >= end:
+            break
+        time.sleep(0.01)
+    texts = {}
+    for name, ranks in missing.items():
+        call = open_calls[name]
+        texts[name] = f"{call.name} is under way: {describe_absent(view, ranks, call.call or call.operation)}"
+    return texts
+
+
+def _without(view: WorldView, calls: Mapping[str, Call]) -> dict[str, list[int]]:
+    """Return, by the name of their group, the ranks that have not made ``calls``, as all that they made is known."""
+    found: dict[str, list[int]] = {}
+    view.local.refresh(now=True)
+    readers = view.local.readers
+    for name, call in calls.items():
+        for rank in call.group.ranks:
+            reader = readers.get(rank)
+            if reader is None or any(reader.count(lane) > reader.records for lane in range(LANES)):
+                continue
+            reader.refresh()
+            made = (one for lane in range(LANES) for one in reader.calls(lane) if one.group.name == name)
+            if not any(one.in_series >= call.in_series for one in made if not one.is_message):
+                found.setdefault(name, []).append(rank)
+    return found

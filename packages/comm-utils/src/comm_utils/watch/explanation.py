@@ -34,11 +34,13 @@ def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, Ran
     """Return the first cause, with the others of its kind."""
     first = Trouble.of(findings[0])
     said = set(findings[0].ranks)
-    same = []
+    same: list[str] = []
+    ranks = first.ranks
     for one in findings[1:4]:
         if one.kind is findings[0].kind and not said & set(one.ranks):
             said |= set(one.ranks)
             same.append(one.text)
+            ranks += one.ranks
     stacks = ""
     if findings[0].kind >= FindingKind.STOPPED:
         stacks = "".join(
@@ -50,7 +52,7 @@ def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, Ran
             and (stack := known[rank].stack) is not None
             and all(call.is_on_device for call in known[rank].open_calls())
         )
-    return Trouble(first.kind, "; ".join([first.text, *same]) + stacks, first.ranks)
+    return Trouble(first.kind, "; ".join([first.text, *same]) + stacks, ranks)
 
 
 def cause_of_others(

@@ -1,4 +1,4 @@
-"""Exceptions that end this process: they are noted for the others, which wait for a rank that has gone."""
+"""Exceptions that end this process, or its world: they are noted for the others, which wait for this rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import TracebackType
 from comm_utils.errors import CommError
 from comm_utils.flight_recorder.recorder import RECORDER
 
-__all__ = ["note_uncaught_exceptions", "put_back_hook"]
+__all__ = ["note_exception_in_flight", "note_uncaught_exceptions", "put_back_hook"]
 
 _before_world = sys.excepthook
 
@@ -29,9 +29,22 @@ def note_uncaught_exceptions() -> None:
         return
 
     def note(kind: type[BaseException], error: BaseException, place: TracebackType | None) -> None:
-        if RECORDER.path is not None and not isinstance(error, CommError):  # those were noted where they were raised
-            RECORDER.failure("", kind.__name__, str(error)[:500])
+        _note(error)
         before(kind, error, place)
 
     note.notes_in_ring = True  # type: ignore[attr-defined]
     sys.excepthook = note
+
+
+def note_exception_in_flight() -> None:
+    """Note the exception because of which the world ends now, as ``finally: destroy_process_group()`` ends it."""
+    error = sys.exc_info()[1]
+    if isinstance(error, SystemExit) and not error.code:
+        return
+    if error is not None:
+        _note(error)
+
+
+def _note(error: BaseException) -> None:
+    if RECORDER.path is not None and not isinstance(error, CommError):  # those were noted where they were raised
+        RECORDER.failure("", type(error).__name__, str(error)[:500])

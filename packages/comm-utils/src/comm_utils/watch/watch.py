@@ -28,7 +28,7 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
-from comm_utils.watch.absence import describe_absent, describe_missing
+from comm_utils.watch.absence import describe_absent, describe_missing, find_unfinished
 from comm_utils.watch.call_comparison import CallComparison
 from comm_utils.watch.causes import find_cause
 from comm_utils.watch.explanation import for_others
@@ -212,6 +212,19 @@ class Watch:
             asks: ranks of other hosts, which takes up to a second.
         """
         return self._described(lambda: describe_missing(self._view, group, asks))
+
+    def unfinished(self, groups: Sequence[RingGroup]) -> dict[str, str]:
+        """Return, by the name of a group, the collective of this rank that other ranks keep from its end, and which.
+
+        Ranks have up to a second to come.
+        """
+        if self._view.own is None:
+            return {}
+        try:
+            return find_unfinished(self._view, groups)
+        except Exception as error:  # the groups end all the same
+            logger.warning("calls under way could not be looked for: %s: %s", type(error).__name__, error)
+            return {}
 
     def recorded(self, number: int) -> Call | None:
         """Return the call of this rank that Python recorded under that number; None where the ring lacks it."""
