@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from comm_utils.errors import CollectiveMismatchError
 from comm_utils.testing.ring import Ring
 from comm_utils.watch import message_comparison
@@ -53,6 +55,18 @@ def test_the_first_that_differs_is_named_to_both_ends() -> None:
         assert f"message 2 from rank {source} to rank {target}" in trouble.text
         assert "send(10 elements of float32" in trouble.text
         assert "recv(20 elements of float32" in trouble.text
+
+
+def test_a_message_that_may_be_moving_is_reported_a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    pair.rings[0].call("send", 10, peer=1)
+    pair.rings[1].begin("recv", 20, peer=0)
+    assert pair.found() == pair.found() == []
+    monkeypatch.setattr(message_comparison, "_MOVES_NS", 0)
+    (trouble,) = pair.found()  # though neither has made a call since
+    assert "send(10 elements of float32" in trouble.text
+    monkeypatch.undo()
+    assert pair.found(everything=True) == [trouble]  # as the world ends
 
 
 def test_dtypes_and_tags() -> None:

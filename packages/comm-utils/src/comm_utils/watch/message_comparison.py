@@ -6,6 +6,7 @@ has a digest of the messages before it in its series: so one comparison covers a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container, Iterable, Iterator, Mapping
 
 from comm_utils.flight_recorder.calls import RingGroup
@@ -21,6 +22,10 @@ __all__ = ["MessageComparison"]
 
 # So many other ranks, and of each so many of its newest records, are looked at in one look.
 _PEERS_AT_ONCE, _DEPTH = 4, 512
+# A message that is moving may end in so long. Where its connection is shut down meanwhile, gloo can miss that, and the
+# call waits for its timeout.
+_MOVES_NS = 400_000_000
+_EARLY = object()
 
 
 class MessageComparison:
@@ -57,12 +62,16 @@ class MessageComparison:
             reader.refresh()
             mine = messages(self._own, most) if mine is None else mine
             theirs = messages(reader, most)
+            is_early = False
             for series in sorted(mine.keys() & theirs.keys()):
                 if series.group not in self._broken and _disagree(mine[series], theirs[series]):
-                    found = self._difference(series, rank, reader)
-                    if found is not None:
+                    found = self._difference(series, rank, reader, everything)
+                    if found is _EARLY:
+                        is_early = True
+                    elif isinstance(found, Finding):
                         yield series.group, Trouble.of(found)
-            self._compared[rank] = counts
+            if not is_early:
+                self._compared[rank] = counts
 
     def _in_turn(self) -> list[int]:
         """Return the ranks with which this one has exchanged messages, those first that had no turn for longest."""
@@ -75,8 +84,14 @@ class MessageComparison:
         self._peers = len(kinds), turned
         return turned
 
-    def _difference(self, series: MessageSeries, other: int, reader: RingReader) -> Finding | None:
-        """Return the first message that differs; None where that is not certain."""
+    def _difference(
+        self, series: MessageSeries, other: int, reader: RingReader, at_once: bool
+    ) -> Finding | object | None:
+        """Return the first message that differs; None where that is not certain, ``_EARLY`` where it may be moving.
+
+        Args:
+            at_once: report a message that is moving, too.
+        """
         rings = {self._view.rank: self._own, other: reader}
         if receives_from_any(rings[series.receiver], series.group):
             return None
@@ -91,6 +106,9 @@ class MessageComparison:
         ranks = tuple(sorted((series.sender, series.receiver)))
         group: RingGroup = receiving.group
         if (sending.dtype, sending.elements) != (receiving.dtype, receiving.elements):
+            begin_ns = max(sending.begin_ns, receiving.begin_ns)
+            if (sending.is_open or receiving.is_open) and time.perf_counter_ns() - begin_ns < _MOVES_NS and not at_once:
+                return _EARLY
             text = describe_difference(sending, receiving)
             return Finding(FindingKind.MISMATCH, group, ranks, text, number)
         # Two threads that count at once can leave different digests of the same messages.
