@@ -286,17 +286,6 @@ def test_a_killed_rank_is_named_with_its_process(backend: str, env: dict[str, st
         assert seconds < 5
 
 
-@BACKENDS
-def test_the_exception_that_ended_a_rank_is_named(backend: str, env: dict[str, str]) -> None:
-    outcomes = run_ranks_outcomes(raised, 3, backend, env={**QUIET, **env})
-    for rank in (0, 2):
-        error, text, seconds = outcomes[rank].value
-        assert error == "PeerLostError"
-        assert "rank 1 (pid " in text
-        assert "ValueError: out of flour" in text
-        assert seconds < 5
-
-
 def ended_by_an_exception(backend: str) -> tuple[str, str, float]:
     rank, tensor = _start(backend)
     with contextlib.suppress(ValueError):
@@ -310,13 +299,15 @@ def ended_by_an_exception(backend: str) -> tuple[str, str, float]:
 
 
 @BACKENDS
-def test_the_exception_because_of_which_a_rank_ends_its_world_is_named(backend: str, env: dict[str, str]) -> None:
-    outcomes = run_ranks_outcomes(ended_by_an_exception, 3, backend, env={**QUIET, **env})
+@pytest.mark.parametrize("target", [raised, ended_by_an_exception])
+def test_the_exception_that_ended_a_rank_or_its_world_is_named(target: Any, backend: str, env: dict[str, str]) -> None:
+    outcomes = run_ranks_outcomes(target, 3, backend, env={**QUIET, **env})
     for rank in (0, 2):
-        error, text, _ = outcomes[rank].value
+        error, text, seconds = outcomes[rank].value
         assert error == "PeerLostError"
         assert "rank 1 (pid " in text
-        assert " with ValueError: out of flour" in text
+        assert "with ValueError: out of flour" in text
+        assert seconds < 5
 
 
 def left_with_an_exit_code(code: int) -> bool:

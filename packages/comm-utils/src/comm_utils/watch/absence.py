@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.diagnosis import describe_rank, diagnose_group
-from comm_utils.flight_recorder.layout import LANES
 from comm_utils.flight_recorder.matching import rank_list
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.watch.world_view import WorldView
@@ -86,17 +85,19 @@ def find_unfinished(view: WorldView, groups: Sequence[RingGroup]) -> dict[str, s
 
 
 def _without(view: WorldView, calls: Mapping[str, Call]) -> dict[str, list[int]]:
-    """Return, by the name of their group, the ranks that have not made ``calls``, as all that they made is known."""
+    """Return, by the name of their group, the ranks that have certainly not made ``calls``."""
     found: dict[str, list[int]] = {}
     view.local.refresh(now=True)
-    readers = view.local.readers
     for name, call in calls.items():
         for rank in call.group.ranks:
-            reader = readers.get(rank)
-            if reader is None or any(reader.count(lane) > reader.records for lane in range(LANES)):
+            reader = view.local.readers.get(rank)
+            if reader is None:
                 continue
             reader.refresh()
-            made = (one for lane in range(LANES) for one in reader.calls(lane) if one.group.name == name)
-            if not any(one.in_series >= call.in_series for one in made if not one.is_message):
+            backwards = (one for one in reader.backwards(call.lane) if one.group.name == name and not one.is_message)
+            latest = next((one.in_series for one in backwards), None)
+            if latest is None and reader.count(call.lane) > reader.records:
+                continue  # what it made in this group was overwritten
+            if (latest or 0) < call.in_series:
                 found.setdefault(name, []).append(rank)
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Container, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.diagnosis import Finding, FindingKind
@@ -25,7 +26,13 @@ _PEERS_AT_ONCE, _DEPTH = 4, 512
 # A message that is moving may end in so long. Where its connection is shut down meanwhile, gloo can miss that, and the
 # call waits for its timeout.
 _MOVES_NS = 400_000_000
-_EARLY = object()
+
+
+class _Difference(NamedTuple):
+    """A message that differs, and whether it may be moving now."""
+
+    finding: Finding
+    may_move: bool
 
 
 class MessageComparison:
@@ -65,11 +72,11 @@ class MessageComparison:
             is_early = False
             for series in sorted(mine.keys() & theirs.keys()):
                 if series.group not in self._broken and _disagree(mine[series], theirs[series]):
-                    found = self._difference(series, rank, reader, everything)
-                    if found is _EARLY:
+                    found = self._difference(series, rank, reader)
+                    if found is not None and found.may_move and not everything:
                         is_early = True
-                    elif isinstance(found, Finding):
-                        yield series.group, Trouble.of(found)
+                    elif found is not None:
+                        yield series.group, Trouble.of(found.finding)
             if not is_early:
                 self._compared[rank] = counts
 
@@ -84,14 +91,8 @@ class MessageComparison:
         self._peers = len(kinds), turned
         return turned
 
-    def _difference(
-        self, series: MessageSeries, other: int, reader: RingReader, at_once: bool
-    ) -> Finding | object | None:
-        """Return the first message that differs; None where that is not certain, ``_EARLY`` where it may be moving.
-
-        Args:
-            at_once: report a message that is moving, too.
-        """
+    def _difference(self, series: MessageSeries, other: int, reader: RingReader) -> _Difference | None:
+        """Return the first message that differs; None where that is not certain."""
         rings = {self._view.rank: self._own, other: reader}
         if receives_from_any(rings[series.receiver], series.group):
             return None
@@ -106,11 +107,11 @@ class MessageComparison:
         ranks = tuple(sorted((series.sender, series.receiver)))
         group: RingGroup = receiving.group
         if (sending.dtype, sending.elements) != (receiving.dtype, receiving.elements):
-            begin_ns = max(sending.begin_ns, receiving.begin_ns)
-            if (sending.is_open or receiving.is_open) and time.perf_counter_ns() - begin_ns < _MOVES_NS and not at_once:
-                return _EARLY
             text = describe_difference(sending, receiving)
-            return Finding(FindingKind.MISMATCH, group, ranks, text, number)
+            begin_ns = max(sending.begin_ns, receiving.begin_ns)
+            is_young = time.perf_counter_ns() - begin_ns < _MOVES_NS
+            may_move = is_young and (sending.is_open or receiving.is_open)
+            return _Difference(Finding(FindingKind.MISMATCH, group, ranks, text, number), may_move)
         # Two threads that count at once can leave different digests of the same messages.
         if number == 1 or (number - 1 in sent and number - 1 in received) or _has_threads(rings.values()):
             return None
@@ -118,7 +119,7 @@ class MessageComparison:
             f"the messages from rank {series.sender} to rank {series.receiver} with tag {series.tag} on {group} differ "
             f"at or before message {number}; the flight recorder does not have the first that differs any more"
         )
-        return Finding(FindingKind.MISMATCH, group, ranks, text, number)
+        return _Difference(Finding(FindingKind.MISMATCH, group, ranks, text, number), may_move=False)
 
 
 def _disagree(mine: Mapping[int, MessageMark], theirs: Mapping[int, MessageMark]) -> bool:
