@@ -92,6 +92,7 @@ def test_native_code_has_the_layout_of_python() -> None:
     assert constants["largest_records"] == ring_layout.LARGEST_RECORDS
     assert constants["lanes"] == ring_layout.LANES
     assert constants["clock_offset"] == ring_layout.LANE_OFFSETS[constants["own_lane"]]
+    assert constants["python_clock_offset"] == ring_layout.LANE_OFFSETS[0]
     for name, (begin, bits) in ring_layout.CODES.items():
         assert (constants[f"{name}_at"], constants[f"{name}_bits"]) == (begin, bits), name
     assert 1 << constants["native_at"] == ring_layout.NATIVE_KIND

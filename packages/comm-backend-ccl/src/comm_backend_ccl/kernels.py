@@ -5,6 +5,7 @@ Looking them up imports this package, which makes ``"ccl"`` known to ``torch.dis
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,7 +17,16 @@ from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
 from comm_utils.kernels import CollectingPaths
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["collecting_path", "collecting_paths", "decode", "encode", "plain_batch", "plain_tensors", "reduce"]
+__all__ = [
+    "collecting_path",
+    "collecting_paths",
+    "decode",
+    "encode",
+    "plain_batch",
+    "plain_tensors",
+    "recording_functions",
+    "reduce",
+]
 
 _DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 
@@ -105,6 +115,21 @@ def collecting_path(key: object, runs: list[Any], return_value: object) -> Calla
     """See ``comm_utils.kernels.collecting_path``."""
     found: Callable[..., Any] | None = native_module.collecting_path(key, runs, return_value)
     return found
+
+
+def recording_functions(
+    recorder: Any, series: object, kind: int, signature: int, counts: bool, tag_word: int
+) -> tuple[Callable[..., Any], ...] | None:
+    """See ``comm_utils.kernels.recording_functions``."""
+    if native_module.NATIVE is None:
+        return None
+    memory = recorder.memory
+    kept = ctypes.c_char.from_buffer(memory.memory)
+    return native_module.recording_functions(
+        (ctypes.addressof(kept), len(memory.memory), kept),
+        (recorder.numbers, recorder.caller, recorder.note_thread, recorder.sites, memory.add_splits),
+        (series, kind, signature, counts, tag_word),
+    )
 
 
 def _is_plain(tensor: torch.Tensor, dtype: torch.dtype) -> bool:

@@ -27,6 +27,7 @@ __all__ = [
     "plain_tensor",
     "plain_tensors",
     "reads_storage_natively",
+    "recording_functions",
     "reduce",
 ]
 
@@ -125,3 +126,17 @@ def collecting_paths(fallback: Any, threads: dict[int, dict[Any, Any]], make: Ca
 def collecting_path(key: object, runs: list[Any], return_value: object) -> Any:
     """Return a fast path that collects, see ``collecting_paths.hpp``; None without native code."""
     return None if NATIVE is None else NATIVE.collecting_path(key, runs, return_value)
+
+
+def recording_functions(
+    memory: tuple[int, int, object], recorder: tuple[Any, ...], kind: tuple[Any, ...]
+) -> tuple[Callable[..., Any], ...]:
+    """Return the functions that record calls of Python, see ``recording_functions.hpp``.
+
+    Args:
+        memory: address, bytes, and what keeps it.
+        recorder: the arguments that follow, of the recorder.
+        kind: the arguments that follow, of the kind.
+    """
+    found: tuple[Callable[..., Any], ...] = NATIVE.recording_functions(*memory, *recorder, *kind)
+    return found

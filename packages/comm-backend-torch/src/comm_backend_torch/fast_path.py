@@ -97,7 +97,10 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
     is_profiled = _is_profiled
     own_wait = None if operation in _MESSAGES else how_to_wait(state, kind.device)
     kinds, measure = _kinds(kind), measure_of(operation, len(state.ranks))
+    are_plain = plain_tensors(kind.device, dtypes, inference=inference) if operation in _ON_ONE else None
 
+    if kind.async_op and are_plain is not None:
+        return _begin_on_one(dispatched, are_plain, pg, failure, kinds, own_wait)
     if kind.async_op:
         outcome_at = 1 if operation == "gather" else 0
 
@@ -117,8 +120,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
 
         return begin
     direct = _direct(kind) or dispatched
-    if operation in _ON_ONE:
-        are_plain = plain_tensors(kind.device, dtypes, inference=inference)
+    if are_plain is not None:
         return _on_one(direct, dispatched, are_plain, pg, failure, kinds, own_wait)
 
     def call(*tensors: Any) -> bool:
@@ -194,6 +196,33 @@ def _on_one(
         return True
 
     return call
+
+
+def _begin_on_one(
+    dispatched: Start,
+    are_plain: PlainTensors,
+    pg: ProcessGroup,
+    failure: Callable[[Any], BaseException],
+    kinds: dict[torch.dtype | None, Kind],
+    own_wait: Wait | None,
+) -> FastPath:
+    """Make the asynchronous fast path of one tensor."""
+    alive = internals._world.pg_map
+
+    def begin(tensor: Any) -> TorchWork | None:
+        if not are_plain((tensor,)) or pg not in alive:
+            return None
+        recorded = kinds[tensor.dtype]
+        note = Note(recorded, recorded.begin(tensor.numel(), 2, None, None, IN_BACKGROUND))
+        try:
+            work = dispatched(tensor)
+        except BaseException as error:
+            failed = failure(error) if isinstance(error, RuntimeError) else error
+            note.fail()
+            raise failed from (None if failed is error else error)
+        return TorchWork(work, tensor, failure, None, note, own_wait)
+
+    return begin
 
 
 def _kinds(kind: CallKind) -> dict[torch.dtype | None, Kind]:

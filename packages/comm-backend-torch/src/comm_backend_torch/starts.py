@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -160,7 +159,8 @@ def _all_to_all_single(kind: CallKind) -> Start:
 def _all_to_all(kind: CallKind) -> Start | None:
     options, exchange = _options(kind, internals.AllToAllOptions), _flat(kind, "alltoall_base")
     if kind.state.libraries[kind.device] in _EXCHANGE_LISTS:
-        return partial(_exchange_lists, kind.methods.alltoall, options)
+        method = kind.methods.alltoall
+        return lambda outputs, inputs: method(outputs, inputs, options)
     if kind.async_op:
         return None
     own_wait = how_to_wait(kind.state, kind.device)
@@ -177,15 +177,6 @@ def _all_to_all(kind: CallKind) -> Start | None:
         finish()
 
     return start
-
-
-def _exchange_lists(
-    method: Callable[..., Any], options: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor]
-) -> Any:
-    written = {one.untyped_storage().data_ptr() for one in outputs}
-    if any(one.untyped_storage().data_ptr() in written for one in inputs):
-        inputs = [one.clone() for one in inputs]  # read while others' elements arrive there
-    return method(outputs, inputs, options)
 
 
 def _gather(kind: CallKind) -> Start:

@@ -98,7 +98,10 @@ class TorchWork(Handle):
         if limit_s is not None:
             return self._wait_for(limit_s)
         try:
-            self._wait_to_the_end()
+            if self._own_wait is None and self._end is None:
+                self._work.wait()
+            else:
+                self._wait_to_the_end()
         except RuntimeError as error:
             self._fail(error)
             raise cast("BaseException", self._failure) from error

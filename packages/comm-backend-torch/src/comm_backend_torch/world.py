@@ -63,7 +63,7 @@ class World(ProcessGroups):
     ) -> Note:
         """Record that a ``"send"`` or ``"recv"`` begins; ``peer`` is a group rank, -1 is any."""
         kind = self._on_device(self._kind(operation, state, tensor.dtype, root=peer, tag=tag), state, tensor)
-        return Note(kind, kind.begin(tensor.numel(), 3, state=self._state_of(background)))
+        return Note(kind, kind.begin(tensor.numel(), 3, None, None, self._state_of(background)))
 
     def _on_device(self, kind: Kind, state: GroupState, tensor: torch.Tensor | None) -> Kind:
         """Return ``kind``; where the host does not wait for the device of ``tensor``, one that follows its calls."""

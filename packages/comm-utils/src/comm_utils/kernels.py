@@ -26,6 +26,7 @@ __all__ = [
     "encode",
     "plain_batch",
     "plain_tensors",
+    "recording_functions",
     "reduce",
     "shared_memory_stats",
     "transfer_profile",
@@ -169,6 +170,23 @@ def plain_tensors(
     """
     kernel = _kernel("plain_tensors")
     return None if kernel is None else kernel(dtypes, inference, grad, otherwise)
+
+
+def recording_functions(
+    recorder: Any, series: object, kind: int, signature: int, counts: bool, tag_word: int
+) -> tuple[Callable[..., int], Callable[[int], None], Callable[[int], None], Callable[..., None]] | None:
+    """Return what records the calls of one kind in the flight recorder; None where no installed package does.
+
+    Args:
+        recorder: a ``FlightRecorder``, which opens no other ring as long as the kind is used.
+        series, kind, counts, tag_word: see ``comm_utils.flight_recorder.kinds.make_kind``.
+        signature: what the ranks have to agree about: less than 2 ** 56.
+
+    Returns:
+        the functions begin, end, fail and wait of ``comm_utils.flight_recorder.kinds.Kind``.
+    """
+    kernel = _kernel("recording_functions")
+    return None if kernel is None else kernel(recorder, series, kind, signature, counts, tag_word)
 
 
 def shared_memory_stats() -> dict[str, int]:

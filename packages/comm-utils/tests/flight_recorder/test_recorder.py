@@ -133,7 +133,7 @@ def test_calls_of_a_group_with_a_short_timeout_end_by_themselves(
 def test_calls_that_nobody_waits_for_yet(recorder: FlightRecorder) -> None:
     reader = opened(recorder)
     summing = kind(recorder)
-    number = summing.begin(1, depth=0, state=IN_BACKGROUND)
+    number = summing.begin(1, 0, None, None, IN_BACKGROUND)
     reader.refresh()
     assert [(one.is_open, one.is_waited_for) for one in reader.calls()] == [(True, False)]
     summing.wait(number)

@@ -69,6 +69,16 @@ def test_a_call_before_many_of_other_groups_is_compared_at_the_end() -> None:
     assert set(ranks.found(thoroughly=True)) == {"few"}
 
 
+def test_ranks_may_know_groups_in_another_order() -> None:
+    ranks = Ranks()
+    ranks.rings[0].native_call("broadcast", root=0, group="one")
+    ranks.rings[0].native_call("broadcast", root=0, group="other")
+    # As if rank 1 had made the first call of rank 0, but for the names of the groups.
+    ranks.rings[1].native_call("broadcast", root=0, group="other")
+    ranks.rings[1].native_call("broadcast", root=1, group="one")
+    assert set(ranks.found()) == {"one"}
+
+
 def test_what_was_raised_is_not_found_again() -> None:
     ranks = Ranks()
     for rank, ring in enumerate(ranks.rings):

@@ -6,6 +6,7 @@
 #include "python/objects.hpp"
 #include "python/plain_batch.hpp"
 #include "python/plain_tensor.hpp"
+#include "python/recording_functions.hpp"
 #include "recorder/recorder.hpp"
 #include "segment/arena.hpp"
 
@@ -159,6 +160,7 @@ PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr}
                          {"collecting_path", entry<collecting_path>, METH_VARARGS, nullptr},
                          {"encode", entry<encode_here>, METH_VARARGS, nullptr},
                          {"decode", entry<decode_here>, METH_VARARGS, nullptr},
+                         {"recording_functions", entry<recording_functions>, METH_VARARGS, nullptr},
                          {"record_to", entry<record_to>, METH_VARARGS, nullptr},
                          {"is_forked", entry<is_forked>, METH_NOARGS, nullptr},
                          {"allocate", engine_entry<allocate>, METH_O, nullptr},
@@ -183,7 +185,7 @@ PyMODINIT_FUNC PyInit__shared_memory() {
     if (module != nullptr &&
         !(shm::add_group_type(module) && shm::add_operation_type(module) && shm::add_block_type(module) &&
           shm::add_fast_path_type(module) && shm::add_predicate_type(module) && shm::add_plain_batch_type(module) &&
-          shm::add_collecting_types(module))) {
+          shm::add_collecting_types(module) && shm::add_recording_type(module))) {
         Py_DECREF(module);
         return nullptr;
     }

@@ -1,5 +1,5 @@
 // The ring file in which a rank's last calls outlive it, as comm_utils/flight_recorder/layout.py lays it out; a test
-// compares both. Native code writes the second of two lanes, with a clock of its own.
+// compares both. Native code writes the second of two lanes, with a clock of its own, and the first for Python.
 
 #pragma once
 
@@ -13,8 +13,8 @@ constexpr char magic[] = "COMMFR01";
 constexpr size_t header_bytes = 4096;
 constexpr uint64_t largest_records = 1048576;
 constexpr size_t lanes = 2, own_lane = 1;
-// Of the lane, in the header.
-constexpr size_t clock_offset = 640;
+// Of the lanes, in the header.
+constexpr size_t clock_offset = 640, python_clock_offset = 512;
 
 struct Header {
     char magic[8];

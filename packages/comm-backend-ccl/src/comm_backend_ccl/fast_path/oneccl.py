@@ -54,7 +54,7 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
     ) -> CclWork | None:
         """Start an operation, which the flight recorder counts as ``elements`` of the dtype of ``counted``."""
         call = kinds[counted.dtype]
-        number = call.begin(elements, 4, state=IN_BACKGROUND if kind.watched else WAITED_FOR)
+        number = call.begin(elements, 4, None, None, IN_BACKGROUND if kind.watched else WAITED_FOR)
         try:
             handle = run(*of_run)
         except BaseException:

@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from types import CodeType
 from typing import Any, NamedTuple, Protocol
 
+from comm_utils import kernels
 from comm_utils.flight_recorder.layout import FAILED, HEADER_BYTES, IN_BACKGROUND, LANE_OFFSETS, RECORD_BYTES
 from comm_utils.flight_recorder.memory import RingMemory
 
@@ -52,8 +53,9 @@ class Kind(NamedTuple):
     """A kind of call, described once.
 
     Attributes:
-        begin: ``begin(elements, depth, sent=None, received=None, state=WAITED_FOR)`` records that a call begins and
-            returns its number; the caller is looked for ``depth`` frames above the one that calls this, and above.
+        begin: ``begin(elements, depth, sent=None, received=None, state=WAITED_FOR)``, which takes no keywords, records
+            that a call begins and returns its number; the caller is looked for ``depth`` frames above the one that
+            calls this, and above.
         end: ``end(number)`` records that it has ended.
         fail: ``fail(number)`` records that it failed.
         wait: ``wait(number, state=WAITED_FOR)`` records that somebody waits for what began in the background.
@@ -92,10 +94,25 @@ def make_kind(recorder: _Recorder, series: Series, kind: int, agreed: object, co
         agreed: what the ranks have to agree about, beside the elements.
         counts: they have to agree about these, too.
         tag_word: word 7 of its records where no split sizes are given: a tag, or tensors that are joined.
+
+    Returns:
+        functions of native code, which do the same sooner, where an installed package has them and torch is loaded,
+        which that package would load.
     """
+    signature = int.from_bytes(_stable_hash(agreed), "little")
+    native = None
+    if "torch" in sys.modules:
+        native = kernels.recording_functions(recorder, series, kind, signature, counts, tag_word)
+    if native is None:
+        return _in_python(recorder, series, kind, signature, counts, tag_word)
+    begin, end, fail, wait = native
+    return Kind(begin, end, fail, wait, end)
+
+
+def _in_python(recorder: _Recorder, series: Series, kind: int, signature: int, counts: bool, tag_word: int) -> Kind:
     # Written for speed: most calls of a kind come from the place, and on the thread, of the last one.
-    memory, signature = recorder.memory, int.from_bytes(_stable_hash(agreed), "little")
-    numbers, pack_into, buffer, words = recorder.numbers, _PACKED.pack_into, memory.memory, memory.words
+    memory, numbers, pack_into = recorder.memory, recorder.numbers, _PACKED.pack_into
+    buffer, words = memory.memory, memory.words
     mask, caller, now, frame_at = memory.records - 1, recorder.caller, perf_counter_ns, sys._getframe
     thread_of, note_thread, sites = threading.get_ident, recorder.note_thread, recorder.sites
     several, raise_count = recorder.several_threads, recorder.raise_count

@@ -57,7 +57,7 @@ class Ring:
         if operations.get(operation).pattern.reduces:
             kind.setdefault("op", "sum")
         described = self.recorder.kind(self.group(group), operation, call or operation, dtype, **kind)
-        return described.begin(elements, 0, state=state)
+        return described.begin(elements, 0, None, None, state)
 
     def call(self, operation: str = "all_reduce", elements: int = 4, times: int = 1, **kind: Any) -> None:
         """Record calls that have ended."""

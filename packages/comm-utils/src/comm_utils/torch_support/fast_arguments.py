@@ -137,14 +137,17 @@ def _from_list(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> 
 
 
 def _lists_exchanged(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
-    """Accept two lists of W tensors of any sizes; no two outputs share memory."""
+    """Accept two lists of W tensors of any sizes; an output shares memory with no other tensor."""
 
     def accept(outputs: Any, inputs: Any) -> bool:
         if type(outputs) is not list or type(inputs) is not list or len(outputs) != W or len(inputs) != W:
             return False
         if not are_plain((*outputs, *inputs)):
             return False
-        return outputs[rank].numel() == inputs[rank].numel() and _lie_apart(outputs)
+        if outputs[rank].numel() != inputs[rank].numel():
+            return False
+        # It may be inputs alone that share memory.
+        return _lie_apart((*outputs, *inputs)) or (_lie_apart(outputs) and not _share_storage(outputs, inputs))
 
     return accept
 
@@ -188,14 +191,18 @@ def _fit(parts: Sequence[torch.Tensor], tensor: torch.Tensor, rank: int) -> bool
     return True
 
 
-def _lie_apart(tensors: Sequence[torch.Tensor]) -> bool:
-    spans = sorted([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors])
+def _lie_apart(tensors: Iterable[torch.Tensor]) -> bool:
     end = 0
-    for start, size in spans:
+    for start, size in sorted([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]):
         if start < end:
             return False
         end = start + size
     return True
+
+
+def _share_storage(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:
+    storages = {one.untyped_storage().data_ptr() for one in some}
+    return any(one.untyped_storage().data_ptr() in storages for one in others)
 
 
 _ACCEPT: dict[str, Callable[[PlainTensors, int, int, int | None], Accept]] = {

@@ -110,7 +110,7 @@ def exchanged(
 ) -> tuple[int, list[int] | None, list[int] | None]:
     """Return the elements of a part of an exchange, and those to and from each rank where parts differ."""
     elements = input.numel() // size
-    if len({*(rows_out or ())}) <= 1 and len({*(rows_in or ())}) <= 1:  # equal parts, or none given
+    if (not rows_out or rows_out.count(rows_out[0]) == size) and (not rows_in or rows_in.count(rows_in[0]) == size):
         return elements, None, None
     return elements, _in_elements(input, rows_in, size), _in_elements(output, rows_out, size)
 
@@ -177,4 +177,7 @@ def _of_exchange(size: int, output: Any, input: Any, rows_out: Any = None, rows_
 
 def _of_lists(outputs: Any, inputs: Any) -> Any:
     sent, received = [one.numel() for one in inputs], [one.numel() for one in outputs]
-    return inputs[0].dtype, sum(sent) // len(sent), sent, received
+    elements, size = sent[0], len(sent)
+    if sent.count(elements) == size and received.count(elements) == size:  # equal parts
+        return inputs[0].dtype, elements, None, None
+    return inputs[0].dtype, sum(sent) // size, sent, received

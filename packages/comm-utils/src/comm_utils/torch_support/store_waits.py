@@ -50,7 +50,7 @@ class StoreWait:
             group = self.group
             index = RECORDER.group_index(group.name, group.ranks, group.description, group.backend, self._limit_s)
             kind = RECORDER.kind(index, "barrier", self.call)
-            self._number = kind.begin(0, 1, state=self._state)
+            self._number = kind.begin(0, 1, None, None, self._state)
             self._kind = kind
 
     def __enter__(self) -> StoreWait:
