@@ -38,8 +38,8 @@ def _ring() -> bytes:
     summing = recorder.kind(group, "all_reduce", "all_reduce", "float32", "sum")
     for number in range(20):
         exchange.end(exchange.begin(0, 0, [number, 1, 2, 3], [3, 2, 1, number]))
-    summing.fail(summing.begin(4, depth=0))
-    summing.begin(5, depth=0)
+    summing.fail(summing.begin(4, 0))
+    summing.begin(5, 0)
     recorder.failure("world", "RuntimeError", "no route")
     memory.set_stack("line 1\nline 2")
     return bytes(memory.memory)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -203,6 +205,7 @@ def test_digests(both: Both, elements: list[int], dtype: str) -> None:
         ((-1, 0), OverflowError),
         ((WORD, 0), OverflowError),
         ((1, None), TypeError),
+        ((1, 0, [1]), TypeError),
         ((1, 0, 1, [1]), TypeError),
         ((1, 0, None, None, None), TypeError),
         ((1, 0, None, None, 0, 0), TypeError),
@@ -240,3 +243,27 @@ def test_the_memory_of_a_ring_stays_as_long_as_its_functions() -> None:
     del kind
     gc.collect()
     assert kept() is None
+
+
+OUTLIVING = """
+import sys, threading, time
+import torch
+from comm_utils.flight_recorder import FlightRecorder
+
+recorder = FlightRecorder()
+kind = recorder.kind(recorder.group_index("world", (0, 1), "", ""), "all_to_all_single", "all_to_all_single", "int8")
+begin = kind.begin
+assert type(begin) is type(len)
+# Two places, so that each call asks the recorder for its entry; far into a function, whose places are no small numbers.
+lines = ["def make_calls():", " while True:", *["  0 .real"] * 300, *["  begin(1, 0, [1], [1])"] * 2]
+exec("\\n".join(lines))
+sys.setswitchinterval(1e-5)
+threading.Thread(target=make_calls, daemon=True).start()
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("attempt", range(2))
+def test_a_daemon_thread_may_make_calls_while_the_interpreter_ends(attempt: int) -> None:
+    done = subprocess.run([sys.executable, "-c", OUTLIVING], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -84,7 +84,7 @@ class CclWork(Handle):
         end: when the time of the call is over, by the monotonic clock; None leaves that to the group's timeout.
         limit_s: how long that was.
         peer: the only other rank that it needs; None needs all, ``ANY_SOURCE`` one of them.
-        note: of the call in the flight recorder, where Python records it.
+        note: of the call in the flight recorder, where the engine does not record it itself.
     """
 
     # What most operations never set costs nothing at their start.

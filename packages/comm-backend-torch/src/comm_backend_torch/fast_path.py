@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.distributed import ProcessGroup
@@ -109,14 +109,13 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
                 return None
             dtype, elements, sent, received = measure(*tensors)
             recorded = kinds[dtype]
-            note = Note(recorded, recorded.begin(elements, 2, sent, received, IN_BACKGROUND))
+            number = recorded.begin(elements, 2, sent, received, IN_BACKGROUND)
             try:
                 work = dispatched(*tensors)
             except BaseException as error:
-                failed = failure(error) if isinstance(error, RuntimeError) else error
-                note.fail()
-                raise failed from (None if failed is error else error)
-            return TorchWork(work, tensors[outcome_at] if tensors else None, failure, None, note, own_wait)
+                _fail(recorded, number, error, failure)
+            result = tensors[outcome_at] if tensors else None
+            return TorchWork(work, result, failure, None, Note(recorded, number), own_wait)
 
         return begin
     direct = _direct(kind) or dispatched
@@ -138,16 +137,21 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
             else:
                 own_wait(work)
         except BaseException as error:
-            # The other ranks may be asked for the cause, and look at this call as well.
-            failed = failure(error) if isinstance(error, RuntimeError) else error
-            recorded.fail(number)
-            if failed is error:
-                raise
-            raise failed from error
+            _fail(recorded, number, error, failure)
         recorded.end(number)
         return True
 
     return call
+
+
+def _fail(recorded: Kind, number: int, error: BaseException, failure: Callable[[Any], BaseException]) -> NoReturn:
+    """Record that a call failed with ``error``, and raise what the user gets."""
+    # The other ranks may be asked for the cause, and look at this call as well.
+    failed = failure(error) if isinstance(error, RuntimeError) else error
+    recorded.fail(number)
+    if failed is error:
+        raise error
+    raise failed from error
 
 
 def _direct(kind: CallKind) -> Start | None:
@@ -186,12 +190,7 @@ def _on_one(
             else:
                 own_wait(work)
         except BaseException as error:
-            # The other ranks may be asked for the cause, and look at this call as well.
-            failed = failure(error) if isinstance(error, RuntimeError) else error
-            recorded.fail(number)
-            if failed is error:
-                raise
-            raise failed from error
+            _fail(recorded, number, error, failure)
         recorded.end(number)
         return True
 
@@ -213,14 +212,12 @@ def _begin_on_one(
         if not are_plain((tensor,)) or pg not in alive:
             return None
         recorded = kinds[tensor.dtype]
-        note = Note(recorded, recorded.begin(tensor.numel(), 2, None, None, IN_BACKGROUND))
+        number = recorded.begin(tensor.numel(), 2, None, None, IN_BACKGROUND)
         try:
             work = dispatched(tensor)
         except BaseException as error:
-            failed = failure(error) if isinstance(error, RuntimeError) else error
-            note.fail()
-            raise failed from (None if failed is error else error)
-        return TorchWork(work, tensor, failure, None, note, own_wait)
+            _fail(recorded, number, error, failure)
+        return TorchWork(work, tensor, failure, None, Note(recorded, number), own_wait)
 
     return begin
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from comm_backend_torch.reduce_ops import C10D_OPS, set_async
 from comm_backend_torch.waits import how_to_wait
 from comm_utils.backend import Capabilities
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.fast_arguments import overwrites
 from comm_utils.torch_support.flattening import flat_view, flatten, staging_memory
 from comm_utils.torch_support.group_state import GroupState
 
@@ -159,8 +161,7 @@ def _all_to_all_single(kind: CallKind) -> Start:
 def _all_to_all(kind: CallKind) -> Start | None:
     options, exchange = _options(kind, internals.AllToAllOptions), _flat(kind, "alltoall_base")
     if kind.state.libraries[kind.device] in _EXCHANGE_LISTS:
-        method = kind.methods.alltoall
-        return lambda outputs, inputs: method(outputs, inputs, options)
+        return partial(_exchange_lists, kind.methods.alltoall, options)
     if kind.async_op:
         return None
     own_wait = how_to_wait(kind.state, kind.device)
@@ -177,6 +178,14 @@ def _all_to_all(kind: CallKind) -> Start | None:
         finish()
 
     return start
+
+
+def _exchange_lists(
+    method: Callable[..., Any], options: Any, outputs: list[torch.Tensor], inputs: list[torch.Tensor]
+) -> Any:
+    if overwrites(outputs, inputs):  # while they are sent
+        inputs = [one.clone() for one in inputs]
+    return method(outputs, inputs, options)
 
 
 def _gather(kind: CallKind) -> Start:

@@ -98,7 +98,7 @@ class TorchWork(Handle):
         if limit_s is not None:
             return self._wait_for(limit_s)
         try:
-            if self._own_wait is None and self._end is None:
+            if self._own_wait is None and self._end is None:  # as _wait_to_the_end() does, without another call
                 self._work.wait()
             else:
                 self._wait_to_the_end()

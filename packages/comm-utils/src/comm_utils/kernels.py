@@ -175,12 +175,12 @@ def plain_tensors(
 def recording_functions(
     recorder: Any, series: object, kind: int, signature: int, counts: bool, tag_word: int
 ) -> tuple[Callable[..., int], Callable[[int], None], Callable[[int], None], Callable[..., None]] | None:
-    """Return what records the calls of one kind in the flight recorder; None where no installed package does.
+    """Return the native functions that record calls of one kind; None where no installed package has them.
 
     Args:
         recorder: a ``FlightRecorder``, which opens no other ring as long as the kind is used.
         series, kind, counts, tag_word: see ``comm_utils.flight_recorder.kinds.make_kind``.
-        signature: what the ranks have to agree about: less than 2 ** 56.
+        signature: a hash, less than 2 ** 56, of what the ranks have to agree about.
 
     Returns:
         the functions begin, end, fail and wait of ``comm_utils.flight_recorder.kinds.Kind``.

@@ -55,9 +55,9 @@ def written() -> bytes:
     sending = recorder.kind(group, "send", "isend", "float32", peer=2, tag=3)
     for number in range(20):
         exchange.end(exchange.begin(0, 0, [number, 1, 2, 3], [3, 2, 1, number]))
-    sending.end(sending.begin(9, depth=0))
-    summing.fail(summing.begin(4, depth=0))
-    summing.begin(5, depth=0)
+    sending.end(sending.begin(9, 0))
+    summing.fail(summing.begin(4, 0))
+    summing.begin(5, 0)
     for number in range(1, 4):  # as native code does
         kind = packed_kind(number % 2, 0, 0, group)
         at = HEADER_BYTES + (RECORDS + (number & RECORDS - 1)) * RECORD_BYTES
@@ -253,7 +253,7 @@ def test_a_reader_sees_calls_while_they_are_made(tmp_path: Path) -> None:
         number = 0
         while not stop.is_set():
             number += 1
-            summing.end(summing.begin(number, depth=0))
+            summing.end(summing.begin(number, 0))
 
     thread = threading.Thread(target=record)
     thread.start()

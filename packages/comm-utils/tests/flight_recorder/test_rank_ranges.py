@@ -55,7 +55,7 @@ def test_a_large_world_is_recorded(order: str) -> None:
     recorder = FlightRecorder()
     recorder._use(RingMemory(64, 0, len(ranks)))
     summing = recorder.kind(recorder.group_index("world", ranks, "d" * 200, "gloo"), "all_reduce", "all_reduce", "int8")
-    summing.begin(1, depth=0)
+    summing.begin(1, 0)
     recorder.failure("world", "PeerLostError", "gone", ranks)
     reader = RingReader(recorder.memory.memory)
     (call,) = reader.calls()

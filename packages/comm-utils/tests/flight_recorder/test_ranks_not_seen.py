@@ -16,7 +16,7 @@ def in_all_reduce(size: int) -> RankSnapshot:
     recorder = FlightRecorder()
     recorder._use(memory)
     group = recorder.group_index("world", tuple(range(size)), "of all", "gloo")
-    recorder.kind(group, "all_reduce", "all_reduce", "float32", "sum").begin(5, depth=0)
+    recorder.kind(group, "all_reduce", "all_reduce", "float32", "sum").begin(5, 0)
     return take_snapshot(RingReader(bytes(memory.memory)), is_local=False)
 
 

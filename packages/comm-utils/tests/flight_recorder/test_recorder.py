@@ -60,7 +60,7 @@ def test_what_is_recorded_of_a_call(recorder: FlightRecorder) -> None:
     reader = opened(recorder)
     summing = kind(recorder, op="sum")
     begun = time.perf_counter_ns()
-    number = summing.begin(1000, depth=0)
+    number = summing.begin(1000, 0)
     reader.refresh()
     (made,) = reader.open_calls()
     assert begun <= made.begin_ns <= time.perf_counter_ns()
@@ -80,7 +80,7 @@ def test_what_is_recorded_of_a_call(recorder: FlightRecorder) -> None:
     assert made.begin_ns == ended.begin_ns <= ended.end_ns <= time.perf_counter_ns()
     assert not ended.failed
     failing = kind(recorder, op="max")
-    failing.fail(failing.begin(7, depth=0))
+    failing.fail(failing.begin(7, 0))
     reader.refresh()
     assert [(one.failed, one.is_open, one.in_series) for one in reader.calls()] == [(False, False, 1), (True, False, 2)]
     header = reader.header
@@ -98,7 +98,7 @@ def ask(calls, module: str):  # type: ignore[no-untyped-def]
 def test_the_caller_is_whoever_is_outside_of_these_packages(recorder: FlightRecorder) -> None:
     reader = opened(recorder)
     summing = kind(recorder)
-    through_ours = ask([lambda: summing.begin(1, depth=1)] * 2, "comm_collectives.composed")
+    through_ours = ask([lambda: summing.begin(1, 1)] * 2, "comm_collectives.composed")
 
     def first() -> None:
         through_ours()
@@ -109,7 +109,7 @@ def test_the_caller_is_whoever_is_outside_of_these_packages(recorder: FlightReco
     for user in (first, second, first):
         user()
     for _ in range(2):
-        summing.begin(1, depth=0)
+        summing.begin(1, 0)
     reader.refresh()
     names = [one.caller.rpartition(" ")[2] for one in reader.calls()]
     here = "test_the_caller_is_whoever_is_outside_of_these_packages"
@@ -123,7 +123,7 @@ def test_calls_of_a_group_with_a_short_timeout_end_by_themselves(
     reader = opened(recorder)
     group = recorder.group_index("short", (0, 1), "", "gloo", timeout_s)
     summing = recorder.kind(group, "all_reduce", "all_reduce", "float32", "sum")
-    number = summing.begin(1, depth=0)
+    number = summing.begin(1, 0)
     reader.refresh()
     assert [one.is_limited for one in reader.calls()] == [is_limited]
     summing.end(number)
@@ -163,7 +163,7 @@ def test_messages_are_counted_by_pair_direction_and_tag(recorder: FlightRecorder
     reader = opened(recorder)
     for operation, peer, tag in (("send", 1, 0), ("send", 1, 0), ("send", 1, 7), ("recv", 1, 0), ("all_reduce", -1, 0)):
         one = kind(recorder, operation, peer=peer, tag=tag)
-        one.end(one.begin(1, depth=0))
+        one.end(one.begin(1, 0))
     reader.refresh()
     assert [one.in_series for one in reader.calls()] == [1, 2, 1, 1, 1]
     reader.close()
@@ -172,9 +172,9 @@ def test_messages_are_counted_by_pair_direction_and_tag(recorder: FlightRecorder
 def test_the_ring_wraps_around(recorder: FlightRecorder) -> None:
     reader = opened(recorder)
     summing = kind(recorder)
-    first = summing.begin(0, depth=0)
+    first = summing.begin(0, 0)
     for elements in range(1, 100):
-        summing.end(summing.begin(elements, depth=0))
+        summing.end(summing.begin(elements, 0))
     reader.refresh()
     kept = reader.calls()
     assert [one.elements for one in kept] == [one.number - 1 for one in kept]
@@ -219,8 +219,8 @@ def test_full_tables(recorder: FlightRecorder) -> None:
         recorder.group_index(f"{number}", (), "", "")
     assert recorder.group_index("one more " + "x" * 200, (0, 1), "", "gloo") == 0
     unknown = kind(recorder, "broadcast", root=1)
-    unknown.end(unknown.begin(1, depth=0))
-    known.end(known.begin(2, depth=0))
+    unknown.end(unknown.begin(1, 0))
+    known.end(known.begin(2, 0))
     for number in range(200):
         recorder.failure("world", "PeerLostError", f"failure {number}")
     reader.refresh()
@@ -257,7 +257,7 @@ def changing_places() -> Iterator[None]:
 def record_on_two_threads(pairs: Sequence[tuple[Kind, int]]) -> None:
     def record(one: Kind, elements: int) -> None:
         for _ in range(1000):
-            one.end(one.begin(elements, depth=0))
+            one.end(one.begin(elements, 0))
 
     threads = [threading.Thread(target=record, args=pair) for pair in pairs]
     with changing_places():
@@ -291,7 +291,7 @@ def test_equal_calls_of_two_threads_agree_with_those_of_one(recorder: FlightReco
                 record_on_two_threads([(one, 1), (one, 1)])
             else:
                 for _ in range(2000):
-                    one.end(one.begin(1, depth=0))
+                    one.end(one.begin(1, 0))
         reader.refresh()
         last = max(reader.calls(), key=lambda call: call.in_series)
         found.append((last.in_series, last.digest))
@@ -346,13 +346,13 @@ def test_a_ring_stays_after_a_failure_and_where_it_is_asked_for(tmp_path: Path) 
 def test_a_forked_child_does_not_write(recorder: FlightRecorder) -> None:
     reader = opened(recorder)
     summing = kind(recorder)
-    summing.end(summing.begin(1, depth=0))
+    summing.end(summing.begin(1, 0))
     child = os.fork()
     if child == 0:
         try:
             recorder.leave_to_parent()  # as the one of the process does by itself
             again = kind(recorder)
-            again.end(again.begin(2, depth=0))
+            again.end(again.begin(2, 0))
             recorder.failure("world", "PeerLostError", "of the child")
             recorder.close()
         finally:
@@ -374,7 +374,7 @@ def test_the_recorder_of_a_process_knows_of_forks(tmp_path: Path) -> None:
         "RECORDER.open(0, 1, 'job')\n"
         "def record(elements):\n"
         "    kind = RECORDER.kind(RECORDER.group_index('g', [0], '', 'gloo'), 'all_reduce', 'all_reduce', 'int8')\n"
-        "    kind.end(kind.begin(elements, depth=0))\n"
+        "    kind.end(kind.begin(elements, 0))\n"
         "record(1)\n"
         "if os.fork() == 0:\n"
         "    record(2)\n"
@@ -417,7 +417,7 @@ def assert_private(recorder: FlightRecorder, caplog: pytest.LogCaptureFixture, r
     assert recorder.path is None
     assert recorder.descriptor == -1
     summing = kind(recorder)
-    summing.end(summing.begin(3, depth=0))
+    summing.end(summing.begin(3, 0))
     assert [one.elements for one in RingReader(recorder.memory.memory).calls()] == [3]
 
 
@@ -531,7 +531,7 @@ def test_turned_off(recorder: FlightRecorder, tmp_path: Path) -> None:
     recorder.settings = FlightRecorderSettings(enabled=False, directory=str(tmp_path))
     recorder.open(0, 2, "job")
     summing = kind(recorder)
-    summing.end(summing.begin(1, depth=0))
+    summing.end(summing.begin(1, 0))
     assert recorder.path is None
     assert RingReader(recorder.memory.memory).word("recorded") == 0
     assert list(tmp_path.iterdir()) == []

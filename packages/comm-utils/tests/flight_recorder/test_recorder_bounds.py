@@ -118,7 +118,7 @@ def test_the_count_of_a_lane_only_rises() -> None:
     ring = Ring()
     ring.call()
     kind = ring.recorder.kind(ring.group(), "all_reduce", "all_reduce", "float32", "sum")
-    thread = threading.Thread(target=lambda: kind.end(kind.begin(1, depth=0)))
+    thread = threading.Thread(target=lambda: kind.end(kind.begin(1, 0)))
     thread.start()
     thread.join()
     assert ring.reader.count() == 2

@@ -12,7 +12,7 @@ namespace {
 using flight::Record;
 
 // What the functions of one kind are bound to.
-struct CallKind {
+struct RecordedKind {
     PyObject_HEAD PyObject *kept, *numbers, *caller, *note_thread, *sites, *add_splits, *series;
     std::atomic<uint64_t> *count;
     Record *records;
@@ -23,28 +23,27 @@ struct CallKind {
     // Most calls of a kind come from the place, and on the thread, of the last one.
     unsigned long last_thread;
     PyObject *last_code;
-    long last_at;
+    int64_t last_at;
     uint32_t last_site;
 };
 
-PyObject *getframe = nullptr, *code_name = nullptr, *place_name = nullptr, *number_name = nullptr,
-         *digest_name = nullptr, *type = nullptr;
+PyObject *getframe = nullptr, *place_name = nullptr, *number_name = nullptr, *digest_name = nullptr, *type = nullptr;
 
-constexpr PyObject *CallKind::*held[] = {&CallKind::kept,        &CallKind::numbers,  &CallKind::caller,
-                                         &CallKind::note_thread, &CallKind::sites,    &CallKind::add_splits,
-                                         &CallKind::series,      &CallKind::last_code};
+constexpr PyObject *RecordedKind::*held[] = {
+    &RecordedKind::kept,  &RecordedKind::numbers,    &RecordedKind::caller, &RecordedKind::note_thread,
+    &RecordedKind::sites, &RecordedKind::add_splits, &RecordedKind::series, &RecordedKind::last_code};
 
 int traverse(PyObject *self, visitproc visit, void *arg) {
     Py_VISIT(reinterpret_cast<PyObject *>(Py_TYPE(self)));
     for (const auto member : held) {
-        Py_VISIT(reinterpret_cast<CallKind *>(self)->*member);
+        Py_VISIT(reinterpret_cast<RecordedKind *>(self)->*member);
     }
     return 0;
 }
 
 int clear(PyObject *self) {
     for (const auto member : held) {
-        Py_CLEAR(reinterpret_cast<CallKind *>(self)->*member);
+        Py_CLEAR(reinterpret_cast<RecordedKind *>(self)->*member);
     }
     return 0;
 }
@@ -55,66 +54,82 @@ void dealloc(PyObject *self) {
     free_object(self);
 }
 
-// A reference that ends with its scope. Null, with a Python exception set, throws.
-class Owned {
-public:
-    explicit Owned(PyObject *object) : object_(object) {
-        if (object == nullptr) {
-            throw PythonError();
-        }
-    }
-    Owned(const Owned &) = delete;
-    ~Owned() { Py_DECREF(object_); }
-    operator PyObject *() const { return object_; }
+// Until Python 3.13, a thread that outlives the interpreter ends where it waits for the GIL, by unwinding its stack. So
+// no destructor here releases an object.
 
-private:
-    PyObject *object_;
-};
-
+// Of an integer, or of what Python takes for one.
 uint64_t unsigned_of(PyObject *number) {
-    const unsigned long long found = PyLong_AsUnsignedLongLong(number);
+    PyObject *index = PyNumber_Index(number);
+    const unsigned long long found = index == nullptr ? ~0ull : PyLong_AsUnsignedLongLong(index);
+    Py_XDECREF(index);
     if (found == ~0ull && PyErr_Occurred() != nullptr) {
         throw PythonError();
     }
     return found;
 }
 
-int64_t signed_of(PyObject *number) {
-    const long long found = PyLong_AsLongLong(number);
+// The integer that an object of the recorder is; it is released. Null throws.
+int64_t taken_from(PyObject *object) {
+    const long long found = object == nullptr ? -1 : PyLong_AsLongLong(object);
+    Py_XDECREF(object);
     if (found == -1 && PyErr_Occurred() != nullptr) {
         throw PythonError();
     }
     return found;
 }
 
+void set_attribute(PyObject *object, PyObject *name, int64_t value) {
+    PyObject *number = PyLong_FromLongLong(value);
+    const int failed = number == nullptr ? -1 : PyObject_SetAttr(object, name, number);
+    Py_XDECREF(number);
+    if (failed != 0) {
+        throw PythonError();
+    }
+}
+
+// Whether the recorder's entry of a place is its own, and not that of one further up.
+bool is_known(const RecordedKind &calls, PyObject *code, int64_t at) {
+    PyObject *key = Py_BuildValue("(NL)", PyLong_FromVoidPtr(code), static_cast<long long>(at));
+    PyObject *entry = key == nullptr ? nullptr : PyDict_GetItemWithError(calls.sites, key);
+    Py_XDECREF(key);
+    if (entry == nullptr && PyErr_Occurred() != nullptr) {
+        throw PythonError();
+    }
+    Py_XINCREF(entry);
+    return entry != nullptr && taken_from(entry) >= 0;
+}
+
 // The entry of the place of the program that makes the call, `depth` frames above the function that calls this.
-uint32_t find_site(CallKind &calls, PyObject *depth) {
-    PyObject *found = PyObject_CallFunctionObjArgs(getframe, depth, nullptr);
-    if (found == nullptr) {  // called by no Python code, as at the end of the program
+uint32_t find_site(RecordedKind &calls, PyObject *depth) {
+    PyObject *frame = PyObject_CallFunctionObjArgs(getframe, depth, nullptr);
+    if (frame == nullptr) {  // called by no Python code, as at the end of the program
         if (PyErr_ExceptionMatches(PyExc_ValueError) == 0) {
             throw PythonError();
         }
         PyErr_Clear();
         return 0;
     }
-    const Owned frame(found);
-    const Owned code(PyObject_GetAttr(frame, code_name)), place(PyObject_GetAttr(frame, place_name));
-    const auto at = static_cast<long>(signed_of(place));
-    if (code == calls.last_code && at == calls.last_at) {
-        return calls.last_site;
+    auto *code = reinterpret_cast<PyObject *>(PyFrame_GetCode(reinterpret_cast<PyFrameObject *>(frame)));
+    PyObject *place = PyObject_GetAttr(frame, place_name);
+    Py_DECREF(frame);  // which the caller holds
+    try {
+        const int64_t at = taken_from(place);
+        if (code == calls.last_code && at == calls.last_at) {
+            Py_DECREF(code);
+            return calls.last_site;
+        }
+        const auto site = static_cast<uint32_t>(taken_from(PyObject_CallFunctionObjArgs(calls.caller, depth, nullptr)));
+        if (is_known(calls, code, at)) {
+            PyObject *before = calls.last_code;
+            calls.last_code = code, calls.last_at = at, calls.last_site = site;
+            code = before;
+        }
+        Py_XDECREF(code);
+        return site;
+    } catch (const PythonError &) {
+        Py_XDECREF(code);
+        throw;
     }
-    const Owned entry(PyObject_CallFunctionObjArgs(calls.caller, depth, nullptr));
-    const auto site = static_cast<uint32_t>(unsigned_of(entry));
-    const Owned identity(PyLong_FromVoidPtr(code));
-    const Owned key(PyTuple_Pack(2, static_cast<PyObject *>(identity), static_cast<PyObject *>(place)));
-    PyObject *known = PyDict_GetItemWithError(calls.sites, key);
-    if (known != nullptr && signed_of(known) >= 0) {  // not one further up
-        PyObject *before = calls.last_code;
-        Py_INCREF(code);
-        calls.last_code = code, calls.last_at = at, calls.last_site = site;
-        Py_XDECREF(before);
-    }
-    return site;
 }
 
 // hash((digest, signature, elements)) of Python, as processes without native code make digests.
@@ -135,22 +150,18 @@ int64_t digest_of(int64_t digest, int64_t signature, uint64_t elements) {
 }
 
 // Counts the call among those that have to agree. No Python code runs between, unless the series counts nothing.
-std::pair<int64_t, int64_t> count_in_series(const CallKind &calls, uint64_t elements) {
-    const Owned number(PyObject_GetAttr(calls.series, number_name)),
-        digest(PyObject_GetAttr(calls.series, digest_name));
-    const int64_t in_series = signed_of(number) + 1;
-    const int64_t next = digest_of(signed_of(digest), calls.signature, calls.counts ? elements : 0);
-    const Owned new_number(PyLong_FromLongLong(in_series)), new_digest(PyLong_FromLongLong(next));
-    if (PyObject_SetAttr(calls.series, number_name, new_number) != 0 ||
-        PyObject_SetAttr(calls.series, digest_name, new_digest) != 0) {
-        throw PythonError();
-    }
-    return {in_series, next};
+std::pair<int64_t, int64_t> count_in_series(const RecordedKind &calls, uint64_t elements) {
+    const int64_t number = taken_from(PyObject_GetAttr(calls.series, number_name)) + 1;
+    const int64_t before = taken_from(PyObject_GetAttr(calls.series, digest_name));
+    const int64_t digest = digest_of(before, calls.signature, calls.counts ? elements : 0);
+    set_attribute(calls.series, number_name, number);
+    set_attribute(calls.series, digest_name, digest);
+    return {number, digest};
 }
 
 // begin(elements, depth, sent=None, received=None, state=0) -> number
-PyObject *begin(CallKind &calls, PyObject *const *arguments, Py_ssize_t count) {
-    if (count < 2 || count > 5) {
+PyObject *begin(RecordedKind &calls, PyObject *const *arguments, Py_ssize_t count) {
+    if (count < 2 || count > 5 || (count == 3 && arguments[2] != Py_None)) {
         PyErr_SetString(PyExc_TypeError, "begin: takes elements, depth, sent, received and state, by their places");
         return nullptr;
     }
@@ -161,10 +172,14 @@ PyObject *begin(CallKind &calls, PyObject *const *arguments, Py_ssize_t count) {
     const uint32_t site = find_site(calls, arguments[1]);
     const unsigned long thread = PyThread_get_thread_ident();
     if (thread != calls.last_thread) {
-        const Owned noted(PyObject_CallFunctionObjArgs(calls.note_thread, nullptr));
+        PyObject *noted = PyObject_CallFunctionObjArgs(calls.note_thread, nullptr);
+        if (noted == nullptr) {
+            return nullptr;
+        }
+        Py_DECREF(noted);
         calls.last_thread = thread;
     }
-    PyObject *taken = PyIter_Next(calls.numbers);
+    PyObject *taken = PyIter_Next(calls.numbers);  // of an itertools.count, which does not end
     if (taken == nullptr) {
         return nullptr;
     }
@@ -173,9 +188,8 @@ PyObject *begin(CallKind &calls, PyObject *const *arguments, Py_ssize_t count) {
         const auto [in_series, digest] = count_in_series(calls, elements);
         uint64_t splits = calls.tag_word;
         if (count > 3 && arguments[2] != Py_None) {
-            const Owned place(
-                PyObject_CallFunctionObjArgs(calls.add_splits, taken, arguments[2], arguments[3], nullptr));
-            splits = unsigned_of(place);
+            splits = static_cast<uint64_t>(
+                taken_from(PyObject_CallFunctionObjArgs(calls.add_splits, taken, arguments[2], arguments[3], nullptr)));
         }
         constexpr auto relaxed = std::memory_order_relaxed;
         Record &record = calls.records[number & calls.mask];
@@ -193,7 +207,7 @@ PyObject *begin(CallKind &calls, PyObject *const *arguments, Py_ssize_t count) {
         if (calls.count->load(relaxed) < number) {
             calls.count->store(number, std::memory_order_release);
         }
-    } catch (...) {
+    } catch (const PythonError &) {
         Py_DECREF(taken);
         throw;
     }
@@ -201,14 +215,22 @@ PyObject *begin(CallKind &calls, PyObject *const *arguments, Py_ssize_t count) {
 }
 
 PyObject *call_begin(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-    return guarded([&] { return begin(*reinterpret_cast<CallKind *>(self), arguments, count); });
+    return guarded([&] { return begin(*reinterpret_cast<RecordedKind *>(self), arguments, count); });
 }
 
-// The record of a call; nullptr where a later call has overwritten it.
+// The record of a call; nullptr where a later call has overwritten it, or there never was one of this number.
 Record *record_of(PyObject *self, PyObject *number) {
-    const auto &calls = *reinterpret_cast<CallKind *>(self);
-    const uint64_t wanted = unsigned_of(number);
-    if (calls.kept == nullptr) {
+    const auto &calls = *reinterpret_cast<RecordedKind *>(self);
+    uint64_t wanted = 0;
+    try {
+        wanted = unsigned_of(number);
+    } catch (const PythonError &) {
+        if (PyErr_ExceptionMatches(PyExc_OverflowError) == 0) {
+            throw;
+        }
+        PyErr_Clear();
+    }
+    if (calls.kept == nullptr || wanted == 0) {
         return nullptr;
     }
     Record &record = calls.records[wanted & calls.mask];
@@ -254,7 +276,7 @@ PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(dealloc)},
                        {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
                        {Py_tp_clear, reinterpret_cast<void *>(clear)},
                        {0, nullptr}};
-PyType_Spec spec{"comm_backend_ccl._shared_memory.CallKind", sizeof(CallKind), 0,
+PyType_Spec spec{"comm_backend_ccl._shared_memory.RecordedKind", sizeof(RecordedKind), 0,
                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION, slots};
 
 PyObject *reference(PyObject *object) {
@@ -282,7 +304,7 @@ PyObject *recording_functions(PyObject *, PyObject *arguments) {
         static_cast<size_t>(bytes) < flight::needed_bytes(header.records)) {
         throw std::invalid_argument("the memory is not that of a flight recorder");
     }
-    auto *made = new_object<CallKind>(type);
+    auto *made = new_object<RecordedKind>(type);
     made->kept = reference(kept), made->numbers = reference(numbers), made->caller = reference(caller);
     made->note_thread = reference(note_thread), made->sites = reference(sites);
     made->add_splits = reference(add_splits), made->series = reference(series);
@@ -291,11 +313,17 @@ PyObject *recording_functions(PyObject *, PyObject *arguments) {
     made->mask = header.records - 1, made->tag_word = tag_word;
     made->signature = static_cast<int64_t>(signature);
     made->kind = kind, made->counts = counts != 0;
-    const Owned self(reinterpret_cast<PyObject *>(made));
+    auto *self = reinterpret_cast<PyObject *>(made);
     PyObject *found = PyTuple_New(function_count);
     for (Py_ssize_t index = 0; found != nullptr && index < function_count; ++index) {
-        PyTuple_SetItem(found, index, PyCFunction_NewEx(&functions[index], self, nullptr));
+        PyObject *function = PyCFunction_NewEx(&functions[index], self, nullptr);
+        if (function == nullptr) {
+            Py_CLEAR(found);
+        } else {
+            PyTuple_SetItem(found, index, function);
+        }
     }
+    Py_DECREF(self);
     return found;
 }
 
@@ -306,12 +334,11 @@ bool add_recording_type(PyObject *module) {
         return false;
     }
     Py_INCREF(getframe);
-    code_name = PyUnicode_InternFromString("f_code");
     place_name = PyUnicode_InternFromString("f_lasti");
     number_name = PyUnicode_InternFromString("number");
     digest_name = PyUnicode_InternFromString("digest");
     type = PyType_FromSpec(&spec);
-    return type != nullptr && PyErr_Occurred() == nullptr && PyModule_AddObjectRef(module, "CallKind", type) == 0;
+    return type != nullptr && PyErr_Occurred() == nullptr && PyModule_AddObjectRef(module, "RecordedKind", type) == 0;
 }
 
 }  // namespace shm

@@ -1,5 +1,5 @@
 // The ring file in which a rank's last calls outlive it, as comm_utils/flight_recorder/layout.py lays it out; a test
-// compares both. Native code writes the second of two lanes, with a clock of its own, and the first for Python.
+// compares both. The engine writes the second of two lanes, with a clock of its own.
 
 #pragma once
 
@@ -32,7 +32,7 @@ struct Record {
     std::atomic<uint64_t> number;  // 0 while the others change
     std::atomic<uint64_t> began, ended;
     std::atomic<uint64_t> kind;  // its upper half is the caller
-    // The engine compares calls itself, so the digest is 0.
+    // In the engine's lane, the digest is 0, as the engine compares calls itself.
     std::atomic<uint64_t> elements, call, digest, root_and_tag;
 };
 static_assert(sizeof(Record) == 64 && std::atomic<double>::is_always_lock_free);

@@ -67,14 +67,14 @@ class Call:
     """One call of one rank.
 
     Attributes:
-        lane: 0 for what Python recorded, 1 for native code.
+        lane: 0 for calls that Python makes, 1 for those that the engine in shared memory records.
         number: in the lane, from 1.
         begin_ns, end_ns: by the monotonic clock; ``end_ns`` is 0 while it is under way.
         operation: as the backend names it; ``call`` is the user's.
         root, peer: global ranks; -1 is none, or any.
         elements: of the whole tensor, or of a rank's part.
         in_series: its number among the collectives of its group, or among the messages of one pair, direction and tag.
-        digest: of this and all earlier ones that ``in_series`` counts; 0 in the native lane.
+        digest: of this and all earlier ones that ``in_series`` counts; 0 in lane 1.
         sent, received: elements to and from each rank, where they were given.
         joined: of several tensors in one: their number from bit 48 on, and below a digest of their sizes; 0 is one.
         caller: ``file:line function``; "" is unknown.
@@ -119,7 +119,7 @@ class Call:
 
     @property
     def is_native(self) -> bool:
-        """Return whether native code recorded it, which leaves split sizes out and compares them itself."""
+        """Return whether the engine in shared memory recorded it, which compares split sizes itself."""
         return self.lane == 1
 
     @property

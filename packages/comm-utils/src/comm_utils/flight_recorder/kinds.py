@@ -96,8 +96,8 @@ def make_kind(recorder: _Recorder, series: Series, kind: int, agreed: object, co
         tag_word: word 7 of its records where no split sizes are given: a tag, or tensors that are joined.
 
     Returns:
-        functions of native code, which do the same sooner, where an installed package has them and torch is loaded,
-        which that package would load.
+        the kind. Its functions are native where an installed package provides them. They are not looked up before torch
+        is loaded, because importing that package loads torch.
     """
     signature = int.from_bytes(_stable_hash(agreed), "little")
     native = None
@@ -119,7 +119,7 @@ def _in_python(recorder: _Recorder, series: Series, kind: int, signature: int, c
     last_thread = 0
     last: tuple[CodeType | None, int, int] = None, 0, 0
 
-    def begin(elements: int, depth: int, sent: Any = None, received: Any = None, state: int = WAITED_FOR) -> int:
+    def begin(elements: int, depth: int, sent: Any = None, received: Any = None, state: int = WAITED_FOR, /) -> int:
         nonlocal last_thread, last
         last_code, last_at, site = last
         try:
@@ -175,7 +175,7 @@ def _in_python(recorder: _Recorder, series: Series, kind: int, signature: int, c
         if words[at] == number:
             words[at + 2] = now() | FAILED
 
-    def wait(number: int, state: int = WAITED_FOR) -> None:
+    def wait(number: int, state: int = WAITED_FOR, /) -> None:
         at = (HEADER_BYTES >> 3) + ((number & mask) << 3)
         if words[at] == number and words[at + 2] in (IN_BACKGROUND, WAITED_FOR):
             words[at + 2] = state

@@ -1,8 +1,9 @@
 """The binary layout of a ring file, in which a rank records its calls.
 
-A file has, one after the other: a header; two lanes of records, of which Python writes the first and native code the
-second; the memory of split sizes; the entries, which name groups, kinds of calls and callers once; and the last Python
-stack. All numbers are little-endian, as all supported processors are. Native code includes the same layout
+A file has, one after the other: a header; two lanes of records; the memory of split sizes; the entries, which name
+groups, kinds of calls and callers once; and the last Python stack. The first lane has the calls that Python makes,
+which Python or native code for it writes; the second has those of the engine in shared memory, which writes them itself.
+All numbers are little-endian, as all supported processors are. Native code includes the same layout
 (``comm-backend-ccl``: ``native/shared_memory/recorder/layout.hpp``), and a test compares both.
 
 A record is eight words of 64 bits:
@@ -10,7 +11,7 @@ A record is eight words of 64 bits:
 ====  =========================================================================================================
 word  content
 ====  =========================================================================================================
-0     the number of the record in its lane, from 1; written first
+0     the number of the record in its lane, from 1; 0, or that of another call, while the others change
 1     when the call began, in ticks of the lane's clock
 2     when it ended; 0 while it is under way; bit 63 says that it failed; bit 62 alone says that it is under way and
       that nobody waits for it yet (an asynchronous call before its ``wait()``); bit 61 alone that it is under way

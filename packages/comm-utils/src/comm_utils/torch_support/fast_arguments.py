@@ -7,6 +7,7 @@ tensor, which it overwrites in place.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -14,7 +15,7 @@ import torch
 
 from comm_utils.torch_support.plain_tensors import PlainTensors, is_intercepted, plain_tensors
 
-__all__ = ["Accept", "acceptance", "are_disjoint"]
+__all__ = ["Accept", "acceptance", "are_disjoint", "overwrites"]
 
 Accept: TypeAlias = Callable[..., bool]
 
@@ -47,6 +48,18 @@ def are_disjoint(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two contiguous tensors of one device share no memory."""
     start, first = one.data_ptr(), other.data_ptr()
     return start + one.nbytes <= first or first + other.nbytes <= start
+
+
+def overwrites(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> bool:
+    """Return whether writing contiguous ``outputs``, no two of which share memory, changes one of the ``inputs``."""
+    written = sorted([(tensor.data_ptr(), tensor.nbytes) for tensor in outputs])
+    for tensor in inputs:
+        start = tensor.data_ptr()
+        before = bisect_left(written, (start + tensor.nbytes,))
+        # The last output that begins before the end of the input is the one that ends last.
+        if before and sum(written[before - 1]) > start:
+            return True
+    return False
 
 
 def _nothing(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
@@ -137,17 +150,14 @@ def _from_list(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> 
 
 
 def _lists_exchanged(are_plain: PlainTensors, W: int, rank: int, root: int | None) -> Accept:
-    """Accept two lists of W tensors of any sizes; an output shares memory with no other tensor."""
+    """Accept two lists of W tensors of any sizes; no two outputs share memory."""
 
     def accept(outputs: Any, inputs: Any) -> bool:
         if type(outputs) is not list or type(inputs) is not list or len(outputs) != W or len(inputs) != W:
             return False
         if not are_plain((*outputs, *inputs)):
             return False
-        if outputs[rank].numel() != inputs[rank].numel():
-            return False
-        # It may be inputs alone that share memory.
-        return _lie_apart((*outputs, *inputs)) or (_lie_apart(outputs) and not _share_storage(outputs, inputs))
+        return outputs[rank].numel() == inputs[rank].numel() and _lie_apart(outputs)
 
     return accept
 
@@ -191,18 +201,13 @@ def _fit(parts: Sequence[torch.Tensor], tensor: torch.Tensor, rank: int) -> bool
     return True
 
 
-def _lie_apart(tensors: Iterable[torch.Tensor]) -> bool:
+def _lie_apart(tensors: Sequence[torch.Tensor]) -> bool:
     end = 0
     for start, size in sorted([(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]):
         if start < end:
             return False
         end = start + size
     return True
-
-
-def _share_storage(some: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> bool:
-    storages = {one.untyped_storage().data_ptr() for one in some}
-    return any(one.untyped_storage().data_ptr() in storages for one in others)
 
 
 _ACCEPT: dict[str, Callable[[PlainTensors, int, int, int | None], Accept]] = {

@@ -80,7 +80,7 @@ def kind_of_call(
 def _counted_as(what: Passed, kind: Kind) -> Kind:
     """Return ``kind``, whose ``begin`` is given the elements that travel and records those that were passed."""
 
-    def begin(elements: int, depth: int, sent: Any = None, received: Any = None, state: int = WAITED_FOR) -> int:
+    def begin(elements: int, depth: int, sent: Any = None, received: Any = None, state: int = WAITED_FOR, /) -> int:
         if sent is not None:
             sent, received = [what.elements(one) for one in sent], [what.elements(one) for one in received]
         return kind.begin(what.elements(elements), depth + 1, sent, received, state)
