@@ -87,6 +87,7 @@ LONG_TESTS = [
         "test_deepspeed_faults.py",
         "test_deterministic_reductions.py",
         "test_doctor.py",
+        "test_error_feedback.py",
         "test_futures.py",
         "test_hierarchical.py",
         "test_hostile_store.py",

@@ -402,8 +402,8 @@ def test_nothing_is_sent_where_ranks_disagree(bare_pools: Pools, backend: str) -
             "rank 1: all_reduce of 30x20 torch.float32 with powersgd(rank=4)",
             "rank 0: all_reduce of 100 torch.float32 with int8(block_size=256); "
             "rank 1: all_reduce (avg) of 100 torch.float32 with int8(block_size=256)",
-            "rank 0: all_reduce of 1000 torch.float32 with int4(block_size=256); "
-            "rank 1: all_reduce (avg) of 1000 torch.float32 with int4(block_size=256)",
+            "rank 0: all_reduce of 1000 torch.float32 with int4(block_size=256)+error_feedback; "
+            "rank 1: all_reduce (avg) of 1000 torch.float32 with int4(block_size=256)+error_feedback",
         ]
 
 

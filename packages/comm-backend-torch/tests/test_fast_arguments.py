@@ -25,5 +25,5 @@ def test_inputs_that_outputs_overwrite() -> None:
             one.fill_(1)
         found.append(overwrites(outputs, inputs))
         assert found[-1] == any(bool(one.any()) for one in inputs)
-    assert 50 < sum(found) < 450
+    assert 20 < sum(found) < 480
     assert not overwrites([memory[:4]], [torch.zeros(4)])

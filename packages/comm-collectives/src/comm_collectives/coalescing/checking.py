@@ -12,7 +12,7 @@ from comm_collectives.arguments import check_tensor, enter
 from comm_collectives.collectives import all_reduce
 from comm_collectives.reduce_scatter import check_reduce_scatter, reduce_scatter_tensor
 from comm_utils.backend import Backend
-from comm_utils.errors import CommError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 from comm_utils.fast_path import FastPathKey
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.reduction_encoding import encoding_for
@@ -46,12 +46,16 @@ def check(calls: Sequence[Call]) -> None:
 
 
 def are_right(key: FastPathKey, tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether calls of one kind, each with one of these tensors, have arguments that are right."""
+    """Return whether calls of one kind, each with one of these tensors, have arguments that are right.
+
+    Raises:
+        CommError: the group cannot be used.
+    """
     try:
         backend = enter(key[0], key[2])
         for tensor in tensors:
             _check(backend, key, (tensor,))
-    except CommError:
+    except (ArgumentError, ArgumentTypeError):
         return False
     return True
 

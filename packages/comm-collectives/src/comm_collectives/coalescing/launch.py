@@ -14,6 +14,7 @@ from comm_collectives.coalescing.checking import Call, check
 from comm_collectives.coalescing.collecting import Run
 from comm_collectives.coalescing.conflicts import calls_conflict
 from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
+from comm_collectives.coalescing.joining import joining
 from comm_collectives.coalescing.plain import plain_all_reduces
 from comm_collectives.collectives import all_reduce, checked_all_reduce
 from comm_collectives.memory import contiguous_elements, copyable, is_dense
@@ -21,7 +22,6 @@ from comm_collectives.reduce_scatter import checked_reduce_scatter_tensor, reduc
 from comm_utils.active import slot
 from comm_utils.backend import Work
 from comm_utils.errors import CommError
-from comm_utils.torch_support.passed_tensors import passing_joined
 
 __all__ = ["COLLECTED", "launch"]
 
@@ -65,7 +65,7 @@ def _all_reduce(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
         bucket = buffers.take(sum([one.nbytes for one in some])).view(dtype)
         parts = [as_one_dimension(one) for one in some]
         torch.cat(parts, out=bucket)
-        with passing_joined(some):  # of which a fast path knows nothing
+        with joining(some, some):  # of which a fast path knows nothing
             work = checked_all_reduce(all_reduce.__name__, bucket, op, cast(Any, group), async_op, None, None)
         works.append(after(work, copier(parts, bucket, buffers)))
     return works
@@ -83,16 +83,17 @@ def _reduce_scatter_tensor(batch: Sequence[Call], async_op: bool) -> list[Work |
     works: list[Work | None] = []
     for pairs in kinds.values():
         sizes = [output.numel() for output, _ in pairs]
-        joined = interleave([contiguous_elements(source) for _, source in pairs], sizes, W)
+        outputs, sources = zip(*pairs, strict=True)
+        joined = interleave([contiguous_elements(source) for source in sources], sizes, W)
         received = joined.new_empty(sum(sizes))
         name = reduce_scatter_tensor.__name__
-        with passing_joined([output for output, _ in pairs]):
+        with joining(outputs, sources):
             work = checked_reduce_scatter_tensor(name, received, joined, op, cast(Any, group), async_op, None, None)
-        works.append(after(work, _placer([output for output, _ in pairs], received, sizes)))
+        works.append(after(work, _placer(outputs, received, sizes)))
     return works
 
 
-def _placer(outputs: list[torch.Tensor], received: torch.Tensor, sizes: list[int]) -> Callable[[], None]:
+def _placer(outputs: Sequence[torch.Tensor], received: torch.Tensor, sizes: list[int]) -> Callable[[], None]:
     def finish() -> None:
         with torch.inference_mode():
             for output, part in zip(outputs, torch.split(received, sizes), strict=True):

@@ -11,12 +11,12 @@ from comm_collectives.buffers import Buffers
 from comm_collectives.coalescing.checking import are_right
 from comm_collectives.coalescing.collecting import Run
 from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
+from comm_collectives.coalescing.joining import joining
 from comm_collectives.collectives import all_reduce, checked_all_reduce
 from comm_utils import kernels
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
 from comm_utils.fast_path import FastPathKey
-from comm_utils.torch_support.passed_tensors import passing_joined
 
 __all__ = ["plain_all_reduces"]
 
@@ -70,7 +70,7 @@ def _launch(batch: _Batch, async_op: bool) -> list[Work]:
             work = all_reduce(batch.first(dtype), cast(Any, op), group, async_op)
         else:
             joined = [one for one in batch.tensors if one.dtype is dtype]
-            with passing_joined(joined):  # of which a fast path knows nothing
+            with joining(joined, joined):  # of which a fast path knows nothing
                 work = checked_all_reduce(all_reduce.__name__, bucket, op, cast(Any, group), async_op, None, None)
         if work is not None:
             works.append(work if bucket is None else after(work, _unpacker(batch, {dtype: bucket}, buffers)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import ProcessGroup
@@ -13,19 +13,40 @@ from comm_collectives.compression import between_hosts, low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.link import Link
 from comm_collectives.compression.settings import Compression
+from comm_collectives.compression.states import State
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.plan import Plan
 from comm_collectives.memory import memory_view
 from comm_utils import operations
 from comm_utils.backend import Backend, Work
+from comm_utils.errors import ArgumentError
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "on_tensors", "reduce_scatter"]
 
+_S = TypeVar("_S")
 
-def _make_link(backend: Backend, compression: Compression, group: ProcessGroup | None) -> Link:
+
+def _make_link(backend: Backend, compression: Compression, group: ProcessGroup | None, refusal: str = "") -> Link:
     assert compression.codec is not None
-    return Link(backend, group, compression.codec)
+    return Link(backend, group, compression.codec, repr(compression), refusal)
+
+
+def _state(
+    make: Callable[[tuple[int, ...]], _S], backend: Backend, group: ProcessGroup | None
+) -> tuple[_S | None, str]:
+    """Return the state that ``make`` finds for the ranks of the group, and why it refuses to, for all ranks to raise.
+
+    Raises:
+        ArgumentError: it refuses to, and there are no others.
+    """
+    ranks = tuple(backend.get_process_group_ranks(group))
+    try:
+        return make(ranks), ""
+    except ArgumentError as error:
+        if len(ranks) == 1:
+            raise
+        return None, str(error)
 
 
 def _run(
@@ -83,17 +104,25 @@ def all_reduce(
             call, backend, group, tensor, op, async_op, compression, bytes_between, in_steps, tensor
         )
     sizing = _make_link(backend, compression, group)
-    feedback = compression.feedback(tensor, tensor.numel(), _slices(sizing, elements.numel())[sizing.rank], average)
+    owned = _slices(sizing, elements.numel())[sizing.rank]
+    feedback, refusal = _state(
+        lambda ranks: compression.feedback(tensor, tensor.numel(), owned, average, ranks), backend, group
+    )
     wire_bytes = _bytes_of_all_reduce(sizing, elements.numel())
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         if size > 1:
-            pipeline.all_reduce(_make_link(inner, compression, used), elements, average, feedback)
-        elif feedback is not None:  # of a world with more ranks
-            elements.add_(feedback.local)
-            feedback.local.zero_()
+            pipeline.all_reduce(_make_link(inner, compression, used, refusal), elements, average, feedback)
+        elif feedback is not None:
+            _add_losses(elements, feedback)
 
     return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
+
+
+def _add_losses(elements: torch.Tensor, state: State) -> None:
+    """Add what encodings have lost in a world with more ranks."""
+    elements.add_(state.local)
+    state.local.zero_()
 
 
 def _slices(link: Link, count: int) -> list[int]:
@@ -120,7 +149,7 @@ def _all_reduce_low_rank(
     compression: Compression,
 ) -> Work | None:
     size = backend.get_world_size(group)
-    state = compression.low_rank(tensor, op is ReduceOp.AVG)
+    state, refusal = _state(lambda ranks: compression.low_rank(tensor, op is ReduceOp.AVG, ranks), backend, group)
     count = low_rank.factor_elements(tensor.shape, compression.rank) or tensor.numel()
     average = " (avg)" if op is ReduceOp.AVG else ""
     what = f"all_reduce{average} of {'x'.join(map(str, tensor.shape))} {tensor.dtype} with {compression!r}"
@@ -130,9 +159,13 @@ def _all_reduce_low_rank(
             reduction.all_reduce(inner, part, ReduceOp.SUM, used, False, call)
 
         if size > 1:
-            Agreement(inner, used, what).check()
+            Agreement(inner, used, what, refusal=refusal).check()
+        assert state is not None
+        if size > 1:
             with torch.autocast(tensor.device.type, enabled=False):  # which would multiply in 16 bits
                 low_rank.all_reduce(reduce, tensor, elements, op is ReduceOp.AVG, size, compression.rank, state)
+        else:
+            _add_losses(elements, state)
 
     wire_bytes = 2 * (size - 1) * 4 * count // size
     return _run(call, backend, group, tensor, op, async_op, compression, wire_bytes, body, tensor)
@@ -168,16 +201,19 @@ def reduce_scatter(
         return between_hosts.run(
             call, backend, group, counted, op, async_op, compression, bytes_between, in_steps, output
         )
-    feedback = compression.feedback(place, sum(one.numel() for one in slices), 0, op is ReduceOp.AVG)
+    count, average = sum(one.numel() for one in slices), op is ReduceOp.AVG
+    feedback, refusal = _state(lambda ranks: compression.feedback(place, count, 0, average, ranks), backend, group)
     sizing = _make_link(backend, compression, group)
     wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(slices) if rank != sizing.rank)
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
-        link = _make_link(inner, compression, used)
+        link = _make_link(inner, compression, used, refusal)
         if link.size > 1:
-            pipeline.reduce_scatter(link, output, slices, op is ReduceOp.AVG, feedback)
+            pipeline.reduce_scatter(link, output, slices, average, feedback)
         else:
             output.copy_(slices[0])
+            if feedback is not None:
+                _add_losses(output, feedback)
         finish()
 
     return _run(call, backend, group, counted, op, async_op, compression, wire_bytes, body, output)

@@ -8,6 +8,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.buffers import Buffers
+from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.codec import Codec
 from comm_collectives.pieces import pieces
 from comm_utils.backend import Backend, Work
@@ -28,11 +29,20 @@ class Link:
 
     Args:
         backend: moves bytes, as uint8.
+        compression: what ranks have to agree on; "" is the codec alone.
+        refusal: see ``agreement.Agreement``.
     """
 
-    def __init__(self, backend: Backend, group: ProcessGroup | None, codec: Codec) -> None:
+    def __init__(
+        self, backend: Backend, group: ProcessGroup | None, codec: Codec, compression: str = "", refusal: str = ""
+    ) -> None:
         self.backend, self.group, self.codec = backend, group, codec
+        self._compression, self._refusal = compression or repr(codec), refusal
         self.size, self.rank = backend.get_world_size(group), backend.get_rank(group)
+
+    def agree(self, what: str) -> Agreement:
+        """Begin to compare what the ranks are about to do; "with" the compression is added."""
+        return Agreement(self.backend, self.group, f"{what} with {self._compression}", refusal=self._refusal)
 
     def pieces(self, most: int) -> list[slice]:
         """Return the pieces in which slices with up to ``most`` elements travel.

@@ -22,11 +22,13 @@ class LowRank:
     Attributes:
         local: what the factors have lost of what this rank sent, float32, as many elements as the tensor.
         factor: the second factor of the last call, float32, (columns, rank), the same on every rank; empty at first.
+        average, ranks: see ``feedback.Feedback``.
     """
 
     local: torch.Tensor
     factor: torch.Tensor
     average: bool = False
+    ranks: tuple[int, ...] | None = None
 
     def move_to(self, device: torch.device) -> None:
         """Move the state to ``device``, that of its tensor; a saved one may come from another."""

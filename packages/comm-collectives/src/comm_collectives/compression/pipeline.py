@@ -72,7 +72,7 @@ def _reduce(
     what: str,
     everywhere: bool,
 ) -> None:
-    agreement = Agreement(link.backend, link.group, f"{what} with {link.codec!r}")
+    agreement = link.agree(what)
     mine, codec = slices[link.rank], link.codec
     pieces = link.pieces(max(one.numel() for one in slices))
     errors, own_lost = errors_of(feedback, slices), own_errors(feedback, slices, link.rank)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import weakref
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -15,28 +13,25 @@ from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.low_rank import LowRank
 from comm_collectives.compression.registry import codec_names, make_codec
+from comm_collectives.compression.states import State, StatesByMemory, check_owner, empty, owners
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.measured_choice import AUTO
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
-from comm_utils.log import logger
 
 __all__ = ["POWERSGD", "SEQ_PARALLEL", "Compression", "as_compression", "configure_seq_parallel", "forget_states"]
 
 POWERSGD = "powersgd"
 #: The name of what the configuration says for sequence parallelism.
 SEQ_PARALLEL = "seq_parallel"
-# So many states that were used once and then lost with their memory tell that a program frees its tensors.
-_SUSPICIOUS = 8
-_State = Feedback | LowRank
 
 
 class Compression:
     """A way to compress what collectives send, and what its encodings have lost so far.
 
     Give it to a call as ``compression=``. With error feedback, what a call loses is added to what the next one sends.
-    That belongs to one tensor: to the name of :meth:`of`, which can be saved, or else to a place in memory that is not
-    freed between two calls.
+    That belongs to one tensor in one group: to the name of :meth:`of`, which can be saved, or else to a place in
+    memory that is not freed between two calls.
 
     Args:
         method: ``"fp16" "bf16" "fp8" "fp8_e4m3" "fp8_e5m2" "int8" "int4" "onebit" "topk" "powersgd"``, or a codec that
@@ -103,8 +98,8 @@ class Compression:
                 + (", which needs it" if needed else " with error_feedback=True")
             )
         self.between_hosts = bool(between_hosts)
-        self._states: dict[str, _State] = {}
-        self._unnamed = _ByMemory()
+        self._states: dict[str, State] = {}
+        self._unnamed = StatesByMemory()
         self._name: str | None = None
 
     def __repr__(self) -> str:
@@ -131,7 +126,7 @@ class Compression:
     def without_state(self) -> Compression:
         """Return the same compression with a state of its own, which is empty."""
         other = copy.copy(self)
-        other._states, other._unnamed, other._name = {}, _ByMemory(), None
+        other._states, other._unnamed, other._name = {}, StatesByMemory(), None
         return other
 
     @property
@@ -140,19 +135,25 @@ class Compression:
         assert isinstance(self.min_size_bytes, int)
         return self.min_size_bytes
 
-    def feedback(self, place: torch.Tensor, count: int, owned: int, average: bool) -> Feedback | None:
+    def feedback(
+        self, place: torch.Tensor, count: int, owned: int, average: bool, ranks: tuple[int, ...]
+    ) -> Feedback | None:
         """Return the state of a tensor of ``count`` elements; None without feedback.
 
         Args:
             place: begins where the tensor does.
             owned: how many elements of the sum this rank encodes; 0 where no rank does.
+            ranks: of the group.
+
+        Raises:
+            ArgumentError: the state of this name belongs to another tensor or group.
         """
         if not self.error_feedback:
             return None
-        state = self._state(place, count)
+        state = self._state(place, count, ranks)
         if not isinstance(state, Feedback):
-            state = Feedback(_zeros(count, place.device), _zeros(owned, place.device))
-            self._keep(place, count, state)
+            state = Feedback(empty(count, place.device), empty(owned, place.device))
+            self._keep(place, count, ranks, state)
         # A reduce_scatter leaves alone what an all_reduce of this name has lost: not every rank has a part of that.
         elif owned and state.reduced.numel() != owned:
             if self._name is not None and state.reduced.numel():
@@ -160,33 +161,33 @@ class Compression:
                     f"compression: the error feedback of {self._name!r} is that of another number of ranks; "
                     "Compression.reshard() turns the states of all ranks into those of this world"
                 )
-            state.reduced = _zeros(owned, place.device)
-        state.average = average
+            state.reduced = empty(owned, place.device)
+        state.average, state.ranks = average, ranks
         return state
 
-    def low_rank(self, tensor: torch.Tensor, average: bool) -> LowRank:
-        """Return the state of ``tensor`` for ``"powersgd"``."""
-        state, count = self._state(tensor, tensor.numel()), tensor.numel()
+    def low_rank(self, tensor: torch.Tensor, average: bool, ranks: tuple[int, ...]) -> LowRank:
+        """Return the state of ``tensor`` for ``"powersgd"``; see :meth:`feedback`."""
+        state, count = self._state(tensor, tensor.numel(), ranks), tensor.numel()
         if not isinstance(state, LowRank):
-            state = LowRank(_zeros(count, tensor.device), _zeros(0, tensor.device).view(0, 0))
-            self._keep(tensor, count, state)
-        state.average = average
+            state = LowRank(empty(count, tensor.device), empty(0, tensor.device).view(0, 0))
+            self._keep(tensor, count, ranks, state)
+        state.average, state.ranks = average, ranks
         return state
 
-    def _state(self, place: torch.Tensor, count: int) -> _State | None:
-        state = self._unnamed.get(place, count) if self._name is None else self._states.get(self._name)
-        if state is not None and state.local.numel() != count:
-            raise ArgumentError(
-                f"compression: the error feedback of {self._name!r} is that of {state.local.numel()} elements; got a "
-                f"tensor of {count}: each tensor needs a name of its own"
-            )
+    def _state(self, place: torch.Tensor, count: int, ranks: tuple[int, ...]) -> State | None:
+        if self._name is None:
+            state = self._unnamed.get(owners(place), count, ranks)
+        else:
+            state = self._states.get(self._name)
+            if state is not None:
+                check_owner(self._name, state, count, ranks)
         if state is not None:
             state.move_to(place.device)
         return state
 
-    def _keep(self, place: torch.Tensor, count: int, state: _State) -> None:
+    def _keep(self, place: torch.Tensor, count: int, ranks: tuple[int, ...], state: State) -> None:
         if self._name is None:
-            self._unnamed.keep(place, count, state)
+            self._unnamed.keep(owners(place), count, ranks, state)
         else:
             self._states[self._name] = state
 
@@ -217,7 +218,7 @@ class Compression:
                 f"Compression.load_state_dict: got the state of {state['compression']!r}; expected that of {self!r}"
             )
         kind = LowRank if self.codec is None else Feedback
-        loaded: dict[str, _State] = {
+        loaded: dict[str, State] = {
             name: kind(_loaded(saved["local"]).view(-1), _loaded(saved["other"]), bool(saved["average"]))
             for name, saved in state["tensors"].items()
         }
@@ -264,55 +265,6 @@ class Compression:
                 other = first["other"].clone() if is_low_rank else torch.zeros(0)
                 found[rank]["tensors"][name] = {"local": local[rank], "other": other, "average": first["average"]}
         return found
-
-
-class _ByMemory:
-    """States of tensors without a name, each as long as the memory of its tensor exists."""
-
-    def __init__(self) -> None:
-        # By storage, place in it and number of elements; and how often each was used.
-        self._states: dict[tuple[int, int, int], tuple[_State, list[int]]] = {}
-        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._used_once = 0
-
-    def __reduce__(self) -> tuple[type[_ByMemory], tuple[()]]:
-        """Copy nothing: a copy, in this process or another, meets other tensors."""
-        return _ByMemory, ()
-
-    def get(self, place: torch.Tensor, count: int) -> _State | None:
-        found = self._states.get((id(place.untyped_storage()), int(place.storage_offset()), count))
-        if found is None:
-            return None
-        found[1][0] += 1
-        return found[0]
-
-    def keep(self, place: torch.Tensor, count: int, state: _State) -> None:
-        storage = place.untyped_storage()
-        if id(storage) not in self._alive:
-            self._alive[id(storage)] = weakref.ref(storage, partial(self._freed, id(storage)))
-        self._states[id(storage), int(place.storage_offset()), count] = state, [1]
-
-    def clear(self) -> None:
-        self._states.clear()
-        self._alive.clear()
-
-    def _freed(self, storage: int, _: object) -> None:
-        self._alive.pop(storage, None)
-        for key in [key for key in self._states if key[0] == storage]:
-            _, (uses,) = self._states.pop(key)
-            self._used_once += uses == 1
-        if self._used_once == _SUSPICIOUS:
-            self._used_once += 1
-            logger.warning(
-                "compression: the memory of %d tensors was freed after one call, and with it what error feedback kept; "
-                "name them with Compression.of(name), or keep them, as zero_grad(set_to_none=False) does for gradients",
-                _SUSPICIOUS,
-            )
-
-
-def _zeros(count: int, device: torch.device) -> torch.Tensor:
-    """Return float32, whatever torch's default dtype is: native code gets the address."""
-    return torch.zeros(count, dtype=torch.float32, device=device)
 
 
 def _check_state(call: str, state: object, expected: str) -> None:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 
 from comm_collectives.buffers import Buffers
-from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.feedback import Feedback, errors_of, keep_own_errors, own_errors
 from comm_collectives.compression.link import Link, decode_into, sum_in
 from comm_utils.backend import Work
@@ -42,8 +41,7 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
         slices: entry r is summed by rank r.
     """
     count, dtype = sum(one.numel() for one in slices), slices[0].dtype
-    what = f"all_reduce{' (avg)' if average else ''} of {count} {dtype} with {link.codec!r}"
-    agreement, codec = Agreement(link.backend, link.group, what), link.codec
+    agreement, codec = link.agree(f"all_reduce{' (avg)' if average else ''} of {count} {dtype}"), link.codec
     peer, errors = 1 - link.rank, errors_of(feedback, slices)
     mine, others = slices[link.rank], slices[peer]
     own_lost = own_errors(feedback, slices, link.rank)

@@ -1,0 +1,127 @@
+"""To which tensor the state of an error feedback belongs."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import TypeAlias
+
+import torch
+
+from comm_collectives.compression.feedback import Feedback
+from comm_collectives.compression.low_rank import LowRank
+from comm_utils.errors import ArgumentError
+from comm_utils.log import logger
+
+__all__ = ["State", "StatesByMemory", "check_owner", "empty", "owned_by", "owners"]
+
+State: TypeAlias = Feedback | LowRank
+
+# So many states that were used once and then lost with their memory tell that a program frees its tensors.
+_SUSPICIOUS = 8
+_Key: TypeAlias = tuple[tuple[tuple[int, int, int], ...], int, tuple[int, ...]]
+_owners: ContextVar[Sequence[torch.Tensor]] = ContextVar("owners", default=())
+
+
+@contextmanager
+def owned_by(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Have the states of calls in the block belong to these tensors; the library passes others, made of them."""
+    token = _owners.set(tensors)
+    try:
+        yield
+    finally:
+        _owners.reset(token)
+
+
+def owners(place: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the tensors to which the state of a call with ``place`` belongs."""
+    return _owners.get() or (place,)
+
+
+def check_owner(name: str, state: State, count: int, ranks: tuple[int, ...]) -> None:
+    """Check that a state with a name is that of a tensor of ``count`` elements in the group of ``ranks``.
+
+    Raises:
+        ArgumentError
+    """
+    if state.local.numel() != count:
+        raise ArgumentError(
+            f"compression: the error feedback of {name!r} is that of {state.local.numel()} elements; got a "
+            f"tensor of {count}: each tensor needs a name of its own"
+        )
+    if state.ranks is not None and state.ranks != ranks:
+        if len(state.ranks) != len(ranks):
+            raise ArgumentError(
+                f"compression: the error feedback of {name!r} is that of another number of ranks; "
+                "Compression.reshard() turns the states of all ranks into those of this world"
+            )
+        raise ArgumentError(
+            f"compression: the error feedback of {name!r} is that of the group of ranks {list(state.ranks)}; got a "
+            f"call on that of ranks {list(ranks)}: each group needs a name of its own"
+        )
+
+
+def empty(count: int, device: torch.device) -> torch.Tensor:
+    """Return the losses of nothing, as float32, whatever torch's default dtype is: native code gets the address."""
+    return torch.zeros(count, dtype=torch.float32, device=device)
+
+
+class StatesByMemory:
+    """States of tensors without a name, each as long as the memory of its tensors exists."""
+
+    def __init__(self) -> None:
+        # By storage, place in it and number of elements of each tensor, by the sum of these, and by ranks of the group.
+        self._states: dict[_Key, tuple[State, list[int]]] = {}
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._used_once = 0
+
+    def __reduce__(self) -> tuple[type[StatesByMemory], tuple[()]]:
+        """Copy nothing: a copy, in this process or another, meets other tensors."""
+        return StatesByMemory, ()
+
+    def get(self, tensors: Sequence[torch.Tensor], count: int, ranks: tuple[int, ...]) -> State | None:
+        """Return the state of some tensors with ``count`` elements together, in the group of ``ranks``."""
+        found = self._states.get(_key(tensors, count, ranks))
+        if found is None:
+            return None
+        found[1][0] += 1
+        return found[0]
+
+    def keep(self, tensors: Sequence[torch.Tensor], count: int, ranks: tuple[int, ...], state: State) -> None:
+        """Keep a state, which :meth:`get` returns from now on."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if id(storage) not in self._alive:
+                self._alive[id(storage)] = weakref.ref(storage, partial(self._freed, id(storage)))
+        self._states[_key(tensors, count, ranks)] = state, [1]
+
+    def clear(self) -> None:
+        """Forget all states."""
+        self._states.clear()
+        self._alive.clear()
+
+    def _freed(self, storage: int, _: object) -> None:
+        self._alive.pop(storage, None)
+        for key in [key for key in self._states if any(place[0] == storage for place in key[0])]:
+            _, (uses,) = self._states.pop(key)
+            self._used_once += uses == 1
+        if self._used_once == _SUSPICIOUS:
+            self._used_once += 1
+            logger.warning(
+                "compression: the memory of %d tensors was freed after one call, and with it what error feedback kept; "
+                "name them with Compression.of(name), or keep them, as zero_grad(set_to_none=False) does for gradients",
+                _SUSPICIOUS,
+            )
+
+
+def _key(tensors: Sequence[torch.Tensor], count: int, ranks: tuple[int, ...]) -> _Key:
+    # A single tensor may be the first of several that lie one after the other.
+    sizes = [count] if len(tensors) == 1 else [tensor.numel() for tensor in tensors]
+    places = tuple(
+        (id(tensor.untyped_storage()), int(tensor.storage_offset()), size)
+        for tensor, size in zip(tensors, sizes, strict=True)
+    )
+    return places, count, ranks
