@@ -692,6 +692,11 @@ def test_sequence_parallelism_has_a_data_type_of_its_own(
             assert largest / 4 <= lost <= 2 * largest, found
 
 
+def saved_state(count: int, average: bool) -> dict[str, Any]:
+    saved = {"local": torch.zeros(count), "other": torch.zeros(0), "average": average}
+    return {"compression": "int8(block_size=256)+error_feedback", "tensors": {"w": saved}}
+
+
 def refusals() -> list[str]:
     calls: list[Callable[[], object]] = [
         lambda: dist.all_reduce(torch.ones(4), compression="int7"),
@@ -712,6 +717,7 @@ def refusals() -> list[str]:
         lambda: dist.Compression.reshard([{"compression": "int8", "tensors": {"a": {"local": 1}}}], 2),
         lambda: dist.Compression.reshard([dist.Compression("int8").state_dict()], 1.5),  # type: ignore[arg-type]
         lambda: dist.Compression.reshard([], 2),
+        lambda: dist.Compression.reshard([saved_state(10, True), saved_state(12, False)], 2),
         lambda: dist.Compression("int8", min_size_bytes=-1),
         lambda: dist.Compression("int8", min_size_bytes="automatic"),
         lambda: dist.Compression("powersgd", min_size_bytes="auto"),
@@ -750,6 +756,7 @@ def test_refusals(bare_pools: Pools) -> None:
         "ArgumentTypeError: Compression.reshard: states[0]: tensors: got {'a': {'local': 1}}; expected what ",
         "ArgumentTypeError: Compression.reshard: world_size: got 1.5; expected an integer",
         "ArgumentError: Compression.reshard: got 0 states for 2 ranks",
+        "ArgumentError: Compression.reshard: got states of 'w' with 10, 12 elements, of averages, sums; expected the ",
         "ArgumentError: compression: min_size_bytes: got -1; expected 0 or more bytes, or 'auto'",
         "ArgumentError: compression: min_size_bytes: got 'automatic'; expected 0 or more bytes, or 'auto'",
         "ArgumentError: compression: min_size_bytes: got 'auto'; whether powersgd is faster depends on the shape of a "

@@ -19,7 +19,7 @@ import comm_orchestrator as dist
 from comm_collectives.hierarchy import algorithms, choice
 from comm_collectives.hierarchy import plan as plans
 from comm_collectives.hierarchy.layout import layout_of, set_hosts
-from comm_utils.errors import ArgumentError, CommError
+from comm_utils.errors import ArgumentError, CollectiveMismatchError, CommError
 from comm_utils.testing import RankPool, patience, run_ranks_outcomes
 
 Pools = Callable[[int], RankPool]
@@ -311,6 +311,22 @@ def test_a_rank_that_is_lost(backend: str) -> None:
         first, second = outcome.value
         assert first in ("PeerLostError", "CommTimeoutError")
         assert second == "BrokenGroupError"
+
+
+def asking_for_different_sizes() -> tuple[str, bool]:
+    tensor = torch.ones(1000)
+    with pytest.raises(CollectiveMismatchError) as caught:
+        dist.set_hierarchical(1 if dist.get_rank() else False)
+    dist.all_reduce(tensor)
+    return str(caught.value), bool((tensor == dist.get_world_size()).all())
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shared memory"])
+def test_ranks_that_ask_for_different_sizes(bare_pools: Pools, backend: str) -> None:
+    for text, works in bare_pools(4).run(on, backend, HOST_BY_HOST, asking_for_different_sizes):
+        assert "hierarchical collectives, which stay as they were: rank 0: set_hierarchical(None); rank 1:" in text
+        assert "rank 3: set_hierarchical(1)" in text
+        assert works
 
 
 def refusals() -> list[str]:

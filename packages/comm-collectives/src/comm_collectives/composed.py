@@ -85,6 +85,7 @@ def run(
         what = passed()
 
         def in_thread(own: ProcessGroup) -> None:
+            inner.check_group(own)
             with torch.inference_mode(), passing(what):
                 body(inner, own)
 

@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import composed
 from comm_collectives.compression import pipeline
 from comm_collectives.compression.codec import Codec
+from comm_collectives.compression.failures import broken
 from comm_collectives.compression.link import Link
 from comm_collectives.compression.settings import Compression
 from comm_collectives.hierarchy.between import Between
@@ -97,6 +98,8 @@ def run(
             # A step failed on one of the groups; ranks may disagree about how far this one has come.
             inner.mark_broken(used, f"{call}: {error}")
             raise
+        except Exception as error:
+            raise broken(call, inner, used, compression, error) from error
 
     plan = find_plan(backend, group)
     sent = wire_bytes(plan, Link(backend, plan.between, codec))

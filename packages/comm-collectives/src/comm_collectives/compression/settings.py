@@ -252,6 +252,12 @@ class Compression:
         is_low_rank = str(kind).startswith(POWERSGD)
         for name, first in states[0]["tensors"].items():
             saved = [one["tensors"][name] for one in states]
+            if len({(tuple(one["local"].shape), bool(one["average"])) for one in saved}) != 1:
+                raise ArgumentError(
+                    f"Compression.reshard: got states of {name!r} with "
+                    f"{', '.join(str(one['local'].numel()) for one in saved)} elements, of "
+                    f"{', '.join('averages' if one['average'] else 'sums' for one in saved)}; expected the same of all"
+                )
             # What an average lacks is divided by the number of ranks once it is sent with an input.
             scale, scale_of_sums = (world_size / len(states), world_size) if first["average"] else (1.0, 1)
             local = [torch.zeros_like(first["local"]) for _ in range(world_size)]

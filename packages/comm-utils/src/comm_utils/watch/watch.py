@@ -251,10 +251,11 @@ class Watch:
         """Note in this rank's ring, and tell other hosts, that this rank raised ``error`` in a group.
 
         Args:
-            trouble: the cause, where it is known.
+            trouble: the cause, where it is known; its kind is what the others raise, where that is a mismatch.
         """
         self._unraised.has_raised(group)
-        name = type(error).__name__
+        is_mismatch = trouble is not None and trouble.kind is CollectiveMismatchError
+        name = CollectiveMismatchError.__name__ if is_mismatch else type(error).__name__
         trouble = None if trouble is None else for_others(trouble)
         RECORDER.failure(group, name, "" if trouble is None else trouble.text, () if trouble is None else trouble.ranks)
         if self._thread is not None and self._view.has_unseen_ranks and trouble is not None:
