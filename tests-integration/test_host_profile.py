@@ -168,6 +168,28 @@ def test_what_is_known_is_shown_without_measuring(environment: dict[str, Any], t
     assert {row["operation"] for row in as_json["ranks"]["2"]["rows"]} >= {"all_reduce", "broadcast"}
 
 
+def test_texts_of_a_profile_are_no_markup(environment: dict[str, Any], tmp_path: Path) -> None:
+    run_ranks(run_reductions, 2, 0, env=environment)
+    (file,) = files(tmp_path)
+    content = json.loads(file.read_text())
+    content["ranks"]["2"]["by"] = "[/x]"
+    content["ranks"]["2"]["rows"][0][0] = "[/nonsense]"
+    file.write_text(json.dumps(content))
+    shown = tune(environment, "--show")
+    assert shown.returncode == 0, shown.stderr
+    assert "by [/x]" in shown.stdout
+    assert "[/nonsense]" in shown.stdout
+
+
+def test_tuning_measures_nothing_that_it_could_not_keep(environment: dict[str, Any], tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("print()")
+    done = tune(environment | {"CCL_SHARED_MEMORY_PROFILE": str(program)}, "--ranks", "2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"could not be kept: {program} is not a profile, and is not replaced" in done.stderr
+    assert program.read_text() == "print()"
+
+
 @pytest.mark.slow
 def test_tuning_measures_more_and_keeps_it(environment: dict[str, Any], tmp_path: Path) -> None:
     done = tune(environment, "--ranks", "2")
@@ -202,6 +224,7 @@ def test_the_first_log_line_names_the_profile(environment: dict[str, Any], tmp_p
         return str(run_ranks(first_log_line, 2, env={**environment, **more})[0])
 
     assert shown(CCL_SHARED_MEMORY_PROFILE="0") == "initialised: ccl, 2 ranks, no profile"
+    assert shown(CCL_SHARED_MEMORY_TRANSFER="cached") == "initialised: ccl, 2 ranks, no profile"
     assert shown() == "initialised: ccl, 2 ranks, quick profile"
     assert shown() == "initialised: ccl, 2 ranks, quick profile"
     assert "profile" not in shown(CCL_SHARED_MEMORY="0")
@@ -210,6 +233,34 @@ def test_the_first_log_line_names_the_profile(environment: dict[str, Any], tmp_p
     content["ranks"]["2"]["by"] = "commctl tune"
     file.write_text(json.dumps(content))
     assert shown() == "initialised: ccl, 2 ranks, tuned profile"
+
+
+def with_another_transfer(variable: str, values: list[str]) -> str:
+    os.environ[variable] = values[int(os.environ["RANK"])]
+    try:
+        dist.init_distributed("ccl", verbose=False, timeout=60)
+        dist.all_reduce(torch.ones(ELEMENTS))
+        dist.destroy_process_group()
+    except dist.ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "values", "differs"),
+    [
+        ("CCL_SHARED_MEMORY_TRANSFER", ["streamed", "cached"], True),
+        ("CCL_SHARED_MEMORY_LEARNING", ["", "0"], True),
+        ("CCL_SHARED_MEMORY_LEARNING", ["", "1"], False),
+    ],
+)
+def test_ranks_with_different_settings(
+    environment: dict[str, Any], variable: str, values: list[str], differs: bool
+) -> None:
+    text = f"{variable} differs between the ranks of a group; give all the same (rank 0: {values[0]!r}, rank 1: "
+    for found in run_ranks(with_another_transfer, 2, variable, values, env=environment):
+        assert (text in found) is differs
+        assert bool(found) is differs
 
 
 def run_without_a_profile() -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ ROWS = [Row("all_reduce", 65536, False, True, "cached", 5000), Row("all_reduce",
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(host_profile.VARIABLE, raising=False)
+    monkeypatch.setattr(host_profile, "_warnings", set())
     return tmp_path
 
 
@@ -59,6 +62,81 @@ def test_nothing_is_measured_that_cannot_be_kept(cache: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
     assert not host_profile.is_wanted(2)
     assert host_profile.store(2, ROWS, "a test") is None
+    assert host_profile.known()["obstacle"] == f"{cache / 'file'} cannot be written"
+    assert host_profile.describe() == f"none; {cache / 'file'} cannot be written"
+
+
+def make_fifo(file: Path) -> None:
+    os.mkfifo(file)
+
+
+def make_loop(file: Path) -> None:
+    file.symlink_to(file)
+
+
+@pytest.mark.parametrize("make", [make_fifo, make_loop, Path.mkdir])
+def test_what_is_no_file_is_neither_waited_for_nor_replaced(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, make: Callable[[Path], None]
+) -> None:
+    file = cache / "profile"
+    make(file)
+    monkeypatch.setenv(host_profile.VARIABLE, str(file))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert host_profile.load(2) == ([], "")
+            assert not host_profile.is_wanted(2)
+    assert len(caplog.records) == 1
+    assert str(file) in caplog.text
+    assert "remove it" not in caplog.text
+    assert host_profile.store(2, ROWS, host_profile.TUNE) is None
+    assert str(file) in host_profile.obstacle(host_profile.TUNE)
+
+
+def test_a_device_is_not_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(host_profile.VARIABLE, "/dev/zero")
+    assert host_profile.load(2) == ([], "")
+    assert not host_profile.is_wanted(2)
+
+
+def test_a_file_that_is_no_profile_is_not_replaced(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = cache / "train.py"
+    program.write_text("print()")
+    monkeypatch.setenv(host_profile.VARIABLE, str(program))
+    assert not host_profile.is_wanted(2)
+    assert host_profile.store(2, ROWS, host_profile.FIRST_GROUP) is None
+    assert host_profile.store(2, ROWS, host_profile.TUNE) is None
+    assert host_profile.known()["obstacle"] == f"{program} is not a profile, and is not replaced"
+    assert program.read_text() == "print()"
+    program.write_text("")  # as mktemp makes it
+    assert host_profile.is_wanted(2)
+    assert host_profile.store(2, ROWS, host_profile.FIRST_GROUP) == program
+
+
+def test_a_named_file_of_another_machine_is_replaced_by_tune_alone(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = cache / "shared.json"
+    monkeypatch.setenv(host_profile.VARIABLE, str(file))
+    host_profile.store(2, ROWS, host_profile.TUNE)
+    content = json.loads(file.read_text())
+    content["machine"]["processor"] = "other"
+    file.write_text(json.dumps(content))
+    before = file.read_text()
+    with caplog.at_level(logging.WARNING):
+        assert not host_profile.is_wanted(2)
+        assert not host_profile.is_wanted(2)
+    assert host_profile.store(2, ROWS, host_profile.FIRST_GROUP) is None
+    assert file.read_text() == before
+    (record,) = caplog.records
+    assert f"{file} was measured on another machine" in record.getMessage()
+    assert host_profile.store(2, ROWS, host_profile.TUNE) == file
+    assert host_profile.load(2) == (ROWS, host_profile.TUNE)
+
+
+def test_a_home_folder_may_be_short(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(cache))
+    monkeypatch.setenv(host_profile.VARIABLE, "~/own.json")
+    assert host_profile.path() == cache / "own.json"
 
 
 def test_another_machines_is_replaced(cache: Path) -> None:
@@ -84,6 +162,8 @@ def test_another_machines_is_replaced(cache: Path) -> None:
         ([["all_reduce", 65536, False, True, "cached", 1e3]], "got the row"),
         ([["all_reduce", 1 << 62, False, True, "cached", 9]], "got the row"),
         ([list(ROWS[0])] * 5000, "at most 4096 rows"),
+        ([["all_reduce\n", 65536, False, True, "cached", 9]], "got the row"),
+        ([["all_reduce", 65536, False, True, "x" * 81, 9]], "got the row"),
     ],
 )
 def test_odd_rows_are_not_believed(cache: Path, caplog: pytest.LogCaptureFixture, rows: Any, named: str) -> None:

@@ -125,6 +125,36 @@ def test_a_started_operation_keeps_its_tensors() -> None:
     assert kept() is None
 
 
+def dropped_operation(first: shared_memory.Group) -> weakref.ref[torch.Tensor]:
+    tensor = torch.ones(1000)
+    assert start(first, tensor) is not None
+    return weakref.ref(tensor)
+
+
+def test_dropped_operations_release_their_tensors_at_the_next_call() -> None:
+    first, second = both_sides()
+    path = shared_memory.shortcut(first, tables.Operation.ALL_REDUCE, ReduceOp.SUM, -1, lambda *_: True)
+    if path is None:
+        pytest.skip("this torch offers no fast path")
+    kept = dropped_operation(first)
+    assert kept() is not None
+    start(second, torch.ones(1000))
+    shared_memory.drain(first, 1.0)
+    assert kept() is not None
+    other = start(second, torch.ones(1))
+    path(torch.ones(1))
+    assert kept() is None
+    del other
+
+
+def test_dropped_operations_release_their_tensors_at_the_end_of_their_group() -> None:
+    first, _second = both_sides()
+    kept = dropped_operation(first)
+    shared_memory.close(first)
+    gc.collect()
+    assert kept() is None
+
+
 def test_a_group_ends_with_its_last_reference() -> None:
     before = len(os.listdir("/proc/self/fd"))
     sides = both_sides()

@@ -18,7 +18,13 @@ from comm_backend_ccl.member_records import Member
 from comm_backend_ccl.oneccl_communicator import OneCclCommunicator
 from comm_backend_ccl.peers import Peers, this_process
 from comm_backend_ccl.shared_communicator import SharedCommunicator
-from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
+from comm_utils.errors import (
+    BackendUnavailableError,
+    CommError,
+    CommTimeoutError,
+    ConfigurationError,
+    PeerLostError,
+)
 from comm_utils.log import logger
 
 __all__ = ["make_communicator"]
@@ -61,6 +67,8 @@ class _Start(NamedTuple):
 
     @classmethod
     def of_this_host(cls, ranks: int) -> _Start:
+        if shared_memory.fixed_transfer():
+            return cls([], False, "")
         try:
             rows, measured_by = host_profile.load(ranks)
             return cls(rows, shared_memory.learns() and host_profile.is_wanted(ranks), measured_by)
@@ -94,8 +102,8 @@ class _Factory:
                 if why is None and self._size > shared_memory.MOST_RANKS:
                     why = f"shared memory serves up to {shared_memory.MOST_RANKS} ranks, the group has {self._size}"
                 if why is None:
-                    alike = all(one.settings == members[self._rank].settings for one in members)
-                    made = self._in_shared_memory(peers, places, alike)
+                    self._check_settings(members, peers)
+                    made = self._in_shared_memory(peers, places)
                     if isinstance(made, Communicator):
                         return made
                     why = made
@@ -119,14 +127,17 @@ class _Factory:
         if reason is not None:
             raise BackendUnavailableError(f"{why}, and {reason[0]}; {reason[1]}")
 
-    def _in_shared_memory(
-        self, peers: Peers, places: Sequence[placement.Place], alike: bool
-    ) -> SharedCommunicator | str:
-        """Return the communicator, or why no rank can use shared memory.
+    def _check_settings(self, members: Sequence[Member], peers: Peers) -> None:
+        """Raise where ranks have different settings of how data is moved; all of them do."""
+        for name in shared_memory.SETTINGS:
+            values = [dict(zip(shared_memory.SETTINGS, one.settings, strict=False)).get(name, "") for one in members]
+            if len(set(values)) > 1:
+                found = ", ".join(f"rank {self._name(rank)}: {value!r}" for rank, value in enumerate(values))
+                self._wait_for_readers(peers)
+                raise ConfigurationError(f"{name} differs between the ranks of a group; give all the same ({found})")
 
-        Args:
-            alike: all ranks have the same settings of how data is moved.
-        """
+    def _in_shared_memory(self, peers: Peers, places: Sequence[placement.Place]) -> SharedCommunicator | str:
+        """Return the communicator, or why no rank can use shared memory."""
         made: SharedCommunicator | None = None
         created = -1, 0
         problem: tuple[str, str] | None = None
@@ -137,8 +148,7 @@ class _Factory:
             finally:
                 # The others are waiting for it, whatever became of it.
                 if self._rank == 0:
-                    start = _Start.of_this_host(self._size) if alike else _Start([], False, "")
-                    self._store.set("memory", json.dumps([*created, *start]))
+                    self._store.set("memory", json.dumps([*created, *_Start.of_this_host(self._size)]))
             memory = member_records.memory(self._await(["memory"], [0], peers)[0], self._who(0))
             if memory.descriptor >= 0:
                 place = memory.descriptor, memory.inode

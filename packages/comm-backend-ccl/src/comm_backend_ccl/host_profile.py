@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import re
+import stat
 import time
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -34,6 +35,7 @@ __all__ = [
     "is_wanted",
     "known",
     "load",
+    "obstacle",
     "path",
     "rows_of",
     "store",
@@ -45,8 +47,12 @@ VARIABLE = "CCL_SHARED_MEMORY_PROFILE"
 FIRST_GROUP, TUNE = "its first group", "commctl tune"
 # Of a file with all numbers of ranks, several times over.
 _MOST_BYTES = 4 << 20
-_MOST_ROWS = 4096
+_MOST_ROWS, _MOST_TEXT = 4096, 80
 _PROCESSOR = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
+
+
+# Each of which is logged once in this process.
+_warnings: set[str] = set()
 
 
 class Row(NamedTuple):
@@ -92,7 +98,7 @@ def path() -> Path | None:
     if wanted == "0":
         return None
     if wanted:
-        return Path(wanted)
+        return Path(os.path.expanduser(wanted))
     base = os.environ.get("XDG_CACHE_HOME", "").strip()
     try:
         folder = Path(base) if base else Path.home() / ".cache"
@@ -102,34 +108,70 @@ def path() -> Path | None:
     return folder / "comm-backend-ccl" / f"profile-{digest[:16]}.json"
 
 
-def _read() -> dict[str, Any]:
-    """Return the file's content; without measurements where there is none for this machine."""
+class _Found(NamedTuple):
+    """The content of the file; without measurements where there is none for this machine.
+
+    Attributes:
+        problem: why it cannot be used; "" where it can, or does not exist.
+        is_foreign: it is a profile of another machine, kernel or version.
+    """
+
+    content: dict[str, Any]
+    problem: str = ""
+    is_foreign: bool = False
+
+
+def _read() -> _Found:
     nothing: dict[str, Any] = {"machine": _machine(), "ranks": {}}
     file = path()
     if file is None:
-        return nothing
+        return _Found(nothing)
     try:
-        if file.stat().st_size > _MOST_BYTES:
-            raise ArgumentError(f"{file}: got {file.stat().st_size} bytes, expected {_MOST_BYTES} at most")
-        found = json_files.parse(file.read_text(encoding="utf-8", errors="replace"), str(file))
+        found = json_files.parse(_text(file), str(file))
         if not isinstance(found, dict) or not isinstance(found.get("ranks"), dict):
             raise ArgumentError(f"{file}: expected an object with 'ranks'")
-        if found.get("machine") != _machine():
-            logger.debug("%s was measured on another machine, kernel or version; it is not used", file)
-            return nothing
         for ranks, one in found["ranks"].items():
             if not ranks.isdecimal():
                 raise ArgumentError(f"{file}: got {ranks[:40]!r} for a number of ranks")
             _checked(one, str(file))
     except FileNotFoundError:
-        return nothing
-    except (OSError, ArgumentError) as error:
-        logger.warning("the host's profile is not used: %s; remove it, or run commctl tune", error)
-        return nothing
-    return found
+        return _Found(nothing)
+    except OSError as error:
+        _warn_once(f"the host's profile is not used: {error}")
+        return _Found(nothing, str(error))
+    except ArgumentError as error:
+        _warn_once(f"the host's profile is not used: {error}; remove it, or run commctl tune")
+        return _Found(nothing, str(error))
+    if found.get("machine") == _machine():
+        return _Found(found)
+    logger.debug("%s was measured on another machine, kernel or version; it is not used", file)
+    return _Found(nothing, is_foreign=True)
+
+
+def _text(file: Path) -> str:
+    # A FIFO would be waited for, and what devices have may not end.
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{file}: expected a regular file")
+        with open(descriptor, "rb", closefd=False) as opened:
+            found = opened.read(_MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(found) > _MOST_BYTES:
+        raise ArgumentError(f"{file}: got more than {_MOST_BYTES} bytes")
+    return found.decode("utf-8", errors="replace")
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warnings:
+        _warnings.add(text)
+        logger.warning("%s", text)
 
 
 def _checked(found: Any, where: str) -> list[Row]:
+    if isinstance(found, dict) and not all(_is_label(found.get(name)) for name in ("by", "measured")):
+        raise ArgumentError(f"{where}: expected texts of at most {_MOST_TEXT} characters for 'by' and 'measured'")
     return checked_rows(found.get("rows") if isinstance(found, dict) else None, where)
 
 
@@ -146,6 +188,8 @@ def checked_rows(rows: object, where: str) -> list[Row]:
         if not (
             isinstance(one, list)
             and [type(value) for value in one] == [str, int, bool, bool, str, int]
+            and _is_label(one[0])
+            and _is_label(one[4])
             and 0 < one[1] < 1 << 62
             and 0 < one[5] < 1 << 62
         ):
@@ -154,9 +198,13 @@ def checked_rows(rows: object, where: str) -> list[Row]:
     return checked
 
 
+def _is_label(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= _MOST_TEXT and value.isprintable()
+
+
 def load(ranks: int) -> tuple[list[Row], str]:
     """Return what is known of groups of ``ranks``, and what measured it; both empty where that is nothing."""
-    found = _read()["ranks"].get(str(ranks))
+    found = _read().content["ranks"].get(str(ranks))
     return ([], "") if found is None else (_checked(found, ""), str(found.get("by")))
 
 
@@ -167,12 +215,13 @@ def store(ranks: int, rows: Sequence[Row], by: str) -> Path | None:
         by: how it was measured.
 
     Returns:
-        The file; None where it cannot be written, which is logged.
+        The file; None where it cannot be written or is not to be, which is logged.
     """
-    file = path()
-    if file is None or not rows:
+    file, reason = path(), obstacle(by)
+    if file is None or reason or not rows:
+        logger.debug("the host's profile is not kept: %s", reason or "nothing was measured")
         return None
-    content = _read()
+    content = _read().content
     content["machine"] = _machine()
     content["ranks"][str(ranks)] = {"measured": time.strftime("%Y-%m-%d %H:%M:%S"), "by": by, "rows": list(rows)}
     try:
@@ -185,15 +234,41 @@ def store(ranks: int, rows: Sequence[Row], by: str) -> Path | None:
     return file
 
 
+def obstacle(by: str) -> str:
+    """Return why a profile that is measured ``by`` something cannot be kept; "" where it can.
+
+    In the cache folder, a file of that name is replaced whatever it is. A file that :data:`VARIABLE` names is not,
+    unless it is a profile; and that of another machine by ``commctl tune`` alone.
+    """
+    file = path()
+    if file is None:
+        return "profiles are turned off"
+    found, is_named = _read(), bool(os.environ.get(VARIABLE, "").strip())
+    try:
+        folder = file.parent
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent
+        can_write = folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)
+        size = file.stat().st_size if file.is_file() else -1
+    except OSError as error:
+        return str(error)
+    if not can_write:
+        return f"{folder} cannot be written"
+    if found.problem and (size < 0 or (is_named and size > 0)):
+        return f"{file} is not a profile, and is not replaced"
+    if found.is_foreign and is_named and by != TUNE:
+        return f"{file} was measured on another machine, kernel or version, and is not replaced"
+    return ""
+
+
 def is_wanted(ranks: int) -> bool:
     """Return whether a group of ``ranks`` should measure: nothing is known, and what it finds can be kept."""
-    file = path()
-    if file is None or ranks < 2 or load(ranks)[0]:
+    if ranks < 2 or load(ranks)[0]:
         return False
-    folder = file.parent
-    while not os.path.exists(folder) and folder != folder.parent:  # False as well where it cannot be seen
-        folder = folder.parent
-    return os.access(folder, os.W_OK | os.X_OK)
+    reason = obstacle(FIRST_GROUP)
+    if reason and _read().is_foreign:
+        _warn_once(f"the host's profile is not used: {reason}; give each kind of machine its own, or run commctl tune")
+    return not reason
 
 
 def rows_of(methods: Sequence[dict[str, Any]]) -> list[Row]:
@@ -208,14 +283,20 @@ def rows_of(methods: Sequence[dict[str, Any]]) -> list[Row]:
 
 
 def known() -> dict[str, Any]:
-    """Return the whole profile: its file, the machine it holds for, and what is known by number of ranks."""
-    found = _read()
+    """Return the whole profile.
+
+    Returns:
+        ``file``, the ``machine`` it holds for, what is known by number of ``ranks``, and the ``obstacle`` for which
+        what ``commctl tune`` measures cannot be kept.
+    """
+    found = _read().content
     ranks = {
         number: {"measured": str(one.get("measured")), "by": str(one.get("by")), "rows": _checked(one, "")}
         for number, one in sorted(found["ranks"].items())
     }
     file = path()
-    return {"file": None if file is None else str(file), "machine": found["machine"], "ranks": ranks}
+    name = None if file is None else str(file)
+    return {"file": name, "machine": found["machine"], "ranks": ranks, "obstacle": obstacle(TUNE)}
 
 
 def describe() -> str:
@@ -224,4 +305,7 @@ def describe() -> str:
     if file is None:
         return "none"
     measured = ", ".join(f"{ranks} ranks by {one['by']}" for ranks, one in known()["ranks"].items())
-    return f"{file}, measured with {measured}" if measured else "none yet; the first group measures it"
+    if measured:
+        return f"{file}, measured with {measured}"
+    reason = obstacle(FIRST_GROUP)
+    return f"none; {reason}" if reason else "none yet; the first group measures it"

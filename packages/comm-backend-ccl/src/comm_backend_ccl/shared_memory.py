@@ -111,7 +111,7 @@ def facts() -> dict[str, str]:
     return {
         "shared memory": f"between up to {MOST_RANKS} ranks of a host, kernels for {found['kernels']}",
         "shared memory from": str(NATIVE.__file__),
-        "profile of transfers": host_profile.describe(),
+        "profile of transfers": f"none; {fixed_transfer()}" if fixed_transfer() else host_profile.describe(),
     }
 
 
@@ -133,13 +133,20 @@ def start_from(group: Group, rows: Sequence[host_profile.Row]) -> None:
 
 
 def settings() -> list[str]:
-    """Return the variables of this process that decide how its groups move data."""
-    return [os.environ.get(name, "") for name in SETTINGS]
+    """Return what the variables of this process that decide how its groups move data mean; "" is the default."""
+    transfer, learning = (os.environ.get(name, "") for name in SETTINGS)
+    return [transfer if transfer in _TRANSFERS else "", learning if learning == "0" else ""]
+
+
+def fixed_transfer() -> str:
+    """Return the variable and value that fix how groups of this process move data; "" where nothing does."""
+    value = os.environ.get(_TRANSFER, "")
+    return f"{_TRANSFER}={value}" if value in _TRANSFERS else ""
 
 
 def learns() -> bool:
     """Return whether groups of this process choose among methods by measuring them."""
-    return os.environ.get(_TRANSFER, "") not in _TRANSFERS and os.environ.get(_LEARNING, "") != "0"
+    return not fixed_transfer() and os.environ.get(_LEARNING, "") != "0"
 
 
 def create(size: int) -> tuple[int, int]:

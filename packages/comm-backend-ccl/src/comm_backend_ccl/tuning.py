@@ -138,7 +138,11 @@ def _shared_world() -> SharedCommunicator | None:
 
 
 def tune(seen: Callable[[str, int], None] | None = None) -> bool:
-    """Measure thoroughly with the world and keep the result, see ``comm_utils.kernels.tune_transfers``."""
+    """Measure thoroughly with the world and keep the result, see ``comm_utils.kernels.tune_transfers``.
+
+    Raises:
+        ArgumentError: the methods are fixed; or on rank 0, the result cannot be kept.
+    """
     world = _shared_world()
     if world is None or world.size < 2:
         return False
@@ -146,6 +150,8 @@ def tune(seen: Callable[[str, int], None] | None = None) -> bool:
         raise ArgumentError(f"{' and '.join(shared_memory.SETTINGS)} fix how data is moved; unset them to measure it")
     world.start_from([])
     measure(world, THOROUGH, seen)
-    if world.rank == 0:
-        host_profile.store(world.size, host_profile.rows_of(world.methods()), host_profile.TUNE)
+    if world.rank == 0 and not host_profile.store(world.size, host_profile.rows_of(world.methods()), host_profile.TUNE):
+        raise ArgumentError(
+            f"the profile was measured, and could not be kept: {host_profile.obstacle(host_profile.TUNE) or 'no room'}"
+        )
     return True

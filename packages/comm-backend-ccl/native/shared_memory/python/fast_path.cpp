@@ -196,6 +196,7 @@ PyObject *operation_on(const FastPath &path, const Shared &group, Handle task, P
 // Returns True if all is done; False, with nothing begun, where the checked path has to be taken; where others are
 // late, what `later` returns.
 PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t count) {
+    release_what_ended();  // which may be the memory that the next call needs
     Request request;
     if (!prepare(path, arguments, count, request)) {
         Py_RETURN_FALSE;

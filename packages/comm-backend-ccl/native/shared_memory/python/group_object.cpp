@@ -12,8 +12,11 @@ PyObject *close(PyObject *self, PyObject *arguments) {
     parse(arguments, "p", &quietly);
     if (!forked) {
         const Shared group = group_of(self);
-        const GilRelease released;
-        group->close(quietly != 0);
+        {
+            const GilRelease released;
+            group->close(quietly != 0);
+        }
+        release_what_ended();
     }
     Py_RETURN_NONE;
 }

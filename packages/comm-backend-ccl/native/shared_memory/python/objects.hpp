@@ -29,6 +29,9 @@ struct OperationObject {
 // How long a call waits before Python handles signals and looks for lost ranks.
 constexpr double at_once_s = 0.05;
 
+// Lets go of operations that were dropped before their end, and of their tensors, where that has come since.
+void release_what_ended() noexcept;
+
 // A new reference.
 PyObject *make_operation(const Shared &group, Handle task, PyObject *kept);
 

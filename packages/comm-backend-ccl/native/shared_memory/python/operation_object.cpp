@@ -17,21 +17,6 @@ struct Abandoned {
 };
 std::vector<Abandoned> &abandoned = *new std::vector<Abandoned>;
 
-void release_what_ended() noexcept {
-    for (size_t index = 0; index < abandoned.size();) {
-        const Abandoned one = abandoned[index];
-        if (one.held->task->now() == pending) {
-            ++index;
-            continue;
-        }
-        abandoned[index] = abandoned.back();
-        abandoned.pop_back();
-        delete one.held;
-        Py_XDECREF(one.kept);  // may come here again
-        index = 0;
-    }
-}
-
 // wait(seconds) -> 0 under way, 1 complete, -1 failed
 PyObject *wait(PyObject *self, PyObject *arguments) {
     double seconds;
@@ -117,6 +102,21 @@ PyType_Spec spec{"comm_backend_ccl._shared_memory.Operation", sizeof(OperationOb
 PyObject *type = nullptr;
 
 }  // namespace
+
+void release_what_ended() noexcept {
+    for (size_t index = 0; index < abandoned.size();) {
+        const Abandoned one = abandoned[index];
+        if (one.held->task->now() == pending) {
+            ++index;
+            continue;
+        }
+        abandoned[index] = abandoned.back();
+        abandoned.pop_back();
+        delete one.held;
+        Py_XDECREF(one.kept);  // may come here again
+        index = 0;
+    }
+}
 
 PyObject *make_operation(const Shared &group, Handle task, PyObject *kept) {
     release_what_ended();

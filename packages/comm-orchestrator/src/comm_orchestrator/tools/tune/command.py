@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from comm_orchestrator import facade
@@ -20,7 +22,7 @@ from comm_utils.sizes import format_size
 __all__ = ["default_ranks", "run"]
 
 _MOST_BY_DEFAULT = 8
-# No operation has two methods of one column.
+# Of two methods of one column, the faster one is shown.
 _COLUMNS = {
     "cached": "cached",
     "cached, by all": "cached*",
@@ -58,15 +60,14 @@ def run(ranks: Sequence[int], only_show: bool, as_json: bool) -> int:
             file=sys.stderr,
         )
         return 2
+    if not only_show and profile["obstacle"]:
+        print(f"error: what is measured could not be kept: {profile['obstacle']}", file=sys.stderr)
+        return 2
     for number in () if only_show else ranks:
         code = local_ranks.run("comm_orchestrator.tools.tune.rank", [], number)
         if code:
             return 1 if code == local_ranks.FAILED else code
     profile = kernels.transfer_profile() or profile
-    missing = [] if only_show else [number for number in ranks if str(number) not in profile["ranks"]]
-    if missing:
-        print(f"error: {profile['file']} could not be written", file=sys.stderr)
-        return 1
     if as_json:
         shown = {number: {**one, "rows": [_as_dict(row) for row in one["rows"]]} for number, one in _ranks(profile)}
         print(json.dumps({**profile, "ranks": shown}, indent=2))
@@ -95,7 +96,8 @@ def _show(profile: Mapping[str, Any], ranks: Sequence[int] | None) -> None:
     for number, one in shown:
         for narrow in sorted({row.narrow for row in one["rows"]}):
             floats = ", 16-bit floats" if narrow else ""
-            console.print(f"\n{number} ranks{floats}, measured {one['measured']} by {one['by']}", highlight=False)
+            title = f"\n{number} ranks{floats}, measured {one['measured']} by {one['by']}"
+            console.print(title, highlight=False, markup=False)
             console.print(_table([row for row in one["rows"] if row.narrow == narrow]))
     if shown:
         console.print(f"\n{_LEGEND}", highlight=False)
@@ -109,11 +111,15 @@ def _table(rows: Sequence[Any]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     kinds = sorted(rows, key=lambda row: (row.operation, row.least_bytes, row.eager))
     for (operation, least_bytes, _, _), group in groupby(kinds, lambda row: tuple(row[:4])):
-        times = {_COLUMNS[row.method]: row.ns / 1000 for row in group if row.method in _COLUMNS}
+        times: dict[str, float] = {}
+        for row in group:
+            if row.method in _COLUMNS:
+                column = _COLUMNS[row.method]
+                times[column] = min(times.get(column, math.inf), row.ns / 1000)
         cells = [
             f"{times[one]:.4g}" if one in times and times[one] < 1e4 else _whole(times.get(one)) for one in columns
         ]
-        table.add_row(operation, format_size(least_bytes), *cells)
+        table.add_row(escape(operation), format_size(least_bytes), *cells)
     return table
 
 
