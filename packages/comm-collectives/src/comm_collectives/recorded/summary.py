@@ -61,7 +61,8 @@ def log_summary(log: CommsLogger, show_straggler: bool = False, return_dict: boo
         },
     }
     if everyones is not None:
-        mine = [(key[0], key[4], key[2], share) for key, share in sorted(everyones.shares[rank].items())]
+        shares = sorted(everyones.shares[rank].items())
+        mine = [(key.name, key.caller, key.size_bytes, share) for key, share in shares]
         found["straggler_analysis"] = _by_name(mine, _stragglers)
         found["stragglers"] = [
             {
@@ -136,8 +137,8 @@ def _account(plain: Sequence[Any]) -> Account:
 
 
 def _key(plain: Sequence[Any]) -> Key:
-    name, operation, size, ranks, caller = plain
-    return name, operation, size, tuple(ranks), caller
+    name, operation, size, ranks, caller, method = plain
+    return Key(name, operation, size, tuple(ranks), caller, method)
 
 
 def _by_name(

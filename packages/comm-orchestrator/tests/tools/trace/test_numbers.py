@@ -60,6 +60,29 @@ def test_a_summary_says_what_happened() -> None:
     assert (late.rank, late.host, late.last, late.caused_s) == (1, "b", 1, pytest.approx(0.03))
 
 
+def test_calls_with_a_method_have_rows_of_their_own() -> None:
+    traces = [
+        RankTrace(
+            rank,
+            2,
+            "a",
+            rank,
+            "gloo",
+            events=[
+                call("all_reduce", 0, 10),
+                call("all_reduce", 20, 22, 1, method="int8(block_size=256)", wire_bytes=1100),
+                call("all_reduce", 30, 33, 2, method="int8(block_size=256)", wire_bytes=1100),
+            ],
+        )
+        for rank in range(2)
+    ]
+    found = summarize(traces)
+    rows = [(row.method, row.calls, row.wire_bytes) for row in found.operations]
+    assert rows == [("", 2, 0), ("int8(block_size=256)", 4, 4400)]
+    assert found.to_json()["operations"][1]["method"] == "int8(block_size=256)"
+    assert "all_reduce as int8(block_size=256)" in tables.format_summary(found, io.StringIO())
+
+
 def test_a_summary_is_for_people_and_for_programs() -> None:
     found = summarize(job())
     text = tables.format_summary(found, io.StringIO())

@@ -51,6 +51,12 @@ def test_what_all_have_is_kept_whole() -> None:
     assert {event.operation.group for trace in found.traces for event in trace.events} == {WORLD}
 
 
+def test_calls_with_a_method_are_said_to_be_repeated_without() -> None:
+    traces = three(call("all_reduce", method="int8(block_size=256)", wire_bytes=16), call("all_reduce", 1, 20))
+    (note,) = plan(traces).notes
+    assert note.startswith("3 calls were made as int8(block_size=256); they are repeated without compression")
+
+
 def test_what_a_rank_lacks_is_left_out_and_said() -> None:
     traces = three(*(call("all_reduce", number, number * 20) for number in range(4)))
     traces[1] = replace(traces[1], events=traces[1].events[1:3], complete=False)

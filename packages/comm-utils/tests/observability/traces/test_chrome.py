@@ -310,3 +310,10 @@ def test_events_are_written_one_by_one() -> None:
     chrome.write(file, traces)
     assert file.longest < 1000
     assert len(json.loads(file.getvalue())["traceEvents"]) == 2004
+
+
+def test_calls_with_a_method_name_it() -> None:
+    operation = Operation("all_reduce", "all_reduce", 4096, (0,), method="int8(block_size=256)", wire_bytes=1100)
+    trace = RankTrace(0, 1, events=[Event(operation, 0, 0, 10, 10)])
+    (span,) = [one for one in merged([trace])["traceEvents"] if one["ph"] == "X"]
+    assert (span["args"]["method"], span["args"]["wire_bytes"]) == ("int8(block_size=256)", 1100)

@@ -31,7 +31,7 @@ class Plan:
 
     Attributes:
         traces: aligned, with what all their ranks have, and groups named alike on all ranks.
-        notes: what is left out, a line each.
+        notes: what is left out or done otherwise, a line each.
     """
 
     traces: list[RankTrace]
@@ -66,6 +66,7 @@ def plan(traces: Sequence[RankTrace]) -> Plan:
             wrong = _wrong(operation, trace.rank)
             if wrong:
                 raise ArgumentError(f"{operation.name} on rank {trace.rank} cannot be replayed: {wrong}")
+    notes += _methods(kept)
     names = _names(kept)
     return Plan([_renamed(trace, names) for trace in kept], notes)
 
@@ -122,6 +123,18 @@ def _notes(traces: Sequence[RankTrace], kept: Sequence[RankTrace]) -> list[str]:
         f"{total} of {sum(len(trace.events) for trace in traces)} calls {'are' if plural else 'is'} left out, on "
         f"{where}: other ranks that {'they need' if plural else 'it needs'} have no record of "
         f"{'them' if plural else 'it'}{why}"
+    ]
+
+
+def _methods(kept: Sequence[RankTrace]) -> list[str]:
+    """Return a note on calls that were compressed or hierarchical."""
+    methods = {event.operation.method for trace in kept for event in trace.events} - {""}
+    if not methods:
+        return []
+    calls = sum(bool(event.operation.method) for trace in kept for event in trace.events)
+    return [
+        f"{calls} calls were made as {', '.join(sorted(methods))}; they are repeated without compression, and "
+        "hierarchical where this world makes them so"
     ]
 
 

@@ -11,7 +11,7 @@ from comm_orchestrator.tools.trace.intervals import blocking, covered_ns, hidden
 from comm_utils.observability.traces import RankTrace
 from comm_utils.observability.traces.alignment import group_of
 from comm_utils.observability.traces.labels import labels
-from comm_utils.observability.traces.waiting import Account, account, key_of
+from comm_utils.observability.traces.waiting import Account, Key, account, key_of
 from comm_utils.sizes import bandwidth
 
 __all__ = ["OperationRow", "RankRow", "StragglerRow", "Summary", "summarize"]
@@ -27,6 +27,7 @@ class OperationRow:
         asynchronous: how many of the calls were.
         hidden_share: of the asynchronous ones' time, how much lay between the call's return and the wait for it.
         algbw_gb_per_s, busbw_gb_per_s: of the median time.
+        method, wire_bytes: see ``comm_utils.observability.traces.Operation``; the bytes of all calls.
     """
 
     name: str
@@ -49,6 +50,8 @@ class OperationRow:
     hidden_share: float | None
     algbw_gb_per_s: float
     busbw_gb_per_s: float
+    method: str = ""
+    wire_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,17 +140,18 @@ class _Alike:
 
     def __init__(self) -> None:
         self.times: list[int] = []
-        self.asynchronous = self.asynchronous_ns = self.hidden = 0
+        self.asynchronous = self.asynchronous_ns = self.hidden = self.wire_bytes = 0
         self.groups: set[str] = set()
 
 
 def _operations(traces: Sequence[RankTrace], accounted: Account) -> list[OperationRow]:
     names = labels(traces)
-    found: dict[Any, _Alike] = defaultdict(_Alike)
+    found: dict[Key, _Alike] = defaultdict(_Alike)
     for trace in traces:
         for event in trace.events:
             alike = found[key_of(event.operation)]
             alike.times.append(event.duration_ns)
+            alike.wire_bytes += event.operation.wire_bytes
             alike.groups.add(names[group_of(event.operation)])
             if event.operation.asynchronous:
                 alike.asynchronous += 1
@@ -157,8 +161,8 @@ def _operations(traces: Sequence[RankTrace], accounted: Account) -> list[Operati
     return sorted(rows, key=lambda row: (-row.total_s, row.name, row.size_bytes))
 
 
-def _row(key: Any, alike: _Alike, accounted: Account) -> OperationRow:
-    name, operation, size, ranks, caller = key
+def _row(key: Key, alike: _Alike, accounted: Account) -> OperationRow:
+    name, operation, size, ranks, caller, method = key
     shares = [of_rank[key] for of_rank in accounted.shares.values() if key in of_rank]
     times = sorted(alike.times)
     median = _quantile(times, 0.5) * 1e-9
@@ -184,6 +188,8 @@ def _row(key: Any, alike: _Alike, accounted: Account) -> OperationRow:
         hidden_share=alike.hidden / alike.asynchronous_ns if alike.asynchronous_ns else None,
         algbw_gb_per_s=rate.algbw_gb_per_s,
         busbw_gb_per_s=rate.busbw_gb_per_s,
+        method=method,
+        wire_bytes=alike.wire_bytes,
     )
 
 

@@ -126,7 +126,9 @@ def format_summary(found: Summary, stream: TextIO) -> str:
 
 
 def _named(row: OperationRow) -> list[str]:
-    name = f"{row.name} ({row.caller})" if row.caller else row.name
+    name = f"{row.name} as {row.method}" if row.method else row.name
+    if row.caller:
+        name += f" ({row.caller})"
     return [name, format_size(row.size_bytes), row.group]
 
 

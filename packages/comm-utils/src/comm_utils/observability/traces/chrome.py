@@ -149,6 +149,8 @@ def _args(operation: Operation, group: str) -> dict[str, Any]:
         "dtype": operation.dtype,
         "op": operation.op,
         "caller": operation.caller,
+        "method": operation.method,
+        "wire_bytes": operation.wire_bytes,
         "input_splits": list(operation.input_splits),
         "output_splits": list(operation.output_splits),
     }

@@ -21,15 +21,25 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from comm_utils.observability.traces.alignment import channel_of, is_nothing, matches, needed_by
 from comm_utils.observability.traces.events import Event, Operation, RankTrace
 
 __all__ = ["Account", "Key", "Share", "Straggler", "account", "key_of", "split", "together"]
 
-#: What is accounted together: name, operation, size in bytes, the group's ranks, caller.
-Key: TypeAlias = tuple[str, str, int, tuple[int, ...], str]
+
+class Key(NamedTuple):
+    """Calls that are accounted together have these in common; see ``events.Operation``."""
+
+    name: str
+    operation: str
+    size_bytes: int
+    ranks: tuple[int, ...]
+    caller: str
+    method: str = ""
+
+
 # From when to when, ns, a rank waited for which other.
 Stretch: TypeAlias = tuple[int, int, int]
 # How often blame is passed on.
@@ -100,7 +110,9 @@ class Account:
 
 def key_of(operation: Operation) -> Key:
     """Return the key that ``operation`` is accounted under."""
-    return operation.name, operation.operation, operation.size_bytes, operation.ranks, operation.caller
+    return Key(
+        operation.name, operation.operation, operation.size_bytes, operation.ranks, operation.caller, operation.method
+    )
 
 
 def account(traces: Sequence[RankTrace]) -> Account:
