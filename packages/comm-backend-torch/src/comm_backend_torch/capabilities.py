@@ -33,6 +33,7 @@ _GLOO = Capabilities(
     dtypes=frozenset((*_FLOATS, *_INTEGERS, torch.bool)),
     operations=PRIMITIVES - {"reduce_scatter_tensor"},
     messages_of_any_dtype=True,
+    independent_messages=True,
     any_source=True,
     tags=True,
 )

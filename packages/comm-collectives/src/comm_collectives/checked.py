@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -20,7 +21,7 @@ from comm_collectives.call_descriptions import Description, description_of, mism
 from comm_collectives.checked_messages import CheckedReceive, CheckedSend
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils import operations
-from comm_utils.backend import Backend, Work
+from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import CollectiveMismatchError
 from comm_utils.fast_path import FastPath
 from comm_utils.flight_recorder.reduce_op import reducing
@@ -98,6 +99,11 @@ class CheckingBackend(BackendWrapper):
         return failure
 
     # --- messages
+
+    def capabilities(self, group: ProcessGroup | None = None, device_type: str = "cpu") -> Capabilities:
+        found = self.inner.capabilities(group, device_type)
+        # The receive of a message begins once its description has come.
+        return found if self._is_free(group) else replace(found, independent_messages=False)
 
     def send(
         self,

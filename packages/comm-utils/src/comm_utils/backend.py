@@ -92,6 +92,7 @@ class Capabilities:
         dtypes: those it moves as they are; all others travel as bytes.
         messages_of_any_dtype: ``send`` and ``recv`` move every dtype as it is.
         messages_from_host: ``send`` and ``recv`` take memory of the host alone.
+        independent_messages: any number of ``isend`` and ``irecv`` of a pair may be under way, begun in any order.
         operations: names of rows in :mod:`comm_utils.operations` that it serves; the others are composed of these.
         any_source: ``recv(src=None)`` works.
         tags: point-to-point tags other than 0 work.
@@ -105,6 +106,7 @@ class Capabilities:
     operations: frozenset[str]
     messages_of_any_dtype: bool = False
     messages_from_host: bool = False
+    independent_messages: bool = False
     any_source: bool = False
     tags: bool = False
     preserving_reduce: bool = False

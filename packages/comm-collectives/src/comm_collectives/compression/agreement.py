@@ -15,6 +15,8 @@ __all__ = ["Agreement"]
 _DIGEST_BYTES, _TEXT_BYTES = 16, 232
 # Elements; no host has memory for so many.
 _MOST = 1 << 40
+# The number of a rank that refuses the call.
+_REFUSED = _MOST
 _BYTES = _DIGEST_BYTES + 8 + _TEXT_BYTES
 
 
@@ -42,7 +44,7 @@ class Agreement:
         refusal: str = "",
     ) -> None:
         self._backend, self._group, self._largest, self._subject = backend, group, number, subject
-        self._refusal, number = refusal, number or int(bool(refusal))
+        self._refusal, number = refusal, _REFUSED if refusal else number
         text = (f"{refusal} ({what})" if refusal else what).encode()
         own = hashlib.sha256(text).digest()[:_DIGEST_BYTES] + number.to_bytes(8, "little")
         own += text[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
@@ -69,7 +71,7 @@ class Agreement:
         everything = bytes(self._received.cpu().tolist())
         rows = [everything[at : at + _BYTES] for at in range(0, len(everything), _BYTES)]
         numbers = [int.from_bytes(row[_DIGEST_BYTES : _DIGEST_BYTES + 8], "little") for row in rows]
-        if self._refusal and all(numbers):
+        if self._refusal and all(one == _REFUSED for one in numbers):
             raise ArgumentError(self._refusal)
         if len({row[:_DIGEST_BYTES] for row in rows}) > 1:
             ranks = self._backend.get_process_group_ranks(self._group)

@@ -20,6 +20,8 @@ _PIECE_BYTES = 1 << 20
 _MOST_ELEMENTS = 1 << 20
 # Of the longest pieces, the shortest.
 _SHORTEST_PART = 8
+# Of messages, which a program hardly uses.
+_TAG = 0x636F6D70
 # Of the wire, at which the elements of each rank begin.
 _ALIGNMENT = 16
 
@@ -40,18 +42,18 @@ class Link:
         self._compression, self._refusal = compression or repr(codec), refusal
         self.size, self.rank = backend.get_world_size(group), backend.get_rank(group)
 
-    def agree(self, what: str) -> Agreement:
+    def agree(self, what: str, number: int = 0) -> Agreement:
         """Begin to compare what the ranks are about to do; "with" the compression is added."""
-        return Agreement(self.backend, self.group, f"{what} with {self._compression}", refusal=self._refusal)
+        return Agreement(self.backend, self.group, f"{what} with {self._compression}", number, refusal=self._refusal)
 
-    def pieces(self, most: int) -> list[slice]:
-        """Return the pieces in which slices with up to ``most`` elements travel.
+    def pieces(self, most: int, piece_bytes: int = _PIECE_BYTES) -> list[slice]:
+        """Return the pieces in which slices with up to ``most`` elements travel, of ``piece_bytes`` on the wire.
 
         The first one is as long as the others: a shorter one gained nothing where it was measured.
         """
         unit = max(1, self.codec.granularity)
         bytes_of_units = max(1, self.codec.encoded_bytes(unit * 256)) / 256
-        longest = max(1, min(_MOST_ELEMENTS // unit, int(_PIECE_BYTES / bytes_of_units)))
+        longest = max(1, min(_MOST_ELEMENTS // unit, int(piece_bytes / bytes_of_units)))
         shortest = max(1, longest // _SHORTEST_PART)
         return list(pieces(most, unit, longest * unit, shortest * unit, first=longest * unit))
 
@@ -76,6 +78,18 @@ class Link:
         work = self.backend.all_to_all_single(received, sent, takes, gives, self.group, True)
         assert work is not None
         return work
+
+    def has_messages(self, device: torch.device) -> bool:
+        """Return whether :meth:`receive` and :meth:`send` may take the place of :meth:`exchange`."""
+        return self.backend.capabilities(self.group, device.type).independent_messages
+
+    def receive(self, received: torch.Tensor, rank: int) -> Work:
+        """Start receiving from a rank of the group."""
+        return self.backend.irecv(received, None, self.group, _TAG, rank)
+
+    def send(self, sent: torch.Tensor, rank: int) -> Work:
+        """Start sending to a rank of the group."""
+        return self.backend.isend(sent, None, self.group, _TAG, rank)
 
     def gather(self, received: torch.Tensor, sent: torch.Tensor) -> Work:
         """Start sending ``sent`` to all."""

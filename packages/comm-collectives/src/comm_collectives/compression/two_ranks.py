@@ -6,6 +6,7 @@ processor is paid half as often, and nothing is copied to make a rank receive fr
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from comm_collectives.buffers import Buffers
+from comm_collectives.compression import pace
 from comm_collectives.compression.feedback import Feedback, errors_of, keep_own_errors, own_errors
 from comm_collectives.compression.link import Link, decode_into, sum_in
 from comm_utils.backend import Work
@@ -21,17 +23,29 @@ __all__ = ["all_reduce_of_two"]
 
 # A sum goes so many exchanges after its piece: as many are under way while one is prepared.
 _LAG = 2
+# Receives are posted so many exchanges ahead, where the link is slow. gloo sends only what the other rank has announced
+# to receive, and an announcement waits behind what this rank sends; so the link is idle where ranks are not in step.
+_AHEAD = 1
+# Bytes on the wire of a piece then.
+_MESSAGE_BYTES = 1 << 19
 
 
 @dataclass
 class _Exchange:
     """An exchange that is under way, and the memory that it needs until it has arrived."""
 
-    work: Work
+    works: Sequence[Work]
     sent: torch.Tensor
     received: torch.Tensor
     #: Where the other's sum begins in ``received``.
     sum_at: int
+
+    def wait(self) -> float:
+        """Return how long that took."""
+        begun = time.perf_counter()
+        for work in self.works:
+            work.wait()
+        return time.perf_counter() - begun
 
 
 def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool, feedback: Feedback | None) -> None:
@@ -41,11 +55,17 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
         slices: entry r is summed by rank r.
     """
     count, dtype = sum(one.numel() for one in slices), slices[0].dtype
-    agreement, codec = link.agree(f"all_reduce{' (avg)' if average else ''} of {count} {dtype}"), link.codec
+    codec, may_post = link.codec, link.has_messages(slices[0].device) and pace.is_slow(link.group)
+    what = f"all_reduce{' (avg)' if average else ''} of {count} {dtype}"
+    agreement = link.agree(what, number=0 if may_post else 1)
+    has_messages = may_post and agreement.largest() == 0  # on both ranks
     peer, errors = 1 - link.rank, errors_of(feedback, slices)
     mine, others = slices[link.rank], slices[peer]
     own_lost = own_errors(feedback, slices, link.rank)
-    pieces = link.pieces(max(mine.numel(), others.numel()))
+    most = max(mine.numel(), others.numel())
+    pieces = link.pieces(most, _MESSAGE_BYTES) if has_messages else link.pieces(most)
+    exchanges = len(pieces) + _LAG
+    received_bytes, waited_s = 0, 0.0
 
     with Buffers(mine.device) as buffers:
 
@@ -53,23 +73,39 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
             if source.numel():
                 codec.encode(buffers.float32(source), wire[: codec.encoded_bytes(source.numel())], error)
 
+        def wire_sizes(number: int, first: torch.Tensor, second: torch.Tensor) -> tuple[int, int]:
+            """Return the bytes of a piece of one slice, and of the sum of an earlier piece of another."""
+            place, sum_place = _at(pieces, number), _at(pieces, number - _LAG)
+            return link.wire_bytes(first[place].numel()), link.wire_bytes(second[sum_place].numel())
+
+        def receive() -> None:
+            received = buffers.take(sum(wire_sizes(next(numbers), mine, others)))
+            receiving.append((received, [link.receive(received, peer)] if received.numel() else []))
+
         def start(number: int) -> _Exchange:
             """Send piece ``number`` of the other's slice, and the sum of an earlier piece of this rank's."""
+            nonlocal waited_s
             place, sum_place = _at(pieces, number), _at(pieces, number - _LAG)
-            rows = [link.wire_bytes(others[place].numel()), link.wire_bytes(mine[sum_place].numel())]
-            columns = [link.wire_bytes(mine[place].numel()), link.wire_bytes(others[sum_place].numel())]
-            sent, received = buffers.take(sum(rows)), buffers.take(sum(columns))
+            rows, columns = wire_sizes(number, others, mine), wire_sizes(number, mine, others)
+            sent = buffers.take(sum(rows))
             if errors is not None:  # which an encoding takes from, so that it has to be sent
                 agreement.check()
             encode(others[place], sent, None if errors is None else errors[peer][place])
             agreement.check()
             if number >= _LAG:
                 earlier = under_way[0]
-                earlier.work.wait()
+                waited_s += earlier.wait()
                 add(sum_place, earlier.received, sent[rows[0] :])
-            sizes = [0, 0], [0, 0]
-            sizes[0][peer], sizes[1][peer] = sum(rows), sum(columns)
-            return _Exchange(link.exchange(received, sent, *sizes, False), sent, received, columns[0])
+            if has_messages:
+                while len(receiving) <= min(_AHEAD, exchanges - 1 - number):
+                    receive()
+                received, works = receiving.popleft()
+                works += [link.send(sent, peer)] if sent.numel() else []
+            else:
+                received, sizes = buffers.take(sum(columns)), ([0, 0], [0, 0])
+                sizes[0][peer], sizes[1][peer] = sum(rows), sum(columns)
+                works = [link.exchange(received, sent, *sizes, False)]
+            return _Exchange(works, sent, received, columns[0])
 
         def add(place: slice, received: torch.Tensor, wire: torch.Tensor) -> None:
             own = mine[place]
@@ -85,17 +121,21 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
             encode(total, wire, None if feedback is None else feedback.reduced[place])
             decode_into(codec, wire, own, buffers)
 
+        receiving: deque[tuple[torch.Tensor, list[Work]]] = deque()
+        numbers = iter(range(exchanges))
         under_way: deque[_Exchange] = deque()
-        for number in range(len(pieces) + 2 * _LAG):
-            if number < len(pieces) + _LAG:
+        for number in range(exchanges + _LAG):
+            if number < exchanges:
                 under_way.append(start(number))
             if number >= _LAG:
                 arrived = under_way.popleft()
-                arrived.work.wait()
+                waited_s += arrived.wait()
+                received_bytes += arrived.received.numel()
                 sum_place = _at(pieces, number - 2 * _LAG)
                 decode_into(codec, arrived.received[arrived.sum_at :], others[sum_place], buffers)
                 buffers.give_back(arrived.sent, arrived.received)
         agreement.check()
+        pace.note(link.group, received_bytes, waited_s)
         keep_own_errors(feedback, slices, link.rank)
 
 
