@@ -72,9 +72,11 @@ def test_messages_give_the_same_bits(
 
 def test_a_link_is_slow_where_ranks_wait_for_what_they_receive() -> None:
     assert not pace.is_slow(None)
-    pace.note(None, 10 << 20, 1.0)
+    pace.note(None, 10 << 20, waited_s=1.0, took_s=1.1)
     assert pace.is_slow(None)
-    pace.note(None, 1000, 0.0)  # too little to tell
+    pace.note(None, 1000, waited_s=0.0, took_s=0.0)  # too little to tell
     assert pace.is_slow(None)
-    pace.note(None, 10 << 20, 0.01)
+    pace.note(None, 10 << 20, waited_s=0.01, took_s=1.1)  # it may have come while the rank computed
+    assert pace.is_slow(None)
+    pace.note(None, 10 << 20, waited_s=0.01, took_s=0.02)
     assert not pace.is_slow(None)

@@ -25,11 +25,19 @@ def is_slow(group: ProcessGroup | None) -> bool:
     return _Known.world if group is None else _Known.groups.get(group, False)
 
 
-def note(group: ProcessGroup | None, received_bytes: int, waited_s: float) -> None:
-    """Note how long this rank has waited for what a call received."""
+def note(group: ProcessGroup | None, received_bytes: int, waited_s: float, took_s: float) -> None:
+    """Note what a call received, how long this rank has waited for it, and how long the call took.
+
+    A call that computes for most of its time says nothing of a slow link, and waits for little on any.
+    """
     if received_bytes < _LEAST_BYTES:
         return
-    slow = waited_s * _SLOW_BYTES_PER_S > received_bytes
+    if waited_s * _SLOW_BYTES_PER_S > received_bytes:
+        slow = True
+    elif took_s * _SLOW_BYTES_PER_S < received_bytes:
+        slow = False
+    else:
+        return
     if group is None:
         _Known.world = slow
     else:

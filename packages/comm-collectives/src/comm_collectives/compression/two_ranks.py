@@ -65,7 +65,7 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
     most = max(mine.numel(), others.numel())
     pieces = link.pieces(most, _MESSAGE_BYTES) if has_messages else link.pieces(most)
     exchanges = len(pieces) + _LAG
-    received_bytes, waited_s = 0, 0.0
+    received_bytes, waited_s, begun = 0, 0.0, time.perf_counter()
 
     with Buffers(mine.device) as buffers:
 
@@ -135,7 +135,7 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
                 decode_into(codec, arrived.received[arrived.sum_at :], others[sum_place], buffers)
                 buffers.give_back(arrived.sent, arrived.received)
         agreement.check()
-        pace.note(link.group, received_bytes, waited_s)
+        pace.note(link.group, received_bytes, waited_s, time.perf_counter() - begun)
         keep_own_errors(feedback, slices, link.rank)
 
 
