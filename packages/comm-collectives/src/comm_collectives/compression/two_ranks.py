@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -48,6 +49,39 @@ class _Exchange:
         return time.perf_counter() - begun
 
 
+class _Collectives:
+    """Starts exchanges as collectives.
+
+    Args:
+        sizes: bytes that each exchange receives.
+    """
+
+    def __init__(self, link: Link, sizes: Sequence[int], buffers: Buffers) -> None:
+        self._link, self._sizes, self._buffers = link, sizes, buffers
+
+    def start(self, number: int, sent: torch.Tensor) -> tuple[torch.Tensor, list[Work]]:
+        received, peer = self._buffers.take(self._sizes[number]), 1 - self._link.rank
+        rows, columns = [0, 0], [0, 0]
+        rows[peer], columns[peer] = sent.numel(), received.numel()
+        return received, [self._link.exchange(received, sent, rows, columns, False)]
+
+
+class _Messages:
+    """Starts exchanges as messages, whose receives are posted ahead."""
+
+    def __init__(self, link: Link, sizes: Sequence[int], buffers: Buffers) -> None:
+        self._link, self._sizes, self._buffers = link, iter(sizes), buffers
+        self._posted: deque[tuple[torch.Tensor, list[Work]]] = deque()
+
+    def start(self, number: int, sent: torch.Tensor) -> tuple[torch.Tensor, list[Work]]:
+        peer = 1 - self._link.rank
+        for size in islice(self._sizes, 1 + _AHEAD - len(self._posted)):
+            received = self._buffers.take(size)
+            self._posted.append((received, [self._link.receive(received, peer)] if size else []))
+        received, works = self._posted.popleft()
+        return received, [*works, *([self._link.send(sent, peer)] if sent.numel() else [])]
+
+
 def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool, feedback: Feedback | None) -> None:
     """Overwrite ``slices``, two parts of a tensor, with their sum or average over both ranks.
 
@@ -78,16 +112,15 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
             place, sum_place = _at(pieces, number), _at(pieces, number - _LAG)
             return link.wire_bytes(first[place].numel()), link.wire_bytes(second[sum_place].numel())
 
-        def receive() -> None:
-            received = buffers.take(sum(wire_sizes(next(numbers), mine, others)))
-            receiving.append((received, [link.receive(received, peer)] if received.numel() else []))
+        to_receive = [sum(wire_sizes(number, mine, others)) for number in range(exchanges)]
+        transport = (_Messages if has_messages else _Collectives)(link, to_receive, buffers)
 
         def start(number: int) -> _Exchange:
             """Send piece ``number`` of the other's slice, and the sum of an earlier piece of this rank's."""
             nonlocal waited_s
             place, sum_place = _at(pieces, number), _at(pieces, number - _LAG)
-            rows, columns = wire_sizes(number, others, mine), wire_sizes(number, mine, others)
-            sent = buffers.take(sum(rows))
+            piece_bytes, sum_bytes = wire_sizes(number, others, mine)
+            sent = buffers.take(piece_bytes + sum_bytes)
             if errors is not None:  # which an encoding takes from, so that it has to be sent
                 agreement.check()
             encode(others[place], sent, None if errors is None else errors[peer][place])
@@ -95,17 +128,9 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
             if number >= _LAG:
                 earlier = under_way[0]
                 waited_s += earlier.wait()
-                add(sum_place, earlier.received, sent[rows[0] :])
-            if has_messages:
-                while len(receiving) <= min(_AHEAD, exchanges - 1 - number):
-                    receive()
-                received, works = receiving.popleft()
-                works += [link.send(sent, peer)] if sent.numel() else []
-            else:
-                received, sizes = buffers.take(sum(columns)), ([0, 0], [0, 0])
-                sizes[0][peer], sizes[1][peer] = sum(rows), sum(columns)
-                works = [link.exchange(received, sent, *sizes, False)]
-            return _Exchange(works, sent, received, columns[0])
+                add(sum_place, earlier.received, sent[piece_bytes:])
+            received, works = transport.start(number, sent)
+            return _Exchange(works, sent, received, wire_sizes(number, mine, others)[0])
 
         def add(place: slice, received: torch.Tensor, wire: torch.Tensor) -> None:
             own = mine[place]
@@ -121,8 +146,6 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
             encode(total, wire, None if feedback is None else feedback.reduced[place])
             decode_into(codec, wire, own, buffers)
 
-        receiving: deque[tuple[torch.Tensor, list[Work]]] = deque()
-        numbers = iter(range(exchanges))
         under_way: deque[_Exchange] = deque()
         for number in range(exchanges + _LAG):
             if number < exchanges:
