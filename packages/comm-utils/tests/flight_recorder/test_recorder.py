@@ -116,6 +116,16 @@ def test_the_caller_is_whoever_is_outside_of_these_packages(recorder: FlightReco
     assert names == ["first"] * 2 + ["second"] * 2 + ["first"] * 2 + [here] * 2
 
 
+def test_the_caller_is_known_with_its_first_call(recorder: FlightRecorder) -> None:
+    reader = opened(recorder)
+    summing = kind(recorder)
+    reader.refresh()
+    summing.begin(1, 0)
+    (call,) = reader.calls()
+    assert call.caller.endswith(" test_the_caller_is_known_with_its_first_call")
+    reader.close()
+
+
 @pytest.mark.parametrize(("timeout_s", "is_limited"), [(0.3, True), (1.0, False), (None, False)])
 def test_calls_of_a_group_with_a_short_timeout_end_by_themselves(
     recorder: FlightRecorder, timeout_s: float | None, is_limited: bool

@@ -243,6 +243,8 @@ class RingReader:
     def _call(self, lane: int, number: int, record: tuple[int, ...]) -> Call | None:
         _, begin, end, kind_and_caller, elements, in_series, digest, extra = record
         kind, caller = kind_and_caller & 0xFFFFFFFF, kind_and_caller >> 32
+        if caller and caller not in self._entries.callers:  # it is newer than the last look
+            self.refresh()
         entries = self._entries
         described = self._native_kind(kind, extra) if kind & NATIVE_KIND else entries.kinds.get(kind)
         if described is None:
