@@ -129,6 +129,44 @@ TEST(learner_follows_the_cores) {
     }
 }
 
+// Where one call in sixteen is looked at, calls are slow for no longer than it takes to see three of them and to
+// compare two candidates, however often the learner was wrong before. That another has become faster, looks at it say.
+TEST(learner_leaves_what_has_become_slow) {
+    const std::vector<double> near{13, 37, 51, 14}, far{160, 36, 51, 165};
+    Noise noise(options.seed, 0.1);
+    Learner learner(4);
+    constexpr uint32_t seen_one_in = 16;
+    constexpr int turns = 20;
+    constexpr size_t calls = 20000;
+    std::deque<std::pair<std::pair<Learner::Choice, uint32_t>, double>> under_way;
+    uint32_t unseen = 0;
+    size_t slow_when_near = 0;
+    for (int turn = 0; turn < turns; ++turn) {
+        const bool is_far = turn % 2 == 1;
+        const std::vector<double> &us = is_far ? far : near;
+        size_t slow = 0;
+        for (size_t call = 0; call < calls; ++call) {
+            ++unseen;
+            auto candidate = static_cast<size_t>(learner.best());
+            if (!learner.is_steady() || unseen >= seen_one_in) {
+                if (under_way.size() == lag) {
+                    const auto &[choice, took] = under_way.front();
+                    learner.observe(choice.first, static_cast<uint64_t>(took * 1000), choice.second);
+                    under_way.pop_front();
+                }
+                const Learner::Choice choice = learner.next();
+                candidate = choice.candidate;
+                under_way.emplace_back(std::pair{choice, unseen}, noise.of(us[candidate]));
+                unseen = 0;
+            }
+            slow += us[candidate] > 1.5 * *std::min_element(us.begin(), us.end()) ? 1 : 0;
+        }
+        CHECK(!is_far || slow < 600, "turn " << turn << ": " << slow << " calls are slow");
+        slow_when_near += is_far ? 0 : slow;
+    }
+    CHECK(slow_when_near < turns / 2 * calls / 3, slow_when_near << " calls are slow");
+}
+
 // A program that calls for a moment, and does other things in between: the cores are others each time. Its calls are
 // too few for the share of time that trials have, but the pauses pay for a look.
 TEST(learner_looks_after_pauses) {

@@ -10,14 +10,16 @@ void Durations::add(uint64_t ns) {
     count_ = static_cast<uint8_t>(std::min(count_ + 1, most));
 }
 
-uint64_t Durations::median() const {
+uint64_t Durations::median() const { return at((count_ - 1) / 2); }
+
+// Of all in order.
+uint64_t Durations::at(int place) const {
     if (count_ == 0) {
         return 0;
     }
     auto sorted = ns_;
-    const auto middle = sorted.begin() + (count_ - 1) / 2;
-    std::nth_element(sorted.begin(), middle, sorted.begin() + count_);
-    return *middle;
+    std::nth_element(sorted.begin(), sorted.begin() + place, sorted.begin() + count_);
+    return sorted[static_cast<size_t>(place)];
 }
 
 uint64_t Durations::least() const { return count_ == 0 ? 0 : *std::min_element(ns_.begin(), ns_.begin() + count_); }
@@ -47,6 +49,9 @@ void Learner::compare_all() {
     first_ = best_;
     calls_since_comparison_ = unverified_ = 0;
     is_look_ = false;
+    duel_ = Duel::none;
+    lately_ns_ = {};
+    regret_ns_ = 0;
     for (Candidate &one : candidates_) {
         one = {};
     }
@@ -73,7 +78,7 @@ Learner::Choice Learner::next() {
     if (trial_left_ > 0) {
         --trial_left_;
         uncounted_left_ = skipped_calls_;
-        return {tried_, trial_left_ < (is_look_ ? 1 : counted_calls_), true};
+        return {tried_, trial_left_ < (is_look_ ? calls_of_look - 1 : counted_calls_), true};
     }
     const bool counts = uncounted_left_ == 0;
     uncounted_left_ -= counts ? 0 : 1;
@@ -101,7 +106,7 @@ void Learner::begin_trial(int candidate, bool is_look) {
     ++trials_begun_;
     tried_ = static_cast<uint8_t>(candidate);
     is_look_ = is_look;
-    trial_left_ = is_look ? 2 : skipped_calls_ + counted_calls_;
+    trial_left_ = is_look ? calls_of_look : skipped_calls_ + counted_calls_;
 }
 
 // The cores may be others than before it, or less busy.
@@ -113,7 +118,7 @@ void Learner::look_after_pause(uint64_t pause_ns) {
     const uint64_t now_ns = candidates_[best_].durations.median();
     const uint64_t typical_ns = candidates_[candidate].durations.median();
     const uint64_t more_ns = std::max(typical_ns > now_ns ? typical_ns - now_ns : 0, now_ns / 8);
-    if (pause_ns / share_of_pause >= 2 * more_ns) {
+    if (pause_ns / share_of_pause >= calls_of_look * more_ns) {
         ++looks_;
         begin_trial(candidate, true);
     }
@@ -128,7 +133,7 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
         if (choice.counts && duration_ns > 0) {
             of.durations.add(duration_ns);
         }
-        if (++of.arrived == (is_look_ ? 2 : skipped_calls_ + counted_calls_)) {
+        if (++of.arrived == (is_look_ ? calls_of_look : skipped_calls_ + counted_calls_)) {
             of.arrived = 0;
             end_trial(choice.candidate);
         }
@@ -148,6 +153,11 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
     }
     if (choice.counts) {
         of.durations.add(duration_ns);
+        lately_ns_[lately_at_] = duration_ns;
+        lately_at_ = (lately_at_ + 1) % lately;
+        if (look_for_regret(calls)) {
+            return;
+        }
         if (has_jumped()) {
             compare_all();
             return;
@@ -157,14 +167,15 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
     if (elapsed_ns > called_ns) {
         look_after_pause(elapsed_ns - called_ns);
     }
-    if (of.durations.count() < Durations::most) {
+    if (of.durations.count() < counted_calls_ || unverified_ > 0) {
         return;
     }
-    if (reference_ns_ == 0) {
+    if (reference_ns_ == 0 && of.durations.count() == Durations::most) {
         reference_ns_ = of.durations.median();
     }
     // One call that was interrupted for long pays for no trial.
-    const uint64_t spent_ns = std::min(duration_ns, 2 * reference_ns_) * calls;
+    const uint64_t usual_ns = reference_ns_ == 0 ? of.durations.median() : reference_ns_;
+    const uint64_t spent_ns = std::min(duration_ns, 2 * usual_ns) * calls;
     for (Candidate &one : candidates_) {
         one.credit_ns += spent_ns;
     }
@@ -181,15 +192,22 @@ void Learner::end_trial(int candidate) {
     }
     under_trial_ = false;
     Candidate &of = candidates_[candidate];
-    const bool wins = is_faster(of.durations.median(), candidates_[best_].durations.median());
+    of.credit_ns = 0;
+    const uint64_t now_ns = is_look_ && duel_ != Duel::none ? regretted_ns_ : candidates_[best_].durations.median();
+    const bool wins = is_faster(is_look_ ? of.durations.least() : of.durations.median(), now_ns);
     if (is_look_) {
         is_look_ = false;
         if (wins) {
             begin_trial(candidate);
+        } else {
+            duel_ = Duel::none;
         }
         return;
     }
-    of.credit_ns = 0;
+    if (duel_ != Duel::none) {
+        end_duel();
+        return;
+    }
     of.wins = wins ? static_cast<uint8_t>(std::min(of.wins + 1, trials_to_win)) : 0;
     if (of.wins == 0) {
         return;
@@ -201,6 +219,59 @@ void Learner::end_trial(int candidate) {
     } else if (may_correct_ || calls_since_change_ >= least_calls_between_changes) {
         may_correct_ = false;
         change_to(candidate);
+    }
+}
+
+// The best may take longer than before, and another not: after the hypervisor moved the cores, say. A look at the other
+// is worth the time that was lost since; where it is the faster one, both have a trial, one after the other. Returns
+// whether it begins.
+bool Learner::look_for_regret(uint32_t calls) {
+    const uint64_t now_ns = *std::min_element(lately_ns_.begin(), lately_ns_.end());
+    if (under_trial_ || now_ns == 0) {
+        return false;
+    }
+    int rival = best_;
+    uint64_t rival_ns = UINT64_MAX;
+    for (int one = 0; one < count_; ++one) {
+        const uint64_t ns = candidates_[one].durations.median();
+        if (one != best_ && ns > 0 && ns < rival_ns) {
+            rival = one;
+            rival_ns = ns;
+        }
+    }
+    if (rival == best_ || !is_faster(rival_ns, now_ns, clear_margin)) {
+        regret_ns_ = 0;
+        return false;
+    }
+    regret_ns_ += (now_ns - rival_ns) * calls;
+    if (regret_ns_ < calls_of_look * rival_ns) {
+        return false;
+    }
+    regretted_ns_ = now_ns;
+    regret_ns_ = 0;
+    lately_ns_ = {};
+    duel_ = Duel::rival;
+    rival_ = static_cast<uint8_t>(rival);
+    begin_trial(rival, true);
+    return true;
+}
+
+void Learner::end_duel() {
+    if (duel_ == Duel::rival) {
+        duel_ = Duel::best;
+        begin_trial(best_);
+        return;
+    }
+    duel_ = Duel::none;
+    reference_ns_ = 0;
+    const Durations &of_rival = candidates_[rival_].durations, &of_best = candidates_[best_].durations;
+    if (is_faster(of_rival.upper_median(), of_best.median(), clear_margin)) {
+        change_to(rival_);
+        may_correct_ = true;
+        // What is known of the others is of another time.
+        for (Candidate &one : candidates_) {
+            one.credit_ns = UINT64_MAX / 2;
+        }
     }
 }
 
@@ -233,7 +304,8 @@ void Learner::settle() {
 
 void Learner::change_to(int candidate) {
     best_ = static_cast<uint8_t>(candidate);
-    reference_ns_ = 0;
+    reference_ns_ = regret_ns_ = 0;
+    lately_ns_ = {};
     calls_since_change_ = 0;
     uncounted_left_ = skipped_calls_;
     for (Candidate &one : candidates_) {
@@ -248,7 +320,7 @@ bool Learner::has_jumped() const {
         return false;
     }
     const uint64_t now_ns = candidates_[best_].durations.median();
-    return reference_ns_ > 0 && (4 * now_ns > 5 * reference_ns_ || 5 * now_ns < 4 * reference_ns_);
+    return reference_ns_ > 0 && (3 * now_ns > 4 * reference_ns_ || 4 * now_ns < 3 * reference_ns_);
 }
 
 void Learner::look_for_trial() {
@@ -260,10 +332,9 @@ void Learner::look_for_trial() {
     for (int after = 1; after < count_; ++after) {
         const int one = (best_ + after) % count_;
         const uint64_t typical_ns = candidates_[one].durations.median();
-        const uint64_t more_ns = std::max(typical_ns > now_ns ? typical_ns - now_ns : 0, now_ns / 8);
-        const uint64_t cost_ns = more_ns * (skipped_calls_ + counted_calls_);
-        if (candidates_[one].credit_ns / share / static_cast<uint64_t>(count_ - 1) >= cost_ns) {
-            begin_trial(one);
+        const uint64_t more_ns = std::max(typical_ns > now_ns ? typical_ns - now_ns : 0, now_ns / 4);
+        if (candidates_[one].credit_ns / share / static_cast<uint64_t>(count_ - 1) >= calls_of_look * more_ns) {
+            begin_trial(one, true);
             return;
         }
     }

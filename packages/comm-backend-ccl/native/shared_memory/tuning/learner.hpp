@@ -20,10 +20,13 @@ public:
     // 0 where there are none.
     uint64_t median() const;
     uint64_t least() const;
+    // As the median; of an even number, the greater one in the middle.
+    uint64_t upper_median() const { return at(count_ / 2); }
 
     static constexpr int most = 31;
 
 private:
+    uint64_t at(int place) const;
     std::array<uint64_t, most> ns_{};
     uint8_t count_ = 0, at_ = 0;
 };
@@ -68,8 +71,14 @@ private:
     // Faster by one part in so many counts, and only if several trials say so.
     static constexpr uint64_t margin = 32;
     static constexpr int trials_to_win = 3;
+    // A look is so many calls, of which all but the first count: one may be interrupted.
+    static constexpr uint8_t calls_of_look = 3;
     // A pause pays for a look at one candidate that takes one part in so many of it.
     static constexpr uint64_t share_of_pause = 100;
+    // The best is left within a few calls for one that is faster by one part in so many, called in turns with it.
+    static constexpr uint64_t clear_margin = 4;
+    // The best's last calls, of which the least says how long it takes now: one may have been interrupted.
+    static constexpr size_t lately = 3;
     // Whoever takes so many halves of the least time in two rounds of a comparison is left out of the others. One may
     // be the first that writes to some memory.
     static constexpr uint64_t hopeless_halves = 3;
@@ -89,13 +98,17 @@ private:
     void begin_trial(int candidate, bool is_look = false);
     void look_after_pause(uint64_t pause_ns);
     void end_trial(int candidate);
+    bool look_for_regret(uint32_t calls);
+    void end_duel();
     bool is_hopeless(int candidate) const;
     void settle();
     void look_for_trial();
     bool has_jumped() const;
     bool is_upset(int candidate) const;
     void change_to(int candidate);
-    static bool is_faster(uint64_t ns, uint64_t than_ns) { return ns > 0 && ns * (margin + 1) < than_ns * margin; }
+    static bool is_faster(uint64_t ns, uint64_t than_ns, uint64_t parts = margin) {
+        return ns > 0 && ns * (parts + 1) < than_ns * parts;
+    }
 
     std::array<Candidate, most_candidates> candidates_{};
     const uint8_t count_;
@@ -106,8 +119,16 @@ private:
     uint8_t to_compare_ = 0, rounds_left_ = 0;
     uint8_t tried_ = 0, trial_left_ = 0;  // whose trial is handed out now, and its calls
     bool under_trial_ = false;            // or durations of one are still to come
-    bool is_look_ = false;                // of two calls, which only say whether a trial is worth its time
+    bool is_look_ = false;                // of a few calls, which only say whether a trial is worth its time
     uint8_t looks_ = 0;
+    // Whether a trial of a rival is followed by one of the best, and which of the two is under way.
+    enum class Duel : uint8_t { none, rival, best };
+    Duel duel_ = Duel::none;
+    uint8_t rival_ = 0;
+    std::array<uint64_t, lately> lately_ns_{};  // of the best; 0 is unknown
+    uint8_t lately_at_ = 0;
+    uint64_t regretted_ns_ = 0;  // how long the best took when a duel began
+    uint64_t regret_ns_ = 0;     // what calls took longer than the fastest other is known to take
     uint32_t trials_begun_ = 0, trials_ended_ = 0;
     uint8_t uncounted_left_ = 0;
     uint64_t reference_ns_ = 0;                            // of the best, soon after it was chosen
