@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from comm_backend_ccl.placement import Place, are_crowded, decoded, mine, reading_order
+from comm_backend_ccl.placement import Place, are_crowded, cache_share, decoded, mine, reading_order
 from comm_utils.topology import Placement, allowed_cpus, parse_cpu_list
 
 
@@ -70,6 +70,18 @@ def test_without_a_topology_ranks_follow_each_other() -> None:
     unknown = [Place(frozenset({0, 1, 2, 3}))] * 4
     assert [reading_order(unknown, rank) for rank in range(4)] == [[1, 2, 3], [2, 3, 0], [3, 0, 1], [0, 1, 2]]
     assert reading_order(unknown[:1], 0) == []
+
+
+@pytest.mark.parametrize(
+    ("caches", "expected"),
+    [((0, 0), 16), ((0, 4), 32), ((0, 0, 4, None), 10), ((None, 0), 16), ((4, 0, 0, 0), 32)],
+)
+def test_ranks_share_a_cache_with_those_that_have_it_and_those_of_which_nothing_is_known(
+    caches: tuple[int | None, ...], expected: int
+) -> None:
+    places = [Place(frozenset({one}), cache) for one, cache in enumerate(caches)]
+    assert cache_share(places, 0, 32) == expected
+    assert cache_share(places, 0, 0) == 0
 
 
 def on_sockets(shape: tuple[int, int, int, int], interleaved: bool) -> list[Place]:

@@ -108,6 +108,23 @@ def test_the_highest_level_counts_whatever_its_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        (("32768K", "16384K"), 16384 << 10),
+        (("32768K", "32M"), 0),
+        (("", "-1K"), 0),
+        (("9" * 99 + "K", "٣K"), 0),
+    ],
+)
+def test_the_smallest_of_the_last_caches_has_its_size(tmp_path: Path, sizes: tuple[str, str], expected: int) -> None:
+    root = epyc(tmp_path)
+    for first, size in zip((0, 2), sizes, strict=True):
+        (root / f"devices/system/cpu/cpu{first}/cache/index3/size").write_text(size + "\n")
+    assert read_placement({0, 1, 2, 3}, root).cache_bytes == expected
+    assert read_placement({4}, root).cache_bytes == 0
+
+
+@pytest.mark.parametrize(
     ("left_out", "expected"),
     [
         ("cache", Placement(frozenset({0, 1}), sets("0", "1"), (), (0,), (0,))),

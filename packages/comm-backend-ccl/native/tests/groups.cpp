@@ -84,11 +84,12 @@ std::vector<std::vector<int>> shuffled_orders(int size) {
     return orders;
 }
 
-void every_operation(int size, Transfer transfer, const std::vector<std::vector<int>> &reading_orders = {}) {
+void every_operation(int size, Transfer transfer, const std::vector<std::vector<int>> &reading_orders = {},
+                     bool wide_ring = false) {
     Random random{options.seed + static_cast<uint64_t>(size)};
     World world(size, reading_orders);
     for (int rank = 0; rank < size; ++rank) {
-        world[rank].tuner().fix(transfer);
+        world[rank].tuner().fix(transfer, wide_ring);
     }
     learn_to_read(world, random);
     const bool can_read = size == 1 || can_read_memory();
@@ -148,6 +149,9 @@ void every_kind(int size) {
 }  // namespace
 
 TEST(cached_operations_of_2) { every_operation(2, cached); }
+TEST(wide_operations_of_2) { every_operation(2, cached, {}, true); }
+TEST(wide_operations_of_3) { every_operation(3, cached, {}, true); }
+TEST(wide_operations_of_5) { every_operation(5, cached, {}, true); }
 TEST(streamed_operations_of_2) { every_operation(2, streamed); }
 TEST(single_copies_of_2) { every_operation(2, single_copy); }
 TEST(cached_operations_of_3) { every_operation(3, cached); }

@@ -51,7 +51,8 @@ Segment::~Segment() { munmap(begin_, bytes_); }
 std::unique_ptr<Group> Segment::join(int rank, std::vector<int> reading_order) const {
     const std::vector<int> pids(static_cast<size_t>(size_), getpid());
     const bool crowded = static_cast<unsigned>(size_) > std::thread::hardware_concurrency();
-    return std::make_unique<Group>(begin_, -1, size_, rank, pids, crowded, false, std::move(reading_order));
+    return std::make_unique<Group>(begin_, -1, size_, rank, pids, crowded, false, std::move(reading_order),
+                                   size_t{1} << 20);
 }
 
 World::World(int size, const std::vector<std::vector<int>> &reading_orders) : segment_(size) {

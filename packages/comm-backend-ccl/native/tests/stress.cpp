@@ -185,9 +185,9 @@ TEST(stress) {
     std::vector<std::unique_ptr<World>> worlds;
     for (const auto &group : members) {
         worlds.push_back(std::make_unique<World>(static_cast<int>(group.size())));
-        // Half of the groups learn.
+        // Half of the groups learn, others go round the wide ring or around the caches.
         for (size_t place = 0; place < group.size() && worlds.size() % 2 == 0; ++place) {
-            (*worlds.back())[static_cast<int>(place)].tuner().fix(streamed);
+            (*worlds.back())[static_cast<int>(place)].tuner().fix(worlds.size() % 4 == 0 ? cached : streamed, true);
         }
     }
     std::array<size_t, ranks> finished{};

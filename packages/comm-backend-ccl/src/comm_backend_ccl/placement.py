@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from comm_utils import topology
 from comm_utils.errors import ArgumentError
 
-__all__ = ["Place", "are_crowded", "decoded", "mine", "reading_order"]
+__all__ = ["Place", "are_crowded", "cache_share", "decoded", "mine", "reading_order"]
 
 _Item = TypeVar("_Item")
 # The cache, the node and the package of a place.
@@ -70,6 +70,17 @@ def are_crowded(places: Sequence[Place], of_launcher: frozenset[int]) -> bool:
     if local.isdigit() and host_cpus and int(local) > host_cpus:
         return True
     return bool(topology.overcommitted({rank: one.cpus for rank, one in enumerate(places)}))
+
+
+def cache_share(places: Sequence[Place], rank: int, cache_bytes: int) -> int:
+    """Return the part of a rank's last-level cache that each rank of the group which shares it has, in bytes.
+
+    Args:
+        cache_bytes: the whole cache; 0 is unknown, and so is its part.
+    """
+    own = places[rank].cache
+    # Ranks whose cache is not known may have any.
+    return cache_bytes // sum(own is None or one.cache in (own, None) for one in places)
 
 
 def reading_order(places: Sequence[Place], rank: int) -> list[int]:

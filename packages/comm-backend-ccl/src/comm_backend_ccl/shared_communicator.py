@@ -52,7 +52,8 @@ class SharedCommunicator(Communicator):
         self.crowded = placement.are_crowded(places, topology.cpus_of_launcher())
         #: The other ranks, in the order in which this one reads from them.
         self.reading_order = placement.reading_order(places, rank)
-        self.number = shared_memory.join(pids[0], memory, rank, pids, self.crowded, self.reading_order)
+        share = placement.cache_share(places, rank, topology.this_placement().cache_bytes)
+        self.number = shared_memory.join(pids[0], memory, rank, pids, self.crowded, self.reading_order, share)
         #: What measured the profile from which the group started; empty where it started from none.
         self.profile_by = ""
         self._described = -1

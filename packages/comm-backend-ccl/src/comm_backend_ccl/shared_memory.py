@@ -167,6 +167,7 @@ def join(
     pids: Sequence[int],
     crowded: bool,
     reading_order: Sequence[int] = (),
+    cache_share: int = 0,
 ) -> Group:
     """Return this rank's side of a group.
 
@@ -176,13 +177,15 @@ def join(
         pids: of all ranks, in their order.
         crowded: ranks share hardware threads, so that who waits must not keep its own.
         reading_order: the other ranks, in the order in which this one reads from them; that after ``rank`` where empty.
+        cache_share: this rank's part of its last-level cache, in bytes; 0 is unknown. Outputs that do not fit are
+            written around the caches.
 
     Raises:
         MemoryError: there is not enough memory.
         PermissionError: the memory cannot be opened from here.
         RuntimeError: a limit of this process, such as that of open files, is used up.
     """
-    return NATIVE.join(holder, *memory, rank, list(pids), crowded, list(reading_order))
+    return NATIVE.join(holder, *memory, rank, list(pids), crowded, list(reading_order), cache_share)
 
 
 def start(

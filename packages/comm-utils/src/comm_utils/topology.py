@@ -46,6 +46,7 @@ class Placement:
         caches: the same for each last-level cache; those that sysfs does not name are absent.
         nodes: the numbers of the NUMA nodes.
         packages: the numbers of the sockets.
+        cache_bytes: the size of the smallest of ``caches``; 0 where sysfs does not say.
     """
 
     cpus: frozenset[int]
@@ -53,6 +54,7 @@ class Placement:
     caches: tuple[frozenset[int], ...] = ()
     nodes: tuple[int, ...] = ()
     packages: tuple[int, ...] = ()
+    cache_bytes: int = 0
 
 
 def parse_cpu_list(text: str) -> frozenset[int]:
@@ -103,6 +105,14 @@ def _number(file: Path) -> int | None:
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 9 else None
 
 
+def _bytes(file: Path) -> int:
+    """Return a size that is written in KiB, as ``32768K``; 0 where the file has none."""
+    text = _text(file) or ""
+    number = text.removesuffix("K")
+    is_size = text != number and number.isascii() and number.isdigit() and len(number) <= 9
+    return int(number) << 10 if is_size else 0
+
+
 def _cpus(file: Path) -> frozenset[int] | None:
     text = _text(file)
     try:
@@ -119,7 +129,7 @@ def read_placement(cpus: Iterable[int], sysfs: Path = SYSFS) -> Placement:
     wanted = frozenset(cpus)
     processors = sysfs / "devices/system/cpu"
     cores: set[frozenset[int]] = set()
-    caches: set[frozenset[int]] = set()
+    caches: dict[frozenset[int], int] = {}
     packages: set[int] = set()
     in_core: set[int] = set()
     in_cache: set[int] = set()
@@ -133,10 +143,11 @@ def read_placement(cpus: Iterable[int], sysfs: Path = SYSFS) -> Placement:
             if package is not None:
                 packages.add(package)
         if cpu not in in_cache and (cache := _last_cache(folder / "cache", cpu)) is not None:
-            caches.add(cache)
-            in_cache |= cache
+            caches[cache[0]] = cache[1]
+            in_cache |= cache[0]
     nodes = _nodes(wanted, sysfs / "devices/system/node")
-    return Placement(wanted, tuple(sorted(cores, key=min)), tuple(sorted(caches, key=min)), nodes, _sorted(packages))
+    by_first = tuple(sorted(cores, key=min)), tuple(sorted(caches, key=min))
+    return Placement(wanted, *by_first, nodes, _sorted(packages), min(caches.values(), default=0))
 
 
 def _sorted(numbers: Iterable[int]) -> tuple[int, ...]:
@@ -148,16 +159,16 @@ def _siblings(folder: Path, cpu: int) -> frozenset[int]:
     return found if found is not None and cpu in found else frozenset((cpu,))
 
 
-def _last_cache(folder: Path, cpu: int) -> frozenset[int] | None:
-    """Return the cpus that share the cache of the highest level; of instructions alone there is none."""
-    found: dict[int, frozenset[int]] = {}
+def _last_cache(folder: Path, cpu: int) -> tuple[frozenset[int], int] | None:
+    """Return the cpus that share the cache of the highest level, and its bytes; of instructions alone there is none."""
+    found: dict[int, tuple[frozenset[int], int]] = {}
     for index in range(_MOST_CACHES):
         one = folder / f"index{index}"
         cpus = _cpus(one / "shared_cpu_list")
         if cpus is None or cpu not in cpus or _text(one / "type") == "Instruction":
             continue
         level = _number(one / "level")
-        found[index if level is None else level] = cpus
+        found[index if level is None else level] = cpus, _bytes(one / "size")
     return found[max(found)] if found else None
 
 

@@ -34,8 +34,21 @@ size_t small_bytes(const Group &group) {
     return std::min(most, std::max(size_t{4096}, most / static_cast<size_t>(std::max(1, group.size() - 1))));
 }
 
+namespace {
+
+// What a rank shows of its input: of one with a part for each rank, those of the others, one after the other.
+size_t shown_bytes(const Group &group, const Request &request) {
+    return input_bytes(group, request) - (is_cut(request.operation) ? request.bytes() : 0);
+}
+// Where in that the part for rank `to` begins.
+size_t part_shown(const Request &request, int by, int to) {
+    return static_cast<size_t>(to < by ? to : to - 1) * request.bytes();
+}
+
+}  // namespace
+
 uint32_t pieces_for(const Group &group, const Request &request) {
-    const size_t bytes = input_bytes(group, request), piece = group.layout().piece_bytes;
+    const size_t bytes = shown_bytes(group, request), piece = group.layout().piece_bytes;
     return bytes <= slot_bytes ? 0 : std::bit_ceil(static_cast<uint32_t>((bytes + piece - 1) / piece));
 }
 
@@ -43,7 +56,7 @@ namespace {
 
 // Where a rank shows its part.
 char *place(Group &group, const Request &request, int rank, uint32_t step, uint32_t first) {
-    return input_bytes(group, request) <= slot_bytes ? group.slot(rank, step) : group.piece(rank, first);
+    return shown_bytes(group, request) <= slot_bytes ? group.slot(rank, step) : group.piece(rank, first);
 }
 
 }  // namespace
@@ -78,23 +91,19 @@ void publish(Group &group, const Request &request, uint32_t step, uint32_t first
         return;
     }
     // A tensor without elements may have no address.
-    if (const size_t bytes = input_bytes(group, request); bytes > 0) {
+    if (const size_t bytes = shown_bytes(group, request); bytes > 0) {
         char *to = place(group, request, group.rank(), step, first);
         const auto *from = static_cast<const char *>(request.input);
-        const auto write = [&](size_t begin, size_t end) {
-            if (end - begin > tiny_bytes) {
-                group.write(to + begin, from + begin, end - begin);
-            } else if (end > begin) {
-                std::memcpy(to + begin, from + begin, end - begin);
+        const auto write = [&](char *at, const char *part, size_t part_bytes) {
+            if (part_bytes > tiny_bytes) {
+                group.write(at, part, part_bytes);
+            } else if (part_bytes > 0) {
+                std::memcpy(at, part, part_bytes);
             }
         };
-        if (is_cut(operation)) {
-            const size_t own = static_cast<size_t>(group.rank()) * request.bytes();
-            write(0, own);
-            write(own + request.bytes(), bytes);
-        } else {
-            write(0, bytes);
-        }
+        const size_t before = is_cut(operation) ? static_cast<size_t>(group.rank()) * request.bytes() : bytes;
+        write(to, from, before);
+        write(to + before, from + before + request.bytes(), bytes - before);
     }
 }
 
@@ -150,7 +159,8 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
     case reduce_scatter: {
         void *outputs[] = {output};
         for (int one = 0; one < size; ++one) {
-            inputs[one] = (one == me ? static_cast<const char *>(request.input) : shown(one)) + mine;
+            inputs[one] =
+                one == me ? static_cast<const char *>(request.input) + mine : shown(one) + part_shown(request, one, me);
         }
         kernels().reduce(request.dtype, request.op, outputs, 1, inputs, size, request.count, false);
         break;
@@ -160,7 +170,7 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
         break;
     case scatter:
         if (me != request.root) {
-            std::memcpy(output, shown(request.root) + mine, bytes);
+            std::memcpy(output, shown(request.root) + part_shown(request, request.root, me), bytes);
         }
         break;
     case all_gather:
@@ -171,7 +181,7 @@ void consume(Group &group, const Request &request, uint32_t step, uint32_t first
         break;
     case all_to_all:
         for (const int from : group.reading_order()) {
-            std::memcpy(output + static_cast<size_t>(from) * bytes, shown(from) + mine, bytes);
+            std::memcpy(output + static_cast<size_t>(from) * bytes, shown(from) + part_shown(request, from, me), bytes);
         }
         break;
     default:
@@ -235,18 +245,36 @@ size_t part_begins(const Request &request, const std::vector<size_t> &counts, in
 
 }  // namespace
 
+namespace {
+
+// Where a rank shows the parts of the others, one after the other. Pieces are as many for all ranks; in the wide ring,
+// the bytes that were written longest ago are the next.
+char *place_of_parts(Group &group, int rank, size_t bytes, size_t own, uint64_t number, uint32_t step, uint32_t first) {
+    if (bytes <= slot_bytes) {
+        return group.slot(rank, step);
+    }
+    if (first >= pieces) {
+        return group.piece(rank, first);
+    }
+    constexpr uint64_t blocks = pieces / pieces_of_parts;
+    const size_t each = (std::max<size_t>(bytes - own, 1) + line - 1) / line * line;
+    return group.piece(rank, first) + number / blocks % (group.layout().chunk_bytes() / each) * each;
+}
+
+}  // namespace
+
 // Without this rank's own part.
-void publish_parts(Group &group, const Request &request, uint32_t step, uint32_t first) {
+void publish_parts(Group &group, const Request &request, uint64_t number, uint32_t step, uint32_t first) {
     const size_t bytes = input_bytes(group, request), me = static_cast<size_t>(group.rank());
     const size_t begin = part_begins(request, request.input_counts, group.rank());
     const size_t end = begin + request.input_counts[me] * item_bytes(request.dtype);
-    char *to = bytes <= slot_bytes ? group.slot(group.rank(), step) : group.piece(group.rank(), first);
+    char *to = place_of_parts(group, group.rank(), bytes, end - begin, number, step, first);
     const auto *from = static_cast<const char *>(request.input);
     if (begin > 0) {
         group.write(to, from, begin);
     }
     if (end < bytes) {
-        group.write(to + end, from + end, bytes - end);
+        group.write(to + begin, from + end, bytes - end);
     }
 }
 
@@ -262,10 +290,11 @@ void consume_parts(Group &group, const Request &request, uint64_t number, uint32
     for (const int from : group.reading_order()) {
         const size_t bytes = request.output_counts[static_cast<size_t>(from)] * item;
         if (bytes > 0) {
-            const bool in_slot = bytes_shown(group, from, number, group.size()) <= slot_bytes;
-            const char *shown = in_slot ? group.slot(from, step) : group.piece(from, first);
+            const size_t all = bytes_shown(group, from, number, group.size());
+            const size_t kept = group.sizes_of(from, number)[from];
+            const char *shown = place_of_parts(group, from, all, kept, number, step, first);
             std::memcpy(output + part_begins(request, request.output_counts, from),
-                        shown + bytes_shown(group, from, number, me), bytes);
+                        shown + bytes_shown(group, from, number, me) - (from < me ? kept : 0), bytes);
         }
     }
 }
@@ -349,8 +378,8 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
     uint32_t first = 0, needed;
     uint8_t method = 0;
     if (taken > 0) {
-        first = next_pieces(taken);
-        if (!ring_is_reserved() || !pieces_are_free(first, taken, needed)) {
+        if (!ring_is_reserved() || !pieces_are_free(next_pieces(taken, false), taken, needed) ||
+            !pieces_are_free(next_pieces(taken, true), taken, needed)) {
             return false;
         }
         method = choose_method(request, input_bytes(*this, request), true).code();
@@ -359,7 +388,7 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
             queue_at_once([&] { return std::make_shared<Large>(*this, std::move(request), true); }, recorded, left);
             return true;
         }
-        take_pieces(taken);
+        first = take_pieces(taken);
         mark_pieces(first, taken);
     } else {
         choose_usual_method();
@@ -391,20 +420,21 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
 }
 
 bool Group::exchange_at_once(Request &request, int looks, Handle &left) {
-    const uint32_t base = done_, first = next_pieces(pieces_of_parts), written = pieces_for_parts(*this, request);
+    choose_usual_method();
+    const uint32_t base = done_, first = next_pieces(pieces_of_parts, method_.wide_ring);
+    const uint32_t written = pieces_for_parts(*this, request);
     uint32_t needed;
     if (!ring_is_reserved() || (written > 0 && !pieces_are_free(first, written, needed))) {
         return false;
     }
     take_pieces(pieces_of_parts);
     mark_pieces(first, written);
-    choose_usual_method();
     const flight::Recorded recorded = record(request, false);
     Call call;
-    Record &own = begin(request, call, 0);
+    Record &own = begin(request, call, method_.place_code());
     own.input = {};
     own.largest = show_sizes(*this, request, call.number);
-    publish_parts(*this, request, base, first);
+    publish_parts(*this, request, call.number, base, first);
     post(call.fingerprint);
     for (int look = 0; look < looks; ++look) {
         if (all_have_come(base + 1, call, base)) {

@@ -31,7 +31,7 @@ uint64_t show_sizes(Group &group, const Request &request, uint64_t number);
 bool all_parts_are_small(Group &group, uint64_t number);
 // The rank that sends something else than this one expects; -1 for none.
 int first_that_differs(Group &group, const Request &request, uint64_t number);
-void publish_parts(Group &group, const Request &request, uint32_t step, uint32_t first);
+void publish_parts(Group &group, const Request &request, uint64_t number, uint32_t step, uint32_t first);
 void consume_parts(Group &group, const Request &request, uint64_t number, uint32_t step, uint32_t first);
 
 // How many steps an exchange takes on this rank.

@@ -27,7 +27,7 @@ uint8_t Large::choose(Group &group) {
         group.choose_usual_method();
         pieces_ = pieces_for_parts(group, request);
         first_ = group.take_pieces(pieces_of_parts);
-        return 0;  // nobody knows yet how much the others send
+        return group.method().place_code();  // nobody knows yet how much the others send
     }
     if (!is_chosen_) {
         group.choose_method(request, input_bytes(group, request), is_small_);
@@ -168,7 +168,7 @@ void Large::act(Group &group, uint32_t step) {
         if (!of_parts) {
             publish(group, request, base_, first_);
         } else if (parts_are_small(group, request)) {
-            publish_parts(group, request, base_, first_);
+            publish_parts(group, request, call_.number, base_, first_);
         }
     } else if (way_ == eager && of_parts) {
         consume_parts(group, request, call_.number, base_, first_);

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "algorithms/eager.hpp"
 #include "kernels/kernels.hpp"
 #include "progress/group.hpp"
 
@@ -20,10 +21,11 @@ struct Slice {
 struct Operands {
     Operands(const Group &group, const Request &request)
         : request(request), size(group.size()), me(group.rank()), item(item_bytes(request.dtype)) {
-        // Of an output that no cache has room for; what is reduced in place was read a moment ago.
-        constexpr size_t large_bytes = 32 << 20;
-        around_caches =
-            request.operation != all_reduce && request.operation != shm::reduce && output_bytes() >= large_bytes;
+        // Where input and output together leave the cache before anybody reads them; what is reduced in place was read
+        // a moment ago.
+        const bool reduces_in_place = request.operation == all_reduce || request.operation == shm::reduce;
+        around_caches = !reduces_in_place && output_bytes() > 0 &&
+                        4 * (input_bytes(group, request) + output_bytes()) >= 3 * group.cache_share();
         size_t in = 0, out = 0;
         for (size_t other = 0; other < request.input_counts.size(); ++other) {
             input_offsets[other] = in;
@@ -39,6 +41,9 @@ struct Operands {
     // Bytes of this rank's tensor that is cut into chunks, and how many parts of it a slot has room for.
     size_t total() const { return request.bytes(); }
     size_t output_bytes() const {
+        if (request.operation == broadcast && is_root()) {
+            return 0;
+        }
         size_t elements = request.count;
         for (const size_t part : request.output_counts) {
             elements += part;

@@ -15,6 +15,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr size_t usual_cache_share = size_t{16} << 20;
+
 // Every rank but `rank` once: one left out would leave a hole in a result.
 std::vector<int> checked_order(std::vector<int> order, int size, int rank) {
     if (order.empty()) {
@@ -36,11 +38,11 @@ std::vector<int> checked_order(std::vector<int> order, int size, int rank) {
 }  // namespace
 
 Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned,
-             std::vector<int> reading_order)
+             std::vector<int> reading_order, size_t cache_share)
     : segment_(static_cast<char *>(segment)), layout_(size), header_(at<Header>(0)), posts_(at<Post>(layout_.posts)),
       bells_(at<Bell>(layout_.bells)), descriptor_(descriptor), rank_(rank), pids_(std::move(pids)),
       reading_order_(checked_order(std::move(reading_order), size, rank)), crowded_(crowded), owned_(owned),
-      sends_(static_cast<size_t>(size)), inbox_(size),
+      cache_share_(cache_share == 0 ? usual_cache_share : cache_share), sends_(static_cast<size_t>(size)), inbox_(size),
       tuner_(size, rank, pids_, at<Identity>(layout_.identities), at<CallTimes>(layout_.call_times)) {
     fingerprint_ = Settings::of_process().code();
     if (descriptor >= 0) {

@@ -103,9 +103,10 @@ public:
     // The segment, of Layout(size).end bytes and zeroed at first, stays the caller's where `owned` is false.
     // `crowded`: ranks share hardware threads, so that who looks in vain gives its own to another process.
     // `reading_order`: the other ranks, near ones first; those after this one where it is empty. Throws
-    // std::invalid_argument for anything else.
+    // std::invalid_argument for anything else. `cache_share`: this rank's part of the last-level cache in bytes; 0 is
+    // unknown.
     Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned,
-          std::vector<int> reading_order = {});
+          std::vector<int> reading_order = {}, size_t cache_share = 0);
     ~Group();
     Group(const Group &) = delete;
 
@@ -156,6 +157,7 @@ public:
     // What was looked for has come.
     void has_found();
     bool crowded() const { return crowded_; }
+    size_t cache_share() const { return cache_share_; }
     int spins() const { return crowded_ ? 50 : 2000; }
 
     // --- for operations, whose caller holds the lock
@@ -180,18 +182,20 @@ public:
     }
     // The next pieces of the ring, a power of two of them, `times` times.
     uint32_t take_pieces(uint32_t count, uint32_t times) {
-        const uint32_t first = (next_piece_ + count - 1) / count * count % pieces;
-        next_piece_ = (first + count * times) % pieces;
+        OwnRing &ring = rings_[0];
+        const uint32_t first = (ring.next + count - 1) / count * count % pieces;
+        ring.next = (first + count * times) % pieces;
         return first;
     }
     // The next for what is published at once, a power of two of them.
-    uint32_t next_pieces(uint32_t count) const {
-        const OwnRing &ring = rings_[count > most_of_near];
+    uint32_t next_pieces(uint32_t count, bool wide) const {
+        const OwnRing &ring = rings_[ring_for(count, wide)];
         return ring.begin + (ring.next + count - 1) / count * count % ring.count;
     }
+    // As the method says that was chosen.
     uint32_t take_pieces(uint32_t count) {
-        const uint32_t first = next_pieces(count);
-        OwnRing &ring = rings_[count > most_of_near];
+        const uint32_t first = next_pieces(count, method_.wide_ring);
+        OwnRing &ring = rings_[ring_for(count, method_.wide_ring)];
         ring.next = (first - ring.begin + count) % ring.count;
         return first;
     }
@@ -200,7 +204,7 @@ public:
         return method_ = tuner_.begin(request, bytes, is_eager);
     }
     // Of an operation that is too small for a choice.
-    void choose_usual_method() { method_ = {tuner_.streams_small() ? streamed : cached}; }
+    void choose_usual_method() { method_ = tuner_.usual_of_small(); }
     const Method &method() const { return method_; }
     Tuner &tuner() { return tuner_; }
     // Copies what others read.
@@ -283,6 +287,7 @@ private:
     const int descriptor_, rank_;
     const std::vector<int> pids_, reading_order_;
     const bool crowded_, owned_;
+    const size_t cache_share_;
     std::atomic<bool> closed_{false};
     std::atomic<uint32_t> recorded_as_{0};
 
@@ -294,11 +299,12 @@ private:
     uint32_t done_ = 0;       // steps
     uint32_t slowest_ = 0;    // steps that everybody has done, as far as seen
     uint64_t steps_ = slots;  // the same as done_, and never wraps around
-    uint32_t next_piece_ = 0;
     struct OwnRing {
         uint32_t begin, count, next;
     };
-    OwnRing rings_[2] = {{pieces, near_pieces, 0}, {pieces + near_pieces, far_pieces, 0}};
+    // For what is large, or moves in the wide ring, and for what is published at once.
+    std::array<OwnRing, 3> rings_{{{0, pieces, 0}, {pieces, near_pieces, 0}, {pieces + near_pieces, far_pieces, 0}}};
+    static size_t ring_for(uint32_t count, bool wide) { return wide ? 0 : count > most_of_near ? 2 : 1; }
     std::array<uint64_t, all_pieces> published_at_{};  // the step of each piece of the ring
     std::atomic<bool> ring_is_reserved_{false};
     std::array<uint32_t, records> posted_{};  // this rank's fingerprint at each of the last steps

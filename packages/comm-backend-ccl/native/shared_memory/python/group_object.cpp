@@ -219,12 +219,12 @@ std::vector<int> integers(PyObject *list) {
 
 }  // namespace
 
-// join(holder, descriptor, inode, rank, pids, crowded, reading_order) -> a group
+// join(holder, descriptor, inode, rank, pids, crowded, reading_order, cache_share) -> a group
 PyObject *join(PyObject *, PyObject *arguments) {
     int holder, descriptor, rank, crowded;
-    unsigned long long inode;
+    unsigned long long inode, cache_share;
     PyObject *list, *order;
-    parse(arguments, "iiKiOpO", &holder, &descriptor, &inode, &rank, &list, &crowded, &order);
+    parse(arguments, "iiKiOpOK", &holder, &descriptor, &inode, &rank, &list, &crowded, &order, &cache_share);
     std::vector<int> pids = integers(list), reading_order = integers(order);
     if (PyErr_Occurred()) {
         return nullptr;
@@ -241,7 +241,7 @@ PyObject *join(PyObject *, PyObject *arguments) {
         own = open_memory(holder, descriptor, inode, bytes);
         segment = map_memory(own, bytes);
         auto group = std::make_unique<Group>(segment, own, size, rank, std::move(pids), crowded != 0, true,
-                                             std::move(reading_order));
+                                             std::move(reading_order), cache_share);
         segment = nullptr, own = -1;  // they are the group's
         made->group = new Shared(std::move(group));
         return reinterpret_cast<PyObject *>(made);

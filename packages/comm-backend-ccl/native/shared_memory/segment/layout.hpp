@@ -27,7 +27,8 @@ constexpr uint32_t pieces = 512;
 constexpr uint32_t pieces_of_chunk = 32, larger_chunk = 4;
 static_assert(pieces / (larger_chunk * pieces_of_chunk) >= 3, "a chunk is free again three steps after it was shown");
 // What is published at once has rings of its own behind that one, for up to so many pieces: what a program does between
-// two calls puts fewer of their lines out of the caches. The pieces of an operation are free again three operations
+// two calls puts fewer of their lines out of the caches. Calls back to back are faster in the large one, so that is a
+// choice by measurement. The pieces of an operation are free again three operations
 // later; each has its place in one of at least four blocks of the largest size, and goes forward by one at most.
 constexpr uint32_t most_of_near = 8, most_of_far = pieces_of_chunk;
 constexpr uint32_t near_pieces = 4 * most_of_near, far_pieces = 8 * most_of_far;

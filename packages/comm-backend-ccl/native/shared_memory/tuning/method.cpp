@@ -25,6 +25,9 @@ Methods methods_for(int operation, int ranks, int dtype, bool is_eager, bool can
     } else {
         found.add({cached});
         found.add({streamed});
+        if (is_eager) {
+            found.add({cached, false, false, true});
+        }
     }
     if (can_read_peers) {
         found.add({single_copy});

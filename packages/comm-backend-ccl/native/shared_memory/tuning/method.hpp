@@ -25,14 +25,20 @@ struct Method {
     bool by_all = false;
     // Of the ring: chunks that are a sixteenth of the data, instead of half of it.
     bool small_chunks = false;
+    // Of what is published at once: through the ring of large operations, which goes round more memory.
+    bool wide_ring = false;
 
-    // In the profile, so that it must not change: "cached", "cached, by all", "cached, by all, small chunks".
+    // In the profile, so that it must not change: "cached", "cached, by all, small chunks", "cached, wide ring".
     std::string name() const {
         return std::string(transfer_names[transfer]) + (by_all ? ", by all" : "") +
-               (small_chunks ? ", small chunks" : "");
+               (small_chunks ? ", small chunks" : "") + (wide_ring ? ", wide ring" : "");
     }
     // Not 0, which is no choice.
-    uint8_t code() const { return static_cast<uint8_t>(1 + transfer + (by_all ? 8 : 0) + (small_chunks ? 16 : 0)); }
+    uint8_t code() const {
+        return static_cast<uint8_t>(1 + transfer + (by_all ? 8 : 0) + (small_chunks ? 16 : 0) + (wide_ring ? 32 : 0));
+    }
+    // Of a call whose transfer is chosen later: where its small parts are shown.
+    uint8_t place_code() const { return wide_ring ? code() : 0; }
 };
 
 struct Methods {

@@ -47,8 +47,9 @@ Tuner::Tuner(int size, int rank, const std::vector<int> &pids, Identity *identit
     mine.settings = settings_.code();
 }
 
-void Tuner::fix(Transfer transfer) {
+void Tuner::fix(Transfer transfer, bool wide_ring) {
     settings_.transfer = transfer;
+    wide_small_ = wide_ring;
     streams_small_ = transfer == streamed;
 }
 
@@ -75,12 +76,15 @@ Method Tuner::begin(const Request &request, size_t bytes, bool is_eager) {
     }
     begin_call();
     const Methods methods = methods_for(request.operation, size_, request.dtype, is_eager, can_read_);
-    for (int one = 0; one < methods.count; ++one) {
-        if (methods.all[static_cast<size_t>(one)].transfer == settings_.transfer) {
-            return methods.all[static_cast<size_t>(one)];
+    Method fixed = methods.all[0];
+    for (int one = methods.count - 1; one >= 0; --one) {
+        const Method &method = methods.all[static_cast<size_t>(one)];
+        fixed = method.transfer == settings_.transfer && (!method.wide_ring || wide_small_) ? method : fixed;
+        if (fixed.wide_ring) {
+            break;
         }
     }
-    return methods.all[0];
+    return fixed;
 }
 
 Tuner::Class &Tuner::class_of(const Request &request, size_t bytes, bool is_eager) {
@@ -244,7 +248,9 @@ void Tuner::learn(uint64_t call) {
     if (tried.small && tried.learner->has_settled()) {
         // Of larger calls, whose parts may differ by a little for another reason.
         const Learner &learner = *tried.learner;
-        streams_small_ = learner.best() == 1 && 5 * learner.typical_ns(1) < 4 * learner.typical_ns(0);
+        const bool is_clear = 5 * learner.typical_ns(learner.best()) < 4 * learner.typical_ns(0);
+        streams_small_ = is_clear && learner.best() == 1;
+        wide_small_ = is_clear && learner.best() == 2;
     }
 }
 

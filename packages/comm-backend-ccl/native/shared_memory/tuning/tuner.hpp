@@ -39,8 +39,8 @@ public:
     Method begin(const Request &request, size_t bytes, bool is_eager);
     // It moved them otherwise, so that its duration says nothing.
     void ignore() { timed_ = false; }
-    // From now on always this transfer, where it is possible; on all ranks alike.
-    void fix(Transfer transfer);
+    // From now on always this transfer, and the wide ring or not, where it is possible; on all ranks alike.
+    void fix(Transfer transfer, bool wide_ring = false);
     // How long an operation took with a method on another group of as many ranks.
     struct Prior {
         int operation;
@@ -64,8 +64,8 @@ public:
     };
     // What it has learned.
     std::vector<Known> known() const;
-    // Where small operations and messages, which have no choice of their own, do best.
-    bool streams_small() const { return streams_small_; }
+    // Of small operations and messages, which have no choice of their own: what is clearly better for larger ones.
+    Method usual_of_small() const { return {streams_small_ ? streamed : cached, false, false, wide_small_}; }
     bool can_read_peers() const { return can_read_; }
     // Room for what was read of one peer and is reduced next.
     char *scratch(int peer) const { return scratch_.get() + static_cast<size_t>(peer) * scratch_bytes; }
@@ -123,7 +123,7 @@ private:
     int64_t begun_ns_ = 0;
     Class *timed_class_ = nullptr;
     bool active_ = false, timed_ = false;
-    bool can_read_ = false, streams_small_ = false;
+    bool can_read_ = false, streams_small_ = false, wide_small_ = false;
     std::array<Tried, CallTimes::kept> tried_{};
     std::vector<Prior> priors_;
     std::vector<std::unique_ptr<Class>> classes_;  // by operation, size, dtype and whether it is eager

@@ -28,6 +28,7 @@ _COLUMNS = {
     "cached, by all": "cached*",
     "cached, by all, small chunks": "cached*",
     "cached, small chunks": "cached+",
+    "cached, wide ring": "wide",
     "streamed": "streamed",
     "streamed, by all": "streamed",
     "streamed, by all, small chunks": "streamed",
@@ -36,7 +37,7 @@ _COLUMNS = {
 }
 _LEGEND = (
     "Medians in µs, by operation and least size of a class; groups begin with the least of a line. *: all ranks "
-    "that get the result reduce everything; +: in small chunks; single: single_copy."
+    "that get the result reduce everything; +: in small chunks; wide: cached, in the wide ring; single: single_copy."
 )
 
 
