@@ -20,6 +20,9 @@ from comm_utils.log import logger
 __all__ = ["C10dWork"]
 
 
+_NO_LIMIT = timedelta(0)
+
+
 class C10dWork(Work):
     """A :class:`CclWork`, or several, as one handle of c10d.
 
@@ -40,9 +43,9 @@ class C10dWork(Work):
         made._works = [one for work in works for one in work._works]
         return made
 
-    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
         for work in self._works:
-            work.wait(timeout if timeout.total_seconds() > 0 else None)
+            work.wait(timeout if timeout > _NO_LIMIT else None)
         return True
 
     def synchronize(self) -> None:

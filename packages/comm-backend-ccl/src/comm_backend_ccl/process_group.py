@@ -15,6 +15,8 @@ from comm_backend_ccl.arguments import check_splits, check_tag, fit, one, op_of
 from comm_backend_ccl.c10d_work import C10dWork
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.communicator_factory import make_communicator
+from comm_backend_ccl.fast_path.kinds import Kind
+from comm_backend_ccl.fast_path.shared import started_natively
 from comm_backend_ccl.layout import for_writing, unflatten_any
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
@@ -22,6 +24,8 @@ from comm_backend_ccl.sparse import all_reduce_sparse
 from comm_backend_ccl.work import ANY_SOURCE, CclWork, seconds
 from comm_utils.backend import Capabilities
 from comm_utils.errors import ArgumentTypeError
+from comm_utils.fast_path import FastPath
+from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import flatten
 from comm_utils.torch_support.monitored_barrier import pass_monitored_barrier
 from comm_utils.torch_support.passed_tensors import passing_joined
@@ -46,6 +50,7 @@ class CclProcessGroup(ProcessGroup):
         self._store, self._timeout = store, timeout
         self._name = self._description = ""
         self._coalesced: list[CclWork] | None = None
+        self._native: dict[tuple[str, ReduceOp, int], FastPath | None] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -124,6 +129,7 @@ class CclProcessGroup(ProcessGroup):
         return empty_shared((size,), dtype)
 
     def shutdown(self) -> None:
+        self._native.clear()
         communicator, self.communicator = self.communicator, None
         if communicator is not None:
             communicator.close()
@@ -148,8 +154,29 @@ class CclProcessGroup(ProcessGroup):
             self._coalesced.append(work)
         return C10dWork(work, outcome)
 
+    def _plain(self, operation: str, tensors: _Tensors, options: Any, op: ReduceOp, root: int = 0) -> C10dWork | None:
+        """Start an operation on tensors that native code validates; None, having done nothing, for others.
+
+        Args:
+            tensors: the output first.
+        """
+        key = operation, op, root
+        path = self._native.get(key)
+        if path is None:
+            if not isinstance(self.communicator, SharedCommunicator) or key in self._native:
+                return None
+            path = started_natively(self.communicator, Kind(operation, operation, op, root, True))
+            self._native[key] = path
+            if path is None:
+                return None
+        work = path(*tensors)
+        return None if work is None else self._started(work, operation, tensors[:1], options)
+
     def allreduce(self, tensors: _Tensors | torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
         tensor = one(tensors, "allreduce", sparse=True)
+        plain = self._plain("all_reduce", [tensor], options, op_of(options))
+        if plain is not None:
+            return plain
         if tensor.layout is not torch.strided:
             all_reduce_sparse(self._open(), tensor, op_of(options))
             return self._started(CclWork(self._open(), None, (), "all_reduce"), "all_reduce", [tensor], options)
@@ -178,8 +205,11 @@ class CclProcessGroup(ProcessGroup):
 
     def broadcast(self, tensors: _Tensors | torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
         tensor = one(tensors, "broadcast")
-        memory, finish = for_writing(tensor, read=True)
         root = options if isinstance(options, int) else options.rootRank
+        plain = self._plain("broadcast", [tensor], options, ReduceOp.SUM, root)
+        if plain is not None:
+            return plain
+        memory, finish = for_writing(tensor, read=True)
         work = self._open().broadcast(memory, root, True)
         return self._started(work.then(finish), "broadcast", [tensor], options)
 
@@ -193,6 +223,9 @@ class CclProcessGroup(ProcessGroup):
         return self._started(work.then(lambda: unflatten_any(flat, targets)), "all_gather", targets, options)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
+        plain = self._plain("all_gather_into_tensor", [output, input], options, ReduceOp.SUM)
+        if plain is not None:
+            return plain
         fit("all_gather_into_tensor", [output], input, 1, self.size())
         memory, finish = for_writing(output)
         work = self._open().all_gather(memory, input.contiguous(), True)
@@ -222,6 +255,9 @@ class CclProcessGroup(ProcessGroup):
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, options: Any = None, *_: Any
     ) -> C10dWork:
+        plain = self._plain("reduce_scatter_tensor", [output, input], options, op_of(options))
+        if plain is not None:
+            return plain
         fit("reduce_scatter_tensor", [input], output, 1, self.size())
         return self._reduce_scatter(output, input.contiguous(), "reduce_scatter_tensor", options)
 
