@@ -31,11 +31,12 @@ NATIVE_OPTIONS = ("--operations=20000", "--limit=100", "--patience=20")
 NATIVE_GROUPS = {
     "kernels": ("kernels_reduce", "kernels_keep_every_16_bit_float", "kernels_round_16_bit_floats"),
     "learner": (
+        "learner_leaves_what_has_become_slow",
         "learner_looks_after_pauses",
         "learner_starts_from_what_is_known",
         "learners_of_operations_that_take_turns_settle",
     ),
-    "stress": ("stress", "cached_operations_of_3", "streamed_operations_of_3"),
+    "stress": ("stress", "cached_operations_of_3", "streamed_operations_of_3", "wide_operations_of_3"),
 }
 LIMIT_S = 900
 # The exit status of the native tests where a name is wrong.
