@@ -96,6 +96,18 @@ def test_groups_that_have_ended_make_room_for_others(caplog: pytest.LogCaptureFi
     assert len(ring.recorder._kinds) < 2000
 
 
+@pytest.mark.parametrize("size", [1000, 20000])
+def test_groups_with_long_descriptions_make_room_as_well(caplog: pytest.LogCaptureFixture, size: int) -> None:
+    ring = Ring()
+    with caplog.at_level("WARNING", "comm"):
+        for number in range(300):
+            ring.recorder.group_index(f"group {number}", [0, 1], "d" * size, "gloo")
+            ring.call(group=f"group {number}")
+            ring.recorder.end_group(f"group {number}")
+    assert caplog.messages == []
+    assert ring.reader.calls()[-1].group.name == "group 299"
+
+
 def test_an_entry_is_read_whole_or_not_while_others_are_left_out() -> None:
     ring = Ring()
     ring.call(group="stays")

@@ -38,8 +38,9 @@ _PRIVATE_RECORDS = 64
 _OUR_THREADS = "comm-"
 # So many are remembered: kinds of calls, counters (of messages, one for each pair and tag), and places of programs.
 _MOST_KINDS, _MOST_SERIES, _MOST_SITES = 8192, 8192, 65536
-# Entries are left out for so many groups at least, as all have to be read again then; those of the last calls stay.
-_LEAST_ENDED, _RECENT = 32, 128
+# Entries are left out for so many groups at least, as all have to be read again then; those of the last calls stay, of
+# fewer calls where these need too much room.
+_LEAST_ENDED, _RECENT = 32, (128, 32, 8, 1)
 _UNCOUNTED = Uncounted()
 # The packages of this family: the caller is the first frame outside of them.
 _OURS = ("comm_utils", "comm_backend_torch", "comm_backend_ccl", "comm_collectives", "comm_orchestrator")
@@ -208,12 +209,18 @@ class FlightRecorder:
 
         Groups with recent calls stay, as a crash soon after the end of a group may be about it.
         """
-        if len(self._ended) < _LEAST_ENDED or not self._memory.is_almost_full:
-            return
+        for calls in _RECENT:
+            if not self._ended or not self._memory.is_almost_full:
+                return
+            if calls < _RECENT[0] or len(self._ended) >= _LEAST_ENDED:
+                self._leave_out_ended(calls)
+
+    def _leave_out_ended(self, calls: int) -> None:
+        """Leave out the entries of groups that have ended, but for those of the last ``calls`` calls."""
         kinds = {index: dict(entry)["group"] for entry, index in self._kind_entries.items()}
         recent = {
             unpacked_kind(one)["group"] if one & NATIVE_KIND else kinds.get(one, 0)
-            for one in self._memory.last_kinds(_RECENT)
+            for one in self._memory.last_kinds(calls)
         }
         gone = self._ended - recent
         gone_kinds = {index for index, group in kinds.items() if group in gone}
