@@ -24,8 +24,9 @@ struct Operands {
         // Where input and output together leave the cache before anybody reads them; what is reduced in place was read
         // a moment ago.
         const bool reduces_in_place = request.operation == all_reduce || request.operation == shm::reduce;
-        around_caches = !reduces_in_place && output_bytes() > 0 &&
-                        4 * (input_bytes(group, request) + output_bytes()) >= 3 * group.cache_share();
+        const bool has_input = request.operation != broadcast && (request.operation != scatter || is_root());
+        const size_t own_bytes = output_bytes() + (has_input ? input_bytes(group, request) : 0);
+        around_caches = !reduces_in_place && output_bytes() > 0 && 4 * own_bytes >= 3 * group.cache_share();
         size_t in = 0, out = 0;
         for (size_t other = 0; other < request.input_counts.size(); ++other) {
             input_offsets[other] = in;

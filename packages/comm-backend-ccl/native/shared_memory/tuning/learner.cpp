@@ -252,6 +252,7 @@ bool Learner::look_for_regret(uint32_t calls) {
     lately_ns_ = {};
     duel_ = Duel::rival;
     rival_ = static_cast<uint8_t>(rival);
+    candidates_[rival].wins = 0;  // what is known of it is of another time
     begin_trial(rival, true);
     return true;
 }

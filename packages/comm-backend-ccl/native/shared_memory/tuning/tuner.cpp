@@ -248,9 +248,12 @@ void Tuner::learn(uint64_t call) {
     if (tried.small && tried.learner->has_settled()) {
         // Of larger calls, whose parts may differ by a little for another reason.
         const Learner &learner = *tried.learner;
-        const bool is_clear = 5 * learner.typical_ns(learner.best()) < 4 * learner.typical_ns(0);
-        streams_small_ = is_clear && learner.best() == 1;
-        wide_small_ = is_clear && learner.best() == 2;
+        const uint64_t best_ns = learner.typical_ns(learner.best()), usual_ns = learner.typical_ns(0);
+        if (best_ns > 0 && usual_ns > 0) {
+            const bool is_clear = 5 * best_ns < 4 * usual_ns;
+            streams_small_ = is_clear && learner.best() == 1;
+            wide_small_ = is_clear && learner.best() == 2;
+        }
     }
 }
 

@@ -36,6 +36,7 @@ ENTRY_BYTES = 128 << 10
 STACK_BYTES = 16 << 10
 # Room that failures find where groups, kinds and callers have used up the rest.
 _LAST_BYTES = 8 << 10
+_FEW_KINDS_BYTES = 2 << 10
 # The largest entry of a failure, so that several find room in the last bytes; and its text without the rest.
 _FAILURE_BYTES, _SHORT_TEXT = 4 << 10, 300
 _DURING = struct.Struct("<Q")
@@ -45,6 +46,10 @@ _KIND_WORD = 3
 def ring_bytes(records: int) -> int:
     """Return the size of a ring whose lanes have so many records each."""
     return HEADER_BYTES + LANES * records * RECORD_BYTES + SPLIT_WORDS * 8 + ENTRY_BYTES + STACK_BYTES
+
+
+def _entry_size(text: bytes) -> int:
+    return ENTRY.size + (len(text) + 7) // 8 * 8
 
 
 def _entry_text(kind: EntryType, content: Any) -> bytes | None:
@@ -109,9 +114,8 @@ class RingMemory:
             return 0
         with self._lock:
             used = self.words[WORDS["entries_used"] // 8]
-            room = ENTRY_BYTES - used - (0 if kind is EntryType.FAILURE else _LAST_BYTES)
-            size = ENTRY.size + (len(text) + 7) // 8 * 8
-            if size <= room:
+            size = _entry_size(text)
+            if size <= self._room_for(kind):
                 self._indices[kind] += 1
                 at = self._entries_at + used
                 ENTRY.pack_into(self.memory, at, kind, len(text), self._indices[kind])
@@ -120,6 +124,14 @@ class RingMemory:
                 return self._indices[kind]
         self._warn(f"the {ENTRY_BYTES >> 10} KiB for names of groups, kinds of calls and callers are used up")
         return 0
+
+    def _room_for(self, kind: EntryType) -> int:
+        return ENTRY_BYTES - self.word("entries_used") - (0 if kind is EntryType.FAILURE else _LAST_BYTES)
+
+    def has_room(self, kind: EntryType, content: object) -> bool:
+        """Return whether an entry fits, and a few kinds of calls after it; True for what never will."""
+        text = _entry_text(kind, content)
+        return text is None or _entry_size(text) + _FEW_KINDS_BYTES <= self._room_for(kind)
 
     @property
     def is_almost_full(self) -> bool:

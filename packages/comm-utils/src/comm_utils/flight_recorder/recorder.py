@@ -184,7 +184,6 @@ class FlightRecorder:
         with self._lock:
             index = self._groups.get(name)
             if index is None:
-                self._make_room()
                 content = {
                     "name": name,
                     "ranks": packed_ranks(ranks),
@@ -192,6 +191,7 @@ class FlightRecorder:
                     "backend": backend,
                     "timeout_s": timeout_s,
                 }
+                self._make_room(content)
                 index = self._memory.add_entry(EntryType.GROUP, content)
                 if index:
                     self._groups[name] = index
@@ -204,16 +204,18 @@ class FlightRecorder:
             if index:
                 self._ended.add(index)
 
-    def _make_room(self) -> None:
-        """Leave out the entries of groups that have ended, where little room is left for others.
+    def _make_room(self, content: object) -> None:
+        """Leave out the entries of groups that have ended, where little room is left for others, such as ``content``.
 
         Groups with recent calls stay, as a crash soon after the end of a group may be about it.
         """
-        for calls in _RECENT:
-            if not self._ended or not self._memory.is_almost_full:
+        most, *fewer = _RECENT
+        if len(self._ended) >= _LEAST_ENDED and self._memory.is_almost_full:
+            self._leave_out_ended(most)
+        for calls in fewer:
+            if self._memory.has_room(EntryType.GROUP, content):
                 return
-            if calls < _RECENT[0] or len(self._ended) >= _LEAST_ENDED:
-                self._leave_out_ended(calls)
+            self._leave_out_ended(calls)
 
     def _leave_out_ended(self, calls: int) -> None:
         """Leave out the entries of groups that have ended, but for those of the last ``calls`` calls."""
@@ -223,6 +225,8 @@ class FlightRecorder:
             for one in self._memory.last_kinds(calls)
         }
         gone = self._ended - recent
+        if not gone:
+            return
         gone_kinds = {index for index, group in kinds.items() if group in gone}
         self._memory.leave_out({EntryType.GROUP: gone, EntryType.KIND: gone_kinds})
         self._ended -= gone
