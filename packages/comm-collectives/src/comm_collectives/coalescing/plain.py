@@ -64,12 +64,14 @@ def _launch(batch: _Batch, async_op: bool) -> list[Work]:
     buckets = {dtype: some.take(layout[dtype][1]).view(dtype) for dtype, some in buffers.items()}
     _still_plain(batch.plain if batch.plain.pack(list(buckets.values())) else None)
     works: list[Work] = []
+    tensors: dict[torch.dtype, list[torch.Tensor]] = {}
+    for one in batch.tensors:
+        tensors.setdefault(one.dtype, []).append(one)
     for dtype in layout:
-        bucket = buckets.get(dtype)
+        bucket, joined = buckets.get(dtype), tensors[dtype]
         if bucket is None:
-            work = all_reduce(batch.first(dtype), cast(Any, op), group, async_op)
+            work = all_reduce(joined[0], cast(Any, op), group, async_op)
         else:
-            joined = [one for one in batch.tensors if one.dtype is dtype]
             with joining(joined, joined):  # of which a fast path knows nothing
                 work = checked_all_reduce(all_reduce.__name__, bucket, op, cast(Any, group), async_op, None, None)
         if work is not None:
