@@ -76,15 +76,13 @@ Method Tuner::begin(const Request &request, size_t bytes, bool is_eager) {
     }
     begin_call();
     const Methods methods = methods_for(request.operation, size_, request.dtype, is_eager, can_read_);
-    Method fixed = methods.all[0];
-    for (int one = methods.count - 1; one >= 0; --one) {
+    const Method *fixed = nullptr;
+    for (int one = 0; one < methods.count; ++one) {
         const Method &method = methods.all[static_cast<size_t>(one)];
-        fixed = method.transfer == settings_.transfer && (!method.wide_ring || wide_small_) ? method : fixed;
-        if (fixed.wide_ring) {
-            break;
-        }
+        const bool is_better = fixed == nullptr || (wide_small_ && method.wide_ring);
+        fixed = method.transfer == settings_.transfer && is_better ? &method : fixed;
     }
-    return fixed;
+    return fixed == nullptr ? methods.all[0] : *fixed;
 }
 
 Tuner::Class &Tuner::class_of(const Request &request, size_t bytes, bool is_eager) {
