@@ -2,10 +2,10 @@
 
     python benchmarks/coalescing.py [--ranks 2] [--tensors N] [--rounds N] [--write]
 
-Ranks are processes of this host, on gloo and in shared memory. In each round the three take turns: every tensor in a
-call of its own, all of them within ``coalescing()``, and one all_reduce of a float32 tensor of as many bytes. Results
-are compared with the exact sums. The slowest rank counts, and the medians of the rounds are shown, with ratios and
-their 95 % intervals.
+Ranks are processes of this host, on gloo and in shared memory. In each round these take turns: every tensor in a
+call of its own, all of them within ``coalescing()``, ``all_reduce_coalesced`` of their list, and one all_reduce of a
+float32 tensor of as many bytes. Results are compared with the exact ones. The slowest rank counts, and the medians of
+the rounds are shown, with ratios and their 95 % intervals.
 
 ``--write`` puts the table into docs/collectives.md.
 """
@@ -28,7 +28,15 @@ LIBRARIES = {"gloo": "gloo", "shared memory": "ccl"}
 #: Of the tensors, in turn.
 DTYPES = ("float32", "bfloat16", "int64", "float64")
 TENSOR_BYTES = KIB
-WAYS = ("one by one", "coalesced", "one tensor")
+#: Rounds that are not counted: memory is touched, and groups in shared memory learn what is fast.
+WARM_UP = 20
+RATIOS = (
+    ("one by one", "coalesced"),
+    ("one by one", "in a list"),
+    ("coalesced", "one tensor"),
+    ("in a list", "one tensor"),
+)
+WAYS = ("one by one", "coalesced", "in a list", "one tensor")
 
 
 def rank_main(backend: str, tensors: int, rounds: int) -> dict[str, list[float]]:
@@ -55,16 +63,19 @@ def rank_main(backend: str, tensors: int, rounds: int) -> dict[str, list[float]]
             for one in many:
                 dist.all_reduce(one, "max")
 
+    def in_a_list() -> None:
+        dist.all_reduce_coalesced(many, "max")
+
     def one_tensor() -> None:
         dist.all_reduce(whole, "max")
 
     found: dict[str, list[float]] = {}
-    for turn in range(rounds + 3):  # the first ones are not counted
-        for name, call in zip(WAYS, (one_by_one, coalesced, one_tensor), strict=True):
+    for turn in range(WARM_UP + rounds):
+        for name, call in zip(WAYS, (one_by_one, coalesced, in_a_list, one_tensor), strict=True):
             dist.barrier()
             begin = time.perf_counter()
             call()
-            if turn >= 3:
+            if turn >= WARM_UP:
                 found.setdefault(name, []).append(time.perf_counter() - begin)
         assert all(bool((one == dist.get_world_size()).all()) for one in many)
     dist.destroy_process_group()
@@ -106,9 +117,9 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
         f"{given.tensors} tensors of {named(TENSOR_BYTES)}, in turn of {', '.join(DTYPES)}.",
         f"Measured on {facts['processor']}, {facts['cores']} cores, Linux {facts['kernel']}, {given.rounds} rounds.",
         "",
-        "| library | ranks | one by one, ms | coalesced, ms | one tensor, ms | one by one / coalesced | "
-        "coalesced / one tensor |",
-        "|---|---:|---:|---:|---:|---:|---:|",
+        "| library | ranks | one by one, ms | coalesced, ms | in a list, ms | one tensor, ms | "
+        "one by one / coalesced | one by one / in a list | coalesced / one tensor | in a list / one tensor |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for library, backend in LIBRARIES.items():
         if not dist.available_backends()[backend].usable:
@@ -116,7 +127,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
         for ranks in given.ranks:
             found = measured(library, ranks, given.tensors, given.rounds)
             times = [f"{statistics.median(found[way]) * 1e3:.3g}" for way in WAYS]
-            ratios = ratio(found, "one by one", "coalesced"), ratio(found, "coalesced", "one tensor")
+            ratios = [ratio(found, *pair) for pair in RATIOS]
             lines.append(f"| {library} | {ranks} | {' | '.join((*times, *ratios))} |")
             write(lines[-1])
     text = "\n".join(lines)

@@ -9,6 +9,7 @@ import torch
 
 from comm_backend_ccl import kernels, native_module
 from comm_utils.kernels import PlainBatch
+from comm_utils.torch_support.passed_tensors import packed_sizes
 
 pytestmark = pytest.mark.skipif(
     not native_module.has_kernels() or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
@@ -25,8 +26,14 @@ def batch_of(*tensors: torch.Tensor) -> PlainBatch:
 def test_tensors_are_packed_by_dtype_and_unpacked() -> None:
     floats, halves = [torch.arange(3.0), torch.ones(2, 2)], [torch.ones(5, dtype=torch.bfloat16)]
     batch = batch_of(floats[0], *halves, floats[1])
-    assert batch.layout == {torch.float32: (2, 28), torch.bfloat16: (1, 10)}
-    assert list(batch.layout) == [torch.float32, torch.bfloat16]
+    assert list(batch.by_dtype) == [torch.float32, torch.bfloat16]
+    of_floats, of_halves = batch.by_dtype.values()
+    assert [id(one) for one in of_floats.tensors] == [id(one) for one in floats]
+    assert of_floats.size == 28
+    assert of_floats.sizes == packed_sizes(floats)
+    assert of_halves.tensors[0] is halves[0]
+    assert of_halves.size == 10
+    assert of_halves.sizes == packed_sizes(halves)
     buckets = [torch.zeros(7), torch.zeros(5, dtype=torch.bfloat16)]
     assert batch.pack(buckets)
     assert [one.tolist() for one in buckets] == [[0, 1, 2, 1, 1, 1, 1], [1] * 5]
@@ -69,7 +76,7 @@ def test_tensors_that_share_memory_are_in_no_batch() -> None:
     whole = torch.ones(8)
     assert kernels.plain_batch([whole[:4], torch.ones(3), whole[3:]]) is None
     assert kernels.plain_batch([whole, whole]) is None
-    assert batch_of(whole[:4], whole[4:]).layout == {torch.float32: (2, 32)}
+    assert batch_of(whole[:4], whole[4:]).by_dtype[torch.float32].size == 32
 
 
 def test_nothing_is_moved_that_does_not_fit() -> None:

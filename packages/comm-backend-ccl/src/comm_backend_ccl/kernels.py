@@ -14,7 +14,7 @@ import torch
 from comm_backend_ccl import native_module
 from comm_backend_ccl.shared_memory import MOST_RANKS
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
-from comm_utils.kernels import CollectingPaths
+from comm_utils.kernels import CollectingPaths, PlainTensors
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = [
@@ -71,11 +71,11 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
 class _PlainBatch:
     """See ``comm_utils.kernels.PlainBatch``."""
 
-    __slots__ = ("_native", "layout")
+    __slots__ = ("_native", "by_dtype")
 
     def __init__(self, native: Any) -> None:
         self._native = native
-        self.layout = {_DTYPES[code]: sizes for code, sizes in native.layout().items()}
+        self.by_dtype = {_DTYPES[code]: PlainTensors(*found) for code, found in native.by_dtype().items()}
 
     def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
         places = _places(buckets)

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
+from comm_collectives.buffers import Buffers
 from comm_collectives.compression.selection import threshold
 from comm_collectives.hierarchy.choice import limit_of
 from comm_collectives.memory import concatenate
 from comm_collectives.reduction import fold, ordered_dtypes
-from comm_utils import operations
+from comm_utils import kernels, operations
 from comm_utils.backend import Backend
 from comm_utils.errors import CommError
 from comm_utils.fast_path import FastPath
@@ -20,7 +21,7 @@ from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.operations import Role
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
-from comm_utils.torch_support.flattening import flat_view, flattened
+from comm_utils.torch_support.flattening import flat_view, flattened, unflatten
 from comm_utils.torch_support.passed_tensors import passing_joined
 from comm_utils.torch_support.plain_tensors import first_to_accept, present
 
@@ -143,21 +144,42 @@ def _all_reduce_coalesced(
     if reduce is None or accepts is None:
         return None
 
-    def fast(tensors: Any) -> bool:
-        if not accepts(tensors):
-            return False
-        if len(tensors) == 1:
-            return bool(reduce(tensors[0]))
+    def can_use_group() -> bool:
         try:
             backend.check_group(group)
         except CommError:
             return False  # the checked path says why
-        parts = [flat_view(tensor) for tensor in tensors]
-        joined = concatenate(parts)
+        return True
+
+    def fast(tensors: Any) -> bool:
+        batch = kernels.plain_batch(list(tensors)) if isinstance(tensors, (list, tuple)) and len(tensors) > 1 else None
+        if batch is not None:
+            of_each_dtype = batch.by_dtype.values()
+            return all(accepts(some.tensors) for some in of_each_dtype) and can_use_group() and packed(batch)
+        if not accepts(tensors):
+            return False
+        if len(tensors) == 1:
+            return bool(reduce(tensors[0]))
+        if not can_use_group():
+            return False
+        joined = concatenate([flat_view(tensor) for tensor in tensors])
         with passing_joined(tensors):  # of which a fast path knows nothing
             backend.all_reduce(joined, reduce_op, group)
-        for part, result in zip(parts, torch.split(joined, [part.numel() for part in parts]), strict=True):
-            part.copy_(result)
+        unflatten(joined, tensors)
+        return True
+
+    def packed(batch: kernels.PlainBatch) -> bool:
+        with Buffers(torch.device("cpu")) as buffers:
+            buckets = [buffers.take(some.size).view(dtype) for dtype, some in batch.by_dtype.items()]
+            if not batch.pack(buckets):
+                return False
+            of_each = list(zip(buckets, batch.by_dtype.values(), strict=True))
+            for bucket, (some, _, sizes) in of_each:
+                with passing_joined(some, sizes):
+                    backend.all_reduce(bucket, reduce_op, group)
+            if not batch.unpack(buckets):  # a tensor has other memory by now
+                for bucket, (some, _, _) in of_each:
+                    unflatten(bucket, some)
         return True
 
     return fast

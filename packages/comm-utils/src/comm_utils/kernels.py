@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from comm_utils.log import logger
 from comm_utils.plugins import entry_points
@@ -20,6 +20,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "CollectingPaths",
     "PlainBatch",
+    "PlainTensors",
     "collecting_path",
     "collecting_paths",
     "decode",
@@ -80,20 +81,34 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     return kernel is not None and bool(kernel(codec, wire, target, block, adds))
 
 
+class PlainTensors(NamedTuple):
+    """The tensors of one dtype in a :class:`PlainBatch`, in their order.
+
+    Attributes:
+        tensors: one at least.
+        size: of all their elements, in bytes.
+        sizes: the elements of each, as 8 bytes, least significant first.
+    """
+
+    tensors: list[torch.Tensor]
+    size: int
+    sizes: bytes
+
+
 class PlainBatch(Protocol):
     """Many plain tensors (:func:`plain_tensors`), of which no two share memory.
 
     Attributes:
-        layout: number of tensors and bytes of each dtype, in the order in which the dtypes come.
+        by_dtype: in the order in which the dtypes come.
     """
 
-    layout: dict[torch.dtype, tuple[int, int]]
+    by_dtype: dict[torch.dtype, PlainTensors]
 
     def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
         """Overwrite each bucket with the tensors of its dtype, one after the other.
 
         Args:
-            buckets: plain, each of another dtype, of as many bytes as ``layout`` says, and of other memory.
+            buckets: plain, each of another dtype, of as many bytes as ``by_dtype`` says, and of other memory.
 
         Returns:
             False, with nothing done, where one is not.

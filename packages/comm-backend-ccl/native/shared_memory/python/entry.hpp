@@ -9,6 +9,7 @@
 #include "segment/memory.hpp"
 
 #include <cxxabi.h>
+#include <memory>
 #include <new>
 #include <stdexcept>
 
@@ -27,6 +28,21 @@ struct GilRelease {
 
 // A Python exception is set, and nullptr is what the function returns.
 struct PythonError {};
+
+struct DropReference {
+    void operator()(PyObject *object) const noexcept { Py_DECREF(object); }
+};
+
+// A reference of one's own.
+using Owned = std::unique_ptr<PyObject, DropReference>;
+
+// What an API function returned: a new reference, or nullptr with an exception set.
+inline Owned owned(PyObject *made) {
+    if (made == nullptr) {
+        throw PythonError();
+    }
+    return Owned(made);
+}
 
 template <class F>
 PyObject *guarded(F body) {

@@ -86,31 +86,45 @@ bool overlap(const Members &members) {
            }) != spans.end();
 }
 
-PyObject *layout(PyObject *self, PyObject *) {
+// One dtype's tensors in their order, their bytes, and of each its elements.
+struct OfOneDtype {
+    Owned tensors;
+    size_t bytes = 0;
+    std::vector<uint64_t> sizes;
+};
+
+PyObject *by_dtype(PyObject *self, PyObject *) {
     return guarded([&]() -> PyObject * {
-        std::array<Py_ssize_t, dtypes> counts{}, bytes{};
+        const auto &batch = *reinterpret_cast<PlainBatch *>(self);
+        std::array<OfOneDtype, dtypes> each;
         std::vector<int> in_order;
-        for (const Member &one : *reinterpret_cast<PlainBatch *>(self)->members) {
-            const auto dtype = static_cast<size_t>(one.dtype);
-            if (counts[dtype]++ == 0) {
+        for (size_t index = 0; index < batch.members->size(); ++index) {
+            const Member &one = (*batch.members)[index];
+            OfOneDtype &found = each[static_cast<size_t>(one.dtype)];
+            if (!found.tensors) {
                 in_order.push_back(one.dtype);
+                found.tensors = owned(PyList_New(0));
             }
-            bytes[dtype] += static_cast<Py_ssize_t>(one.memory.second);
+            // The list of all may be shorter by now.
+            PyObject *tensor = PyList_GetItem(batch.tensors, static_cast<Py_ssize_t>(index));
+            if (tensor == nullptr || PyList_Append(found.tensors.get(), tensor) != 0) {
+                throw PythonError();
+            }
+            found.bytes += one.memory.second;
+            found.sizes.push_back(one.memory.second / item_bytes(one.dtype));
         }
-        PyObject *found = PyDict_New();
+        Owned result = owned(PyDict_New());
         for (const int code : in_order) {
-            PyObject *dtype = PyLong_FromLong(code);
-            PyObject *sizes = Py_BuildValue("nn", counts[static_cast<size_t>(code)], bytes[static_cast<size_t>(code)]);
-            const bool added =
-                found != nullptr && dtype != nullptr && sizes != nullptr && PyDict_SetItem(found, dtype, sizes) == 0;
-            Py_XDECREF(dtype);
-            Py_XDECREF(sizes);
-            if (!added) {
-                Py_XDECREF(found);
+            const OfOneDtype &found = each[static_cast<size_t>(code)];
+            const Owned value = owned(Py_BuildValue("Ony#", found.tensors.get(), static_cast<Py_ssize_t>(found.bytes),
+                                                    reinterpret_cast<const char *>(found.sizes.data()),
+                                                    static_cast<Py_ssize_t>(found.sizes.size() * sizeof(uint64_t))));
+            const Owned key = owned(PyLong_FromLong(code));
+            if (PyDict_SetItem(result.get(), key.get(), value.get()) != 0) {
                 throw PythonError();
             }
         }
-        return found;
+        return result.release();
     });
 }
 
@@ -182,7 +196,7 @@ PyObject *unpack(PyObject *self, PyObject *buckets) {
     return guarded([&] { return copy(self, buckets, false); });
 }
 
-PyMethodDef methods[] = {{"layout", layout, METH_NOARGS, nullptr},
+PyMethodDef methods[] = {{"by_dtype", by_dtype, METH_NOARGS, nullptr},
                          {"pack", pack, METH_O, nullptr},
                          {"unpack", unpack, METH_O, nullptr},
                          {nullptr, nullptr, 0, nullptr}};

@@ -8,7 +8,8 @@ namespace shm {
 
 // plain_batch(list) -> an object for the tensors of the list, or None where one is not plain or shares memory with
 // another one. Its methods:
-//   layout() -> {code of a dtype: (tensors, bytes)} in the order in which the dtypes come
+//   by_dtype() -> {code of a dtype: (its tensors, their bytes, the elements of each as 8 bytes)} in the order in which
+//     the dtypes come
 //   pack([(dtype, address, bytes)]) -> whether the memory of the tensors of each of these dtypes was copied there, one
 //     after the other; False, with nothing done, where they are not so many bytes
 //   unpack([(dtype, address, bytes)]) -> whether it was copied back; False, with nothing done, also where a tensor has

@@ -14,12 +14,15 @@ __all__ = ["joining"]
 
 
 @contextmanager
-def joining(compared: Sequence[torch.Tensor], read: Sequence[torch.Tensor]) -> Iterator[None]:
+def joining(
+    compared: Sequence[torch.Tensor], read: Sequence[torch.Tensor], sizes: bytes | None = None
+) -> Iterator[None]:
     """Have the call in the block made in the name of these tensors.
 
     Args:
         compared: whose sizes the ranks compare.
         read: to which what an error feedback keeps belongs.
+        sizes: of ``compared``, where they are known.
     """
-    with passing_joined(compared), owned_by(read):
+    with passing_joined(compared, sizes), owned_by(read):
         yield

@@ -23,12 +23,7 @@ __all__ = ["plain_all_reduces"]
 
 class _Batch(NamedTuple):
     key: FastPathKey
-    tensors: list[torch.Tensor]
     plain: kernels.PlainBatch
-
-    def first(self, dtype: torch.dtype) -> torch.Tensor:
-        """Return the first tensor of a dtype."""
-        return next(one for one in self.tensors if one.dtype is dtype)
 
 
 def plain_all_reduces(runs: Sequence[Run], async_op: bool) -> list[Work] | None:
@@ -43,11 +38,11 @@ def plain_all_reduces(runs: Sequence[Run], async_op: bool) -> list[Work] | None:
     for key, some in runs:
         tensors.setdefault(key, []).extend(some)
     if len(tensors) == 1:
-        batches = [_Batch(runs[0][0], every, whole)]
+        batches = [_Batch(runs[0][0], whole)]
     else:
-        batches = [_Batch(key, some, _still_plain(kernels.plain_batch(some))) for key, some in tensors.items()]
+        batches = [_Batch(key, _still_plain(kernels.plain_batch(some))) for key, some in tensors.items()]
     # What is plain can be wrong only by its kind; which call it is, the general path says.
-    if not all(are_right(batch.key, [batch.first(dtype) for dtype in batch.plain.layout]) for batch in batches):
+    if not all(are_right(key, [some.tensors[0] for some in plain.by_dtype.values()]) for key, plain in batches):
         return None
     return [work for batch in batches for work in _launch(batch, async_op)]
 
@@ -59,20 +54,17 @@ def _still_plain(plain: kernels.PlainBatch | None) -> kernels.PlainBatch:
 
 
 def _launch(batch: _Batch, async_op: bool) -> list[Work]:
-    (_, op, group), layout = batch.key, batch.plain.layout
-    buffers = {dtype: Buffers(torch.device("cpu")) for dtype, (count, _) in layout.items() if count > 1}
-    buckets = {dtype: some.take(layout[dtype][1]).view(dtype) for dtype, some in buffers.items()}
+    (_, op, group), by_dtype = batch.key, batch.plain.by_dtype
+    buffers = {dtype: Buffers(torch.device("cpu")) for dtype, some in by_dtype.items() if len(some.tensors) > 1}
+    buckets = {dtype: some.take(by_dtype[dtype].size).view(dtype) for dtype, some in buffers.items()}
     _still_plain(batch.plain if batch.plain.pack(list(buckets.values())) else None)
     works: list[Work] = []
-    tensors: dict[torch.dtype, list[torch.Tensor]] = {}
-    for one in batch.tensors:
-        tensors.setdefault(one.dtype, []).append(one)
-    for dtype in layout:
-        bucket, joined = buckets.get(dtype), tensors[dtype]
+    for dtype, (tensors, _, sizes) in by_dtype.items():
+        bucket = buckets.get(dtype)
         if bucket is None:
-            work = all_reduce(joined[0], cast(Any, op), group, async_op)
+            work = all_reduce(tensors[0], cast(Any, op), group, async_op)
         else:
-            with joining(joined, joined):  # of which a fast path knows nothing
+            with joining(tensors, tensors, sizes):  # of which a fast path knows nothing
                 work = checked_all_reduce(all_reduce.__name__, bucket, op, cast(Any, group), async_op, None, None)
         if work is not None:
             works.append(work if bucket is None else after(work, _unpacker(batch, {dtype: bucket}, buffers)))
@@ -91,7 +83,7 @@ def _unpacker(
                 with buffers[dtype]:  # kept for the next block
                     pass
             else:  # a tensor has other memory by now
-                parts = [as_one_dimension(one) for one in batch.tensors if one.dtype is dtype]
+                parts = [as_one_dimension(one) for one in batch.plain.by_dtype[dtype].tensors]
                 copier(parts, bucket, buffers[dtype])()
 
     return finish

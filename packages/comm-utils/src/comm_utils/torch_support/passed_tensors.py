@@ -6,6 +6,7 @@ Ranks compare what their programs passed, and records and messages name it.
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ __all__ = [
     "AS_IT_TRAVELS",
     "Passed",
     "dtype_name",
+    "packed_sizes",
     "passed",
     "passing",
     "passing_as",
@@ -55,7 +57,7 @@ class Passed(NamedTuple):
     @property
     def digest(self) -> int:
         """Return 64 bits that differ where ``dtype`` or ``joined`` do, the same in every process."""
-        return int.from_bytes(_hashed(f"{self.dtype} {self.joined}", 64), "little")
+        return int.from_bytes(_hashed(f"{self.dtype} {self.joined}".encode(), 64), "little")
 
 
 #: Nothing but what travels was passed.
@@ -88,9 +90,18 @@ def passing_as(tensor: torch.Tensor, wire: torch.Tensor) -> AbstractContextManag
     return passing(_passed.get()._replace(dtype=tensor.dtype, per_element=per_element))
 
 
-def passing_joined(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
-    """Have the operations that begin in the block recorded and compared as calls with all these tensors in one."""
-    return passing(_passed.get()._replace(joined=_joined(tensors))) if len(tensors) > 1 else nullcontext()
+def passing_joined(tensors: Sequence[torch.Tensor], sizes: bytes | None = None) -> AbstractContextManager[None]:
+    """Have the operations that begin in the block recorded and compared as calls with all these tensors in one.
+
+    Args:
+        sizes: of tensors of one dtype, as :func:`packed_sizes` returns them; None asks the tensors.
+    """
+    return passing(_passed.get()._replace(joined=_joined(tensors, sizes))) if len(tensors) > 1 else nullcontext()
+
+
+def packed_sizes(tensors: Sequence[torch.Tensor]) -> bytes:
+    """Return the number of elements of each, as 8 bytes, least significant first."""
+    return struct.pack(f"<{len(tensors)}q", *map(torch.Tensor.numel, tensors))
 
 
 def passing_bytes(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
@@ -104,10 +115,13 @@ def passing_bytes(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Non
     return passing(what)
 
 
-def _joined(tensors: Sequence[torch.Tensor]) -> int:
-    sizes, dtypes = [tensor.numel() for tensor in tensors], [tensor.dtype for tensor in tensors]
-    text = f"{sizes}" if len(set(dtypes)) == 1 else f"{sizes} {dtypes}"
-    digest = int.from_bytes(_hashed(text, _DIGEST_BITS), "little")
+def _joined(tensors: Sequence[torch.Tensor], sizes: bytes | None = None) -> int:
+    if sizes is None:
+        sizes = packed_sizes(tensors)
+        dtypes = [tensor.dtype for tensor in tensors]
+        if len(set(dtypes)) > 1:
+            sizes += f"{dtypes}".encode()
+    digest = int.from_bytes(_hashed(sizes, _DIGEST_BITS), "little")
     return min(len(tensors), _MOST) << _DIGEST_BITS | digest
 
 
@@ -117,5 +131,5 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _hashed(text: str, bits: int) -> bytes:
-    return hashlib.blake2b(text.encode(), digest_size=bits // 8).digest()
+def _hashed(content: bytes, bits: int) -> bytes:
+    return hashlib.blake2b(content, digest_size=bits // 8).digest()
