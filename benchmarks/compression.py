@@ -1,12 +1,15 @@
 """What compression gains on a slow network: all_reduce of float32 between two hosts, by codec and speed of the link.
 
-    python benchmarks/compression.py [--rates 1gbit 10gbit] [--ranks-per-host N] [--size BYTES] [--rounds N]
+    python benchmarks/compression.py [--rates 1gbit 10gbit] [--ranks-per-host N ...] [--size BYTES] [--rounds N]
         [--codecs NAME ...] [--no-chosen] [--write] [--plot]
 
 Needs root: the hosts are namespaces of this machine, and Linux's ``tbf`` limits the link between them in both
 directions. In each round, all codecs and gloo's own all_reduce take turns in the same ranks; the slowest rank counts.
 Results are compared with the exact sum, to the bounds of the codecs. What one host sent is what TCP had acknowledged to
 it (``ss``), of one call of each.
+
+One rank a host is on gloo. Where a host has more, theirs is the backend "ccl", which uses shared memory within hosts;
+codecs compress between hosts alone where they can, and float32 is on gloo in one step.
 
 ``--write`` puts the table into docs/compression.md. ``--plot`` measures more speeds of the link, a few rounds of each,
 puts their times into the page and draws docs/compression-time.svg.
@@ -20,6 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,47 +43,54 @@ CODECS = ("fp16", "bf16", "fp8", "int8", "int4", "onebit", "topk", "powersgd")
 #: Of a codec that is used from the size on at which the group measured it to be faster.
 CHOSEN = "auto:"
 CHOSEN_CODECS = ("fp16", "int8")
+#: Of a codec that is used between hosts alone.
+BETWEEN = " between hosts"
+CODECS_OF_MORE_RANKS = (*(f"{name}{BETWEEN}" for name in ("fp16", "bf16", "fp8", "int8", "int4")), "onebit")
 CHOSEN_SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)
 
 
-def rank_main(size_bytes: int, rounds: int, codecs: list[str]) -> None:
+def rank_main(size_bytes: int, rounds: int, codecs: list[str], ranks_per_host: int) -> None:
     import torch
 
     import comm_orchestrator as dist
 
     torch.set_num_threads(1)
-    dist.init_distributed("gloo", verbose=False, timeout=120)
+    dist.init_distributed("gloo" if ranks_per_host == 1 else "ccl", verbose=False, timeout=120)
     rank, W = dist.get_rank(), dist.get_world_size()
+    on_gloo = None if ranks_per_host == 1 else dist.new_group(list(range(W)), backend="gloo")
+    if on_gloo is not None:
+        dist.set_hierarchical(False, on_gloo)
     count = size_bytes // 4
     source = torch.randn(1024, count // 1024, generator=torch.Generator().manual_seed(0)) * (rank + 1)
     total = source / (rank + 1) * sum(range(1, W + 1))
     handles: dict[str, Any] = {"float32": None}
     for name in codecs:
         least: Any = "auto" if name.startswith(CHOSEN) else 0
-        handles[name] = dist.Compression(name.removeprefix(CHOSEN), min_size_bytes=least)
+        method = name.removeprefix(CHOSEN).removesuffix(BETWEEN)
+        handles[name] = dist.Compression(method, min_size_bytes=least, between_hosts=name.endswith(BETWEEN))
     found: dict[str, dict[str, Any]] = {name: {"s": [], "bytes": 0, "error": 0.0} for name in handles}
     tensor = torch.empty_like(source)
 
     def timed(name: str) -> float:
         tensor.copy_(source)
-        dist.barrier()
+        dist.barrier(on_gloo)
         begin = time.perf_counter()
-        dist.all_reduce(tensor, compression=handles[name])
+        dist.all_reduce(tensor, group=on_gloo if name == "float32" else None, compression=handles[name])
         return time.perf_counter() - begin
 
     for name in handles:  # connections are made, and memory is touched
         timed(name)
-        dist.barrier()
+        dist.barrier(on_gloo)
         before = acknowledged_bytes()
         timed(name)
-        dist.barrier()
+        dist.barrier(on_gloo)
         time.sleep(0.05)
         found[name]["bytes"] = acknowledged_bytes() - before
         found[name]["error"] = float((tensor - total).abs().max() / total.abs().max())
     for _ in range(rounds):
         for name in handles:
             duration = torch.tensor([timed(name)], dtype=torch.float64)
-            dist.all_reduce(duration, "max")
+            dist.all_reduce(duration, "max", group=on_gloo)
             found[name]["s"].append(float(duration))
     if rank == 0:
         sys.stdout.write(json.dumps(found) + "\n")
@@ -92,6 +103,7 @@ def measured(
     """Return times, bytes and errors by codec on a link of ``rate``."""
     host_of = [0] * ranks_per_host + [1] * ranks_per_host
     options = ["--size", str(size_bytes), "--rounds", str(rounds), "--codecs", *codecs]
+    options += ["--ranks-per-host", str(ranks_per_host)]
     output = run_ranks(rate, host_of, [__file__, "--as-rank", *options])
     found: dict[str, dict[str, Any]] = json.loads(output.splitlines()[-1])
     return found
@@ -124,19 +136,18 @@ def table(rate: str, ranks_per_host: int, size_bytes: int, found: dict[str, dict
     return "\n".join(lines)
 
 
-def chosen_table(rate: str, ranks_per_host: int, rounds: int) -> str:
+def chosen_table(rate: str, rounds: int) -> str:
     """Return how calls fare whose codec is used where the group measured it to be faster."""
-    ranks = "one rank" if ranks_per_host == 1 else f"{ranks_per_host} ranks"
     titles = " | ".join(f"{name}, times as fast (lower end) | MiB a host sent" for name in CHOSEN_CODECS)
     lines = [
-        f'Two hosts with {ranks} each, {spelled(rate)}, `min_size_bytes="auto"`:',
+        f'Two hosts with one rank each, {spelled(rate)}, `min_size_bytes="auto"`:',
         "",
         f"| size | float32, ms | {titles} |",
         "|---:|---:|" + "---:|---:|" * len(CHOSEN_CODECS),
     ]
     for size in CHOSEN_SIZES:
         codecs = [CHOSEN + name for name in CHOSEN_CODECS]
-        found = measured(rate, ranks_per_host, size, max(rounds, 21 if size < 16 * MIB else 0), codecs)
+        found = measured(rate, 1, size, max(rounds, 21 if size < 16 * MIB else 0), codecs)
         cells = [named(size), f"{statistics.median(found['float32']['s']) * 1e3:.2f}"]
         for name in codecs:
             gain, low = ratio(found, name, len(found[name]["s"]))
@@ -165,17 +176,17 @@ def put(text: str, begin: str, end: str) -> None:
 def main(arguments: list[str] | None = None, write: Callable[[str], object] = print) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", nargs="+", choices=RATES + MORE_RATES, default=list(RATES), help="of the link")
-    parser.add_argument("--ranks-per-host", type=int, default=1)
+    parser.add_argument("--ranks-per-host", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--size", type=int, default=64 * MIB, help="bytes of the tensor")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--codecs", nargs="*", default=list(CODECS))
+    parser.add_argument("--codecs", nargs="*", help="default: all, for one rank a host")
     parser.add_argument("--no-chosen", action="store_true", help="leave out the calls that a measurement chooses")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/compression.md")
     parser.add_argument("--plot", action="store_true", help="measure more speeds, and draw docs/compression-time.svg")
     parser.add_argument("--as-rank", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.as_rank:
-        return rank_main(given.size, given.rounds, given.codecs)
+        return rank_main(given.size, given.rounds, given.codecs, given.ranks_per_host[0])
     facts = machine()
     parts = [
         f"Measured on {facts['processor']}, {facts['cores']} cores, Linux {facts['kernel']}, {given.rounds} rounds."
@@ -186,20 +197,22 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
         for name, one in found.items():
             times.setdefault(name, {})[gbit_per_s(rate)] = statistics.median(one["s"]) * 1e3
 
-    for rate in given.rates:
-        found = measured(rate, given.ranks_per_host, given.size, given.rounds, given.codecs)
-        note(rate, found)
-        parts.append(table(rate, given.ranks_per_host, given.size, found))
+    for rate, ranks in product(given.rates, given.ranks_per_host):
+        codecs = given.codecs or (CODECS if ranks == 1 else CODECS_OF_MORE_RANKS)
+        found = measured(rate, ranks, given.size, given.rounds, codecs)
+        if ranks == 1:
+            note(rate, found)
+        parts.append(table(rate, ranks, given.size, found))
         write(parts[-1] + "\n")
-        if not given.no_chosen:
-            parts.append(chosen_table(rate, given.ranks_per_host, given.rounds))
+        if ranks == 1 and not given.no_chosen:
+            parts.append(chosen_table(rate, given.rounds))
             write(parts[-1] + "\n")
     if given.write:
         put("\n\n".join(parts), BEGIN, END)
     if given.plot:
         for rate in MORE_RATES:
             if rate not in given.rates:
-                note(rate, measured(rate, given.ranks_per_host, given.size, PLOT_ROUNDS, given.codecs))
+                note(rate, measured(rate, 1, given.size, PLOT_ROUNDS, given.codecs or CODECS))
         write(times_table(given.size, times))
         put(times_table(given.size, times), TIMES_BEGIN, TIMES_END)
         plot_times(PICTURE, times, f"all_reduce of {named(given.size)} of float32 between two hosts")

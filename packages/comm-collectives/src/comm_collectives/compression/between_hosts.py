@@ -38,6 +38,7 @@ class EncodedBetween(Between):
     """
 
     piece_bytes = 32 << 20
+    waits = True
 
     def __init__(self, backend: Backend, plan: Plan, codec: Codec, average: bool) -> None:
         super().__init__(backend, plan)

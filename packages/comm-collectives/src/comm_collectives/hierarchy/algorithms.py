@@ -9,8 +9,9 @@ two levels. Tensors travel in pieces: the link carries pieces while others are e
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -45,26 +46,65 @@ def _pieces(count: int, itemsize: int, unit: int, most_bytes: int | None = None)
     return pieces(count, unit, longest, shortest, first=shortest)
 
 
-class _UnderWay:
-    """The pieces that the link carries, and what is left to do with each."""
+class _Piece(NamedTuple):
+    """A piece, and the steps that are left of it.
 
-    def __init__(self) -> None:
-        self._pieces: deque[tuple[Work | None, Callable[[], None]]] = deque()
+    Attributes:
+        entering: the step within the host before the exchange, where that is under way.
+        cross: exchange it between hosts; returns None once that is complete.
+        leave: what is done within the host afterwards; with True, only start that.
+        finish: what is done once all steps are complete.
+    """
 
-    def add(self, work: Work | None, finish: Callable[[], None]) -> None:
-        self._pieces.append((work, finish))
-        if len(self._pieces) > _DEPTH:
-            self._finish_one()
+    entering: Work | None
+    cross: Callable[[], Work | None]
+    leave: Callable[[bool], Work | None]
+    finish: Callable[[], None]
 
-    def finish(self) -> None:
-        while self._pieces:
-            self._finish_one()
 
-    def _finish_one(self) -> None:
-        work, finish = self._pieces.popleft()
-        if work is not None:
-            work.wait()
-        finish()
+def _run(places: Iterable[slice], begin: Callable[[slice, bool], _Piece], between: Between | None) -> None:
+    """Do the steps of all pieces, so that the link carries one while others are exchanged within the hosts.
+
+    Args:
+        begin: do the step before the exchange; with True, only start it.
+        between: does the exchange; None for one that is started.
+    """
+    under_way: deque[tuple[_Piece, Work | None]] = deque()
+
+    def complete_one(leave: bool) -> None:
+        piece, work = under_way.popleft()
+        _wait(work)
+        if leave:
+            _wait(piece.leave(False))
+        piece.finish()
+
+    if between is None or not between.waits:
+        for place in places:
+            piece = begin(place, False)
+            under_way.append((piece, piece.cross()))
+            if len(under_way) > _DEPTH:
+                complete_one(leave=True)
+        while under_way:
+            complete_one(leave=True)
+        return
+    # This thread exchanges; the steps within the hosts go on beside that.
+    begun = (begin(place, True) for place in places)
+    upcoming = next(begun, None)
+    while upcoming is not None:
+        piece = upcoming
+        _wait(piece.entering)
+        upcoming = next(begun, None)
+        _wait(piece.cross())
+        under_way.append((piece, piece.leave(True)))
+        if len(under_way) > _DEPTH:
+            complete_one(leave=False)
+    while under_way:
+        complete_one(leave=False)
+
+
+def _wait(work: Work | None) -> None:
+    if work is not None:
+        work.wait()
 
 
 class _Memory:
@@ -84,25 +124,24 @@ class _Memory:
 def all_reduce(backend: Backend, plan: Plan, elements: torch.Tensor, op: ReduceOp, between: Between) -> None:
     """Overwrite ``elements``, (n,), with their reduction over all ranks."""
     size = plan.layout.ranks_per_host
-    under_way = _UnderWay()
     with Buffers(elements.device) as buffers:
         memory = _Memory(buffers, elements)
 
+        def begin(place: slice, async_op: bool) -> _Piece:
+            piece = elements[place]
+            whole = piece if piece.numel() % size == 0 else _padded(piece, size, memory)
+            share = memory.take(whole.numel() // size)
+            entering = reduction.reduce_scatter_tensor(backend, share, whole, op, plan.within, async_op)
+            leave = partial(gather, backend, plan.within, whole, share)
+            return _Piece(entering, partial(between.all_reduce, share, op), leave, partial(finish, piece, whole, share))
+
         def finish(piece: torch.Tensor, whole: torch.Tensor, share: torch.Tensor) -> None:
-            gather(backend, plan, whole, share)
             if whole is not piece:
                 piece.copy_(whole[: piece.numel()])
                 memory.give_back(whole)
             memory.give_back(share)
 
-        for place in _pieces(elements.numel(), elements.element_size(), size, between.piece_bytes):
-            piece = elements[place]
-            whole = piece if piece.numel() % size == 0 else _padded(piece, size, memory)
-            share = memory.take(whole.numel() // size)
-            reduction.reduce_scatter_tensor(backend, share, whole, op, plan.within, False)
-            work = between.all_reduce(share, op)
-            under_way.add(work, partial(finish, piece, whole, share))
-        under_way.finish()
+        _run(_pieces(elements.numel(), elements.element_size(), size, between.piece_bytes), begin, between)
 
 
 def reduce_scatter(
@@ -110,10 +149,10 @@ def reduce_scatter(
 ) -> None:
     """Overwrite ``output``, (n,), with the reduction of this rank's entry of every rank's ``rows``, (n,) each."""
     hosts, size = plan.layout.hosts, plan.layout.ranks_per_host
-    under_way = _UnderWay()
     with Buffers(output.device) as buffers:
         memory = _Memory(buffers, output)
-        for place in _pieces(output.numel(), output.element_size() * len(rows), 1, between.piece_bytes):
+
+        def begin(place: slice, async_op: bool) -> _Piece:
             count = place.stop - place.start
             # The part of each position on a host, for the ranks of that position on every host.
             ordered = memory.take(len(rows) * count)
@@ -122,10 +161,15 @@ def reduce_scatter(
                 for members in hosts:
                     next(parts).copy_(rows[members[local]][place])
             share = memory.take(len(hosts) * count)
-            reduction.reduce_scatter_tensor(backend, share, ordered, op, plan.within, False)
-            memory.give_back(ordered)
-            under_way.add(between.reduce_scatter(output[place], share, op), partial(memory.give_back, share))
-        under_way.finish()
+            entering = reduction.reduce_scatter_tensor(backend, share, ordered, op, plan.within, async_op)
+            cross = partial(between.reduce_scatter, output[place], share, op)
+            return _Piece(entering, cross, _nothing, partial(memory.give_back, share, ordered))
+
+        _run(_pieces(output.numel(), output.element_size() * len(rows), 1, between.piece_bytes), begin, between)
+
+
+def _nothing(async_op: bool) -> None:
+    """Stand for the step after an exchange that has none."""
 
 
 def all_gather(
@@ -133,24 +177,25 @@ def all_gather(
 ) -> None:
     """Overwrite every rank's entry of ``rows``, (n,) each, with its ``input``, (n,)."""
     hosts, size = plan.layout.hosts, plan.layout.ranks_per_host
-    under_way = _UnderWay()
     with Buffers(input.device) as buffers:
         memory = _Memory(buffers, input)
 
-        def finish(place: slice, share: torch.Tensor) -> None:
+        def begin(place: slice, async_op: bool) -> _Piece:
             count = place.stop - place.start
-            ordered = memory.take(len(rows) * count)
-            gather(backend, plan, ordered, share)
-            parts = iter(ordered.view(-1, count))
+            share, ordered = memory.take(len(hosts) * count), memory.take(len(rows) * count)
+            leave = partial(gather, backend, plan.within, ordered, share)
+            return _Piece(
+                None, partial(between.all_gather, share, input[place]), leave, partial(finish, place, share, ordered)
+            )
+
+        def finish(place: slice, share: torch.Tensor, ordered: torch.Tensor) -> None:
+            parts = iter(ordered.view(-1, place.stop - place.start))
             for local in range(size):
                 for members in hosts:
                     rows[members[local]][place].copy_(next(parts))
-            memory.give_back(ordered, share)
+            memory.give_back(share, ordered)
 
-        for place in _pieces(input.numel(), input.element_size() * len(rows), 1, between.piece_bytes):
-            share = memory.take(len(hosts) * (place.stop - place.start))
-            under_way.add(between.all_gather(share, input[place]), partial(finish, place, share))
-        under_way.finish()
+        _run(_pieces(input.numel(), input.element_size() * len(rows), 1, between.piece_bytes), begin, between)
 
 
 def broadcast(backend: Backend, plan: Plan, elements: torch.Tensor, src: int) -> None:
@@ -159,28 +204,29 @@ def broadcast(backend: Backend, plan: Plan, elements: torch.Tensor, src: int) ->
     root_host, root_local = plan.layout.position(src)
     native = backend.capabilities(plan.within, elements.device.type).dtypes
     native &= backend.capabilities(plan.between, elements.device.type).dtypes
-    under_way = _UnderWay()
+    is_at_root = plan.layout.host == root_host
     with Buffers(elements.device) as buffers:
         memory = _Memory(buffers, elements)
 
-        def finish(piece: torch.Tensor, whole: torch.Tensor, share: torch.Tensor) -> None:
-            if plan.layout.host != root_host:
-                gather(backend, plan, whole, share)
-                if whole is not piece:
-                    piece.copy_(whole[: piece.numel()])
-            if whole is not piece:
-                memory.give_back(whole)
-
-        for place in _pieces(elements.numel(), elements.element_size(), size):
+        def begin(place: slice, async_op: bool) -> _Piece:
             piece = elements[place]
-            if plan.layout.host == root_host:
+            if is_at_root:
                 backend.broadcast(as_bytes(piece, native), None, plan.within, False, root_local)
             whole = piece if piece.numel() % size == 0 else _padded(piece, size, memory)
             count = whole.numel() // size
             share = whole[plan.layout.local * count : (plan.layout.local + 1) * count]
-            work = backend.broadcast(as_bytes(share, native), None, plan.between, True, root_host)
-            under_way.add(work, partial(finish, piece, whole, share))
-        under_way.finish()
+            cross = partial(backend.broadcast, as_bytes(share, native), None, plan.between, True, root_host)
+            leave = _nothing if is_at_root else partial(gather, backend, plan.within, whole, share)
+            return _Piece(None, cross, leave, partial(finish, piece, whole))
+
+        def finish(piece: torch.Tensor, whole: torch.Tensor) -> None:
+            if whole is piece:
+                return
+            if not is_at_root:
+                piece.copy_(whole[: piece.numel()])
+            memory.give_back(whole)
+
+        _run(_pieces(elements.numel(), elements.element_size(), size), begin, None)
 
 
 def _padded(piece: torch.Tensor, unit: int, memory: _Memory) -> torch.Tensor:

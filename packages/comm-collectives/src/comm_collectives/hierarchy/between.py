@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed import ProcessGroup
 
 from comm_collectives import reduction
 from comm_collectives.hierarchy.plan import Plan
@@ -20,9 +21,11 @@ class Between:
 
     Attributes:
         piece_bytes: of a tensor on one host that is worth an exchange; None for what hierarchical collectives take.
+        waits: methods return when they are complete.
     """
 
     piece_bytes: int | None = None
+    waits = False
 
     def __init__(self, backend: Backend, plan: Plan) -> None:
         self._backend, self._plan = backend, plan
@@ -37,13 +40,12 @@ class Between:
 
     def all_gather(self, share: torch.Tensor, own: torch.Tensor) -> Work | None:
         """Overwrite ``share``, (hosts * n,), with every host's ``own``, (n,)."""
-        return gather(self._backend, self._plan, share, own, between=True)
+        return gather(self._backend, self._plan.between, share, own, True)
 
 
 def gather(
-    backend: Backend, plan: Plan, output: torch.Tensor, input: torch.Tensor, between: bool = False
+    backend: Backend, group: ProcessGroup, output: torch.Tensor, input: torch.Tensor, async_op: bool
 ) -> Work | None:
-    """Gather bytes within the host, or start to gather them between hosts."""
-    group = plan.between if between else plan.within
+    """Do ``all_gather_into_tensor`` on the bytes of tensors of any dtype."""
     native = backend.capabilities(group, input.device.type).dtypes
-    return backend.all_gather_into_tensor(as_bytes(output, native), as_bytes(input, native), group, between)
+    return backend.all_gather_into_tensor(as_bytes(output, native), as_bytes(input, native), group, async_op)
