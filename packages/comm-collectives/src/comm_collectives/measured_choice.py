@@ -24,9 +24,13 @@ AUTO = "auto"
 Call: TypeAlias = Callable[[], object]
 
 _CPU = torch.device("cpu")
-_ROUNDS = 3
+# Of a size: the fewest and the most rounds, and for how long more than the fewest are worth their time.
+_ROUNDS = (3, 9)
+_ROUNDS_S = 0.05
 # Of one call, after which larger ones are not measured.
 _LONG_S = 0.1
+# Of the first way's time: what takes less at two sizes, one after the other, is faster at larger ones as well.
+_CLEARLY = 0.8
 
 
 def least_faster_size(
@@ -39,7 +43,8 @@ def least_faster_size(
 ) -> int | None:
     """Return the size from which on the second way is faster; None where it is not at the largest that was measured.
 
-    All ranks take turns with both, and agree on the times of the slowest rank.
+    All ranks take turns with both, and agree on the times of the slowest rank. Sizes above two at which the second way
+    is clearly faster are not measured.
 
     Args:
         sizes: in bytes, ascending.
@@ -48,27 +53,51 @@ def least_faster_size(
         device: on which the calls are to be over before the clock is read.
     """
     least: int | None = None
+    was_clear = False
     for size_bytes in sizes:
-        calls = make(size_bytes)
-        taken = torch.zeros(2, _ROUNDS, dtype=torch.float64)
-        for round_ in range(-1, _ROUNDS):  # one before, which opens connections and touches memory
-            for place, call in enumerate(calls):
-                begin = time.perf_counter()
-                call()
-                if device.type != "cpu":
-                    torch.accelerator.synchronize(device)
-                if round_ >= 0:
-                    taken[place, round_] = time.perf_counter() - begin
-        slowest = taken.to(device)
-        backend.all_reduce(slowest, ReduceOp.MAX, group)
-        first, second = (statistics.median(row) for row in slowest.tolist())
-        if second >= first * at_most:
+        first, second = _times(backend, group, make(size_bytes), device)
+        # Medians alone differ by chance where a thread of the library's waits for a tick of the kernel now and then.
+        part = max(of(second) / of(first) for of in (min, statistics.median))
+        if part >= at_most:
             least = None
         elif least is None:
             least = size_bytes
-        if max(first, second) > _LONG_S:
+        is_clear = part < min(at_most, _CLEARLY)
+        if statistics.median((*first, *second)) > _LONG_S or (was_clear and is_clear):
             break
+        was_clear = is_clear
     return least
+
+
+def _times(
+    backend: Backend, group: ProcessGroup | None, calls: tuple[Call, Call], device: torch.device
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Return the seconds of both in each round, of the slowest rank; the same on every rank."""
+
+    def taken() -> list[float]:
+        of_each = []
+        for call in calls:
+            backend.barrier(group)  # ranks that begin at once disturb each other most
+            begin = time.perf_counter()
+            call()
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
+            of_each.append(time.perf_counter() - begin)
+        return of_each
+
+    def slowest(rounds: list[list[float]]) -> list[list[float]]:
+        agreed = torch.tensor(rounds, dtype=torch.float64).to(device)
+        backend.all_reduce(agreed, ReduceOp.MAX, group)
+        return agreed.tolist()
+
+    taken()  # opens connections and touches memory
+    fewest, most = _ROUNDS
+    rounds = slowest([taken() for _ in range(fewest)])
+    more = min(most, int(_ROUNDS_S / max(sum(one) for one in rounds))) - fewest
+    if more > 0:
+        rounds += slowest([taken() for _ in range(more)])
+    first, second = zip(*rounds, strict=True)
+    return first, second
 
 
 def whole_and_part(size_bytes: int, ranks: int, device: torch.device = _CPU) -> tuple[torch.Tensor, torch.Tensor]:

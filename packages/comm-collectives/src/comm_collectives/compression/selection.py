@@ -34,7 +34,7 @@ _OPS = frozenset((ReduceOp.SUM, ReduceOp.AVG))
 # What is smaller is not measured, and not compressed.
 _MEASURED_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 # A gain below that may have been chance.
-_AT_MOST = 0.95
+_AT_MOST = 0.9
 
 #: By operation, compression and kind of device: the size from which on it is faster; None for never.
 _Limits: TypeAlias = dict[tuple[str, str, str], int | None]
