@@ -133,7 +133,7 @@ def tune(
 ) -> None:
     """Measure which way of moving data in shared memory is the fastest on this host, and keep the result.
 
-    Groups that are made later start from it. Run it while nothing else runs; it takes about half a minute.
+    Groups that are made later start from it. Run it while nothing else runs; it takes about a quarter of a minute.
     """
     from comm_orchestrator.tools.tune.command import default_ranks, run
 
