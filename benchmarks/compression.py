@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
             times.setdefault(name, {})[gbit_per_s(rate)] = statistics.median(one["s"]) * 1e3
 
     for rate, ranks in product(given.rates, given.ranks_per_host):
-        codecs = given.codecs or (CODECS if ranks == 1 else CODECS_OF_MORE_RANKS)
+        codecs = given.codecs if given.codecs is not None else CODECS if ranks == 1 else CODECS_OF_MORE_RANKS
         found = measured(rate, ranks, given.size, given.rounds, codecs)
         if ranks == 1:
             note(rate, found)
@@ -210,9 +210,10 @@ def main(arguments: list[str] | None = None, write: Callable[[str], object] = pr
     if given.write:
         put("\n\n".join(parts), BEGIN, END)
     if given.plot:
-        for rate in MORE_RATES:
-            if rate not in given.rates:
-                note(rate, measured(rate, 1, given.size, PLOT_ROUNDS, given.codecs or CODECS))
+        for rate in (*RATES, *MORE_RATES):
+            if 1 not in given.ranks_per_host or rate not in given.rates:
+                codecs = CODECS if given.codecs is None else given.codecs
+                note(rate, measured(rate, 1, given.size, PLOT_ROUNDS, codecs))
         write(times_table(given.size, times))
         put(times_table(given.size, times), TIMES_BEGIN, TIMES_END)
         plot_times(PICTURE, times, f"all_reduce of {named(given.size)} of float32 between two hosts")

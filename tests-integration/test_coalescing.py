@@ -379,3 +379,52 @@ def uneven_lists() -> list[list[int]]:
 
 def test_ranks_may_gather_tensors_of_different_sizes(pools: Pools) -> None:
     assert pools(2).run(uneven_lists) == [[[1] * 3 + [2] * 5] * 2] * 2
+
+
+def versions(together: str) -> list[Any]:
+    kinds = (torch.float32, torch.float32, torch.float64)
+    found: list[Any] = []
+    for _ in range(3):  # on the checked path, and then on fast ones
+        some = [torch.ones(size, dtype=dtype) for size, dtype in zip((3, 4, 2), kinds, strict=True)]
+        weight = torch.ones(3, requires_grad=True)
+        loss = (weight * some[0]).sum()
+        if together == "a list":
+            dist.all_reduce_coalesced(some)
+        else:
+            with dist.coalescing():
+                for one in some:
+                    dist.all_reduce(one)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            found.append("modified by an inplace operation" in str(error))
+        else:
+            found.append(weight.grad.tolist() if weight.grad is not None else None)
+        found.append([one.tolist() for one in some])
+    return found
+
+
+@pytest.mark.parametrize("together", ["a list", "a block"])
+def test_autograd_refuses_values_that_were_overwritten(together: str, pools: Pools) -> None:
+    sums = [[2.0] * 3, [2.0] * 4, [2.0] * 2]
+    assert pools(2).run(versions, together) == [[True, sums] * 3] * 2
+
+
+def lists_of_both_kinds() -> list[list[float]]:
+    found = []
+    for turn in range(4):
+        plain = [torch.ones(2), torch.ones(3, dtype=torch.int64), torch.ones(2, 3)]
+        if turn % 2 == dist.get_rank():  # not plain here, and plain on the other rank
+            plain[2] = torch.ones(3, 2).t()
+        given = tuple(plain) if turn == 3 else plain
+        dist.all_reduce_coalesced(given)
+        found.append([float(value) for one in given for value in one.flatten().tolist()])
+    large = [torch.ones(3 << 20), torch.ones(2 << 20)]  # copied by torch
+    for _ in range(2):
+        dist.all_reduce_coalesced(large, "avg")
+    found.append([float(one.min() + one.max()) for one in large])
+    return found
+
+
+def test_lists_of_plain_tensors_meet_lists_of_others(pools: Pools) -> None:
+    assert pools(2).run(lists_of_both_kinds) == [[*([[2.0] * 11] * 4), [2.0, 2.0]]] * 2

@@ -14,7 +14,7 @@ import torch
 from comm_backend_ccl import native_module
 from comm_backend_ccl.shared_memory import MOST_RANKS
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
-from comm_utils.kernels import CollectingPaths, PlainTensors
+from comm_utils.kernels import CollectingPaths, TensorsOfDtype
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = [
@@ -75,7 +75,7 @@ class _PlainBatch:
 
     def __init__(self, native: Any) -> None:
         self._native = native
-        self.by_dtype = {_DTYPES[code]: PlainTensors(*found) for code, found in native.by_dtype().items()}
+        self.by_dtype = {_DTYPES[code]: TensorsOfDtype(*found) for code, found in native.by_dtype().items()}
 
     def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
         places = _places(buckets)

@@ -21,11 +21,14 @@ from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.operations import Role
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
-from comm_utils.torch_support.flattening import flat_view, flattened, unflatten
+from comm_utils.torch_support.flattening import count_versions, flat_view, flattened, unflatten
 from comm_utils.torch_support.passed_tensors import passing_joined
 from comm_utils.torch_support.plain_tensors import first_to_accept, present
 
 __all__ = ["fast_path_of"]
+
+# What is larger is copied by torch, in several threads, and into memory of just that size.
+_PACKED_BYTES = 16 << 20
 
 
 def fast_path_of(
@@ -155,7 +158,8 @@ def _all_reduce_coalesced(
         batch = kernels.plain_batch(list(tensors)) if isinstance(tensors, (list, tuple)) and len(tensors) > 1 else None
         if batch is not None:
             of_each_dtype = batch.by_dtype.values()
-            return all(accepts(some.tensors) for some in of_each_dtype) and can_use_group() and packed(batch)
+            if sum(some.size for some in of_each_dtype) <= _PACKED_BYTES:
+                return all(accepts(some.tensors) for some in of_each_dtype) and can_use_group() and packed(batch)
         if not accepts(tensors):
             return False
         if len(tensors) == 1:
@@ -177,8 +181,11 @@ def _all_reduce_coalesced(
             for bucket, (some, _, sizes) in of_each:
                 with passing_joined(some, sizes):
                     backend.all_reduce(bucket, reduce_op, group)
-            if not batch.unpack(buckets):  # a tensor has other memory by now
-                for bucket, (some, _, _) in of_each:
+            is_unpacked = batch.unpack(buckets)
+            for bucket, (some, _, _) in of_each:
+                if is_unpacked:
+                    count_versions(some)
+                else:  # a tensor has other memory by now
                     unflatten(bucket, some)
         return True
 

@@ -40,17 +40,18 @@ def least_faster_size(
     make: Callable[[int], tuple[Call, Call]],
     at_most: float = 1.0,
     device: torch.device = _CPU,
+    stays_faster: bool = False,
 ) -> int | None:
     """Return the size from which on the second way is faster; None where it is not at the largest that was measured.
 
-    All ranks take turns with both, and agree on the times of the slowest rank. Sizes above two at which the second way
-    is clearly faster are not measured.
+    All ranks take turns with both, and agree on the times of the slowest rank.
 
     Args:
         sizes: in bytes, ascending.
         make: return a call of either way for a size.
         at_most: of the first way's time; the second one counts as faster below that.
         device: on which the calls are to be over before the clock is read.
+        stays_faster: do not measure sizes above two at which the second way is clearly faster.
     """
     least: int | None = None
     was_clear = False
@@ -63,7 +64,7 @@ def least_faster_size(
         elif least is None:
             least = size_bytes
         is_clear = part < min(at_most, _CLEARLY)
-        if statistics.median((*first, *second)) > _LONG_S or (was_clear and is_clear):
+        if statistics.median((*first, *second)) > _LONG_S or (stays_faster and was_clear and is_clear):
             break
         was_clear = is_clear
     return least

@@ -20,7 +20,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "CollectingPaths",
     "PlainBatch",
-    "PlainTensors",
+    "TensorsOfDtype",
     "collecting_path",
     "collecting_paths",
     "decode",
@@ -81,7 +81,7 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     return kernel is not None and bool(kernel(codec, wire, target, block, adds))
 
 
-class PlainTensors(NamedTuple):
+class TensorsOfDtype(NamedTuple):
     """The tensors of one dtype in a :class:`PlainBatch`, in their order.
 
     Attributes:
@@ -102,7 +102,7 @@ class PlainBatch(Protocol):
         by_dtype: in the order in which the dtypes come.
     """
 
-    by_dtype: dict[torch.dtype, PlainTensors]
+    by_dtype: dict[torch.dtype, TensorsOfDtype]
 
     def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
         """Overwrite each bucket with the tensors of its dtype, one after the other.

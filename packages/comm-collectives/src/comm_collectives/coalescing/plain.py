@@ -17,6 +17,7 @@ from comm_utils import kernels
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
 from comm_utils.fast_path import FastPathKey
+from comm_utils.torch_support.flattening import count_versions
 
 __all__ = ["plain_all_reduces"]
 
@@ -80,6 +81,7 @@ def _unpacker(
         unpacked = batch.plain.unpack(list(buckets.values()))
         for dtype, bucket in buckets.items():
             if unpacked:
+                count_versions(batch.plain.by_dtype[dtype].tensors)
                 with buffers[dtype]:  # kept for the next block
                     pass
             else:  # a tensor has other memory by now

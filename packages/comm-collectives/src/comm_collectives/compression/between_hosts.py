@@ -95,11 +95,13 @@ def run(
         plan = find_plan(inner, used)
         try:
             steps(inner, plan, EncodedBetween(inner, plan, codec, op is ReduceOp.AVG))
-        except CommError as error:
-            # A step failed on one of the groups; ranks may disagree about how far this one has come.
-            inner.mark_broken(used, f"{call}: {error}")
-            raise
         except Exception as error:
+            # Ranks may disagree about how far each step has come, and those within the host may be under way.
+            for one in (plan.within, plan.between):
+                inner.mark_broken(one, f"{call}: {error}")
+            if isinstance(error, CommError):
+                inner.mark_broken(used, f"{call}: {error}")
+                raise
             raise broken(call, inner, used, compression, error) from error
 
     plan = find_plan(backend, group)

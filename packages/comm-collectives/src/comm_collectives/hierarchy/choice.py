@@ -110,7 +110,7 @@ def _measured(operation: str, plan: Plan, group: ProcessGroup | None) -> int | N
         in_one_step, in_steps = (prepared_call(one, operation, group, size_bytes) for one in (flat, hierarchical))
         return in_one_step, in_steps
 
-    least = least_faster_size(flat, group, _MEASURED_BYTES, make)
+    least = least_faster_size(flat, group, _MEASURED_BYTES, make, stays_faster=True)
     if flat.get_rank(group) == 0:
         found = "no size" if least is None else f"{format_size(least)} and more"
         logger.info("%s of %s is hierarchical for %s", operation, plan.layout, found)

@@ -6,12 +6,10 @@ The tensors are dense, of one dtype and on one device; those that are written do
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
 
-__all__ = ["flat_view", "flatten", "flattened", "staging_memory", "unflatten"]
+__all__ = ["count_versions", "flat_view", "flatten", "flattened", "staging_memory", "unflatten"]
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -54,15 +52,14 @@ def staging_memory(targets: Sequence[torch.Tensor], source: torch.Tensor) -> tup
     """
     found = _consecutive_view(targets, source)
     if found is not None:
-        return found, lambda: _count_versions(targets)
+        return found, lambda: count_versions(targets)
     memory = source.new_empty(sum([target.numel() for target in targets]))
     return memory, lambda: unflatten(memory, targets)
 
 
-def _count_versions(written: Sequence[torch.Tensor]) -> None:
+def count_versions(written: Sequence[torch.Tensor]) -> None:
     """Count a new version of each, so that autograd refuses a backward pass that needs the values before."""
-    for tensor in written:
-        tensor.copy_(tensor)  # which copies nothing
+    torch.autograd.graph.increment_version(written)
 
 
 def _consecutive_view(tensors: Sequence[torch.Tensor], apart_from: torch.Tensor | None) -> torch.Tensor | None:
