@@ -64,7 +64,8 @@ def least_faster_size(
         elif least is None:
             least = size_bytes
         is_clear = part < min(at_most, _CLEARLY)
-        if statistics.median((*first, *second)) > _LONG_S or (stays_faster and was_clear and is_clear):
+        is_long = max(map(statistics.median, (first, second))) > _LONG_S
+        if is_long or (stays_faster and was_clear and is_clear):
             break
         was_clear = is_clear
     return least
