@@ -571,6 +571,14 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(default=False, tags=FULL)
+def triton(session: nox.Session) -> None:
+    """The codecs' kernels for GPUs, interpreted on the CPU; `nox -s gpu` compares them on a GPU."""
+    package = PACKAGES["comm-collectives"]
+    install_sources(session, package.name, *package.test_requirements, *group("triton"))
+    run_pytest(session, "-rs", "packages/comm-collectives/tests/test_device_kernels.py", *session.posargs)
+
+
+@nox.session(default=False, tags=FULL)
 def launchers(session: nox.Session) -> None:
     """Tests that start ranks for real: three mpiruns, a Slurm cluster of two nodes, torchrun on two hosts."""
     install_sources(session, *all_sources(*group("integration"), *group("launchers")))

@@ -121,7 +121,7 @@ def compress_and_compose() -> None:
     def both(call: Callable[[torch.Tensor], Any], source: torch.Tensor) -> None:
         found = []
         for place in (torch.device("cpu"), device):
-            tensor = source.to(place)
+            tensor = source.to(place, copy=True)  # which calls overwrite
             result = call(tensor)
             assert result is None or result.device == tensor.device
             found.append((tensor if result is None else result).cpu())
@@ -149,10 +149,10 @@ def compress_and_compose() -> None:
 
     both(coalesce, drawn.to(torch.int32))
     for place in ("cpu", device):
-        tensor = drawn.to(place)
+        tensor = drawn.to(place, copy=True)
         dist.set_deterministic_reductions(True)
         dist.all_reduce(tensor)
-        alone = drawn[1].to(place)
+        alone = drawn[1].to(place, copy=True)
         dist.all_reduce(alone)
         assert torch.equal(tensor[1], alone)
         dist.set_deterministic_reductions(False)

@@ -53,6 +53,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     monkeypatch.setattr(device_calls.torch, "get_device_module", lambda _: made)
+    monkeypatch.setattr(device_calls, "_NEIGHBOURS_NS", 1 << 60)
     return made
 
 
@@ -95,6 +96,18 @@ def test_calls_end_when_the_device_has_completed_them(device: Device) -> None:
     device.completed = 4
     assert calls.look() == 0
     assert records.open() == []
+
+
+def test_a_call_that_comes_later_has_an_event_of_its_own(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_calls, "_NEIGHBOURS_NS", 1_000_000)
+    calls = DeviceCalls("xpu")
+    records = Records(calls)
+    records.leave(1)
+    device.completed = 1
+    time.sleep(0.002)
+    records.leave(2)  # before a look
+    assert calls.look() > 0
+    assert records.open() == [2]
 
 
 @pytest.mark.parametrize("behind", [0, 10, 600])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 
 from comm_collectives.compression.link import Link
 from comm_collectives.compression.registry import make_codec
@@ -25,7 +26,7 @@ COUNTS = [0, 1, 63, 1000, 100_003, 1 << 18, 1 << 20, (1 << 20) + 1, 5_000_000, 8
 def pieces(name: str, options: dict[str, int], count: int) -> tuple[Link, list[slice]]:
     link = object.__new__(Link)  # of no group
     link.codec = make_codec(name, **options)
-    return link, link.pieces(count)
+    return link, link.pieces(count, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -12,6 +12,7 @@ from comm_utils.flight_recorder.layout import IN_BACKGROUND, ON_DEVICE
 from comm_utils.flight_recorder.snapshot import RankSnapshot, decode_snapshot, encode_snapshot, take_snapshot
 from comm_utils.testing.ring import Ring
 from comm_utils.watch import waiting_calls
+from comm_utils.watch.explanation import until_failed_call
 from comm_utils.watch.open_calls import OpenCalls
 from comm_utils.watch.settings import WatchSettings
 from comm_utils.watch.waiting_calls import WaitingCalls
@@ -47,6 +48,18 @@ def test_the_rank_that_is_missing_is_named_and_no_other_that_waits() -> None:
     (group,) = {call.group for one in known.values() for call in one.calls}
     (finding,) = diagnose_group(known, group)
     assert (finding.kind, finding.ranks) == (FindingKind.MISSING, (2,))
+
+
+def test_the_rank_that_is_missing_is_named_where_the_first_open_call_may_have_ended() -> None:
+    """Calls share an event: those before the one that the device waits for stay open with it."""
+    rings = {rank: queued(rank, calls) for rank, calls in enumerate((20, 15, 11))}
+    known = {rank: take_snapshot(ring.reader) for rank, ring in rings.items()}
+    (group,) = {call.group for one in known.values() for call in one.calls}
+    found = diagnose_group(known, group)
+    assert [(one.kind, one.ranks, one.number) for one in found] == [(FindingKind.MISSING, (2,), 12)]
+    assert until_failed_call(found, known[0], group) == found
+    every = dict.fromkeys(range(3), known[0])
+    assert diagnose_group(every, group) == []
 
 
 def test_the_host_of_a_rank_with_calls_on_its_device_is_not_in_them() -> None:

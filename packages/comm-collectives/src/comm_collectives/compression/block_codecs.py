@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import torch
 
+from comm_collectives.compression import fused
 from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.feedback import keep_error
-from comm_utils import kernels
 from comm_utils.errors import ArgumentError
 
 __all__ = ["Float8", "Integer", "OneBit"]
@@ -52,7 +52,7 @@ class _Blocks(Codec):
             raise ArgumentError(
                 f"{self.name}: wire: got {wire.numel()} bytes; expected {self.encoded_bytes(source.numel())}"
             )
-        if source.numel() == 0 or kernels.encode(self.name, source, wire, self.granularity, error):
+        if source.numel() == 0 or fused.encode(self.name, source, wire, self.granularity, error):
             return
         values = source if error is None else source + error
         blocks = self._in_blocks(values)
@@ -64,7 +64,7 @@ class _Blocks(Codec):
             keep_error(values, self._decoded(wire, source.numel()), error)
 
     def decode(self, wire: torch.Tensor, target: torch.Tensor, add: bool = False) -> None:
-        if target.numel() == 0 or kernels.decode(self.name, wire, target, self.granularity, add):
+        if target.numel() == 0 or fused.decode(self.name, wire, target, self.granularity, add):
             return
         decoded = self._decoded(wire, target.numel())
         (target.add_ if add else target.copy_)(decoded)

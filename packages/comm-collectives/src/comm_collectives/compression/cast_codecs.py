@@ -6,9 +6,9 @@ from typing import ClassVar
 
 import torch
 
+from comm_collectives.compression import fused
 from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.feedback import keep_error
-from comm_utils import kernels
 
 __all__ = ["BFloat16", "Float16", "Uncompressed"]
 
@@ -45,7 +45,7 @@ class _Cast(Codec):
         return 2 * count
 
     def encode(self, source: torch.Tensor, wire: torch.Tensor, error: torch.Tensor | None = None) -> None:
-        if kernels.encode(self.name, source, wire, 16, error):
+        if fused.encode(self.name, source, wire, 16, error):
             return
         target = wire.view(self.dtype)
         if error is None:
@@ -56,7 +56,7 @@ class _Cast(Codec):
         keep_error(values, target.float(), error)
 
     def decode(self, wire: torch.Tensor, target: torch.Tensor, add: bool = False) -> None:
-        if not kernels.decode(self.name, wire, target, 16, add):
+        if not fused.decode(self.name, wire, target, 16, add):
             source = wire.view(self.dtype)
             (target.add_(source.float()) if add else target.copy_(source))
 

@@ -18,6 +18,8 @@ __all__ = ["Link", "decode_into", "sum_in"]
 # Bytes on the wire of a piece: long enough to hide what starting an operation costs, short enough to overlap.
 _PIECE_BYTES = 1 << 20
 _MOST_ELEMENTS = 1 << 20
+# On devices, of a piece of all ranks: the host takes longer to start operations than most links to carry a megabyte.
+_DEVICE_BYTES = 32 << 20
 # Of the longest pieces, the shortest.
 _SHORTEST_PART = 8
 # Of messages, which a program hardly uses.
@@ -46,14 +48,18 @@ class Link:
         """Begin to compare what the ranks are about to do; "with" the compression is added."""
         return Agreement(self.backend, self.group, f"{what} with {self._compression}", number, refusal=self._refusal)
 
-    def pieces(self, most: int, piece_bytes: int = _PIECE_BYTES) -> list[slice]:
+    def pieces(self, most: int, device: torch.device, piece_bytes: int = _PIECE_BYTES) -> list[slice]:
         """Return the pieces in which slices with up to ``most`` elements travel, of ``piece_bytes`` on the wire.
 
-        The first one is as long as the others: a shorter one gained nothing where it was measured.
+        The first one is as long as the others: a shorter one gained nothing where it was measured. On a device other
+        than the CPU, they are longer.
         """
-        unit = max(1, self.codec.granularity)
+        unit, most_elements = max(1, self.codec.granularity), _MOST_ELEMENTS
+        if device.type != "cpu":
+            piece_bytes = max(piece_bytes, _DEVICE_BYTES // self.size)
+            most_elements = max(most_elements, _DEVICE_BYTES // self.size)
         bytes_of_units = max(1, self.codec.encoded_bytes(unit * 256)) / 256
-        longest = max(1, min(_MOST_ELEMENTS // unit, int(piece_bytes / bytes_of_units)))
+        longest = max(1, min(most_elements // unit, int(piece_bytes / bytes_of_units)))
         shortest = max(1, longest // _SHORTEST_PART)
         return list(pieces(most, unit, longest * unit, shortest * unit, first=longest * unit))
 

@@ -74,7 +74,7 @@ def _reduce(
 ) -> None:
     agreement = link.agree(what)
     mine, codec = slices[link.rank], link.codec
-    pieces = link.pieces(max(one.numel() for one in slices))
+    pieces = link.pieces(max(one.numel() for one in slices), slices[0].device)
     errors, own_lost = errors_of(feedback, slices), own_errors(feedback, slices, link.rank)
 
     with Buffers(mine.device) as buffers:
@@ -163,7 +163,7 @@ def all_gather(link: Link, targets: Sequence[torch.Tensor], source: torch.Tensor
             agreement.check()
             return _Piece(place, link.gather(gathered, wire), wire, gathered)
 
-        for one in _overlapped(link.pieces(source.numel()), send):
+        for one in _overlapped(link.pieces(source.numel(), source.device), send):
             step = one.received.numel() // link.size
             for rank, target in enumerate(targets):
                 decode_into(codec, one.received[rank * step :], target[one.place], buffers)
@@ -195,7 +195,7 @@ def all_to_all(
 
     with Buffers(sources[0].device) as buffers:
         if gathers and link.size > 1:
-            for place in link.pieces(longest):
+            for place in link.pieces(longest, sources[0].device):
                 part = sources[link.rank][place]
                 wire = buffers.take(codec.encoded_bytes(part.numel()))
                 if part.numel():
@@ -217,7 +217,7 @@ def all_to_all(
                 at += row
             return _Piece(place, link.exchange(received, sent, rows, columns, False), sent, received)
 
-        for arrived in _overlapped(link.pieces(longest), send):
+        for arrived in _overlapped(link.pieces(longest, sources[0].device), send):
             at = 0
             for rank, target in enumerate(targets):
                 part = target[arrived.place]

@@ -97,7 +97,8 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
     mine, others = slices[link.rank], slices[peer]
     own_lost = own_errors(feedback, slices, link.rank)
     most = max(mine.numel(), others.numel())
-    pieces = link.pieces(most, _MESSAGE_BYTES) if has_messages else link.pieces(most)
+    device = mine.device
+    pieces = link.pieces(most, device, _MESSAGE_BYTES) if has_messages else link.pieces(most, device)
     exchanges = len(pieces) + _LAG
     received_bytes, waited_s, begun = 0, 0.0, time.perf_counter()
 

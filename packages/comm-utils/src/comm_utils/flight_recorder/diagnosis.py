@@ -308,6 +308,17 @@ def _awaited(
     return [rank for rank in group.ranks if not calls.get(rank) or max(calls[rank]) < call.in_series]
 
 
+def _first_missed(
+    group: RingGroup, rank: int, call: Call, calls: Mapping[int, Mapping[int, Call]], known: Mapping[int, RankSnapshot]
+) -> tuple[Call, list[int]]:
+    """Return the call of ``rank`` that others have not begun, and which: ``call``, or a later one on its device."""
+    for one in (call, *(known[rank].calls_on_device(group.name) if call.is_on_device else ())):
+        awaited = [other for other in _awaited(group, rank, one, calls, known) if other != rank]
+        if awaited:
+            return one, awaited
+    return call, []
+
+
 def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mapping[int, Call]) -> list[Finding]:
     """Return two ranks that wait for each other in different groups."""
     for rank, call in waiting.items():
@@ -367,8 +378,9 @@ def _missing(
     for rank, call in sorted(waiting.items(), key=lambda one: one[1].in_series):
         if rank in crossed:
             continue
+        call, awaited = _first_missed(group, rank, call, calls, known)
         missed = call.name if not call.is_message else "recv" if call.is_send else "send"
-        others = [one for one in _awaited(group, rank, call, calls, known) if one != rank and one not in reported]
+        others = [one for one in awaited if one not in reported]
         reported.update(others)
         far = tuple(one for one in others if one not in known)
         if far:  # one finding for all of them: in a large job, they are thousands

@@ -103,6 +103,13 @@ class RankSnapshot:
             found.append(call)
         return found
 
+    def calls_on_device(self, group: str) -> list[Call]:
+        """Return its calls on the group of that name that a device has not completed, the oldest first.
+
+        Neighbours share an event, so the device may have completed the first ones.
+        """
+        return [call for call in self.open_calls() if call.is_on_device and call.group.name == group]
+
     def collectives(self, group: str) -> list[Call]:
         """Return its latest collectives on the group of that name."""
         return [call for call in self.calls if call.group.name == group and not call.is_message]

@@ -47,6 +47,9 @@ _EXCHANGE_MODE = "cudaThreadExchangeStreamCaptureMode"
 _NOT_READY = 600
 # Events of a group, and how many calls share one. The last one serves all further calls when none is free.
 _EVENTS, _CALLS_OF_AN_EVENT = 32, 16
+# A call that comes so long after the one before gets an event of its own where one is free: the device may wait for
+# this call and have completed that one.
+_NEIGHBOURS_NS = 10_000_000
 # The name, and the one before torch 2.2.
 _ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"
 # Whether torch's flight recorder writes its file after a failure, and what says that a user wants it.
@@ -105,13 +108,14 @@ class DeviceCalls:
         is_capturing, current_stream = self._is_capturing, self._current_stream
 
         def leave(number: int) -> None:
-            # No other thread runs before the first call below, see ``kinds``; then the slot stays where it is.
+            now_ns = perf_counter_ns()
+            # No other thread runs before the next call below, see ``kinds``; then the slot stays where it is.
             slot = slots[-1]
             slot.is_written = True
             try:
                 if not slot.last:
                     slot.first = number
-                elif free and number - slot.first >= _CALLS_OF_AN_EVENT:
+                elif free and (number - slot.first >= _CALLS_OF_AN_EVENT or now_ns - slot.at_ns > _NEIGHBOURS_NS):
                     slot.is_written = False
                     slot = free.pop()
                     slot.is_written = True

@@ -104,7 +104,8 @@ def _failed_call(own: RankSnapshot | None, group: RingGroup) -> Call | None:
 
 def until_failed_call(findings: Sequence[Finding], own: RankSnapshot | None, group: RingGroup) -> list[Finding]:
     """Leave out the ranks that are missing in a later call than the one of this rank that failed: they are in that."""
-    failed = _failed_call(own, group)
+    on_device = [] if own is None else own.calls_on_device(group.name)
+    failed = on_device[-1] if on_device else _failed_call(own, group)
     if failed is None:
         return list(findings)
     return [one for one in findings if one.kind is not FindingKind.MISSING or one.number <= failed.in_series]
