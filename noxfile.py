@@ -540,6 +540,7 @@ def integration_ccl(session: nox.Session) -> None:
 
 # On NCCL, wherever there is a device.
 GPU_TESTS = [
+    "packages/comm-backend-ccl/tests/test_plain_tensor.py",
     "packages/comm-backend-torch/tests/test_conformance.py",
     "packages/comm-collectives/tests/test_codecs_on_devices.py",
     "packages/comm-collectives/tests/test_device_times.py",

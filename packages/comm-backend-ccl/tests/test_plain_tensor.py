@@ -133,7 +133,7 @@ def test_the_predicate_of_every_backend(name: str, inference: bool, grad: bool) 
         asked.append(tensors)
         return False
 
-    native = kernels.plain_tensors(accepted, inference, grad, otherwise)
+    native = kernels.plain_tensors("cpu", accepted, inference, grad, otherwise)
     python = in_python(accepted, inference, grad)
     assert native is not None
     tensor, plain, leaf = HOSTILE[name](), torch.ones(3), torch.ones(3, requires_grad=True)
@@ -153,17 +153,60 @@ def test_the_predicate_of_every_backend(name: str, inference: bool, grad: bool) 
         assert native(tensors) is python(tensors) is wanted
         assert asked == ([] if wanted else [tensors])
     assert native([]) is python([]) is True
-    few = kernels.plain_tensors([torch.int8], inference, grad, otherwise)
+    few = kernels.plain_tensors("cpu", [torch.int8], inference, grad, otherwise)
     assert few is not None
     assert few([torch.ones(3, dtype=torch.int8)])
     assert not few([plain])
     assert not few(plain)
 
 
-def in_python(dtypes: list[torch.dtype], inference: bool, grad: bool) -> PlainTensors:
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_predicate_of_devices(inference: bool, grad: bool) -> None:
+    asked: list[object] = []
+
+    def otherwise(tensors: Sequence[object]) -> bool:
+        asked.append(tensors)
+        return False
+
+    native = kernels.plain_tensors("cuda", [torch.float32, torch.float16, torch.uint8], inference, grad, otherwise)
+    python = in_python([torch.float32, torch.float16, torch.uint8], inference, grad, "cuda")
+    assert native is not None
+    plain, whole = torch.ones(3, device="cuda"), torch.ones(20, device="cuda")
+    short = torch.ones(8, device="cuda")
+    short.untyped_storage().resize_(28)
+    with torch.inference_mode():
+        made_there = torch.ones(3, device="cuda")
+    for tensors, wanted in (
+        ([plain], True),
+        ((plain, whole[3:], whole.view(4, 5)), True),
+        ([torch.ones(3, device="cuda", requires_grad=True)], grad),
+        ((made_there,), inference),
+        ([torch.ones(3)], False),
+        ([plain, torch.ones(3)], False),
+        ([plain, plain.half()], False),
+        ([plain.double()], False),
+        ([whole[::2]], False),
+        ([whole[:0]], False),
+        ([short], False),
+        ([torch._neg_view(plain)], False),
+        ([torch.nn.Parameter(torch.ones(2, device="cuda"))], False),
+        ([None], False),
+    ):
+        asked.clear()
+        assert native(tensors) is python(tensors) is wanted, tensors
+        assert asked == ([] if wanted else [tensors])
+    with torch.device("cuda"):  # a mode through which questions go
+        assert native([plain]) is python([plain]) is True
+    assert kernels.plain_tensors("xpu", [torch.float32], inference, grad, otherwise) is None
+
+
+def in_python(dtypes: list[torch.dtype], inference: bool, grad: bool, device: str = "cpu") -> PlainTensors:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "plain_tensors", lambda *_: None)
-        return plain_tensors("cpu", dtypes, inference=inference, grad=grad)
+        return plain_tensors(device, dtypes, inference=inference, grad=grad)
 
 
 def test_predicates_are_freed() -> None:
@@ -172,7 +215,7 @@ def test_predicates_are_freed() -> None:
             raise LookupError(self)
 
     otherwise = Otherwise()
-    native: Any = kernels.plain_tensors([torch.float32], False, False, otherwise)
+    native: Any = kernels.plain_tensors("cpu", [torch.float32], False, False, otherwise)
     with pytest.raises(LookupError):
         native([None])
     otherwise.of_its_own = native  # type: ignore[attr-defined]

@@ -6,7 +6,9 @@ import random
 
 import torch
 
+from comm_utils.fast_path import FastPath
 from comm_utils.torch_support.fast_arguments import overwrites
+from comm_utils.torch_support.plain_tensors import by_device
 
 
 def test_inputs_that_outputs_overwrite() -> None:
@@ -27,3 +29,31 @@ def test_inputs_that_outputs_overwrite() -> None:
         assert found[-1] == any(bool(one.any()) for one in inputs)
     assert 20 < sum(found) < 480
     assert not overwrites([memory[:4]], [torch.zeros(4)])
+
+
+def test_a_call_goes_to_the_fast_path_of_its_device() -> None:
+    taken: list[str] = []
+
+    def path(name: str) -> FastPath:
+        return lambda *tensors: taken.append(name) is None
+
+    assert by_device({}) is None
+    alone = path("alone")
+    assert by_device({"meta": alone}) is alone
+    both = by_device({"cpu": path("cpu"), "meta": path("meta")})
+    assert both is not None
+    here, there = torch.ones(1), torch.ones(1, device="meta")
+    for tensors, wanted in (
+        ((here,), "cpu"),
+        ((there, here), "meta"),
+        (([there], here), "meta"),
+        (([here], []), "cpu"),
+    ):
+        taken.clear()
+        assert both(*tensors)
+        assert taken == [wanted]
+    taken.clear()
+    for other in (None, [], [None], torch.nn.Parameter(here)):
+        assert not both(other)
+    assert not by_device({"xpu": path("xpu"), "cuda": path("cuda")})(here)  # type: ignore[misc]
+    assert taken == []

@@ -28,15 +28,24 @@ __all__ = [
     "reduce",
 ]
 
+# DLPack's types of the devices on which native code takes tensors; HIP's devices have another one than CUDA's.
+_DEVICES = {"cpu": 1, **({} if torch.version.hip else {"cuda": 2})}
 _DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 
 
 def plain_tensors(
-    dtypes: Iterable[torch.dtype], inference: bool, grad: bool, otherwise: Callable[[Sequence[object]], bool]
+    device_type: str,
+    dtypes: Iterable[torch.dtype],
+    inference: bool,
+    grad: bool,
+    otherwise: Callable[[Sequence[object]], bool],
 ) -> Callable[[Sequence[object]], bool] | None:
     """See ``comm_utils.kernels.plain_tensors``."""
+    device = _DEVICES.get(device_type)
+    if device is None:
+        return None
     codes = [DTYPES[dtype] for dtype in dtypes if dtype in DTYPES]
-    return native_module.plain_tensors(codes, inference, grad, otherwise)
+    return native_module.plain_tensors(device, codes, inference, grad, otherwise)
 
 
 def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, error: torch.Tensor | None) -> bool:

@@ -91,11 +91,12 @@ def plain_tensor(tensor: object) -> int | None:
 
 
 def plain_tensors(
-    codes: Iterable[int], inference: bool, grad: bool, otherwise: Callable[[Sequence[object]], bool]
+    device: int, codes: Iterable[int], inference: bool, grad: bool, otherwise: Callable[[Sequence[object]], bool]
 ) -> Callable[[Sequence[object]], bool] | None:
     """Return a predicate of lists and tuples that says what ``otherwise`` does, sooner for plain tensors.
 
     Args:
+        device: DLPack's type of the devices on which it accepts them.
         codes: of the dtypes that it accepts.
 
     Returns:
@@ -104,7 +105,7 @@ def plain_tensors(
     if NATIVE is None:
         return None
     found: Callable[[Sequence[object]], bool] | None = NATIVE.plain_tensors(
-        sum(1 << code for code in set(codes)), inference, grad, otherwise
+        device, sum(1 << code for code in set(codes)), inference, grad, otherwise
     )
     return found
 

@@ -29,7 +29,7 @@ from comm_utils.operations import Role
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.group_state import GroupState
-from comm_utils.torch_support.plain_tensors import PlainTensors, first_to_accept, plain_tensors, present
+from comm_utils.torch_support.plain_tensors import PlainTensors, by_device, plain_tensors, present
 from comm_utils.torch_support.recorded_calls import KindsByDtype, Note, measure_of
 
 __all__ = ["fast_path"]
@@ -55,8 +55,8 @@ def fast_path(
     if operation == "barrier":  # torch picks the accelerator where the group serves nothing else
         devices = devices[:1] if "cpu" not in devices else ["cpu"]
     name = backend._call or operation
-    found = [
-        path
+    found = {
+        device: path
         for device in devices
         if (
             path := _on_device(
@@ -64,8 +64,8 @@ def fast_path(
             )
         )
         is not None
-    ]
-    return first_to_accept(found)
+    }
+    return by_device(found)
 
 
 def _settle(operation: str, detail: Any, state: GroupState) -> tuple[ReduceOp | None, int | None]:

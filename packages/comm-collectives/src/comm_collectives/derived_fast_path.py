@@ -23,7 +23,7 @@ from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.flattening import count_versions, flat_view, flattened, unflatten
 from comm_utils.torch_support.passed_tensors import passing_joined
-from comm_utils.torch_support.plain_tensors import first_to_accept, present
+from comm_utils.torch_support.plain_tensors import by_device, present
 
 __all__ = ["fast_path_of"]
 
@@ -91,8 +91,8 @@ def _flat_fast_path(
     if found is not None or async_op or operation not in _DERIVED:
         return found
     make = _DERIVED[operation]
-    made = (make(backend, detail, group, device) for device in present(backend.device_types(group)))
-    return first_to_accept([path for path in made if path is not None])
+    made = {device: make(backend, detail, group, device) for device in present(backend.device_types(group))}
+    return by_device({device: path for device, path in made.items() if path is not None})
 
 
 def _reduce_scatter_tensor(

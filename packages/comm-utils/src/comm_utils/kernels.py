@@ -177,14 +177,18 @@ def collecting_path(key: object, runs: list[Any], return_value: object) -> Calla
 
 
 def plain_tensors(
-    dtypes: Iterable[torch.dtype], inference: bool, grad: bool, otherwise: Callable[[Sequence[object]], bool]
+    device_type: str,
+    dtypes: Iterable[torch.dtype],
+    inference: bool,
+    grad: bool,
+    otherwise: Callable[[Sequence[object]], bool],
 ) -> Callable[[Sequence[object]], bool] | None:
     """Return a native predicate that says what ``otherwise`` does; None where no installed package has one.
 
-    See :func:`comm_utils.torch_support.plain_tensors.plain_tensors`, of tensors on the CPU.
+    See :func:`comm_utils.torch_support.plain_tensors.plain_tensors`.
     """
     kernel = _kernel("plain_tensors")
-    return None if kernel is None else kernel(dtypes, inference, grad, otherwise)
+    return None if kernel is None else kernel(device_type, dtypes, inference, grad, otherwise)
 
 
 def recording_functions(

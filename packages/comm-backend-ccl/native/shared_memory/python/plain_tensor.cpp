@@ -137,6 +137,7 @@ bool denies(PyObject *method, PyObject *tensor) {
 struct Predicate {
     PyObject_HEAD PyObject *otherwise;
     uint32_t dtypes;  // a bit for each code
+    int32_t device;   // DLPack's type
     bool inference, grad;
 };
 
@@ -173,13 +174,14 @@ bool are_plain(const Predicate &predicate, PyObject *tensors) {
     if (is_intercepted()) {
         return false;
     }
-    int dtype = -1;
+    int dtype = -1, device = -1;
     // Asked again for each: what a tensor is asked may run Python code, which may change the list.
     for (Py_ssize_t index = 0; index < (is_list ? PyList_Size(tensors) : PyTuple_Size(tensors)); ++index) {
         PyObject *tensor = is_list ? PyList_GetItem(tensors, index) : PyTuple_GetItem(tensors, index);
         PlainTensor found;
         Py_INCREF(tensor);
-        const bool taken = is_plain(tensor, found) && (dtype < 0 || found.dtype == dtype) &&
+        const bool taken = is_plain(tensor, found, predicate.device) && (dtype < 0 || found.dtype == dtype) &&
+                           (device < 0 || found.device == device) &&
                            (predicate.dtypes >> found.dtype & 1) != 0 &&
                            (predicate.inference || denies(is_inference, tensor)) &&
                            (predicate.grad || !requires_grad(tensor));
@@ -187,7 +189,7 @@ bool are_plain(const Predicate &predicate, PyObject *tensors) {
         if (!taken) {
             return false;
         }
-        dtype = found.dtype;
+        dtype = found.dtype, device = found.device;
     }
     return true;
 }
@@ -272,7 +274,7 @@ bool is_intercepted() {
     return !none;
 }
 
-bool is_plain(PyObject *object, PlainTensor &found) {
+bool is_plain(PyObject *object, PlainTensor &found, int32_t device) {
     dlpack::Tensor tensor;
     if (reinterpret_cast<PyObject *>(Py_TYPE(object)) != tensor_type) {
         return false;
@@ -283,12 +285,13 @@ bool is_plain(PyObject *object, PlainTensor &found) {
     }
     found.dtype = code_of(tensor);
     const int64_t elements = found.dtype < 0 ? -1 : elements_of(tensor);
-    if (tensor.device_type != dlpack::cpu || elements <= 0 || tensor.data == nullptr ||
+    if (tensor.device_type != device || elements <= 0 || tensor.data == nullptr ||
         !holds(object, found.dtype, elements)) {
         return false;
     }
     found.data = static_cast<char *>(tensor.data) + tensor.byte_offset;
     found.count = static_cast<size_t>(elements);
+    found.device = tensor.device_id;
     found.shape = tensor.shape;
     found.dimensions = tensor.dimensions;
     // DLPack does not say whether a flag negates what the memory holds.
@@ -353,19 +356,19 @@ PyObject *plain_tensor(PyObject *, PyObject *object) {
     return PyLong_FromLong(found.dtype);
 }
 
-// plain_tensors(dtypes, inference, grad, otherwise) -> the predicate, or None where torch does not offer what it asks.
-// Where it does not accept tensors itself, it says what `otherwise`, the one in Python, does; `dtypes` has a bit for
-// each code.
+// plain_tensors(device, dtypes, inference, grad, otherwise) -> the predicate, or None where torch does not offer what it asks.
+// Where it does not accept tensors itself, it says what `otherwise`, the one in Python, does; `device` is DLPack's
+// type, `dtypes` has a bit for each code.
 PyObject *plain_tensors(PyObject *, PyObject *arguments) {
     unsigned int dtypes;
-    int inference, grad;
+    int device, inference, grad;
     PyObject *otherwise;
-    parse(arguments, "IppO", &dtypes, &inference, &grad, &otherwise);
+    parse(arguments, "iIppO", &device, &dtypes, &inference, &grad, &otherwise);
     if (!can_ask_tensors()) {
         Py_RETURN_NONE;
     }
     auto *made = new_object<Predicate>(predicate_type);
-    made->dtypes = dtypes, made->inference = inference != 0, made->grad = grad != 0;
+    made->device = device, made->dtypes = dtypes, made->inference = inference != 0, made->grad = grad != 0;
     Py_INCREF(otherwise);
     made->otherwise = otherwise;
     auto *self = reinterpret_cast<PyObject *>(made);

@@ -1,7 +1,9 @@
-// Which tensors native code may take as they are: contiguous memory on the CPU that holds what it claims.
+// Which tensors native code may take as they are: contiguous memory, of the CPU where nothing else is said, that holds
+// what it claims.
 
 #pragma once
 
+#include "python/dlpack.hpp"
 #include "python/entry.hpp"
 
 #include <cstddef>
@@ -12,6 +14,7 @@ struct PlainTensor {
     char *data = nullptr;
     size_t count = 0;  // elements
     int dtype = 0;
+    int32_t device = 0;  // its number among those of its type
     // As long as the tensor lives.
     const int64_t *shape = nullptr;
     int dimensions = 0;
@@ -24,7 +27,7 @@ bool can_ask_tensors();
 bool is_intercepted();
 // False, with no exception set, for everything else: subclasses, wrapped tensors, other devices and layouts, strides,
 // dtypes without a code, values that a flag negates, no elements, and storage that ends before the tensor does.
-bool is_plain(PyObject *object, PlainTensor &found);
+bool is_plain(PyObject *object, PlainTensor &found, int32_t device = dlpack::cpu);
 // Lets the processor fetch what is_plain() reads first of `object`, whose own memory was touched before.
 void prefetch_tensor(PyObject *object);
 

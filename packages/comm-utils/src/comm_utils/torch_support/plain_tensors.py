@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +13,7 @@ from comm_utils.fast_path import FastPath
 __all__ = [
     "TRANSFORMS",
     "PlainTensors",
-    "first_to_accept",
+    "by_device",
     "is_intercepted",
     "missing_storage",
     "plain_tensors",
@@ -122,23 +122,29 @@ def plain_tensors(
             return False
         return True
 
-    return (kernels.plain_tensors(accepted, inference, grad, are_plain) if on_cpu else None) or are_plain
+    return kernels.plain_tensors(device_type, accepted, inference, grad, are_plain) or are_plain
 
 
-def first_to_accept(fast_paths: Sequence[FastPath]) -> FastPath | None:
-    """Return a fast path that takes the first of several that does not refuse; None if there are none."""
+def by_device(fast_paths: Mapping[str, FastPath]) -> FastPath | None:
+    """Return a fast path that hands a call to that of its first tensor's type of device; None if there are none.
+
+    Args:
+        fast_paths: by type of device; their first argument is a tensor or a list of tensors.
+    """
     if len(fast_paths) < 2:
-        return fast_paths[0] if fast_paths else None
+        return next(iter(fast_paths.values()), None)
+    kind, paths = torch.Tensor, dict(fast_paths)
 
-    def first(*tensors: Any) -> Any:
-        outcome = None
-        for path in fast_paths:
-            outcome = path(*tensors)
-            if outcome:
-                break
-        return outcome
+    def path_of_device(*tensors: Any) -> Any:
+        first = tensors[0]
+        if type(first) is list and first:
+            first = first[0]
+        if type(first) is not kind:
+            return False
+        path = paths.get("cpu" if first.is_cpu else first.device.type)
+        return path is not None and path(*tensors)
 
-    return first
+    return path_of_device
 
 
 def missing_storage(tensor: torch.Tensor) -> tuple[int, int] | None:
