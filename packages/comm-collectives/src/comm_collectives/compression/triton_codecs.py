@@ -47,7 +47,7 @@ def _keep_lost(extra, values, decoded, places, is_there):
     tl.store(extra + places, tl.where(_magnitude_bits(lost) < _INFINITE, lost, 0.0), mask=is_there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def encode_blocks(
     source,
     extra,
@@ -95,7 +95,7 @@ def encode_blocks(
             _keep_lost(extra, values, signed.to(tl.float32) * scale[:, None], places, is_there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def decode_blocks(
     target,
     extra,
@@ -125,7 +125,7 @@ def decode_blocks(
     tl.store(target + places, decoded, mask=is_there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def encode_signs(source, extra, scales, wire, count, FLAG: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Encode signs and mean magnitudes, which are added up in 16 lanes, and these in halves."""
     rows, places = _places(ROWS, BLOCK)
@@ -154,7 +154,7 @@ def encode_signs(source, extra, scales, wire, count, FLAG: tl.constexpr, BLOCK: 
         _keep_lost(extra, values, decoded, places, is_there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def decode_signs(target, extra, scales, wire, count, FLAG: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr):
     """Decode what :func:`encode_signs` wrote."""
     rows, places = _places(ROWS, BLOCK)
@@ -167,7 +167,7 @@ def decode_signs(target, extra, scales, wire, count, FLAG: tl.constexpr, BLOCK: 
     tl.store(target + places, decoded, mask=is_there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def encode_cast(
     source,
     extra,
@@ -188,7 +188,7 @@ def encode_cast(
         _keep_lost(extra, values, element.to(tl.float32), places, is_there)
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit
 def decode_cast(
     target,
     extra,

@@ -12,6 +12,15 @@ import torch
 __all__ = ["count_versions", "flat_view", "flatten", "flattened", "staging_memory", "unflatten"]
 
 
+# Of which torch copies whole lists at once: on a device, one kernel does what is one each otherwise.
+_COPIED_AS_LIST = frozenset(
+    (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+)
+
+
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements of a dense tensor in the order of its memory, (n,), without a copy."""
     if tensor.is_contiguous():
@@ -23,16 +32,23 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """Copy the elements of all ``tensors`` into one, (n,)."""
     sizes = [tensor.numel() for tensor in tensors]
     memory = tensors[0].new_empty(sum(sizes))
-    for part, tensor in zip(memory.split_with_sizes(sizes), tensors, strict=True):
-        part.copy_(flat_view(tensor).detach())
+    _copy(memory.split_with_sizes(sizes), [flat_view(tensor).detach() for tensor in tensors])
     return memory
 
 
 def unflatten(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
     """Overwrite ``targets`` with consecutive parts of ``source``, (n,)."""
     sizes = [target.numel() for target in targets]
-    for target, part in zip(targets, source.split_with_sizes(sizes), strict=True):
-        flat_view(target).copy_(part)
+    _copy([flat_view(target) for target in targets], source.split_with_sizes(sizes))
+
+
+def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Overwrite each of ``targets`` with that of ``sources``, (n,)."""
+    if targets and {targets[0].dtype, sources[0].dtype} <= _COPIED_AS_LIST:
+        torch._foreach_copy_(list(targets), list(sources))
+        return
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 def flattened(sources: Sequence[torch.Tensor], target: torch.Tensor | None = None) -> torch.Tensor:
