@@ -98,3 +98,57 @@ def test_a_tensor_that_has_other_memory_by_now_is_not_overwritten() -> None:
     tensors[1].untyped_storage().resize_(0)
     assert not batch.unpack([packed])
     assert tensors[0].tolist() == [1, 1]
+    tensors[1] = torch.ones(2)
+    whole, cut = torch.ones(4), torch.ones(4)
+    batch = batch_of(whole, cut)
+    cut.resize_(3)
+    assert not batch.unpack([torch.zeros(8)])
+    cut.resize_(4)
+    batch.by_dtype[torch.float32].tensors.clear()  # a list of its own
+    assert batch.unpack([torch.zeros(8)])
+    assert whole.tolist() == cut.tolist() == [0] * 4
+
+
+def test_the_list_is_asked_again() -> None:
+    tensors = [torch.ones(2), torch.ones(2)]
+    batch = kernels.plain_batch(tensors)
+    assert batch is not None
+    removed = tensors.pop()
+    assert not batch.unpack([torch.zeros(4)])
+    tensors.append(None)  # type: ignore[arg-type]
+    assert not batch.unpack([torch.zeros(4)])
+    tensors[1] = removed
+    assert batch.unpack([torch.zeros(4)])
+    assert removed.tolist() == [0, 0]
+
+
+def test_a_tensor_whose_shape_has_changed_is_written_in_the_order_of_its_memory() -> None:
+    matrix, other = torch.zeros(2, 3), torch.zeros(1)
+    batch = batch_of(matrix, other)
+    matrix.t_()
+    assert batch.unpack([torch.arange(7.0)])
+    assert matrix.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_new_versions_are_counted() -> None:
+    tensors = [torch.ones(2), torch.ones(3), torch.ones(2, dtype=torch.float64)]
+    before = [one._version for one in tensors]
+    batch = batch_of(*tensors)
+    buckets = [torch.zeros(5), torch.zeros(2, dtype=torch.float64)]
+    assert batch.pack(buckets)
+    assert [one._version for one in tensors] == before
+    assert batch.unpack(buckets[:1])
+    assert [one._version - at for one, at in zip(tensors, before, strict=True)] == [1, 1, 0]
+    assert batch.unpack(buckets)
+    assert [one._version - at for one, at in zip(tensors, before, strict=True)] == [2, 2, 1]
+
+
+def test_what_autograd_knows_of_is_not_usual() -> None:
+    plain = torch.ones(2)
+    with torch.inference_mode():
+        made_there = torch.ones(2)
+        assert batch_of(made_there, torch.ones(2)).unpack([torch.zeros(4)])
+    assert batch_of(plain, torch.ones(2)).is_usual
+    assert not batch_of(plain, torch.ones(2, requires_grad=True)).is_usual
+    assert not batch_of(plain, torch.ones(2, requires_grad=True) * 2).is_usual
+    assert not batch_of(plain, made_there).is_usual

@@ -112,6 +112,20 @@ def test_python_accessors_come_to_the_same(name: str, monkeypatch: pytest.Monkey
         assert native_module.plain_tensor(HOSTILE[name]()) is None
         for dtype in (torch.float32, torch.uint8, torch.int8):
             assert native_module.plain_tensor(torch.ones(3, dtype=dtype)) == tables.DTYPES[dtype]
+        leaf, many = torch.ones(3, requires_grad=True), [torch.ones(3), torch.ones(2, 2)]
+        accepting = kernels.plain_tensors("cpu", [torch.float32], False, False, lambda _: False)
+        assert accepting is not None
+        assert accepting(many)
+        assert not accepting([leaf])
+        batch = kernels.plain_batch(many)
+        assert batch is not None
+        assert batch.is_usual
+        assert batch.unpack([torch.zeros(7)])
+        assert many[1].tolist() == [[0, 0], [0, 0]]
+        assert [one._version for one in many] == [1, 1]
+        many[0].resize_(2)
+        assert not batch.unpack([torch.ones(7)])
+        assert kernels.plain_batch([torch.ones(3), leaf]).is_usual is False  # type: ignore[union-attr]
     finally:
         assert native_module._bind_torch() == native_module.reads_storage_natively
 

@@ -16,6 +16,7 @@ from comm_backend_ccl.shared_memory import MOST_RANKS
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
 from comm_utils.kernels import CollectingPaths, TensorsOfDtype
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.flattening import count_versions
 
 __all__ = [
     "collecting_path",
@@ -80,10 +81,11 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
 class _PlainBatch:
     """See ``comm_utils.kernels.PlainBatch``."""
 
-    __slots__ = ("_native", "by_dtype")
+    __slots__ = ("_native", "by_dtype", "is_usual")
 
     def __init__(self, native: Any) -> None:
         self._native = native
+        self.is_usual: bool = native.is_usual()
         self.by_dtype = {_DTYPES[code]: TensorsOfDtype(*found) for code, found in native.by_dtype().items()}
 
     def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
@@ -92,7 +94,13 @@ class _PlainBatch:
 
     def unpack(self, buckets: Sequence[torch.Tensor]) -> bool:
         places = _places(buckets)
-        return places is not None and bool(self._native.unpack(places))
+        counted = None if places is None else self._native.unpack(places)
+        if counted is None:
+            return False
+        if not counted:
+            for bucket in buckets:
+                count_versions(self.by_dtype[bucket.dtype].tensors)
+        return True
 
 
 def _places(buckets: Sequence[torch.Tensor]) -> list[tuple[int, int, int]] | None:

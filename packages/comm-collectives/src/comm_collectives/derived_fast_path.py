@@ -21,7 +21,7 @@ from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.operations import Role
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
-from comm_utils.torch_support.flattening import count_versions, flat_view, flattened, unflatten
+from comm_utils.torch_support.flattening import flat_view, flattened, unflatten
 from comm_utils.torch_support.passed_tensors import passing_joined
 from comm_utils.torch_support.plain_tensors import by_device, present
 
@@ -53,9 +53,11 @@ def fast_path_of(
 
 
 def _bytes(tensors: Any) -> int:
+    if isinstance(tensors, torch.Tensor):
+        return tensors.nbytes
     if isinstance(tensors, (list, tuple)):
         return sum(map(_bytes, tensors))
-    return tensors.nbytes if isinstance(tensors, torch.Tensor) else 0
+    return sum([some.size for some in tensors.by_dtype.values()]) if isinstance(tensors, kernels.PlainBatch) else 0
 
 
 def _in_order(
@@ -80,6 +82,8 @@ def _dtypes(tensors: Any) -> Iterator[torch.dtype]:
     for one in tensors:
         if isinstance(one, torch.Tensor):
             yield one.dtype
+        elif isinstance(one, kernels.PlainBatch):
+            yield from one.by_dtype
         elif isinstance(one, (list, tuple)):
             yield from _dtypes(one)
 
@@ -141,6 +145,7 @@ def _reduce_scatter(
 def _all_reduce_coalesced(
     backend: Backend, op: object, group: ProcessGroup | None, device: str
 ) -> Callable[[Any], bool] | None:
+    """Reduce a list of tensors, or a batch of plain ones, in one message for each dtype."""
     reduce, reduce_op = backend.fast_path("all_reduce", op, group), parse_reduce_op(op)
     dtypes = {dtype for one, dtype in backend.capabilities(group, device).reductions if one is reduce_op}
     accepts = acceptance("all_reduce_coalesced", device, dtypes, 0, 0)
@@ -155,12 +160,12 @@ def _all_reduce_coalesced(
         return True
 
     def fast(tensors: Any) -> bool:
-        batch = kernels.plain_batch(list(tensors)) if isinstance(tensors, (list, tuple)) and len(tensors) > 1 else None
-        if batch is not None:
-            of_each_dtype = batch.by_dtype.values()
-            if sum(some.size for some in of_each_dtype) <= _PACKED_BYTES:
-                return all(accepts(some.tensors) for some in of_each_dtype) and can_use_group() and packed(batch)
-        if not accepts(tensors):
+        batch = tensors if isinstance(tensors, kernels.PlainBatch) else None
+        if batch is None and isinstance(tensors, (list, tuple)) and len(tensors) > 1:
+            batch = kernels.plain_batch(list(tensors))
+        if batch is not None and _bytes(batch) <= _PACKED_BYTES:
+            return batch.is_usual and dtypes.issuperset(batch.by_dtype) and can_use_group() and packed(batch)
+        if batch is tensors or not accepts(tensors):
             return False
         if len(tensors) == 1:
             return bool(reduce(tensors[0]))
@@ -181,11 +186,8 @@ def _all_reduce_coalesced(
             for bucket, (some, _, sizes) in of_each:
                 with passing_joined(some, sizes):
                     backend.all_reduce(bucket, reduce_op, group)
-            is_unpacked = batch.unpack(buckets)
-            for bucket, (some, _, _) in of_each:
-                if is_unpacked:
-                    count_versions(some)
-                else:  # a tensor has other memory by now
+            if not batch.unpack(buckets):  # a tensor has other memory by now
+                for bucket, (some, _, _) in of_each:
                     unflatten(bucket, some)
         return True
 

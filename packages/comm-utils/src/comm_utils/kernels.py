@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from comm_utils.log import logger
 from comm_utils.plugins import entry_points
@@ -95,14 +95,17 @@ class TensorsOfDtype(NamedTuple):
     sizes: bytes
 
 
+@runtime_checkable
 class PlainBatch(Protocol):
     """Many plain tensors (:func:`plain_tensors`), of which no two share memory.
 
     Attributes:
         by_dtype: in the order in which the dtypes come.
+        is_usual: none requires a gradient or was made in inference mode.
     """
 
     by_dtype: dict[torch.dtype, TensorsOfDtype]
+    is_usual: bool
 
     def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
         """Overwrite each bucket with the tensors of its dtype, one after the other.
@@ -115,7 +118,7 @@ class PlainBatch(Protocol):
         """
 
     def unpack(self, buckets: Sequence[torch.Tensor]) -> bool:
-        """Overwrite the tensors with what is in their bucket.
+        """Overwrite the tensors with what is in their bucket, and count a new version of each for autograd.
 
         Args:
             buckets: as :meth:`pack` takes them.

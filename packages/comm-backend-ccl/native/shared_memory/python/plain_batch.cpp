@@ -19,10 +19,11 @@ using Span = std::pair<char *, size_t>;  // bytes
 struct Member {
     int dtype;
     Span memory;
-    bool operator==(const Member &other) const { return dtype == other.dtype && memory == other.memory; }
 };
 
-using Members = std::vector<Member>;
+struct Members : std::vector<Member> {
+    bool any_grad = false, any_of_inference = false;
+};
 
 struct PlainBatch {
     PyObject_HEAD const Members *members;
@@ -49,6 +50,14 @@ void dealloc(PyObject *self) {
 
 constexpr Py_ssize_t ahead = 4;
 
+// Many tensors do not fit into the cache.
+void prefetch(PyObject *list, Py_ssize_t index) {
+    if (index + 2 * ahead < PyList_Size(list)) {
+        __builtin_prefetch(PyList_GetItem(list, index + 2 * ahead));
+        prefetch_tensor(PyList_GetItem(list, index + ahead));
+    }
+}
+
 // Sets the members of a list; false where one of its tensors is not plain.
 bool find_members(PyObject *list, Members &found) {
     if (!can_ask_tensors() || PyList_Check(list) == 0 || is_intercepted()) {
@@ -59,18 +68,45 @@ bool find_members(PyObject *list, Members &found) {
     for (Py_ssize_t index = 0; index < PyList_Size(list); ++index) {
         PyObject *tensor = PyList_GetItem(list, index);
         PlainTensor plain;
-        // Many tensors do not fit into the cache.
-        if (index + 2 * ahead < PyList_Size(list)) {
-            __builtin_prefetch(PyList_GetItem(list, index + 2 * ahead));
-            prefetch_tensor(PyList_GetItem(list, index + ahead));
-        }
+        prefetch(list, index);
         Py_INCREF(tensor);
         const bool is = is_plain(tensor, plain);
+        if (is) {
+            found.any_grad = found.any_grad || requires_grad(tensor);
+            found.any_of_inference = found.any_of_inference || is_made_in_inference_mode(tensor);
+        }
         Py_DECREF(tensor);
         if (!is) {
             return false;
         }
         found.push_back({plain.dtype, Span(plain.data, plain.count * item_bytes(plain.dtype))});
+    }
+    return true;
+}
+
+// Whether the tensors of a list have the memory that they had. Other threads, and the program itself where it waits
+// later, may have changed them since.
+bool hold_still(PyObject *list, const Members &members) {
+    if (list == nullptr || is_intercepted() || static_cast<size_t>(PyList_Size(list)) != members.size()) {
+        return false;
+    }
+    for (size_t index = 0; index < members.size(); ++index) {
+        const auto at = static_cast<Py_ssize_t>(index);
+        PyObject *tensor = PyList_GetItem(list, at);
+        if (tensor == nullptr) {  // what a tensor is asked may run Python code, which may change the list
+            PyErr_Clear();
+            return false;
+        }
+        prefetch(list, at);
+        PlainTensor before;
+        before.dtype = members[index].dtype, before.data = members[index].memory.first;
+        before.count = members[index].memory.second / item_bytes(before.dtype);
+        Py_INCREF(tensor);
+        const bool still = holds_still(tensor, before);
+        Py_DECREF(tensor);
+        if (!still) {
+            return false;
+        }
     }
     return true;
 }
@@ -165,38 +201,70 @@ bool find_places(const Members &members, PyObject *buckets, Places &places) {
     return std::all_of(left.begin(), left.end(), [](size_t bytes) { return bytes == 0; });
 }
 
-PyObject *copy(PyObject *self, PyObject *buckets, bool packs) {
-    const auto &batch = *reinterpret_cast<PlainBatch *>(self);
-    const Members &members = *batch.members;
-    Places places{};
-    Members now;
-    // Other threads, and the program itself where it waits later, may have changed the tensors since they were asked.
-    if (!find_places(members, buckets, places) ||
-        !(packs || (batch.tensors != nullptr && find_members(batch.tensors, now) && now == members))) {
-        Py_RETURN_FALSE;
-    }
-    {
-        const GilRelease released;
-        for (const auto &[dtype, memory] : members) {
-            char *&place = places[static_cast<size_t>(dtype)];
-            if (place != nullptr) {
-                std::memcpy(packs ? place : memory.first, packs ? memory.first : place, memory.second);
-                place += memory.second;
-            }
+void copy(const Members &members, Places places, bool packs) {
+    const GilRelease released;
+    for (const auto &[dtype, memory] : members) {
+        char *&place = places[static_cast<size_t>(dtype)];
+        if (place != nullptr) {
+            std::memcpy(packs ? place : memory.first, packs ? memory.first : place, memory.second);
+            place += memory.second;
         }
     }
-    Py_RETURN_TRUE;
+}
+
+// Counts that the tensors of some dtypes were written; false where this is left to Python.
+bool count_versions(PyObject *list, const Members &members, const Places &places) {
+    if (members.any_of_inference) {
+        return false;
+    }
+    for (size_t index = 0; index < members.size(); ++index) {
+        if (places[static_cast<size_t>(members[index].dtype)] == nullptr) {
+            continue;
+        }
+        // Another thread may have shortened the list.
+        PyObject *tensor = PyList_GetItem(list, static_cast<Py_ssize_t>(index));
+        if (tensor == nullptr) {
+            PyErr_Clear();
+            break;
+        }
+        if (is_tensor(tensor) && !count_version(tensor)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 PyObject *pack(PyObject *self, PyObject *buckets) {
-    return guarded([&] { return copy(self, buckets, true); });
+    return guarded([&] {
+        const Members &members = *reinterpret_cast<PlainBatch *>(self)->members;
+        Places places{};
+        const bool fits = find_places(members, buckets, places);
+        if (fits) {
+            copy(members, places, true);
+        }
+        return PyBool_FromLong(fits);
+    });
 }
 
 PyObject *unpack(PyObject *self, PyObject *buckets) {
-    return guarded([&] { return copy(self, buckets, false); });
+    return guarded([&]() -> PyObject * {
+        const auto &batch = *reinterpret_cast<PlainBatch *>(self);
+        Places places{};
+        if (!find_places(*batch.members, buckets, places) || !hold_still(batch.tensors, *batch.members)) {
+            Py_RETURN_NONE;
+        }
+        copy(*batch.members, places, false);
+        return PyBool_FromLong(count_versions(batch.tensors, *batch.members, places));
+    });
 }
 
-PyMethodDef methods[] = {{"by_dtype", by_dtype, METH_NOARGS, nullptr},
+PyObject *is_usual(PyObject *self, PyObject *) {
+    const Members &members = *reinterpret_cast<PlainBatch *>(self)->members;
+    return PyBool_FromLong(!members.any_grad && !members.any_of_inference);
+}
+
+PyMethodDef methods[] = {{"is_usual", is_usual, METH_NOARGS, nullptr},
+                         {"by_dtype", by_dtype, METH_NOARGS, nullptr},
                          {"pack", pack, METH_O, nullptr},
                          {"unpack", unpack, METH_O, nullptr},
                          {nullptr, nullptr, 0, nullptr}};

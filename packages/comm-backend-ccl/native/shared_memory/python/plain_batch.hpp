@@ -12,8 +12,9 @@ namespace shm {
 //     the dtypes come
 //   pack([(dtype, address, bytes)]) -> whether the memory of the tensors of each of these dtypes was copied there, one
 //     after the other; False, with nothing done, where they are not so many bytes
-//   unpack([(dtype, address, bytes)]) -> whether it was copied back; False, with nothing done, also where a tensor has
-//     other memory by now
+//   unpack([(dtype, address, bytes)]) -> None, with nothing done, where they are not, or a tensor has other memory by
+//     now; else it was copied back, and the result is whether new versions of these tensors were counted
+//   is_usual() -> whether none requires a gradient or was made in inference mode
 PyObject *plain_batch(PyObject *module, PyObject *list);
 bool add_plain_batch_type(PyObject *module);
 

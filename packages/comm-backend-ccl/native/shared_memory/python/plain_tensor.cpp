@@ -13,17 +13,23 @@ namespace {
 // by probing; DLPack says nothing of the storage, and takes integers of 4 bits for those of 8.
 using Ask64 = int (*)(void *tensor, int64_t *result);
 using Ask32 = int (*)(void *tensor, int32_t *result);
+using AskAddress = int (*)(void *tensor, void **result);
 struct Shim {
-    Ask64 storage_size = nullptr, storage_offset = nullptr;  // bytes, elements
+    Ask64 storage_size = nullptr, storage_offset = nullptr, elements = nullptr;  // bytes, elements, elements
     Ask32 dtype = nullptr;
+    AskAddress data = nullptr;
     // Without a stable ABI, so they may be missing: c10::impl::TorchDispatchModeTLS::any_modes_set(skip_infra_modes),
     // c10::impl::tls_is_dispatch_key_included(key), torch::jit::tracer::getTracingState(), a reference to a shared
     // pointer, and the last one.
     bool (*any_modes)(bool) = nullptr;
     bool (*includes)(uint16_t) = nullptr;
     void *const *(*tracing_state)() = nullptr;
-    bool (*is_neg)(const void *tensor) = nullptr;  // at::native::is_neg(at::Tensor const&)
-    size_t tensor_at = 0;                          // of the Python object, in bytes
+    // at::native::is_neg(at::Tensor const&) and is_inference, torch::autograd::impl::bump_version, and
+    // c10::TensorImpl::requires_grad() const.
+    bool (*is_neg)(const void *tensor) = nullptr, (*is_inference)(const void *tensor) = nullptr;
+    void (*bump_version)(const void *tensor) = nullptr;
+    bool (*requires_grad)(const void *impl) = nullptr;
+    size_t tensor_at = 0;  // of the Python object, in bytes
 };
 constexpr int32_t torch_uint8 = 0, torch_int8 = 1;
 // A tensor in Python is a head and a few words; none of those that are looked at is beyond it.
@@ -181,9 +187,8 @@ bool are_plain(const Predicate &predicate, PyObject *tensors) {
         PlainTensor found;
         Py_INCREF(tensor);
         const bool taken = is_plain(tensor, found, predicate.device) && (dtype < 0 || found.dtype == dtype) &&
-                           (device < 0 || found.device == device) &&
-                           (predicate.dtypes >> found.dtype & 1) != 0 &&
-                           (predicate.inference || denies(is_inference, tensor)) &&
+                           (device < 0 || found.device == device) && (predicate.dtypes >> found.dtype & 1) != 0 &&
+                           (predicate.inference || !is_made_in_inference_mode(tensor)) &&
                            (predicate.grad || !requires_grad(tensor));
         Py_DECREF(tensor);
         if (!taken) {
@@ -225,8 +230,18 @@ void find_shim(PyObject *probes) {
     found.tracing_state =
         reinterpret_cast<void *const *(*)()>(dlsym(library, "_ZN5torch3jit6tracer15getTracingStateEv"));
     found.is_neg = reinterpret_cast<bool (*)(const void *)>(dlsym(library, "_ZN2at6native6is_negERKNS_6TensorE"));
+    found.is_inference =
+        reinterpret_cast<bool (*)(const void *)>(dlsym(library, "_ZN2at6native12is_inferenceERKNS_6TensorE"));
+    found.bump_version = reinterpret_cast<void (*)(const void *)>(
+        dlsym(library, "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE"));
+    // Of libc10.so, which this library needs.
+    found.requires_grad =
+        reinterpret_cast<bool (*)(const void *)>(dlsym(library, "_ZNK3c1010TensorImpl13requires_gradEv"));
+    found.elements = reinterpret_cast<Ask64>(dlsym(library, "aoti_torch_get_numel"));
+    found.data = reinterpret_cast<AskAddress>(dlsym(library, "aoti_torch_get_data_ptr"));
     dlclose(library);  // torch holds it
-    if (found.storage_size == nullptr || found.storage_offset == nullptr || found.dtype == nullptr) {
+    if (found.storage_size == nullptr || found.storage_offset == nullptr || found.dtype == nullptr ||
+        found.elements == nullptr || found.data == nullptr) {
         return;
     }
     const Py_ssize_t count = PySequence_Size(probes);
@@ -246,7 +261,8 @@ void find_shim(PyObject *probes) {
                     *static_cast<unsigned long long *>(at) == impl && found.storage_size(at, &found_size) == 0 &&
                     found_size == size && found.storage_offset(at, &found_offset) == 0 && found_offset == offset &&
                     found.dtype(at, &found_dtype) == 0 && found_dtype == dtype &&
-                    (found.is_neg == nullptr || !found.is_neg(at));
+                    (found.is_neg == nullptr || !found.is_neg(at)) &&
+                    (found.requires_grad == nullptr || !found.requires_grad(*static_cast<void *const *>(at)));
             Py_XDECREF(probe);
         }
         if (PyErr_Occurred()) {
@@ -263,6 +279,8 @@ void find_shim(PyObject *probes) {
 
 bool can_ask_tensors() { return exchange != nullptr; }
 
+bool is_tensor(PyObject *object) { return reinterpret_cast<PyObject *>(Py_TYPE(object)) == tensor_type; }
+
 bool is_intercepted() {
     if (shim.any_modes != nullptr && shim.includes != nullptr && shim.tracing_state != nullptr) {
         return shim.any_modes(false) || shim.includes(transforms_key) || *shim.tracing_state() != nullptr;
@@ -276,7 +294,7 @@ bool is_intercepted() {
 
 bool is_plain(PyObject *object, PlainTensor &found, int32_t device) {
     dlpack::Tensor tensor;
-    if (reinterpret_cast<PyObject *>(Py_TYPE(object)) != tensor_type) {
+    if (!is_tensor(object)) {
         return false;
     }
     if (exchange->tensor_from_object(object, &tensor) != 0) {
@@ -299,7 +317,7 @@ bool is_plain(PyObject *object, PlainTensor &found, int32_t device) {
 }
 
 void prefetch_tensor(PyObject *object) {
-    if (shim.tensor_at != 0 && reinterpret_cast<PyObject *>(Py_TYPE(object)) == tensor_type) {
+    if (shim.tensor_at != 0 && is_tensor(object)) {
         const char *impl = *static_cast<char *const *>(inner(object));
         __builtin_prefetch(impl);
         __builtin_prefetch(impl + 64);
@@ -307,7 +325,38 @@ void prefetch_tensor(PyObject *object) {
     }
 }
 
+bool holds_still(PyObject *object, const PlainTensor &before) {
+    if (shim.data == nullptr) {
+        PlainTensor now;
+        return is_plain(object, now) && now.dtype == before.dtype && now.data == before.data &&
+               now.count == before.count;
+    }
+    if (!is_tensor(object)) {
+        return false;
+    }
+    void *tensor = inner(object), *data = nullptr;
+    int64_t elements = -1;
+    return shim.data(tensor, &data) == 0 && data == before.data && shim.elements(tensor, &elements) == 0 &&
+           static_cast<size_t>(elements) == before.count && holds(object, before.dtype, elements) &&
+           (shim.is_neg != nullptr ? !shim.is_neg(tensor) : denies(is_neg, object));
+}
+
+bool is_made_in_inference_mode(PyObject *tensor) {
+    return shim.is_inference != nullptr ? shim.is_inference(inner(tensor)) : !denies(is_inference, tensor);
+}
+
+bool count_version(PyObject *tensor) {
+    if (shim.bump_version == nullptr) {
+        return false;
+    }
+    shim.bump_version(inner(tensor));
+    return true;
+}
+
 bool requires_grad(PyObject *tensor) {
+    if (shim.requires_grad != nullptr) {
+        return shim.requires_grad(*static_cast<void *const *>(inner(tensor)));
+    }
     static PyObject *name = PyUnicode_InternFromString("requires_grad");
     PyObject *found = PyObject_GetAttr(tensor, name);
     const bool required = found != Py_False;
@@ -356,9 +405,9 @@ PyObject *plain_tensor(PyObject *, PyObject *object) {
     return PyLong_FromLong(found.dtype);
 }
 
-// plain_tensors(device, dtypes, inference, grad, otherwise) -> the predicate, or None where torch does not offer what it asks.
-// Where it does not accept tensors itself, it says what `otherwise`, the one in Python, does; `device` is DLPack's
-// type, `dtypes` has a bit for each code.
+// plain_tensors(device, dtypes, inference, grad, otherwise) -> the predicate, or None where torch does not offer what
+// it asks. Where it does not accept tensors itself, it says what `otherwise`, the one in Python, does; `device` is
+// DLPack's type, `dtypes` has a bit for each code.
 PyObject *plain_tensors(PyObject *, PyObject *arguments) {
     unsigned int dtypes;
     int device, inference, grad;

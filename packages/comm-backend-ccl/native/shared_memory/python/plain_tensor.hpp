@@ -22,6 +22,8 @@ struct PlainTensor {
 
 // Whether torch offers what is_plain() asks.
 bool can_ask_tensors();
+// Whether it is a torch.Tensor and no subclass.
+bool is_tensor(PyObject *object);
 // Whether a dispatch mode such as FakeTensorMode, a transform such as vmap, or torch.jit.trace is active on this
 // thread: no tensor is taken then.
 bool is_intercepted();
@@ -31,8 +33,14 @@ bool is_plain(PyObject *object, PlainTensor &found, int32_t device = dlpack::cpu
 // Lets the processor fetch what is_plain() reads first of `object`, whose own memory was touched before.
 void prefetch_tensor(PyObject *object);
 
-// Whether autograd would have to know of what is done with it.
+// Whether an object that is_plain() took has the memory that it had, whatever its shape is by now.
+bool holds_still(PyObject *object, const PlainTensor &before);
+
+// Of plain tensors: whether autograd would have to know of what is done with it; whether it was made in inference mode.
 bool requires_grad(PyObject *tensor);
+bool is_made_in_inference_mode(PyObject *tensor);
+// Counts that a plain tensor, not made in inference mode, was written; false where torch does not offer that.
+bool count_version(PyObject *tensor);
 
 // Of the module.
 PyObject *bind_torch(PyObject *module, PyObject *arguments);

@@ -6,18 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
+from torch.distributed import ProcessGroup
 
 from comm_collectives.buffers import Buffers
+from comm_collectives.coalesced import all_reduce_coalesced
 from comm_collectives.coalescing.checking import are_right
 from comm_collectives.coalescing.collecting import Run
 from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
 from comm_collectives.coalescing.joining import joining
 from comm_collectives.collectives import all_reduce, checked_all_reduce
+from comm_collectives.derived_fast_path import fast_path_of
 from comm_utils import kernels
+from comm_utils.active import slot
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
-from comm_utils.fast_path import FastPathKey
-from comm_utils.torch_support.flattening import count_versions
+from comm_utils.fast_path import FastPath, FastPathKey
 
 __all__ = ["plain_all_reduces"]
 
@@ -45,7 +48,28 @@ def plain_all_reduces(runs: Sequence[Run], async_op: bool) -> list[Work] | None:
     # What is plain can be wrong only by its kind; which call it is, the general path says.
     if not all(are_right(key, [some.tensors[0] for some in plain.by_dtype.values()]) for key, plain in batches):
         return None
-    return [work for batch in batches for work in _launch(batch, async_op)]
+    works: list[Work] = []
+    for batch in batches:
+        if async_op or not _path_of_batches(batch.key)(batch.plain):
+            works += _launch(batch, async_op)
+    return works
+
+
+def _path_of_batches(key: FastPathKey) -> FastPath:
+    """Return the fast path of a :class:`comm_utils.kernels.PlainBatch` for calls of this kind."""
+    known = slot.fast_paths.memo(__name__)
+    found: FastPath | None = known.get(key)
+    if found is None:
+        name, op, group = key
+        if group is None or isinstance(group, ProcessGroup):
+            found = fast_path_of(slot.backend.during(name), all_reduce_coalesced.__name__, op, group, False)
+        known[key] = found = found or _refuse
+    return found
+
+
+def _refuse(_: object) -> bool:
+    """Stand for the fast path of a kind of call that has none."""
+    return False
 
 
 def _still_plain(plain: kernels.PlainBatch | None) -> kernels.PlainBatch:
@@ -81,7 +105,6 @@ def _unpacker(
         unpacked = batch.plain.unpack(list(buckets.values()))
         for dtype, bucket in buckets.items():
             if unpacked:
-                count_versions(batch.plain.by_dtype[dtype].tensors)
                 with buffers[dtype]:  # kept for the next block
                     pass
             else:  # a tensor has other memory by now
