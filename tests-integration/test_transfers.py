@@ -14,7 +14,7 @@ import torch
 
 import comm_orchestrator as dist
 from comm_backend_ccl import shared_communicator
-from comm_utils.testing import run_ranks
+from comm_utils.testing import run_ranks, run_ranks_outcomes
 
 _FOUND = dist.available_backends()["ccl"]
 _HERE = "between" in _FOUND.details.get("shared memory", "")
@@ -68,6 +68,22 @@ def test_ranks_learn_alike_how_to_move_data(rank_environment: dict[str, Any]) ->
 def test_no_single_copy_without_the_kernels_permission(rank_environment: dict[str, Any]) -> None:
     for candidates, _ in run_ranks(run_learning, 2, False, env=rank_environment):
         assert candidates == {"cached", "streamed", "cached, wide ring"}
+
+
+def run_forbidden() -> None:
+    if os.environ["RANK"] == "1":
+        forbid_reading_of_peers()
+    run_many_kinds()
+
+
+def test_a_single_copy_that_the_kernel_forbids_is_replaced_and_said(rank_environment: dict[str, Any]) -> None:
+    wanted = rank_environment | {"CCL_SHARED_MEMORY_TRANSFER": " single_copy ", "CCL_SHARED_MEMORY_LEARNING": "0 "}
+    allowed, forbidden = run_ranks_outcomes(run_forbidden, 2, env=wanted)
+    for outcome in (allowed, forbidden):
+        assert outcome.status == "returned", outcome.traceback
+        assert "expected" not in outcome.stderr  # blanks around values
+    assert "CCL_SHARED_MEMORY_TRANSFER=single_copy: the kernel forbids this process to read" in forbidden.stderr
+    assert "the kernel forbids" not in allowed.stderr
 
 
 @pytest.mark.parametrize("transfer", ["cached", "streamed", "single_copy"])

@@ -175,6 +175,7 @@ class _Factory:
                 shared_memory.close_descriptor(created[0])
         failures = [(rank, one) for rank, one in enumerate(problems) if one is not None]
         if made is not None and not failures:
+            made.warn_of_single_copy()
             if memory.measures:
                 self._measure(made)
             return made

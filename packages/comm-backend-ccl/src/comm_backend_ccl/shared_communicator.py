@@ -67,6 +67,10 @@ class SharedCommunicator(Communicator):
         """
         shared_memory.start_from(self.number, [host_profile.Row(*row) for row in profile])
 
+    def warn_of_single_copy(self) -> None:
+        """Say that the kernel forbids the transfer which is wanted, where it does; all ranks have joined."""
+        shared_memory.warn_of_single_copy(self.number)
+
     def methods(self) -> list[dict[str, Any]]:
         """Return what this rank's group has learned about moving data."""
         return shared_memory.methods(self.number)

@@ -93,11 +93,11 @@ def _warn_of_variables() -> None:
     switch, wanted, found = os.environ.get(SWITCH, "").strip(), os.environ.get(_KERNELS), NATIVE.facts()["kernels"]
     if switch not in ("", "0", "1"):
         logger.warning("%s: got %r, expected 0 or 1; shared memory is used", SWITCH, switch)
-    transfer, learning = os.environ.get(_TRANSFER), os.environ.get(_LEARNING)
+    transfer, learning = _value(_TRANSFER), _value(_LEARNING)
     if transfer and transfer not in _TRANSFERS:
         expected = ", ".join(_TRANSFERS)
         logger.warning("%s: got %r, expected one of %s; the fastest is measured", _TRANSFER, transfer, expected)
-    if learning not in (None, "", "0", "1"):
+    if learning not in ("", "0", "1"):
         logger.warning("%s: got %r, expected 0 or 1; the fastest is measured", _LEARNING, learning)
     if wanted and wanted != found:
         logger.warning(
@@ -134,19 +134,33 @@ def start_from(group: Group, rows: Sequence[host_profile.Row]) -> None:
 
 def settings() -> list[str]:
     """Return what the variables of this process that decide how its groups move data mean; "" is the default."""
-    transfer, learning = (os.environ.get(name, "") for name in SETTINGS)
+    transfer, learning = map(_value, SETTINGS)
     return [transfer if transfer in _TRANSFERS else "", learning if learning == "0" else ""]
 
 
 def fixed_transfer() -> str:
     """Return the variable and value that fix how groups of this process move data; "" where nothing does."""
-    value = os.environ.get(_TRANSFER, "")
+    value = _value(_TRANSFER)
     return f"{_TRANSFER}={value}" if value in _TRANSFERS else ""
 
 
 def learns() -> bool:
     """Return whether groups of this process choose among methods by measuring them."""
-    return not fixed_transfer() and os.environ.get(_LEARNING, "") != "0"
+    return not fixed_transfer() and _value(_LEARNING) != "0"
+
+
+def warn_of_single_copy(group: Group) -> None:
+    """Say that the kernel forbids the transfer which is wanted, where it does; all ranks have joined the group."""
+    if _value(_TRANSFER) == "single_copy" and not group.reads_peers():
+        logger.warning(
+            "%s: the kernel forbids this process to read the memory of its peers, as kernel.yama.ptrace_scope above 0 "
+            "and seccomp do; all ranks of the group use cached copies instead",
+            fixed_transfer(),
+        )
+
+
+def _value(variable: str) -> str:
+    return os.environ.get(variable, "").strip()
 
 
 def create(size: int) -> tuple[int, int]:

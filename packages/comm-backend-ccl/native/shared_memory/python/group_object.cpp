@@ -103,6 +103,9 @@ PyObject *methods(PyObject *self, PyObject *) {
     return found;
 }
 
+// reads_peers() -> whether the kernel lets this rank read the memory of the others, all of which have joined
+PyObject *reads_peers(PyObject *self, PyObject *) { return PyBool_FromLong(group_of(self)->tuner().reads_peers()); }
+
 // start_from([(operation, least bytes, whether 16-bit floats, whether eager, method, ns), ...])
 PyObject *start_from(PyObject *self, PyObject *arguments) {
     PyObject *rows;
@@ -189,6 +192,7 @@ PyMethodDef group_methods[] = {{"close", entry<close>, METH_VARARGS, nullptr},
                                {"time_out", engine_entry<time_out>, METH_NOARGS, nullptr},
                                {"timed_out", engine_entry<timed_out>, METH_NOARGS, nullptr},
                                {"start", engine_entry<start>, METH_VARARGS, nullptr},
+                               {"reads_peers", engine_entry<reads_peers>, METH_NOARGS, nullptr},
                                {"start_from", engine_entry<start_from>, METH_VARARGS, nullptr},
                                {"fast_path", engine_entry<make_fast_path>, METH_VARARGS, nullptr},
                                {nullptr, nullptr, 0, nullptr}};

@@ -7,14 +7,23 @@
 #include <bit>
 #include <chrono>
 #include <cstdlib>
-#include <cstring>
 #include <new>
+#include <string>
 
 namespace shm {
 
 namespace {
 
 int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+// The value of a variable without the blanks around it.
+std::string value_of(const char *variable) {
+    const char *found = std::getenv(variable);
+    const std::string text = found == nullptr ? "" : found;
+    constexpr const char *blanks = " \t\n\r\f\v";
+    const size_t begin = text.find_first_not_of(blanks);
+    return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(blanks) + 1 - begin);
+}
 
 // Of collectives in which some ranks give and others take, whether this one gives.
 bool gives(int operation, bool is_root) { return operation == broadcast || operation == scatter ? is_root : !is_root; }
@@ -24,14 +33,13 @@ bool gives(int operation, bool is_root) { return operation == broadcast || opera
 const Settings &Settings::of_process() {
     static const Settings settings = [] {
         Settings found;
-        const char *wanted = std::getenv("CCL_SHARED_MEMORY_TRANSFER");
-        for (int one = 0; wanted != nullptr && one < transfers; ++one) {
-            if (std::strcmp(wanted, transfer_names[one]) == 0) {
+        const std::string wanted = value_of("CCL_SHARED_MEMORY_TRANSFER");
+        for (int one = 0; one < transfers; ++one) {
+            if (wanted == transfer_names[one]) {
                 found.transfer = one;
             }
         }
-        const char *learning = std::getenv("CCL_SHARED_MEMORY_LEARNING");
-        found.learns = learning == nullptr || std::strcmp(learning, "0") != 0;
+        found.learns = value_of("CCL_SHARED_MEMORY_LEARNING") != "0";
         return found;
     }();
     return settings;
@@ -206,13 +214,19 @@ void Tuner::end() {
     }
 }
 
-void Tuner::probe() {
-    bool can = true;
-    for (int one = 0; one < size_ && can; ++one) {
+bool Tuner::reads_peers() const {
+    for (int one = 0; one < size_; ++one) {
         uint64_t mark = 0;
-        can = one == rank_ ||
-              (read_peer(pids_[one], &mark, identities_[one].address, sizeof(mark)) && mark == identities_[one].mark);
+        if (one != rank_ &&
+            !(read_peer(pids_[one], &mark, identities_[one].address, sizeof(mark)) && mark == identities_[one].mark)) {
+            return false;
+        }
     }
+    return true;
+}
+
+void Tuner::probe() {
+    const bool can = reads_peers();
     if (can) {
         scratch_.reset(new (std::nothrow) char[static_cast<size_t>(size_) * scratch_bytes]);
     }

@@ -67,6 +67,8 @@ public:
     // Of small operations and messages, which have no choice of their own: what is clearly better for larger ones.
     Method usual_of_small() const { return {streams_small_ ? streamed : cached, false, false, wide_small_}; }
     bool can_read_peers() const { return can_read_; }
+    // Whether the kernel lets this rank read the memory of all others, which have joined.
+    bool reads_peers() const;
     // Room for what was read of one peer and is reduced next.
     char *scratch(int peer) const { return scratch_.get() + static_cast<size_t>(peer) * scratch_bytes; }
 
