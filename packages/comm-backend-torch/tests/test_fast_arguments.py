@@ -53,7 +53,9 @@ def test_a_call_goes_to_the_fast_path_of_its_device() -> None:
         assert both(*tensors)
         assert taken == [wanted]
     taken.clear()
-    for other in (None, [], [None], torch.nn.Parameter(here)):
-        assert not both(other)
-    assert not by_device({"xpu": path("xpu"), "cuda": path("cuda")})(here)  # type: ignore[misc]
+    for refused in (False, None):
+        both = by_device({"cuda": path("cuda"), "meta": path("meta")}, refused)
+        assert both is not None
+        for other in (None, [], [None], torch.nn.Parameter(there), here):
+            assert both(other) is refused
     assert taken == []

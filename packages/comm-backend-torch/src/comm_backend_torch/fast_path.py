@@ -65,7 +65,7 @@ def fast_path(
         )
         is not None
     }
-    return by_device(found)
+    return by_device(found, None if async_op else False)
 
 
 def _settle(operation: str, detail: Any, state: GroupState) -> tuple[ReduceOp | None, int | None]:

@@ -125,11 +125,12 @@ def plain_tensors(
     return kernels.plain_tensors(device_type, accepted, inference, grad, are_plain) or are_plain
 
 
-def by_device(fast_paths: Mapping[str, FastPath]) -> FastPath | None:
+def by_device(fast_paths: Mapping[str, FastPath], refused: bool | None = False) -> FastPath | None:
     """Return a fast path that hands a call to that of its first tensor's type of device; None if there are none.
 
     Args:
         fast_paths: by type of device; their first argument is a tensor or a list of tensors.
+        refused: what it returns where it does not take the call; None of asynchronous ones.
     """
     if len(fast_paths) < 2:
         return next(iter(fast_paths.values()), None)
@@ -140,9 +141,9 @@ def by_device(fast_paths: Mapping[str, FastPath]) -> FastPath | None:
         if type(first) is list and first:
             first = first[0]
         if type(first) is not kind:
-            return False
+            return refused
         path = paths.get("cpu" if first.is_cpu else first.device.type)
-        return path is not None and path(*tensors)
+        return refused if path is None else path(*tensors)
 
     return path_of_device
 
