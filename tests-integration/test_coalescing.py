@@ -428,3 +428,40 @@ def lists_of_both_kinds() -> list[list[float]]:
 
 def test_lists_of_plain_tensors_meet_lists_of_others(pools: Pools) -> None:
     assert pools(2).run(lists_of_both_kinds) == [[*([[2.0] * 11] * 4), [2.0, 2.0]]] * 2
+
+
+# --- with compression by default
+
+
+def run_compressed() -> None:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    dist.set_compression(dist.Compression("int8", min_size_bytes=1024))
+    drawn = [torch.randn(4096, generator=torch.Generator().manual_seed(10 * rank + one)) for one in range(4)]
+    exact = sum(
+        torch.stack([torch.randn(4096, generator=torch.Generator().manual_seed(10 * other + one)) for one in range(4)])
+        for other in range(W)
+    )
+    for with_grad in (False, True):
+        for async_op in (False, True):
+            tensors = [
+                one.clone().requires_grad_(with_grad and rank == W - 1 and not number)
+                for number, one in enumerate(drawn)
+            ]
+            with torch.no_grad(), dist.coalescing(async_op=async_op) as block:
+                for one in tensors:
+                    dist.all_reduce(one)
+            if async_op:
+                block.wait()
+            lost = (torch.stack([one.detach() for one in tensors]) - exact).abs().max().item()
+            assert (0 < lost < 0.2) == (W > 1), (with_grad, async_op, lost)
+    dist.set_compression(None)
+    tensors = [one.clone() for one in drawn]
+    with dist.coalescing():
+        for one in tensors:
+            dist.all_reduce(one)
+    assert (torch.stack(tensors) - exact).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_a_block_is_compressed_by_default_whatever_its_tensors(pools: Pools, ranks: int) -> None:
+    pools(ranks).run(run_compressed)

@@ -122,12 +122,23 @@ def test_the_list_is_asked_again() -> None:
     assert removed.tolist() == [0, 0]
 
 
-def test_a_tensor_whose_shape_has_changed_is_written_in_the_order_of_its_memory() -> None:
-    matrix, other = torch.zeros(2, 3), torch.zeros(1)
-    batch = batch_of(matrix, other)
-    matrix.t_()
-    assert batch.unpack([torch.arange(7.0)])
-    assert matrix.tolist() == [[0, 3], [1, 4], [2, 5]]
+def test_a_tensor_that_has_changed_is_left_alone() -> None:
+    for change in (
+        lambda tensor: tensor.t_(),
+        lambda tensor: tensor.as_strided_((3, 2), (2, 3)),
+        lambda tensor: setattr(tensor, "data", tensor.data.view(torch.int32)),
+    ):
+        matrix, other = torch.zeros(8)[:6].view(2, 3), torch.zeros(1)
+        batch = batch_of(matrix, other)
+        change(matrix)
+        assert not batch.unpack([torch.ones(7)])
+        assert not matrix.any()
+        assert not other.any()
+        reshaped = torch.zeros(2, 3)
+        batch = batch_of(reshaped, other)
+        reshaped.resize_(6)
+        assert batch.unpack([torch.ones(7)])
+        assert reshaped.tolist() == [1] * 6
 
 
 def test_new_versions_are_counted() -> None:

@@ -106,7 +106,7 @@ def test_python_accessors_come_to_the_same(name: str, monkeypatch: pytest.Monkey
     """As where libtorch's C shim is not found, or a probe shows that it reads something else."""
     native = native_module.NATIVE
     try:
-        wrong_probes = [(torch.ones(3), 1, 12, 0, 6)]
+        wrong_probes = [(torch.ones(3), 1, 12, 0, 6, False, False)]
         key = TRANSFORMS.value
         assert not native.bind_torch(torch.Tensor, torch.uint8, torch.int8, wrong_probes, is_intercepted, key)
         assert native_module.plain_tensor(HOSTILE[name]()) is None

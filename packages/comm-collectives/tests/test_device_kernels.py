@@ -110,10 +110,57 @@ def test_a_kernel_that_cannot_be_built_is_replaced_and_said_once(
     assert "Failed to find C compiler" in record.getMessage()
 
 
-@pytest.mark.parametrize(("source", "block"), [(torch.ones(96), 48), (torch.ones(0), 256), (torch.ones(512)[::2], 256)])
-def test_others_are_left_to_torch(source: torch.Tensor, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("source", "size", "block"),
+    [
+        (torch.ones(96), 104, 48),
+        (torch.ones(0), 0, 256),
+        (torch.ones(512)[::2], 260, 256),
+        (torch._neg_view(torch.ones(256)), 260, 256),
+        (torch.ones(256, dtype=torch.float64), 260, 256),
+        (torch.ones(256), 259, 256),
+        (torch.ones(256), 264, 256),
+        (torch.ones(256), 260, 512),
+    ],
+    ids=range(8),
+)
+def test_others_are_left_to_torch(source: torch.Tensor, size: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_kernels, "_is_on_gpu", lambda _: True)
-    monkeypatch.setattr(device_kernels, "_run", lambda *_: pytest.fail("a kernel was asked"))
-    wire = torch.zeros(1000, dtype=torch.uint8)
-    assert not device_kernels.encode("int8", source, wire, block, None)
-    assert not device_kernels.decode("int8", wire, source, block, False)
+    monkeypatch.setattr(device_kernels, "_run", lambda *_: True)
+    wire, fitting = torch.zeros(size, dtype=torch.uint8), torch.ones(256)
+    taken = block == 512  # one block, which is not full
+    assert device_kernels.encode("int8", source, wire, block, None) is taken
+    assert device_kernels.decode("int8", wire, source, block, False) is taken
+    right = torch.zeros(260, dtype=torch.uint8)
+    assert device_kernels.encode("int8", fitting, right, 256, torch.zeros(256))
+    for error in (torch.zeros(255), torch.zeros(512)[::2], torch.zeros(256).double()):
+        assert not device_kernels.encode("int8", fitting, right, 256, error)
+    assert not device_kernels.encode("int8", fitting, right.view(torch.int8), 256, None)
+    assert not device_kernels.encode("int8", fitting, torch.zeros(261, dtype=torch.uint8)[1:], 256, None)
+
+
+def test_formats_to_which_a_gpu_does_not_round_once_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    served, names = {}, ("bf16", "fp8_e4m3", "fp16", "int4")
+    on_gpu: Any = SimpleNamespace(is_cuda=True, device="cuda")
+    for capability in ((7, 5), (8, 0), (8, 9), (9, 0)):
+        monkeypatch.setattr(device_kernels, "_capability", lambda _, found=capability: found)
+        served[capability] = {name for name in names if device_kernels._is_served(name, 256, on_gpu)}
+    assert served[7, 5] == {"fp16", "int4"}
+    assert served[8, 0] == served[8, 9] == {"fp16", "int4", "bf16"}
+    assert served[9, 0] == {"fp16", "int4", "bf16", "fp8_e4m3"}
+
+
+@pytest.mark.parametrize("name", ["fp16", "int8"])
+def test_what_is_written_counts_as_a_new_version(name: str) -> None:
+    codec, source = make_codec(name), torch.ones(64)
+    wire, error, target = torch.zeros(codec.encoded_bytes(64), dtype=torch.uint8), torch.zeros(64), torch.zeros(64)
+    codec.encode(source, wire, error)
+    codec.decode(wire, target)
+    assert wire._version
+    assert error._version
+    assert target._version
+    assert source._version == 0
+    with torch.inference_mode():
+        made_there = torch.zeros(64)
+        codec.decode(wire, made_there)
+    assert made_there[0] == 1

@@ -14,7 +14,7 @@ import torch
 from comm_backend_ccl import native_module
 from comm_backend_ccl.shared_memory import MOST_RANKS
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
-from comm_utils.kernels import CollectingPaths, TensorsOfDtype
+from comm_utils.kernels import CollectingPaths, PlainBatch, TensorsOfDtype
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import count_versions
 
@@ -78,14 +78,14 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     return True
 
 
-class _PlainBatch:
+class _PlainBatch(PlainBatch):
     """See ``comm_utils.kernels.PlainBatch``."""
 
-    __slots__ = ("_native", "by_dtype", "is_usual")
+    __slots__ = ("_native",)
 
     def __init__(self, native: Any) -> None:
         self._native = native
-        self.is_usual: bool = native.is_usual()
+        self.is_usual = native.is_usual()
         self.by_dtype = {_DTYPES[code]: TensorsOfDtype(*found) for code, found in native.by_dtype().items()}
 
     def pack(self, buckets: Sequence[torch.Tensor]) -> bool:

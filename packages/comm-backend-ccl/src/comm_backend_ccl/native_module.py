@@ -45,10 +45,18 @@ def _bind_torch() -> bool:
     """Show native code a few tensors, by which it verifies that it reads their memory as Python does."""
     resized = torch.empty(8, device="cpu")
     resized.untyped_storage().resize_(4)
-    tensors = [torch.empty(3, device="cpu"), torch.empty(40, dtype=torch.uint8, device="cpu")[8:], resized]
+    with torch.inference_mode():
+        made_there = torch.empty(2, device="cpu")
+    with torch.inference_mode(False):
+        leaf = torch.empty(3, device="cpu", requires_grad=True)
+    tensors = [leaf, torch.empty(40, dtype=torch.uint8, device="cpu")[8:], resized, made_there]
+    codes = {torch.float32: 6, torch.uint8: 0}  # of c10::ScalarType
     probes = [
-        (one, one._cdata, one.untyped_storage().nbytes(), one.storage_offset(), code)
-        for one, code in zip(tensors, (6, 0, 6), strict=True)  # of c10::ScalarType
+        (
+            *(one, one._cdata, one.untyped_storage().nbytes(), one.storage_offset()),
+            *(codes[one.dtype], one.requires_grad, one.is_inference()),
+        )
+        for one in tensors
     ]
     key: int = TRANSFORMS.value
     return bool(NATIVE.bind_torch(torch.Tensor, torch.uint8, torch.int8, probes, is_intercepted, key))

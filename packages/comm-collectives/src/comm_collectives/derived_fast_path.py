@@ -55,9 +55,9 @@ def fast_path_of(
 def _bytes(tensors: Any) -> int:
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
-    if isinstance(tensors, (list, tuple)):
-        return sum(map(_bytes, tensors))
-    return sum([some.size for some in tensors.by_dtype.values()]) if isinstance(tensors, kernels.PlainBatch) else 0
+    if isinstance(tensors, kernels.PlainBatch):
+        return sum([some.size for some in tensors.by_dtype.values()])
+    return sum(map(_bytes, tensors)) if isinstance(tensors, (list, tuple)) else 0
 
 
 def _in_order(
@@ -145,10 +145,10 @@ def _reduce_scatter(
 def _all_reduce_coalesced(
     backend: Backend, op: object, group: ProcessGroup | None, device: str
 ) -> Callable[[Any], bool] | None:
-    """Reduce a list of tensors, or a batch of plain ones, in one message for each dtype."""
+    """Reduce a list of tensors, or a batch of plain ones; where it is small, of several dtypes."""
     reduce, reduce_op = backend.fast_path("all_reduce", op, group), parse_reduce_op(op)
     dtypes = {dtype for one, dtype in backend.capabilities(group, device).reductions if one is reduce_op}
-    accepts = acceptance("all_reduce_coalesced", device, dtypes, 0, 0)
+    accepts, on_cpu = acceptance("all_reduce_coalesced", device, dtypes, 0, 0), device == "cpu"
     if reduce is None or accepts is None:
         return None
 
@@ -161,9 +161,9 @@ def _all_reduce_coalesced(
 
     def fast(tensors: Any) -> bool:
         batch = tensors if isinstance(tensors, kernels.PlainBatch) else None
-        if batch is None and isinstance(tensors, (list, tuple)) and len(tensors) > 1:
+        if batch is None and on_cpu and isinstance(tensors, (list, tuple)) and len(tensors) > 1:
             batch = kernels.plain_batch(list(tensors))
-        if batch is not None and _bytes(batch) <= _PACKED_BYTES:
+        if batch is not None and on_cpu and _bytes(batch) <= _PACKED_BYTES:
             return batch.is_usual and dtypes.issuperset(batch.by_dtype) and can_use_group() and packed(batch)
         if batch is tensors or not accepts(tensors):
             return False

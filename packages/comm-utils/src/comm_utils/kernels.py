@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from comm_utils.log import logger
 from comm_utils.plugins import entry_points
@@ -95,14 +95,15 @@ class TensorsOfDtype(NamedTuple):
     sizes: bytes
 
 
-@runtime_checkable
-class PlainBatch(Protocol):
+class PlainBatch:
     """Many plain tensors (:func:`plain_tensors`), of which no two share memory.
 
     Attributes:
         by_dtype: in the order in which the dtypes come.
         is_usual: none requires a gradient or was made in inference mode.
     """
+
+    __slots__ = ("by_dtype", "is_usual")
 
     by_dtype: dict[torch.dtype, TensorsOfDtype]
     is_usual: bool
@@ -116,6 +117,7 @@ class PlainBatch(Protocol):
         Returns:
             False, with nothing done, where one is not.
         """
+        raise NotImplementedError
 
     def unpack(self, buckets: Sequence[torch.Tensor]) -> bool:
         """Overwrite the tensors with what is in their bucket, and count a new version of each for autograd.
@@ -126,6 +128,7 @@ class PlainBatch(Protocol):
         Returns:
             False, with nothing done, where buckets do not fit or a tensor has other memory by now.
         """
+        raise NotImplementedError
 
 
 def plain_batch(tensors: list[torch.Tensor]) -> PlainBatch | None:

@@ -62,6 +62,25 @@ def test_the_rank_that_is_missing_is_named_where_the_first_open_call_may_have_en
     assert diagnose_group(every, group) == []
 
 
+def test_a_rank_that_is_far_behind_is_not_accused_of_what_the_device_waits_for_now() -> None:
+    """Its host may come in time, and the device may not complete the first call for a reason of its own."""
+    rings = {rank: queued(rank, calls) for rank, calls in enumerate((90, 80, 40))}
+    known = {rank: take_snapshot(ring.reader) for rank, ring in rings.items()}
+    (group,) = {call.group for one in known.values() for call in one.calls}
+    assert diagnose_group(known, group) == []
+
+
+def test_a_call_of_the_host_behind_calls_on_the_device_may_be_the_one_that_failed() -> None:
+    rings = {rank: queued(rank, 5) for rank in range(3)}
+    rings[0].begin()
+    rings[2].begin()
+    known = {rank: take_snapshot(ring.reader) for rank, ring in rings.items()}
+    (group,) = {call.group for one in known.values() for call in one.calls}
+    found = [one for one in diagnose_group(known, group) if one.ranks == (1,)]
+    assert [one.number for one in found] == [6]
+    assert until_failed_call(found, known[0], group) == found
+
+
 def test_the_host_of_a_rank_with_calls_on_its_device_is_not_in_them() -> None:
     ring = queued(0, 9)
     ring.recorder.memory.set_stack("train.py:12 main\ndata.py:34 load")

@@ -227,7 +227,8 @@ bool count_versions(PyObject *list, const Members &members, const Places &places
             PyErr_Clear();
             break;
         }
-        if (is_tensor(tensor) && !count_version(tensor)) {
+        const bool is_counted = is_tensor(tensor) && !is_made_in_inference_mode(tensor);
+        if (is_counted && !count_version(tensor)) {
             return false;
         }
     }

@@ -14,10 +14,12 @@ namespace {
 using Ask64 = int (*)(void *tensor, int64_t *result);
 using Ask32 = int (*)(void *tensor, int32_t *result);
 using AskAddress = int (*)(void *tensor, void **result);
+using AskExtents = int (*)(void *tensor, int64_t **result);
 struct Shim {
-    Ask64 storage_size = nullptr, storage_offset = nullptr, elements = nullptr;  // bytes, elements, elements
+    Ask64 storage_size = nullptr, storage_offset = nullptr, dimensions = nullptr;  // bytes, elements
     Ask32 dtype = nullptr;
     AskAddress data = nullptr;
+    AskExtents sizes = nullptr, strides = nullptr;
     // Without a stable ABI, so they may be missing: c10::impl::TorchDispatchModeTLS::any_modes_set(skip_infra_modes),
     // c10::impl::tls_is_dispatch_key_included(key), torch::jit::tracer::getTracingState(), a reference to a shared
     // pointer, and the last one.
@@ -74,15 +76,43 @@ int code_of(const dlpack::Tensor &tensor) {
 }
 
 // The elements of a contiguous tensor, or -1.
-int64_t elements_of(const dlpack::Tensor &tensor) {
+int64_t elements_of(int64_t dimensions, const int64_t *sizes, const int64_t *strides) {
     int64_t count = 1;
-    for (int32_t dimension = tensor.dimensions; dimension-- > 0;) {
-        if (tensor.shape[dimension] != 1 && tensor.strides[dimension] != count) {
+    for (int64_t dimension = dimensions; dimension-- > 0;) {
+        if (sizes[dimension] != 1 && strides[dimension] != count) {
             return -1;
         }
-        count *= tensor.shape[dimension];
+        count *= sizes[dimension];
     }
     return count;
+}
+
+// As c10::ScalarType has it, or -1.
+int32_t torch_dtype(int code) {
+    switch (code) {
+    case uint8:
+        return torch_uint8;
+    case int8:
+        return torch_int8;
+    case int16:
+        return 2;
+    case int32:
+        return 3;
+    case int64:
+        return 4;
+    case float16:
+        return 5;
+    case float32:
+        return 6;
+    case float64:
+        return 7;
+    case boolean:
+        return 11;
+    case bfloat16:
+        return 15;
+    default:
+        return -1;
+    }
 }
 
 // What a method without arguments returns, as an integer; -1 without an exception where it does not.
@@ -211,8 +241,23 @@ PyObject *call_predicate(PyObject *self, PyObject *tensors) {
 
 PyMethodDef predicate_method{"are_plain", call_predicate, METH_O, nullptr};
 
+// Whether the shim counts that a probe was written.
+bool counts_versions(const Shim &found, PyObject *tensor) {
+    const auto version = [&] {
+        PyObject *now = PyObject_GetAttrString(tensor, "_version");
+        const long long value = now == nullptr ? -1 : PyLong_AsLongLong(now);
+        Py_XDECREF(now);
+        PyErr_Clear();
+        return value;
+    };
+    const long long before = version();
+    found.bump_version(reinterpret_cast<char *>(tensor) + found.tensor_at);
+    return before >= 0 && version() == before + 1;
+}
+
 // Sets the shim where it says of every probe, a tuple of a tensor, the address of its TensorImpl, the bytes of its
-// storage, its offset there in elements and torch's code of its dtype, what Python says of it.
+// storage, its offset there in elements, torch's code of its dtype, whether it requires a gradient and whether it was
+// made in inference mode, what Python says of it.
 void find_shim(PyObject *probes) {
     shim = Shim{};
     void *library = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
@@ -237,11 +282,13 @@ void find_shim(PyObject *probes) {
     // Of libc10.so, which this library needs.
     found.requires_grad =
         reinterpret_cast<bool (*)(const void *)>(dlsym(library, "_ZNK3c1010TensorImpl13requires_gradEv"));
-    found.elements = reinterpret_cast<Ask64>(dlsym(library, "aoti_torch_get_numel"));
+    found.dimensions = reinterpret_cast<Ask64>(dlsym(library, "aoti_torch_get_dim"));
+    found.sizes = reinterpret_cast<AskExtents>(dlsym(library, "aoti_torch_get_sizes"));
+    found.strides = reinterpret_cast<AskExtents>(dlsym(library, "aoti_torch_get_strides"));
     found.data = reinterpret_cast<AskAddress>(dlsym(library, "aoti_torch_get_data_ptr"));
     dlclose(library);  // torch holds it
     if (found.storage_size == nullptr || found.storage_offset == nullptr || found.dtype == nullptr ||
-        found.elements == nullptr || found.data == nullptr) {
+        found.dimensions == nullptr || found.data == nullptr || found.sizes == nullptr || found.strides == nullptr) {
         return;
     }
     const Py_ssize_t count = PySequence_Size(probes);
@@ -252,8 +299,9 @@ void find_shim(PyObject *probes) {
             PyObject *probe = PySequence_GetItem(probes, index), *tensor = nullptr;
             unsigned long long impl;
             long long size, offset;
-            int dtype;
-            right = probe != nullptr && PyArg_ParseTuple(probe, "OKLLi", &tensor, &impl, &size, &offset, &dtype);
+            int dtype, grad, inference;
+            right = probe != nullptr &&
+                    PyArg_ParseTuple(probe, "OKLLipp", &tensor, &impl, &size, &offset, &dtype, &grad, &inference);
             void *at = reinterpret_cast<char *>(tensor) + found.tensor_at;
             int64_t found_size, found_offset;
             int32_t found_dtype;
@@ -262,7 +310,10 @@ void find_shim(PyObject *probes) {
                     found_size == size && found.storage_offset(at, &found_offset) == 0 && found_offset == offset &&
                     found.dtype(at, &found_dtype) == 0 && found_dtype == dtype &&
                     (found.is_neg == nullptr || !found.is_neg(at)) &&
-                    (found.requires_grad == nullptr || !found.requires_grad(*static_cast<void *const *>(at)));
+                    (found.is_inference == nullptr || found.is_inference(at) == (inference != 0)) &&
+                    (found.requires_grad == nullptr ||
+                     found.requires_grad(*static_cast<void *const *>(at)) == (grad != 0)) &&
+                    (found.bump_version == nullptr || inference != 0 || counts_versions(found, tensor));
             Py_XDECREF(probe);
         }
         if (PyErr_Occurred()) {
@@ -302,7 +353,7 @@ bool is_plain(PyObject *object, PlainTensor &found, int32_t device) {
         return false;
     }
     found.dtype = code_of(tensor);
-    const int64_t elements = found.dtype < 0 ? -1 : elements_of(tensor);
+    const int64_t elements = found.dtype < 0 ? -1 : elements_of(tensor.dimensions, tensor.shape, tensor.strides);
     if (tensor.device_type != device || elements <= 0 || tensor.data == nullptr ||
         !holds(object, found.dtype, elements)) {
         return false;
@@ -335,9 +386,13 @@ bool holds_still(PyObject *object, const PlainTensor &before) {
         return false;
     }
     void *tensor = inner(object), *data = nullptr;
-    int64_t elements = -1;
-    return shim.data(tensor, &data) == 0 && data == before.data && shim.elements(tensor, &elements) == 0 &&
-           static_cast<size_t>(elements) == before.count && holds(object, before.dtype, elements) &&
+    int64_t dimensions = -1, *sizes = nullptr, *strides = nullptr;
+    int32_t dtype = -1;
+    return shim.dtype(tensor, &dtype) == 0 && dtype == torch_dtype(before.dtype) && shim.data(tensor, &data) == 0 &&
+           data == before.data && shim.dimensions(tensor, &dimensions) == 0 && shim.sizes(tensor, &sizes) == 0 &&
+           shim.strides(tensor, &strides) == 0 &&
+           elements_of(dimensions, sizes, strides) == static_cast<int64_t>(before.count) &&
+           holds(object, before.dtype, static_cast<int64_t>(before.count)) &&
            (shim.is_neg != nullptr ? !shim.is_neg(tensor) : denies(is_neg, object));
 }
 

@@ -33,7 +33,7 @@ bool is_plain(PyObject *object, PlainTensor &found, int32_t device = dlpack::cpu
 // Lets the processor fetch what is_plain() reads first of `object`, whose own memory was touched before.
 void prefetch_tensor(PyObject *object);
 
-// Whether an object that is_plain() took has the memory that it had, whatever its shape is by now.
+// Whether an object that is_plain() took is plain still, with the dtype and the memory that it had.
 bool holds_still(PyObject *object, const PlainTensor &before);
 
 // Of plain tensors: whether autograd would have to know of what is done with it; whether it was made in inference mode.

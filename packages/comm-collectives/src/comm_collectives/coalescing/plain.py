@@ -15,6 +15,7 @@ from comm_collectives.coalescing.collecting import Run
 from comm_collectives.coalescing.finishing import after, as_one_dimension, copier
 from comm_collectives.coalescing.joining import joining
 from comm_collectives.collectives import all_reduce, checked_all_reduce
+from comm_collectives.compression.selection import threshold
 from comm_collectives.derived_fast_path import fast_path_of
 from comm_utils import kernels
 from comm_utils.active import slot
@@ -61,7 +62,8 @@ def _path_of_batches(key: FastPathKey) -> FastPath:
     found: FastPath | None = known.get(key)
     if found is None:
         name, op, group = key
-        if group is None or isinstance(group, ProcessGroup):
+        is_member = group is None or isinstance(group, ProcessGroup)
+        if is_member and threshold(name, cast(Any, group)) is None:  # calls of that name are not compressed by default
             found = fast_path_of(slot.backend.during(name), all_reduce_coalesced.__name__, op, group, False)
         known[key] = found = found or _refuse
     return found

@@ -23,6 +23,9 @@ _TILE = 4096
 _LEVELS = {"int8": 127.0, "int4": 7.0, "fp8_e4m3": 448.0, "fp8_e5m2": 57344.0}
 _KINDS = {"int8": 0, "int4": 1, "fp8_e4m3": 2, "fp8_e5m2": 2}
 _CASTS = ("fp16", "bf16")
+_BITS = {"fp16": 16, "bf16": 16, "fp8_e4m3": 8, "fp8_e5m2": 8, "int8": 8, "int4": 4, "onebit": 1}
+# From which compute capability on triton rounds to a format once, to nearest: before, by way of float16, or not at all.
+_ROUNDS_SINCE = {"bf16": (8, 0), "fp8_e4m3": (9, 0), "fp8_e5m2": (9, 0)}
 # Formats of which a kernel could not be built: every further try would take as long.
 _broken: set[str] = set()
 
@@ -33,7 +36,7 @@ def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, err
     Returns:
         False, with nothing done, where there is no kernel for the format or on the device.
     """
-    if not (_is_on_gpu(source) and _is_served(codec, block) and _are_plain(source, wire, error)):
+    if not (_is_on_gpu(source) and _is_served(codec, block, source) and _fit(codec, block, source, wire, error)):
         return False
     if codec in _CASTS and error is None:  # torch's own copy is as fast
         return False
@@ -46,7 +49,7 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     Returns:
         False, with nothing done, where there is no kernel for the format or on the device.
     """
-    if not (_is_on_gpu(target) and _is_served(codec, block) and _are_plain(target, wire)):
+    if not (_is_on_gpu(target) and _is_served(codec, block, target) and _fit(codec, block, target, wire)):
         return False
     if codec in _CASTS and not adds:
         return False
@@ -57,19 +60,33 @@ def _is_on_gpu(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda
 
 
-def _is_served(codec: str, block: int) -> bool:
-    """Return whether a kernel has this format: triton's tiles are powers of two."""
-    return (codec in _LEVELS or codec in _CASTS or codec == "onebit") and block & (block - 1) == 0 and block <= _TILE
+def _is_served(codec: str, block: int, elements: torch.Tensor) -> bool:
+    """Return whether a kernel has this format on this device: triton's tiles are powers of two."""
+    if codec not in _BITS or block & (block - 1) or block > _TILE:
+        return False
+    since = _ROUNDS_SINCE.get(codec)
+    return since is None or not elements.is_cuda or _capability(elements.device) >= since
 
 
-def _are_plain(elements: torch.Tensor, wire: torch.Tensor, error: torch.Tensor | None = None) -> bool:
-    """Return whether the kernels may go by the addresses of these tensors."""
-    floats = (elements,) if error is None else (elements, error)
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+def _fit(codec: str, block: int, elements: torch.Tensor, wire: torch.Tensor, error: torch.Tensor | None = None) -> bool:
+    """Return whether the kernels may go by the addresses of these tensors; what torch refuses is left to it."""
+    floats, count = (elements,) if error is None else (elements, error), elements.numel()
+    size = -(-count * _BITS[codec] // 8) + (0 if codec in _CASTS else 4 * -(-count // block))
     return (
-        elements.numel() > 0
-        and all(one.dtype is torch.float32 and one.is_contiguous() for one in floats)
+        count > 0
+        and all(
+            one.dtype is torch.float32 and one.is_contiguous() and not one.is_neg() and one.numel() == count
+            for one in floats
+        )
+        and wire.dtype is torch.uint8
         and wire.is_contiguous()
-        and wire.data_ptr() % 4 == 0
+        and wire.numel() == size
+        and wire.storage_offset() % 4 == wire.data_ptr() % 4 == 0
         and len({one.device for one in (*floats, wire)}) == 1
     )
 
@@ -106,6 +123,8 @@ def _run(way: str, codec: str, elements: torch.Tensor, wire: torch.Tensor, block
                 **constants,
                 enable_fp_fusion=False,
             )
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # of triton's compiler, which wants a C compiler, a folder and a device that it knows
         _broken.add(codec)
         logger.warning(

@@ -6,6 +6,7 @@ import torch
 
 from comm_collectives.compression import device_kernels
 from comm_utils import kernels
+from comm_utils.torch_support.flattening import count_versions
 
 __all__ = ["decode", "encode"]
 
@@ -17,7 +18,7 @@ def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, err
         False, with nothing done, where there is no kernel for this format on this device.
     """
     kernel = device_kernels.encode if source.is_cuda else kernels.encode
-    return kernel(codec, source, wire, block, error)
+    return kernel(codec, source, wire, block, error) and _written(wire, error)
 
 
 def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, adds: bool) -> bool:
@@ -27,4 +28,14 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
         False, with nothing done, where there is no kernel for this format on this device.
     """
     kernel = device_kernels.decode if target.is_cuda else kernels.decode
-    return kernel(codec, wire, target, block, adds)
+    return kernel(codec, wire, target, block, adds) and _written(target)
+
+
+def _written(*tensors: torch.Tensor | None) -> bool:
+    """Count new versions, as torch does where it writes: autograd then refuses a backward that needs the values before.
+
+    Returns:
+        True.
+    """
+    count_versions([one for one in tensors if one is not None and not one.is_inference()])
+    return True

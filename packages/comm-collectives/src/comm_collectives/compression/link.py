@@ -51,11 +51,11 @@ class Link:
     def pieces(self, most: int, device: torch.device, piece_bytes: int = _PIECE_BYTES) -> list[slice]:
         """Return the pieces in which slices with up to ``most`` elements travel, of ``piece_bytes`` on the wire.
 
-        The first one is as long as the others: a shorter one gained nothing where it was measured. On a device other
-        than the CPU, they are longer.
+        The first one is as long as the others: a shorter one gained nothing where it was measured. They are longer
+        on devices, but where gloo serves them: there, other ranks may have the tensor on the CPU.
         """
         unit, most_elements = max(1, self.codec.granularity), _MOST_ELEMENTS
-        if device.type != "cpu":
+        if device.type != "cpu" and not self.backend.capabilities(self.group, device.type).messages_from_host:
             piece_bytes = max(piece_bytes, _DEVICE_BYTES // self.size)
             most_elements = max(most_elements, _DEVICE_BYTES // self.size)
         bytes_of_units = max(1, self.codec.encoded_bytes(unit * 256)) / 256

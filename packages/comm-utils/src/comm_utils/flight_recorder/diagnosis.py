@@ -312,7 +312,7 @@ def _first_missed(
     group: RingGroup, rank: int, call: Call, calls: Mapping[int, Mapping[int, Call]], known: Mapping[int, RankSnapshot]
 ) -> tuple[Call, list[int]]:
     """Return the call of ``rank`` that others have not begun, and which: ``call``, or a later one on its device."""
-    for one in (call, *(known[rank].calls_on_device(group.name) if call.is_on_device else ())):
+    for one in (call, *(known[rank].first_on_device(group.name) if call.is_on_device else ())):
         awaited = [other for other in _awaited(group, rank, one, calls, known) if other != rank]
         if awaited:
             return one, awaited

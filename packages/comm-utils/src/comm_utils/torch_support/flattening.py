@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from comm_utils.torch_support.plain_tensors import is_intercepted
+
 __all__ = ["count_versions", "flat_view", "flatten", "flattened", "staging_memory", "unflatten"]
 
 
@@ -44,7 +46,8 @@ def unflatten(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     """Overwrite each of ``targets`` with that of ``sources``, (n,)."""
-    if targets and {targets[0].dtype, sources[0].dtype} <= _COPIED_AS_LIST:
+    # Modes and transforms know of single copies.
+    if targets and {targets[0].dtype, sources[0].dtype} <= _COPIED_AS_LIST and not is_intercepted():
         torch._foreach_copy_(list(targets), list(sources))
         return
     for target, source in zip(targets, sources, strict=True):

@@ -129,7 +129,8 @@ def by_device(fast_paths: Mapping[str, FastPath], refused: bool | None = False) 
     """Return a fast path that hands a call to that of its first tensor's type of device; None if there are none.
 
     Args:
-        fast_paths: by type of device; their first argument is a tensor or a list of tensors.
+        fast_paths: by type of device; their first argument is a tensor, a list or tuple of tensors, or a
+            :class:`comm_utils.kernels.PlainBatch`, which is of the CPU.
         refused: what it returns where it does not take the call; None of asynchronous ones.
     """
     if len(fast_paths) < 2:
@@ -138,11 +139,12 @@ def by_device(fast_paths: Mapping[str, FastPath], refused: bool | None = False) 
 
     def path_of_device(*tensors: Any) -> Any:
         first = tensors[0]
-        if type(first) is list and first:
+        if isinstance(first, (list, tuple)) and first:
             first = first[0]
-        if type(first) is not kind:
-            return refused
-        path = paths.get("cpu" if first.is_cpu else first.device.type)
+        if type(first) is kind:
+            path = paths.get("cpu" if first.is_cpu else first.device.type)
+        else:
+            path = paths.get("cpu") if isinstance(first, kernels.PlainBatch) else None
         return refused if path is None else path(*tensors)
 
     return path_of_device

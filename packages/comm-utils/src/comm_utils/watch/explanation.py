@@ -104,10 +104,12 @@ def _failed_call(own: RankSnapshot | None, group: RingGroup) -> Call | None:
 
 def until_failed_call(findings: Sequence[Finding], own: RankSnapshot | None, group: RingGroup) -> list[Finding]:
     """Leave out the ranks that are missing in a later call than the one of this rank that failed: they are in that."""
-    on_device = [] if own is None else own.calls_on_device(group.name)
-    failed = on_device[-1] if on_device else _failed_call(own, group)
-    if failed is None:
+    failed = _failed_call(own, group)
+    if own is None or failed is None:
         return list(findings)
+    if failed.is_on_device:  # a later one may be the one that does not go on, on the device or on the host
+        waiting = [call for call in own.waiting_calls() if call.group.name == group.name and not call.is_message]
+        failed = max(*own.first_on_device(group.name), *waiting, key=lambda call: call.in_series)
     return [one for one in findings if one.kind is not FindingKind.MISSING or one.number <= failed.in_series]
 
 
