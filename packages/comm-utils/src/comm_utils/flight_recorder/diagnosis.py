@@ -297,23 +297,27 @@ def _follows_others(group: RingGroup, one: RankSnapshot, here: Mapping[int, Rank
 
 
 def _awaited(
-    group: RingGroup, rank: int, call: Call, calls: Mapping[int, Mapping[int, Call]], known: Mapping[int, RankSnapshot]
+    group: RingGroup, rank: int, call: Call, latest: Mapping[int, int], known: Mapping[int, RankSnapshot]
 ) -> list[int]:
-    """Return the ranks that have not begun what belongs to a call of ``rank``."""
+    """Return the ranks that have not begun what belongs to a call of ``rank``.
+
+    Args:
+        latest: the number of the last collective of each rank; 0 of none.
+    """
     if call.is_message:
         if call.peer < 0:  # from any rank: one that lives is enough
             gone = [other for other in group.ranks if other != rank and other in known and known[other].is_gone]
             return gone if len(gone) == len(group.ranks) - 1 else []
         return [] if has_come(group, rank, call, known) else [call.peer]
-    return [rank for rank in group.ranks if not calls.get(rank) or max(calls[rank]) < call.in_series]
+    return [rank for rank in group.ranks if latest.get(rank, 0) < call.in_series]
 
 
 def _first_missed(
-    group: RingGroup, rank: int, call: Call, calls: Mapping[int, Mapping[int, Call]], known: Mapping[int, RankSnapshot]
+    group: RingGroup, rank: int, call: Call, latest: Mapping[int, int], known: Mapping[int, RankSnapshot]
 ) -> tuple[Call, list[int]]:
     """Return the call of ``rank`` that others have not begun, and which: ``call``, or a later one on its device."""
     for one in (call, *(known[rank].first_on_device(group.name) if call.is_on_device else ())):
-        awaited = [other for other in _awaited(group, rank, one, calls, known) if other != rank]
+        awaited = [other for other in _awaited(group, rank, one, latest, known) if other != rank]
         if awaited:
             return one, awaited
     return call, []
@@ -371,6 +375,7 @@ def _missing(
     found: list[Finding] = []
     reported: set[int] = set()
     crossed: set[int] = set()
+    latest = {rank: max(of_rank, default=0) for rank, of_rank in calls.items()}
     for sender, receiver, text in crossed_tags(group, waiting, known):
         crossed |= {sender, receiver}
         number = waiting[sender].in_series
@@ -378,7 +383,7 @@ def _missing(
     for rank, call in sorted(waiting.items(), key=lambda one: one[1].in_series):
         if rank in crossed:
             continue
-        call, awaited = _first_missed(group, rank, call, calls, known)
+        call, awaited = _first_missed(group, rank, call, latest, known)
         missed = call.name if not call.is_message else "recv" if call.is_send else "send"
         others = [one for one in awaited if one not in reported]
         reported.update(others)
