@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -106,9 +109,12 @@ def test_python_accessors_come_to_the_same(name: str, monkeypatch: pytest.Monkey
     """As where libtorch's C shim is not found, or a probe shows that it reads something else."""
     native = native_module.NATIVE
     try:
-        wrong_probes = [(torch.ones(3), 1, 12, 0, 6, False, False)]
-        key = TRANSFORMS.value
-        assert not native.bind_torch(torch.Tensor, torch.uint8, torch.int8, wrong_probes, is_intercepted, key)
+        key, probe = TRANSFORMS.value, torch.ones(3)
+        right = (probe, probe._cdata, 12, 0, 6, False, False)
+        bind = partial(native.bind_torch, torch.Tensor, torch.uint8, torch.int8)
+        assert bind([right], is_intercepted, key) == native_module.reads_storage_natively
+        for at, wrong in ((6, True), (5, True), (4, 7), (3, 1), (2, 16), (1, 1)):
+            assert not bind([(*right[:at], wrong, *right[at + 1 :])], is_intercepted, key)
         assert native_module.plain_tensor(HOSTILE[name]()) is None
         for dtype in (torch.float32, torch.uint8, torch.int8):
             assert native_module.plain_tensor(torch.ones(3, dtype=dtype)) == tables.DTYPES[dtype]
@@ -254,3 +260,12 @@ def test_plain_tensors_are() -> None:
 
 def test_libtorch_is_asked_directly_on_the_version_that_is_tested() -> None:
     assert native_module.reads_storage_natively
+
+
+def test_defaults_of_the_program_do_not_matter() -> None:
+    program = (
+        "import torch; torch.set_default_dtype(torch.float64); from comm_backend_ccl import native_module as native"
+    )
+    check = "torch.set_default_device('meta'); print(native.reads_storage_natively, native._bind_torch())"
+    outcome = subprocess.run([sys.executable, "-c", f"{program}; {check}"], check=True, capture_output=True, text=True)
+    assert outcome.stdout.split() == [str(native_module.reads_storage_natively)] * 2

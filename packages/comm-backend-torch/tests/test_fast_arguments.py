@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any, ClassVar
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from comm_utils.fast_path import FastPath
+from comm_utils.kernels import PlainBatch
 from comm_utils.torch_support.fast_arguments import overwrites
+from comm_utils.torch_support.flattening import flatten, unflatten
 from comm_utils.torch_support.plain_tensors import by_device
 
 
@@ -48,6 +52,8 @@ def test_a_call_goes_to_the_fast_path_of_its_device() -> None:
         ((there, here), "meta"),
         (([there], here), "meta"),
         (([here], []), "cpu"),
+        (((there,),), "meta"),
+        ((PlainBatch(),), "cpu"),
     ):
         taken.clear()
         assert both(*tensors)
@@ -59,3 +65,31 @@ def test_a_call_goes_to_the_fast_path_of_its_device() -> None:
         for other in (None, [], [None], torch.nn.Parameter(there), here):
             assert both(other) is refused
     assert taken == []
+
+
+def test_lists_are_copied_under_a_transform_and_a_mode_as_well() -> None:
+    class Counted(TorchDispatchMode):
+        seen: ClassVar[set[str]] = set()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.add(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    def whole(source: torch.Tensor) -> torch.Tensor:
+        targets = [torch.zeros(2) + 0 * source[:2], torch.zeros(1) + 0 * source[:1]]
+        unflatten(source, targets)
+        return flatten(targets)
+
+    rows = torch.arange(6.0).view(2, 3)
+    assert torch.equal(torch.vmap(whole)(rows), rows)
+    with Counted():
+        assert whole(rows[0]).tolist() == [0, 1, 2]
+    assert "copy_" in Counted.seen
+    assert "_foreach_copy_" not in Counted.seen
+    unflatten(torch.ones(0), [])
+    for dtype in (torch.float32, torch.uint16, torch.float8_e5m2, torch.complex64, torch.bool):
+        parts = [torch.ones(3).to(dtype), torch.ones(2, 2).to(dtype).t()]
+        found = [torch.zeros_like(part) for part in parts]
+        unflatten(flatten(parts), found)
+        pairs = zip(found, parts, strict=True)
+        assert all(torch.equal(one.to(torch.complex64), part.to(torch.complex64)) for one, part in pairs)

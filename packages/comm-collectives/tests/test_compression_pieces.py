@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -57,3 +59,16 @@ def test_of_a_short_tensor_half_travels_first() -> None:
 def test_where_the_first_is_short_the_next_are_longer() -> None:
     lengths = [one.stop - one.start for one in cut(1000, 2, longest=200, shortest=20, first=20)]
     assert lengths == [20, 40, 80, 160, 200, 200, 150, 76, 38, 20, 16]
+
+
+@pytest.mark.parametrize(("served_by_gloo", "longest"), [(False, 16 << 20), (True, 1 << 20)])
+def test_pieces_are_longer_on_devices_that_have_a_library_of_their_own(served_by_gloo: bool, longest: int) -> None:
+    """Where gloo serves them, another rank may have its tensor on the CPU, and has to cut it alike."""
+    backend: Any = SimpleNamespace(
+        get_world_size=lambda _: 2,
+        get_rank=lambda _: 0,
+        capabilities=lambda *_: SimpleNamespace(messages_from_host=served_by_gloo),
+    )
+    codec = make_codec("int8")
+    found = Link(backend, None, codec).pieces(64 << 20, torch.device("meta"))
+    assert 0.9 * longest < codec.encoded_bytes(found[0].stop) <= 1.1 * longest

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,12 +44,13 @@ except ImportError as error:
 
 def _bind_torch() -> bool:
     """Show native code a few tensors, by which it verifies that it reads their memory as Python does."""
-    resized = torch.empty(8, device="cpu")
+    float32 = partial(torch.empty, dtype=torch.float32, device="cpu")  # whatever the defaults are
+    resized = float32(8)
     resized.untyped_storage().resize_(4)
     with torch.inference_mode():
-        made_there = torch.empty(2, device="cpu")
+        made_there = float32(2)
     with torch.inference_mode(False):
-        leaf = torch.empty(3, device="cpu", requires_grad=True)
+        leaf = float32(3, requires_grad=True)
     tensors = [leaf, torch.empty(40, dtype=torch.uint8, device="cpu")[8:], resized, made_there]
     codes = {torch.float32: 6, torch.uint8: 0}  # of c10::ScalarType
     probes = [

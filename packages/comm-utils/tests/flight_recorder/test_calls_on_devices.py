@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.diagnosis import FindingKind, describe_rank, diagnose_group
 from comm_utils.flight_recorder.layout import IN_BACKGROUND, ON_DEVICE
 from comm_utils.flight_recorder.snapshot import RankSnapshot, decode_snapshot, encode_snapshot, take_snapshot
@@ -62,12 +63,35 @@ def test_the_rank_that_is_missing_is_named_where_the_first_open_call_may_have_en
     assert diagnose_group(every, group) == []
 
 
-def test_a_rank_that_is_far_behind_is_not_accused_of_what_the_device_waits_for_now() -> None:
-    """Its host may come in time, and the device may not complete the first call for a reason of its own."""
+def test_what_else_the_device_may_wait_for_is_said() -> None:
+    """It may not complete the first call for a reason of its own."""
     rings = {rank: queued(rank, calls) for rank, calls in enumerate((90, 80, 40))}
     known = {rank: take_snapshot(ring.reader) for rank, ring in rings.items()}
     (group,) = {call.group for one in known.values() for call in one.calls}
-    assert diagnose_group(known, group) == []
+    (finding,) = diagnose_group(known, group)
+    assert (finding.ranks, finding.number) == ((2,), 41)
+    assert finding.text.endswith("(the device of rank 0 may be in one of the 38 calls before, which all have made)")
+
+
+def test_messages_on_a_device_have_numbers_of_their_own() -> None:
+    def waiting_for_message(*more: str) -> tuple[Mapping[int, RankSnapshot], RingGroup]:
+        rings = {rank: Ring(rank, world_size=2) for rank in (0, 1)}
+        for ring in rings.values():
+            ring.call()
+        rings[0].call("recv", times=5, peer=1)
+        rings[1].call("send", times=5, peer=0)
+        ring = rings[0]
+        ring.begin("recv", state=ON_DEVICE, peer=1)
+        for name in more:
+            ring.begin(name, state=ON_DEVICE)
+        known = {rank: take_snapshot(one.reader) for rank, one in rings.items()}
+        return known, next(call.group for call in known[0].calls)
+
+    for more in ((), ("all_reduce",)):
+        known, group = waiting_for_message(*more)
+        found = diagnose_group(known, group)
+        assert [(one.kind, one.ranks) for one in found][:1] == [(FindingKind.MISSING, (1,))], more
+        assert until_failed_call(found, known[0], group) == found
 
 
 def test_a_call_of_the_host_behind_calls_on_the_device_may_be_the_one_that_failed() -> None:

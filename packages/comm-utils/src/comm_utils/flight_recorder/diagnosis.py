@@ -316,11 +316,13 @@ def _first_missed(
     group: RingGroup, rank: int, call: Call, latest: Mapping[int, int], known: Mapping[int, RankSnapshot]
 ) -> tuple[Call, list[int]]:
     """Return the call of ``rank`` that others have not begun, and which: ``call``, or a later one on its device."""
-    for one in (call, *(known[rank].first_on_device(group.name) if call.is_on_device else ())):
-        awaited = [other for other in _awaited(group, rank, one, latest, known) if other != rank]
-        if awaited:
-            return one, awaited
-    return call, []
+    awaited = [other for other in _awaited(group, rank, call, latest, known) if other != rank]
+    if not awaited and call.is_on_device and len(group.ranks) > 1:
+        least = min(latest.get(other, 0) for other in group.ranks if other != rank)
+        for one in known[rank].calls_on_device(group.name):
+            if not one.is_message and one.in_series > least:
+                return one, [other for other in _awaited(group, rank, one, latest, known) if other != rank]
+    return call, awaited
 
 
 def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mapping[int, Call]) -> list[Finding]:
@@ -380,10 +382,10 @@ def _missing(
         crossed |= {sender, receiver}
         number = waiting[sender].in_series
         found.append(Finding(FindingKind.MISSING, group, tuple(sorted((sender, receiver))), text, number))
-    for rank, call in sorted(waiting.items(), key=lambda one: one[1].in_series):
+    for rank, first in sorted(waiting.items(), key=lambda one: one[1].in_series):
         if rank in crossed:
             continue
-        call, awaited = _first_missed(group, rank, call, latest, known)
+        call, awaited = _first_missed(group, rank, first, latest, known)
         missed = call.name if not call.is_message else "recv" if call.is_send else "send"
         others = [one for one in awaited if one not in reported]
         reported.update(others)
@@ -403,6 +405,9 @@ def _missing(
                 f"rank {other} ({one.where}) has not called {missed}, for which "
                 f"{_waiting_for(call, rank, waiting, other)}: it {describe_rank(one)}"
             )
+            if call.in_series > first.in_series and not first.is_message:
+                before = call.in_series - first.in_series
+                text += f" (the device of rank {rank} may be in one of the {before} calls before, which all have made)"
             is_cause = one.is_gone and (not one.header.signal or _is_first_to_be_ended(one, known))
             is_cause = is_cause and not _follows_others(group, one, known)
             kind = FindingKind.LOST if is_cause else FindingKind.MISSING

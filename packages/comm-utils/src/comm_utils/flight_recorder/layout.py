@@ -36,7 +36,6 @@ import struct
 from enum import IntEnum
 
 __all__ = [
-    "CALLS_OF_AN_EVENT",
     "CLOCK",
     "CODES",
     "ENTRY",
@@ -95,8 +94,6 @@ LIMITED = 1 << 61
 #: Of word 7.
 JOINED = 1 << 63
 ON_DEVICE = 1 << 60
-#: So many neighbouring calls on a device may share the event that says when it has completed the last of them.
-CALLS_OF_AN_EVENT = 16
 
 #: The type of an entry, the bytes of its text after the head, and its index. The text is JSON.
 ENTRY = struct.Struct("<HHI")

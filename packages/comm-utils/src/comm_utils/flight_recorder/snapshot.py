@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from comm_utils.flight_recorder.calls import UNKNOWN_GROUP, Call, Failure, RingGroup, RingHeader, Stack
-from comm_utils.flight_recorder.layout import CALLS_OF_AN_EVENT, IN_BACKGROUND, LANES, ON_DEVICE
+from comm_utils.flight_recorder.layout import IN_BACKGROUND, LANES, ON_DEVICE
 from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, packed_ranks, unpacked_ranks
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.scanning import open_numbers
@@ -103,18 +103,12 @@ class RankSnapshot:
             found.append(call)
         return found
 
-    def first_on_device(self, group: str) -> list[Call]:
-        """Return the calls on the group of that name of which a device may be in any, the oldest first.
+    def calls_on_device(self, group: str) -> list[Call]:
+        """Return its calls on the group of that name that a device may not have completed, the oldest first.
 
-        They may share an event, so the device may have completed the first ones.
+        Neighbours share an event, so the device may have completed the first ones.
         """
-        found: list[Call] = []
-        for call in self.calls:
-            if call.is_open and call.is_on_device and call.group.name == group:
-                if found and call.number - found[0].number >= CALLS_OF_AN_EVENT:
-                    break
-                found.append(call)
-        return found
+        return [call for call in self.calls if call.is_open and call.is_on_device and call.group.name == group]
 
     def collectives(self, group: str) -> list[Call]:
         """Return its latest collectives on the group of that name."""

@@ -26,7 +26,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_utils.flight_recorder.kinds import Kind
-from comm_utils.flight_recorder.layout import CALLS_OF_AN_EVENT, LARGEST_RECORDS, ON_DEVICE
+from comm_utils.flight_recorder.layout import LARGEST_RECORDS, ON_DEVICE
 
 __all__ = [
     "DeviceCalls",
@@ -45,8 +45,8 @@ _RELAXED = 2
 _EXCHANGE_MODE = "cudaThreadExchangeStreamCaptureMode"
 # What cudaEventQuery returns while the device has not come to the event.
 _NOT_READY = 600
-# Events of a group; so many calls as layout says share one. The last one serves all further calls when none is free.
-_EVENTS = 32
+# Events of a group, and how many calls share one. The last one serves all further calls when none is free.
+_EVENTS, _CALLS_OF_AN_EVENT = 32, 16
 # A call that comes so long after the one before gets an event of its own where one is free: the device may wait for
 # this call and have completed that one.
 _NEIGHBOURS_NS = 10_000_000
@@ -115,7 +115,7 @@ class DeviceCalls:
             try:
                 if not slot.last:
                     slot.first = number
-                elif free and (number - slot.first >= CALLS_OF_AN_EVENT or now_ns - slot.at_ns > _NEIGHBOURS_NS):
+                elif free and (number - slot.first >= _CALLS_OF_AN_EVENT or now_ns - slot.at_ns > _NEIGHBOURS_NS):
                     slot.is_written = False
                     slot = free.pop()
                     slot.is_written = True

@@ -107,9 +107,12 @@ def until_failed_call(findings: Sequence[Finding], own: RankSnapshot | None, gro
     failed = _failed_call(own, group)
     if own is None or failed is None:
         return list(findings)
+    waiting = [call for call in own.waiting_calls() if call.group.name == group.name]
+    if any(call.is_message for call in waiting):  # those of one pair have numbers of their own
+        return list(findings)
     if failed.is_on_device:  # a later one may be the one that does not go on, on the device or on the host
-        waiting = [call for call in own.waiting_calls() if call.group.name == group.name and not call.is_message]
-        failed = max(*own.first_on_device(group.name), *waiting, key=lambda call: call.in_series)
+        on_device = [call for call in own.calls_on_device(group.name) if not call.is_message]
+        failed = max([failed, *on_device, *waiting], key=lambda call: call.in_series)
     return [one for one in findings if one.kind is not FindingKind.MISSING or one.number <= failed.in_series]
 
 
