@@ -5,7 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any, ClassVar
 
+import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from comm_utils.fast_path import FastPath
@@ -67,6 +69,7 @@ def test_a_call_goes_to_the_fast_path_of_its_device() -> None:
     assert taken == []
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit, which forward-mode differentiation loads
 def test_lists_are_copied_under_a_transform_and_a_mode_as_well() -> None:
     class Counted(TorchDispatchMode):
         seen: ClassVar[set[str]] = set()
@@ -86,6 +89,12 @@ def test_lists_are_copied_under_a_transform_and_a_mode_as_well() -> None:
         assert whole(rows[0]).tolist() == [0, 1, 2]
     assert "copy_" in Counted.seen
     assert "_foreach_copy_" not in Counted.seen
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(torch.arange(3.0), torch.ones(3))
+        targets = [torch.zeros(2), torch.zeros(1)]
+        unflatten(dual, targets)
+        assert [one.tolist() for one in targets] == [[0, 1], [2]]
+        assert forward_ad.unpack_dual(targets[0]).tangent.tolist() == [1, 1]
     unflatten(torch.ones(0), [])
     for dtype in (torch.float32, torch.uint16, torch.float8_e5m2, torch.complex64, torch.bool):
         parts = [torch.ones(3).to(dtype), torch.ones(2, 2).to(dtype).t()]

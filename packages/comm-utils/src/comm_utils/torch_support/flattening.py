@@ -48,8 +48,11 @@ def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> N
     """Overwrite each of ``targets`` with that of ``sources``, (n,)."""
     # Modes and transforms know of single copies.
     if targets and {targets[0].dtype, sources[0].dtype} <= _COPIED_AS_LIST and not is_intercepted():
-        torch._foreach_copy_(list(targets), list(sources))
-        return
+        try:
+            torch._foreach_copy_(list(targets), list(sources))
+            return
+        except NotImplementedError:  # with tangents of forward-mode differentiation
+            pass
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source)
 
