@@ -839,6 +839,7 @@ def find_python(version: str) -> str:
 def compat(session: nox.Session, torch: str) -> None:
     """Tests on the oldest, a middle and the newest torch and Python (downloads torch's default builds)."""
     pins = re.sub(r"(?m)^torch==.*$", f"torch=={torch}", CONSTRAINTS.read_text())
+    pins = re.sub(r"(?m)^triton==.*$", "", pins)  # that version of torch has one of its own
     install_sources(session, *all_sources(*group("integration")), constraints=write_constraints(session, pins))
     # A release that deprecates something that the tests use has not broken a promise.
     options = ("-W", "default")
