@@ -30,6 +30,7 @@ NATIVE_OPTIONS = ("--operations=20000", "--limit=100", "--patience=20")
 # Names of native tests by what a fault is about.
 NATIVE_GROUPS = {
     "kernels": ("kernels_reduce", "kernels_keep_every_16_bit_float", "kernels_round_16_bit_floats"),
+    "exchanges": ("exchanges_of_2", "exchanges_of_changing_sizes_of_2", "exchanges_of_changing_sizes_of_3"),
     "learner": (
         "learner_leaves_what_has_become_slow",
         "learner_looks_after_pauses",

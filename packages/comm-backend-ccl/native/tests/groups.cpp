@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 
 using namespace tests;
 using namespace shm;
@@ -124,6 +125,43 @@ void every_operation(int size, Transfer transfer, const std::vector<std::vector<
     }
 }
 
+// Parts of changing sizes, of which each rank knows its own: all have to choose alike for them.
+void exchanges_of_any_size(int size, bool in_turns) {
+    Random random{options.seed + static_cast<uint64_t>(size)};
+    World world(size);
+    const size_t largest = small_bytes(world[0]) / static_cast<size_t>(size) / sizeof(float);
+    for (int round = 0; round < 4; ++round) {
+        std::vector<Job> jobs;
+        for (int turn = 0; turn < 60; ++turn) {
+            Job job;
+            job.operation = all_to_all_v;
+            // Mostly of one kind, so that something is learned, and now and then less, or more than fits at once.
+            job.count = !in_turns ? largest / 2 : random.below(6) > 0 ? largest / 4 : 1 + random.below(2 * largest);
+            vary_counts(job, static_cast<size_t>(size), random);
+            jobs.push_back(prepared(std::move(job), size, random));
+        }
+        world.run([&](Group &group) { do_all(jobs, group); });
+    }
+    std::vector<std::string> learned;
+    for (int rank = 0; rank < size; ++rank) {
+        std::string text;
+        bool is_there = false;
+        for (const Tuner::Known &one : world[rank].known_methods()) {
+            text += std::to_string(one.operation) + " from " + std::to_string(one.least_bytes) + ": " + one.best.name();
+            for (const auto &[method, ns] : one.typical_ns) {
+                text += ", " + method.name() + " " + std::to_string(ns);
+            }
+            text += "; ";
+            is_there = is_there || (one.operation == all_to_all_v && one.is_eager && one.least_bytes >= slot_bytes);
+        }
+        CHECK(is_there, "rank " << rank << " has no choice for small exchanges, but: " << text);
+        learned.push_back(text);
+    }
+    CHECK(std::adjacent_find(learned.begin(), learned.end(), std::not_equal_to<>()) == learned.end(),
+          "ranks learned differently: " << learned.front() << "\n"
+                                        << learned.back());
+}
+
 // Every dtype with everything it can be reduced with, in small operations and in chunks.
 void every_kind(int size) {
     Random random{options.seed};
@@ -163,6 +201,9 @@ TEST(operations_of_8) { every_operation(8, single_copy); }
 TEST(operations_of_64) { every_operation(64, streamed); }
 TEST(cached_operations_in_any_order) { every_operation(5, cached, shuffled_orders(5)); }
 TEST(single_copies_in_any_order) { every_operation(4, single_copy, shuffled_orders(4)); }
+TEST(exchanges_of_2) { exchanges_of_any_size(2, false); }
+TEST(exchanges_of_changing_sizes_of_2) { exchanges_of_any_size(2, true); }
+TEST(exchanges_of_changing_sizes_of_3) { exchanges_of_any_size(3, true); }
 TEST(kinds_of_3) { every_kind(3); }
 TEST(kinds_of_5) { every_kind(5); }
 

@@ -216,14 +216,12 @@ uint64_t bytes_shown(Group &group, int rank, uint64_t number, int until) {
 
 }  // namespace
 
-bool all_parts_are_small(Group &group, uint64_t number) {
-    const size_t most = small_bytes(group);
+size_t most_parts_bytes(Group &group, uint64_t number) {
+    uint64_t most = 0;
     for (int one = 0; one < group.size(); ++one) {
-        if (bytes_shown(group, one, number, group.size()) > most) {
-            return false;
-        }
+        most = std::max(most, bytes_shown(group, one, number, group.size()));
     }
-    return true;
+    return most;
 }
 
 int first_that_differs(Group &group, const Request &request, uint64_t number) {
@@ -419,15 +417,31 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
     return true;
 }
 
+void Group::choose_method_of_parts(const Request &request) {
+    if (parts_bytes_ > slot_bytes && parts_bytes_ <= small_bytes(*this)) {
+        choose_method(request, parts_bytes_, true);
+    } else {
+        choose_usual_method();
+    }
+}
+
+void Group::has_seen_parts(size_t most_bytes) {
+    if (std::bit_width(most_bytes) != std::bit_width(parts_bytes_)) {
+        tuner_.ignore();
+    }
+    parts_bytes_ = most_bytes;
+}
+
 bool Group::exchange_at_once(Request &request, int looks, Handle &left) {
-    choose_usual_method();
-    const uint32_t base = done_, first = next_pieces(pieces_of_parts, method_.wide_ring);
-    const uint32_t written = pieces_for_parts(*this, request);
+    const uint32_t base = done_, written = pieces_for_parts(*this, request);
     uint32_t needed;
-    if (!ring_is_reserved() || (written > 0 && !pieces_are_free(first, written, needed))) {
+    if (!ring_is_reserved() ||
+        (written > 0 && (!pieces_are_free(next_pieces(pieces_of_parts, false), written, needed) ||
+                         !pieces_are_free(next_pieces(pieces_of_parts, true), written, needed)))) {
         return false;
     }
-    take_pieces(pieces_of_parts);
+    choose_method_of_parts(request);
+    const uint32_t first = take_pieces(pieces_of_parts);
     mark_pieces(first, written);
     const flight::Recorded recorded = record(request, false);
     Call call;
@@ -438,11 +452,14 @@ bool Group::exchange_at_once(Request &request, int looks, Handle &left) {
     post(call.fingerprint);
     for (int look = 0; look < looks; ++look) {
         if (all_have_come(base + 1, call, base)) {
-            if (!all_parts_are_small(*this, call.number) || first_that_differs(*this, request, call.number) >= 0) {
+            const size_t most_bytes = most_parts_bytes(*this, call.number);
+            if (most_bytes > small_bytes(*this) || first_that_differs(*this, request, call.number) >= 0) {
                 break;
             }
+            has_seen_parts(most_bytes);
             consume_parts(*this, request, call.number, base, first);
             recorded.end(false);
+            tuner_.end();
             return true;
         }
         if (relax()) {

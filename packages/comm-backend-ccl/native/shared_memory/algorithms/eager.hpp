@@ -28,7 +28,8 @@ bool parts_are_small(const Group &group, const Request &request);
 uint32_t pieces_for_parts(const Group &group, const Request &request);
 // Says in the records of operation `number` how much each rank gets. Returns the largest of these, in bytes.
 uint64_t show_sizes(Group &group, const Request &request, uint64_t number);
-bool all_parts_are_small(Group &group, uint64_t number);
+// The most that a rank sends in operation `number`, when all have shown their sizes.
+size_t most_parts_bytes(Group &group, uint64_t number);
 // The rank that sends something else than this one expects; -1 for none.
 int first_that_differs(Group &group, const Request &request, uint64_t number);
 void publish_parts(Group &group, const Request &request, uint64_t number, uint32_t step, uint32_t first);

@@ -24,7 +24,7 @@ Large::Large(Group &group, Request request, const Call &call, uint32_t base, uin
 
 uint8_t Large::choose(Group &group) {
     if (request.operation == all_to_all_v) {
-        group.choose_usual_method();
+        group.choose_method_of_parts(request);
         pieces_ = pieces_for_parts(group, request);
         first_ = group.take_pieces(pieces_of_parts);
         return group.method().place_code();  // nobody knows yet how much the others send
@@ -112,7 +112,9 @@ bool Large::plan(Group &group) {
         if (!sizes_agree(group)) {
             return false;
         }
-        if (all_parts_are_small(group, call_.number)) {
+        const size_t most_bytes = most_parts_bytes(group, call_.number);
+        group.has_seen_parts(most_bytes);
+        if (most_bytes <= small_bytes(group)) {
             way_ = eager;
             steps_ = 2;
             posts_ = 1;
@@ -122,6 +124,8 @@ bool Large::plan(Group &group) {
         for (int other = 0; other < operands_.size; ++other) {
             largest = std::max<size_t>(largest, group.record_of(other, call_.number).largest);
         }
+        group.tuner().ignore();
+        group.tuner().end();
         const size_t bytes = largest * static_cast<size_t>(operands_.size);
         if (bytes > slot_bytes) {
             group.choose_method(request, bytes, false);

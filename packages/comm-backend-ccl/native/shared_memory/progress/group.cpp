@@ -43,7 +43,8 @@ Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int>
       bells_(at<Bell>(layout_.bells)), descriptor_(descriptor), rank_(rank), pids_(std::move(pids)),
       reading_order_(checked_order(std::move(reading_order), size, rank)), crowded_(crowded), owned_(owned),
       cache_share_(cache_share == 0 ? usual_cache_share : cache_share), sends_(static_cast<size_t>(size)), inbox_(size),
-      tuner_(size, rank, pids_, at<Identity>(layout_.identities), at<CallTimes>(layout_.call_times)) {
+      tuner_(size, rank, pids_, at<Identity>(layout_.identities), at<CallTimes>(layout_.call_times),
+             layout_.ring_bytes()) {
     fingerprint_ = Settings::of_process().code();
     if (descriptor >= 0) {
         reserve_memory(descriptor, layout_.slots_at + static_cast<size_t>(rank) * slots * slot_bytes,
@@ -176,7 +177,15 @@ void Group::reserve_ring() {
         fail(no_memory, rank_, number_);
         throw;
     }
+    map_pages(piece(rank_, 0), layout_.all_ring_bytes(), true);
     ring_is_reserved_ = true;
+}
+
+void Group::map_peers() {
+    for (const int one : reading_order_) {
+        map_pages(piece(one, 0), layout_.all_ring_bytes(), false);
+    }
+    has_mapped_peers_ = true;
 }
 
 // --- operations

@@ -201,8 +201,16 @@ public:
     }
     // Says how the operation that begins now moves `bytes` of each rank.
     const Method &choose_method(const Request &request, size_t bytes, bool is_eager) {
-        return method_ = tuner_.begin(request, bytes, is_eager);
+        method_ = tuner_.begin(request, bytes, is_eager);
+        if (!has_mapped_peers_ && tuner_.has_met_all()) {
+            map_peers();
+        }
+        return method_;
     }
+    // Of an all_to_all_v before anybody knows how much the others send: as if that were as much as the last time.
+    void choose_method_of_parts(const Request &request);
+    // The most that a rank sends in the all_to_all_v that is under way, which all ranks know by now.
+    void has_seen_parts(size_t most_bytes);
     // Of an operation that is too small for a choice.
     void choose_usual_method() { method_ = tuner_.usual_of_small(); }
     const Method &method() const { return method_; }
@@ -222,6 +230,8 @@ public:
     }
     // Makes sure that there is room for what is large; fails the group where there is not.
     void reserve_ring();
+    // Of those that have reserved theirs.
+    void map_peers();
     uint32_t done() const { return done_; }
     // Says that one step more is done.
     void post(uint32_t fingerprint);
@@ -307,6 +317,8 @@ private:
     static size_t ring_for(uint32_t count, bool wide) { return wide ? 0 : count > most_of_near ? 2 : 1; }
     std::array<uint64_t, all_pieces> published_at_{};  // the step of each piece of the ring
     std::atomic<bool> ring_is_reserved_{false};
+    bool has_mapped_peers_ = false;
+    size_t parts_bytes_ = 0;                  // the most that a rank sent in the last all_to_all_v
     std::array<uint32_t, records> posted_{};  // this rank's fingerprint at each of the last steps
     std::deque<Handle> collectives_;
     struct Sends {

@@ -37,6 +37,9 @@ int open_memory(int pid, int descriptor, uint64_t inode, size_t bytes);
 void close_memory(int descriptor);
 void *map_memory(int descriptor, size_t bytes);
 void unmap_memory(void *begin, size_t bytes);
+// Enters reserved pages into this process's page table at once. Without this, the first access to each takes a fault,
+// and whoever measures how long a copy takes measures faults.
+void map_pages(void *begin, size_t bytes, bool writes);
 
 std::string mebibytes(size_t bytes);
 

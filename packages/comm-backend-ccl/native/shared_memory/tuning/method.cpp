@@ -29,7 +29,8 @@ Methods methods_for(int operation, int ranks, int dtype, bool is_eager, bool can
             found.add({cached, false, false, true});
         }
     }
-    if (can_read_peers) {
+    // Of an all_to_all_v, what is small is shown before anybody knows whether all is.
+    if (can_read_peers && !(operation == all_to_all_v && is_eager)) {
         found.add({single_copy});
     }
     return found;

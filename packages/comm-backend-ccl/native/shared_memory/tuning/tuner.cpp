@@ -45,9 +45,10 @@ const Settings &Settings::of_process() {
     return settings;
 }
 
-Tuner::Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times)
+Tuner::Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times,
+             size_t wide_ring_bytes)
     : size_(size), rank_(rank), pids_(pids), identities_(identities), call_times_(call_times),
-      mark_(static_cast<uint64_t>(now_ns()) << 6 | static_cast<uint64_t>(rank)),
+      mark_(static_cast<uint64_t>(now_ns()) << 6 | static_cast<uint64_t>(rank)), unused_ring_bytes_(wide_ring_bytes),
       classes_(operations * size_classes * 4) {
     Identity &mine = identities_[rank];
     mine.mark = mark_;
@@ -142,7 +143,23 @@ Learner::Nanoseconds Tuner::known_for(const Methods &methods, const Known &kind)
     return found;
 }
 
+const Method *Tuner::Class::in_wide_ring() const {
+    for (int one = 0; one < methods.count; ++one) {
+        if (const Method &method = methods.all[static_cast<size_t>(one)]; method.wide_ring) {
+            return &method;
+        }
+    }
+    return nullptr;
+}
+
 Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_eager) {
+    if (unused_ring_bytes_ > 0 && !of.learner.has_settled()) {
+        if (const Method *const wide = of.in_wide_ring()) {
+            // What a rank keeps for itself is at most half of its tensor.
+            unused_ring_bytes_ -= std::min(unused_ring_bytes_, bytes / 2);
+            return *wide;
+        }
+    }
     ++of.unseen;
     if (of.learner.is_steady() && of.unseen < seen_one_in(bytes)) {
         return of.methods.all[static_cast<size_t>(of.learner.best())];

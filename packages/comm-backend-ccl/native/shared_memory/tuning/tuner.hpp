@@ -33,7 +33,8 @@ struct Settings {
 
 class Tuner {
 public:
-    Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times);
+    Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times,
+          size_t wide_ring_bytes);
 
     // How the operation that begins now moves `bytes` of each rank.
     Method begin(const Request &request, size_t bytes, bool is_eager);
@@ -67,6 +68,8 @@ public:
     // Of small operations and messages, which have no choice of their own: what is clearly better for larger ones.
     Method usual_of_small() const { return {streams_small_ ? streamed : cached, false, false, wide_small_}; }
     bool can_read_peers() const { return can_read_; }
+    // Whether all ranks have ended a call that had a choice, so that they have reserved what such calls need.
+    bool has_met_all() const { return calls_ > lag; }
     // Whether the kernel lets this rank read the memory of all others, which have joined.
     bool reads_peers() const;
     // Room for what was read of one peer and is reduced next.
@@ -92,6 +95,7 @@ private:
             : methods(methods), learner(methods.count, 0, are_long, known_ns) {}
         const Methods methods;
         Learner learner;
+        const Method *in_wide_ring() const;
         uint32_t unseen = 0;   // calls since the last one from which it learns
         int64_t ended_ns = 0;  // of that one
     };
@@ -126,6 +130,8 @@ private:
     Class *timed_class_ = nullptr;
     bool active_ = false, timed_ = false;
     bool can_read_ = false, streams_small_ = false, wide_small_ = false;
+    // Of the wide ring, what nobody has used yet: the first way round finds it in other caches than those after it.
+    size_t unused_ring_bytes_;
     std::array<Tried, CallTimes::kept> tried_{};
     std::vector<Prior> priors_;
     std::vector<std::unique_ptr<Class>> classes_;  // by operation, size, dtype and whether it is eager
