@@ -35,8 +35,10 @@ NATIVE_GROUPS = {
         "learner_leaves_what_has_become_slow",
         "learner_looks_after_pauses",
         "learner_starts_from_what_is_known",
+        "learner_warms_up_what_is_slow_at_first",
         "learners_of_operations_that_take_turns_settle",
     ),
+    "waiting": ("ranks_on_one_core_take_turns",),
     "stress": ("stress", "cached_operations_of_3", "streamed_operations_of_3", "wide_operations_of_3"),
 }
 LIMIT_S = 900

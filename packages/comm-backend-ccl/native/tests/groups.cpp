@@ -5,8 +5,11 @@
 #include "ranks.hpp"
 #include "segment/peer_memory.hpp"
 
+#include <sched.h>
+#include <sys/resource.h>
 #include <unistd.h>
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -19,10 +22,6 @@ namespace {
 
 constexpr int collectives[] = {all_reduce, shm::reduce,  broadcast, all_gather, reduce_scatter,
                                all_to_all, all_to_all_v, gather,    scatter,    barrier};
-
-bool is_cut(int operation) {
-    return operation == reduce_scatter || operation == all_to_all || operation == all_to_all_v || operation == scatter;
-}
 
 // Bytes of one rank's part.
 std::vector<size_t> sizes_for(Group &group, int operation) {
@@ -302,6 +301,37 @@ TEST(peers_are_read_in_order) {
         const std::string expected = "rank " + std::to_string(order[readable]);
         CHECK(group->failure().find(expected) != std::string::npos, group->failure() << " without " << expected);
     }
+}
+
+// Of ranks that the scheduler has put on one core, none waits there until it falls asleep. An operation takes a turn of
+// each, and every sleep is a switch that a thread asked for.
+TEST(ranks_on_one_core_take_turns) {
+    constexpr int operations = 1000;
+    World world(2);
+    const auto core = static_cast<size_t>(std::max(0, sched_getcpu()));
+    std::array<long, 2> sleeps{};
+    on_ranks(2, [&](int rank) {
+        cpu_set_t one;
+        CPU_ZERO(&one);
+        CPU_SET(core, &one);
+        if (sched_setaffinity(0, sizeof(one), &one) != 0) {
+            return;
+        }
+        rusage before{}, after{};
+        getrusage(RUSAGE_THREAD, &before);
+        for (int number = 0; number < operations; ++number) {
+            Request request;
+            request.operation = barrier;
+            Group &group = world[rank];
+            const Handle task = group.run(std::move(request), group.spins());
+            const int state = task ? group.wait(*task, options.patience) : static_cast<int>(complete);
+            CHECK(state == complete, "rank " << rank << ", operation " << number << ": " << group.failure());
+        }
+        getrusage(RUSAGE_THREAD, &after);
+        sleeps[static_cast<size_t>(rank)] = after.ru_nvcsw - before.ru_nvcsw;
+    });
+    CHECK(sleeps[0] + sleeps[1] < operations / 4,
+          "ranks fell asleep " << sleeps[0] << " and " << sleeps[1] << " times");
 }
 
 TEST(orders_that_leave_ranks_out_are_refused) {

@@ -229,6 +229,54 @@ TEST(learner_looks_after_pauses) {
     CHECK(calls_us < 1.25 * least_us, "it takes " << calls_us / least_us << " times as long as the best");
 }
 
+// The first calls with a candidate, after others, find its memory in no cache.
+TEST(learner_warms_up_what_is_slow_at_first) {
+    constexpr int warm_up = 64;
+    struct Case {
+        const char *name;
+        double other_us, cold_us, warm_us;
+        int expected;
+    };
+    for (const Case &one : {Case{"near", 6.2, 6.4, 3.8, 1}, Case{"far", 5, 8, 17, 0}, Case{"slower by a tenth", 6, 6.8, 6.6, 0}}) {
+        // In a steady loop, and in a few calls between pauses.
+        for (const bool pauses : {false, true}) {
+            Noise noise(options.seed, 0.05);
+            Learner learner(2, 0, false, {}, {0, warm_up});
+            std::deque<std::pair<Learner::Choice, double>> under_way;
+            int warm_calls = 0, others = 0, last = 0, changes_after = 0;
+            double calls_us = 0, trials_us = 0;
+            const size_t calls = pauses ? 20'000 : 300'000;
+            for (size_t call = 0; call < calls; ++call) {
+                if (under_way.size() == lag) {
+                    const auto &[choice, took] = under_way.front();
+                    const bool after_pause = pauses && call % 400 == lag;
+                    learner.observe(choice, static_cast<uint64_t>(took * 1000), 1, after_pause ? 200'000'000 : 1000);
+                    under_way.pop_front();
+                }
+                const int best = learner.best();
+                const Learner::Choice choice = learner.next();
+                others = choice.candidate == 1 ? 0 : others + 1;
+                warm_calls = choice.candidate == 1 ? warm_calls + 1 : others > warm_up ? 0 : warm_calls;
+                const double wide_us = warm_calls > warm_up ? one.warm_us : one.cold_us;
+                const double us = choice.candidate == 0 ? one.other_us : wide_us;
+                under_way.emplace_back(choice, noise.of(us));
+                changes_after += call > calls / 2 && best != last ? 1 : 0;
+                last = best;
+                if (call > calls / 2) {
+                    const double best_us = one.expected == 0 ? one.other_us : one.warm_us;
+                    calls_us += best_us;
+                    trials_us += std::max(0.0, us - best_us);
+                }
+            }
+            const char *kind = pauses ? ", with pauses" : "";
+            CHECK(learner.best() == one.expected, one.name << kind << ": ends with candidate " << learner.best());
+            CHECK(changes_after == 0, one.name << kind << ": the choice changes " << changes_after << " times");
+            CHECK(trials_us < (pauses ? 0.25 : 0.01) * calls_us,
+                  one.name << kind << ": trials take " << 100 * trials_us / calls_us << " % of the time");
+        }
+    }
+}
+
 // Of operations that take turns, what was learned of one has arrived before it is called again.
 TEST(learners_of_operations_that_take_turns_settle) {
     for (const Machine &machine : machines) {

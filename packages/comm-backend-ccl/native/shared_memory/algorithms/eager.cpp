@@ -13,10 +13,6 @@ namespace shm {
 namespace {
 
 constexpr bool needs_root(int operation) { return operation == broadcast || operation == scatter; }
-// Whether the input has a part for each rank.
-constexpr bool is_cut(int operation) {
-    return operation == reduce_scatter || operation == all_to_all || operation == scatter;
-}
 constexpr bool only_root_needs(int operation) { return operation == reduce || operation == gather; }
 
 bool waits(const Group &group, const Request &request) {
@@ -402,7 +398,6 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
     }
     for (int look = 0; look < looks; ++look) {
         if (all_have_come(base + 1, call, base)) {
-            has_found();
             consume(*this, request, base, first);
             recorded.end(false);
             tuner_.end();

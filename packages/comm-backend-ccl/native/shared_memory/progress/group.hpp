@@ -152,10 +152,8 @@ public:
     // The other ranks, in the order in which this one reads from them.
     const std::vector<int> &reading_order() const { return reading_order_; }
 
-    // For a moment between two looks. Where ranks share cores, it gives the core away after a few of them, and says so.
-    bool relax();
-    // What was looked for has come.
-    void has_found();
+    // For a moment between two looks. Where another rank needs this core, it gives the core away, and says so.
+    bool relax(bool for_message = false);
     bool crowded() const { return crowded_; }
     size_t cache_share() const { return cache_share_; }
     int spins() const { return crowded_ ? 50 : 2000; }
@@ -285,6 +283,7 @@ private:
     void wake_here();
     bool enough_for(int other, uint64_t awaited);
     uint64_t missing_for(const Task &task);
+    bool keeps_a_peer_from_running(bool for_message);
     uint64_t missing_now();
     uint64_t everyone() const { return size() == 64 ? ~uint64_t{0} : (uint64_t{1} << size()) - 1; }
     bool work();
@@ -332,9 +331,10 @@ private:
     Tuner tuner_;
     Method method_;
 
-    // Looks before the core is another rank's, and those since then. Threads may lose each other's changes.
-    static constexpr int least_patience = 2, most_patience = 16;
-    std::atomic<int> patience_{4}, looked_{0};
+    // Looks in vain since this rank gave its core away, and after how many it does so where nobody is known to need it.
+    // Threads may lose each other's changes.
+    std::atomic<int> looked_{0};
+    static constexpr int most_looks = 64;
 
     std::mutex sleep_mutex_;
     int sleepers_ = 0;  // threads of this rank; guarded by `sleep_mutex_`
@@ -343,6 +343,10 @@ private:
     ProgressThread worker_{[this] { return work(); }};
 };
 
+// Whether the input has a part for each rank.
+constexpr bool is_cut(int operation) {
+    return operation == reduce_scatter || operation == all_to_all || operation == all_to_all_v || operation == scatter;
+}
 constexpr bool is_reduction(int operation) {
     return operation == all_reduce || operation == reduce || operation == reduce_scatter;
 }

@@ -87,6 +87,7 @@ struct alignas(line) CallTimes {
 // Written by its rank alone, except for `rings`.
 struct alignas(line) Post {
     std::atomic<uint64_t> word{0};  // fingerprint << 32 | steps done
+    std::atomic<uint32_t> core{0};  // on which it waited last, from 1; 0 is unknown
 };
 struct alignas(line) Bell {
     std::atomic<uint32_t> rings{0};  // a futex

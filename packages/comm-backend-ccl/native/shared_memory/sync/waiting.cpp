@@ -32,19 +32,36 @@ void futex_wake(std::atomic<uint32_t> &futex) { syscall(SYS_futex, &futex, FUTEX
 
 }  // namespace
 
-// A rank on another core is often about to post: giving this core away and getting it back takes longer than a few
-// looks. One that shares the core posts only if it gets it. How often a few looks were enough says which is more usual.
-bool Group::relax() {
-    if (crowded_) {
-        const int looked = looked_.load(std::memory_order_relaxed) + 1;
-        const int patience = patience_.load(std::memory_order_relaxed);
-        if (looked >= patience) {
-            looked_.store(0, std::memory_order_relaxed);
-            patience_.store(std::max(least_patience, patience - 1), std::memory_order_relaxed);
-            sched_yield();
+// Where ranks share cores, one that waits keeps another from running that it waits for. Where each has a core, the
+// scheduler may put two on one of them for a while, as they wake up, say. Ranks say on which core they wait: as they
+// take turns there, one of two sees the other at its second wait.
+bool Group::keeps_a_peer_from_running(bool for_message) {
+    const auto core = static_cast<uint32_t>(sched_getcpu() + 1);  // 0 where the kernel cannot tell
+    posts_[rank_].core.store(core, std::memory_order_relaxed);
+    const auto steps = static_cast<uint32_t>(word(rank_).load(std::memory_order_relaxed));
+    for (int other = 0; core != 0 && other < size(); ++other) {
+        if (other == rank_ || posts_[other].core.load(std::memory_order_relaxed) != core) {
+            continue;
+        }
+        // Of many ranks on one core, those that have come as far as this one wait as well.
+        const auto theirs = static_cast<uint32_t>(word(other).load(std::memory_order_relaxed));
+        if (!crowded_ || for_message || static_cast<int32_t>(theirs - steps) < 0) {
             return true;
         }
-        looked_.store(looked, std::memory_order_relaxed);
+    }
+    return false;
+}
+
+// A rank on another core is often about to post: giving this core away and getting it back takes longer than a few
+// looks. One that shares the core posts only if it gets it.
+bool Group::relax(bool for_message) {
+    const int looked = looked_.load(std::memory_order_relaxed) + 1;
+    looked_.store(looked, std::memory_order_relaxed);
+    const int between = crowded_ ? 2 : 16;
+    if (looked % between == 0 && (keeps_a_peer_from_running(for_message) || (crowded_ && looked >= most_looks))) {
+        looked_.store(0, std::memory_order_relaxed);
+        sched_yield();
+        return true;
     }
 #ifdef __x86_64__
     _mm_pause();
@@ -52,14 +69,6 @@ bool Group::relax() {
     asm volatile("isb" ::: "memory");  // what `yield` promises, on cores that take that for nothing
 #endif
     return false;
-}
-
-void Group::has_found() {
-    if (crowded_ && looked_.load(std::memory_order_relaxed) > 0) {
-        looked_.store(0, std::memory_order_relaxed);
-        patience_.store(std::min(most_patience, patience_.load(std::memory_order_relaxed) + 2),
-                        std::memory_order_relaxed);
-    }
 }
 
 void Group::wake(int other) {
@@ -148,6 +157,7 @@ int Group::wait(Task &task, double seconds) {
     }
     attended_.fetch_add(1, std::memory_order_seq_cst);
     const auto end = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+    const bool is_message = task.request.operation == send || task.request.operation == receive;
     int state;
     for (int look = 0; (state = task.now()) == pending;) {
         if (look < spins()) {
@@ -158,11 +168,10 @@ int Group::wait(Task &task, double seconds) {
                     advance_all();
                     if (done_ != before || task.now() != pending) {
                         look = 0;
-                        has_found();
                     }
                 }
             }
-            if (task.now() == pending && (relax() || !crowded_)) {
+            if (task.now() == pending && (relax(is_message) || !crowded_)) {
                 ++look;
             }
             continue;

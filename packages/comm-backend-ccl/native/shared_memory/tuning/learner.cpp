@@ -24,9 +24,9 @@ uint64_t Durations::at(int place) const {
 
 uint64_t Durations::least() const { return count_ == 0 ? 0 : *std::min_element(ns_.begin(), ns_.begin() + count_); }
 
-Learner::Learner(int candidates, int first, bool are_long, const Nanoseconds &known_ns)
+Learner::Learner(int candidates, int first, bool are_long, const Nanoseconds &known_ns, const Calls &warm_up)
     : count_(static_cast<uint8_t>(candidates)), skipped_calls_(are_long ? 1 : 2), counted_calls_(are_long ? 2 : 6),
-      rounds_(are_long ? 2 : 3), first_(static_cast<uint8_t>(first)), best_(first_) {
+      rounds_(are_long ? 2 : 3), warm_up_(warm_up), first_(static_cast<uint8_t>(first)), best_(first_) {
     const auto end = known_ns.begin() + count_;
     if (count_ < 2 || std::find(known_ns.begin(), end, 0) != end) {
         compare_all();
@@ -98,7 +98,7 @@ bool Learner::is_hopeless(int candidate) const {
     return 2 * candidates_[candidate].durations.least() > hopeless_halves * least_ns;
 }
 
-void Learner::begin_trial(int candidate, bool is_look) {
+void Learner::begin_trial(int candidate, bool is_look, bool is_cold) {
     if (settled_ && candidates_[candidate].wins == 0) {
         candidates_[candidate].durations.clear();  // of another time
     }
@@ -106,7 +106,24 @@ void Learner::begin_trial(int candidate, bool is_look) {
     ++trials_begun_;
     tried_ = static_cast<uint8_t>(candidate);
     is_look_ = is_look;
-    trial_left_ = is_look ? calls_of_look : skipped_calls_ + counted_calls_;
+    const int calls = is_look ? calls_of_look : skipped_calls_ + counted_calls_ + (is_cold ? warm_up_[candidate] : 0);
+    trial_left_ = trial_calls_ = static_cast<uint8_t>(std::min(calls, UINT8_MAX));
+}
+
+// After a look at it.
+bool Learner::is_worth_a_trial(int candidate, uint64_t now_ns) const {
+    const uint64_t ns = candidates_[candidate].durations.least();
+    return is_faster(ns, now_ns) ||
+           (warm_up_[candidate] > 0 && ns > 0 && ns * cold_margin < now_ns * (cold_margin + 1));
+}
+
+// What a look takes longer than as many calls of the best, at least one part in so many, with the warm-up that it may
+// bring.
+uint64_t Learner::cost_ns_of_look(int candidate, uint64_t least_part) const {
+    const uint64_t now_ns = candidates_[best_].durations.median();
+    const uint64_t typical_ns = candidates_[candidate].durations.median();
+    const uint64_t more_ns = std::max(typical_ns > now_ns ? typical_ns - now_ns : 0, now_ns / least_part);
+    return (calls_of_look + uint64_t{warm_up_[candidate]}) * more_ns;
 }
 
 // The cores may be others than before it, or less busy.
@@ -114,13 +131,13 @@ void Learner::look_after_pause(uint64_t pause_ns) {
     if (under_trial_) {
         return;
     }
-    const int candidate = (best_ + 1 + looks_ % (count_ - 1)) % count_;
-    const uint64_t now_ns = candidates_[best_].durations.median();
-    const uint64_t typical_ns = candidates_[candidate].durations.median();
-    const uint64_t more_ns = std::max(typical_ns > now_ns ? typical_ns - now_ns : 0, now_ns / 8);
-    if (pause_ns / share_of_pause >= calls_of_look * more_ns) {
-        ++looks_;
-        begin_trial(candidate, true);
+    // Others have their turn where the pause is too short for the next.
+    for (int one = 1; one < count_; ++one) {
+        const int candidate = (best_ + 1 + looks_++ % (count_ - 1)) % count_;
+        if (pause_ns / share_of_pause >= cost_ns_of_look(candidate, 8)) {
+            begin_trial(candidate, true);
+            return;
+        }
     }
 }
 
@@ -133,7 +150,7 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
         if (choice.counts && duration_ns > 0) {
             of.durations.add(duration_ns);
         }
-        if (++of.arrived == (is_look_ ? calls_of_look : skipped_calls_ + counted_calls_)) {
+        if (++of.arrived == trial_calls_) {
             of.arrived = 0;
             end_trial(choice.candidate);
         }
@@ -194,11 +211,11 @@ void Learner::end_trial(int candidate) {
     Candidate &of = candidates_[candidate];
     of.credit_ns = 0;
     const uint64_t now_ns = is_look_ && duel_ != Duel::none ? regretted_ns_ : candidates_[best_].durations.median();
-    const bool wins = is_faster(is_look_ ? of.durations.least() : of.durations.median(), now_ns);
+    const bool wins = is_look_ ? is_worth_a_trial(candidate, now_ns) : is_faster(of.durations.median(), now_ns);
     if (is_look_) {
         is_look_ = false;
         if (wins) {
-            begin_trial(candidate);
+            begin_trial(candidate, false, true);
         } else {
             duel_ = Duel::none;
         }
@@ -325,16 +342,12 @@ bool Learner::has_jumped() const {
 }
 
 void Learner::look_for_trial() {
-    const Durations &now = candidates_[best_].durations;
     if (under_trial_) {
         return;
     }
-    const uint64_t now_ns = now.median();
     for (int after = 1; after < count_; ++after) {
         const int one = (best_ + after) % count_;
-        const uint64_t typical_ns = candidates_[one].durations.median();
-        const uint64_t more_ns = std::max(typical_ns > now_ns ? typical_ns - now_ns : 0, now_ns / 4);
-        if (candidates_[one].credit_ns / share / static_cast<uint64_t>(count_ - 1) >= calls_of_look * more_ns) {
+        if (candidates_[one].credit_ns / share / static_cast<uint64_t>(count_ - 1) >= cost_ns_of_look(one, 4)) {
             begin_trial(one, true);
             return;
         }

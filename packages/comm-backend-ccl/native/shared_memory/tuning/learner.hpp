@@ -46,8 +46,11 @@ public:
 
     // Of `candidates` of them, `first` is used until there are durations of all. `are_long`: the calls take so long
     // that few of them have to do for a trial. `known_ns`: how long calls took elsewhere with each; where all are
-    // known, these stand until calls here differ from them, or are so many that a comparison costs little.
-    explicit Learner(int candidates, int first = 0, bool are_long = false, const Nanoseconds &known_ns = {});
+    // known, these stand until calls here differ from them, or are so many that a comparison costs little. `warm_up`:
+    // how many calls with each candidate come before one that says how long it takes, after calls with others.
+    using Calls = std::array<uint8_t, most_candidates>;
+    explicit Learner(int candidates, int first = 0, bool are_long = false, const Nanoseconds &known_ns = {},
+                     const Calls &warm_up = {});
 
     // Whether the next call matters no more than others: one in some of these is enough to learn from.
     bool is_steady() const { return settled_ && !under_trial_ && uncounted_left_ == 0; }
@@ -79,6 +82,8 @@ private:
     static constexpr uint64_t clear_margin = 4;
     // The best's last calls, of which the least says how long it takes now: one may have been interrupted.
     static constexpr size_t lately = 3;
+    // A look without that warm-up is worth a trial unless it takes longer by more than one part in so many.
+    static constexpr uint64_t cold_margin = 4;
     // Whoever takes so many halves of the least time in two rounds of a comparison is left out of the others. One may
     // be the first that writes to some memory.
     static constexpr uint64_t hopeless_halves = 3;
@@ -95,7 +100,9 @@ private:
     };
 
     void compare_all();
-    void begin_trial(int candidate, bool is_look = false);
+    void begin_trial(int candidate, bool is_look = false, bool is_cold = false);
+    bool is_worth_a_trial(int candidate, uint64_t now_ns) const;
+    uint64_t cost_ns_of_look(int candidate, uint64_t least_part) const;
     void look_after_pause(uint64_t pause_ns);
     void end_trial(int candidate);
     bool look_for_regret(uint32_t calls);
@@ -113,11 +120,13 @@ private:
     std::array<Candidate, most_candidates> candidates_{};
     const uint8_t count_;
     const uint8_t skipped_calls_, counted_calls_, rounds_;  // of a trial, and of a comparison
+    const Calls warm_up_;
     uint8_t first_, best_;
     bool settled_ = false;
     // Of a comparison: candidates whose trial in this round has not begun, and rounds after this one.
     uint8_t to_compare_ = 0, rounds_left_ = 0;
     uint8_t tried_ = 0, trial_left_ = 0;  // whose trial is handed out now, and its calls
+    uint8_t trial_calls_ = 0;             // as many as it had at its beginning
     bool under_trial_ = false;            // or durations of one are still to come
     bool is_look_ = false;                // of a few calls, which only say whether a trial is worth its time
     uint8_t looks_ = 0;

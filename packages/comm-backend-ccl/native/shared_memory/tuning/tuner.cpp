@@ -48,8 +48,8 @@ const Settings &Settings::of_process() {
 Tuner::Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times,
              size_t wide_ring_bytes)
     : size_(size), rank_(rank), pids_(pids), identities_(identities), call_times_(call_times),
-      mark_(static_cast<uint64_t>(now_ns()) << 6 | static_cast<uint64_t>(rank)), unused_ring_bytes_(wide_ring_bytes),
-      classes_(operations * size_classes * 4) {
+      mark_(static_cast<uint64_t>(now_ns()) << 6 | static_cast<uint64_t>(rank)), wide_ring_bytes_(wide_ring_bytes),
+      unused_ring_bytes_(wide_ring_bytes), classes_(operations * size_classes * 4) {
     Identity &mine = identities_[rank];
     mine.mark = mark_;
     mine.address = reinterpret_cast<uint64_t>(&mark_);
@@ -106,9 +106,20 @@ Tuner::Class &Tuner::class_of(const Request &request, size_t bytes, bool is_eage
         kind.least_bytes = size_class == 0 ? 1 : size_t{1} << (size_class - 1);
         kind.narrow = narrow;
         kind.is_eager = is_eager;
-        found = std::make_unique<Class>(methods, bytes >= long_bytes, known_for(methods, kind));
+        Learner::Calls warm_up{};
+        for (int one = 0; one < methods.count; ++one) {
+            const size_t calls = wide_ring_bytes_ / std::max<size_t>(1, shown_bytes(request, bytes));
+            const bool is_wide = methods.all[static_cast<size_t>(one)].wide_ring;
+            warm_up[static_cast<size_t>(one)] = static_cast<uint8_t>(is_wide ? std::min<size_t>(calls, UINT8_MAX) : 0);
+        }
+        found = std::make_unique<Class>(methods, bytes >= long_bytes, known_for(methods, kind), warm_up);
     }
     return *found;
+}
+
+// Of all ranks' parts of its tensor, a rank keeps its own for itself.
+size_t Tuner::shown_bytes(const Request &request, size_t bytes) const {
+    return is_cut(request.operation) ? bytes - bytes / static_cast<size_t>(std::max(2, size_)) : bytes;
 }
 
 // Of the nearest size that is known, in proportion; nothing where that is more than a few times as large or as small.
@@ -155,8 +166,7 @@ const Method *Tuner::Class::in_wide_ring() const {
 Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_eager) {
     if (unused_ring_bytes_ > 0 && !of.learner.has_settled()) {
         if (const Method *const wide = of.in_wide_ring()) {
-            // What a rank keeps for itself is at most half of its tensor.
-            unused_ring_bytes_ -= std::min(unused_ring_bytes_, bytes / 2);
+            unused_ring_bytes_ -= std::min(unused_ring_bytes_, std::max<size_t>(1, shown_bytes(request, bytes)));
             return *wide;
         }
     }

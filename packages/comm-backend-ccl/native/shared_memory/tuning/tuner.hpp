@@ -91,8 +91,9 @@ private:
     };
     // Operations of one kind and size.
     struct Class {
-        Class(const Methods &methods, bool are_long, const Learner::Nanoseconds &known_ns)
-            : methods(methods), learner(methods.count, 0, are_long, known_ns) {}
+        Class(const Methods &methods, bool are_long, const Learner::Nanoseconds &known_ns,
+              const Learner::Calls &warm_up)
+            : methods(methods), learner(methods.count, 0, are_long, known_ns, warm_up) {}
         const Methods methods;
         Learner learner;
         const Method *in_wide_ring() const;
@@ -110,6 +111,7 @@ private:
                                               : 1;
     }
     Class &class_of(const Request &request, size_t bytes, bool is_eager);
+    size_t shown_bytes(const Request &request, size_t bytes) const;
     Learner::Nanoseconds known_for(const Methods &methods, const Known &kind) const;
     Method follow(Class &of, const Request &request, size_t bytes, bool is_eager);
 
@@ -130,7 +132,8 @@ private:
     Class *timed_class_ = nullptr;
     bool active_ = false, timed_ = false;
     bool can_read_ = false, streams_small_ = false, wide_small_ = false;
-    // Of the wide ring, what nobody has used yet: the first way round finds it in other caches than those after it.
+    const size_t wide_ring_bytes_;
+    // What nobody has used yet: the first way round finds the ring in other caches than those after it.
     size_t unused_ring_bytes_;
     std::array<Tried, CallTimes::kept> tried_{};
     std::vector<Prior> priors_;
