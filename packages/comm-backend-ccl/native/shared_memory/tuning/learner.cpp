@@ -113,8 +113,7 @@ void Learner::begin_trial(int candidate, bool is_look, bool is_cold) {
 // After a look at it.
 bool Learner::is_worth_a_trial(int candidate, uint64_t now_ns) const {
     const uint64_t ns = candidates_[candidate].durations.least();
-    return is_faster(ns, now_ns) ||
-           (warm_up_[candidate] > 0 && ns > 0 && ns * cold_margin < now_ns * (cold_margin + 1));
+    return is_faster(ns, now_ns) || (warm_up_[candidate] > 0 && ns > 0 && ns < cold_factor * now_ns);
 }
 
 // What a look takes longer than as many calls of the best, at least one part in so many, with the warm-up that it may

@@ -82,8 +82,8 @@ private:
     static constexpr uint64_t clear_margin = 4;
     // The best's last calls, of which the least says how long it takes now: one may have been interrupted.
     static constexpr size_t lately = 3;
-    // A look without that warm-up is worth a trial unless it takes longer by more than one part in so many.
-    static constexpr uint64_t cold_margin = 4;
+    // A look without that warm-up is worth a trial with it, unless it takes so many times as long as the best.
+    static constexpr uint64_t cold_factor = 2;
     // Whoever takes so many halves of the least time in two rounds of a comparison is left out of the others. One may
     // be the first that writes to some memory.
     static constexpr uint64_t hopeless_halves = 3;

@@ -49,7 +49,7 @@ Tuner::Tuner(int size, int rank, const std::vector<int> &pids, Identity *identit
              size_t wide_ring_bytes)
     : size_(size), rank_(rank), pids_(pids), identities_(identities), call_times_(call_times),
       mark_(static_cast<uint64_t>(now_ns()) << 6 | static_cast<uint64_t>(rank)), wide_ring_bytes_(wide_ring_bytes),
-      unused_ring_bytes_(wide_ring_bytes), classes_(operations * size_classes * 4) {
+      classes_(operations * size_classes * 4) {
     Identity &mine = identities_[rank];
     mine.mark = mark_;
     mine.address = reinterpret_cast<uint64_t>(&mark_);
@@ -154,21 +154,21 @@ Learner::Nanoseconds Tuner::known_for(const Methods &methods, const Known &kind)
     return found;
 }
 
-const Method *Tuner::Class::in_wide_ring() const {
+Tuner::Class::Class(const Methods &methods, bool are_long, const Learner::Nanoseconds &known_ns,
+                    const Learner::Calls &warm_up)
+    : methods(methods), learner(methods.count, 0, are_long, known_ns, warm_up) {
     for (int one = 0; one < methods.count; ++one) {
-        if (const Method &method = methods.all[static_cast<size_t>(one)]; method.wide_ring) {
-            return &method;
+        if (const uint32_t calls = warm_up[static_cast<size_t>(one)]; calls > 0) {
+            warmed_up = one;
+            warm_up_left = calls;
         }
     }
-    return nullptr;
 }
 
 Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_eager) {
-    if (unused_ring_bytes_ > 0 && !of.learner.has_settled()) {
-        if (const Method *const wide = of.in_wide_ring()) {
-            unused_ring_bytes_ -= std::min(unused_ring_bytes_, std::max<size_t>(1, shown_bytes(request, bytes)));
-            return *wide;
-        }
+    if (of.warm_up_left > 0 && !of.learner.has_settled()) {
+        --of.warm_up_left;
+        return of.methods.all[static_cast<size_t>(of.warmed_up)];
     }
     ++of.unseen;
     if (of.learner.is_steady() && of.unseen < seen_one_in(bytes)) {

@@ -92,11 +92,13 @@ private:
     // Operations of one kind and size.
     struct Class {
         Class(const Methods &methods, bool are_long, const Learner::Nanoseconds &known_ns,
-              const Learner::Calls &warm_up)
-            : methods(methods), learner(methods.count, 0, are_long, known_ns, warm_up) {}
+              const Learner::Calls &warm_up);
         const Methods methods;
         Learner learner;
-        const Method *in_wide_ring() const;
+        // The first way round the wide ring finds it in other caches than those after it, so calls go round it before
+        // a comparison, with this candidate.
+        int warmed_up = -1;
+        uint32_t warm_up_left = 0;
         uint32_t unseen = 0;   // calls since the last one from which it learns
         int64_t ended_ns = 0;  // of that one
     };
@@ -133,8 +135,6 @@ private:
     bool active_ = false, timed_ = false;
     bool can_read_ = false, streams_small_ = false, wide_small_ = false;
     const size_t wide_ring_bytes_;
-    // What nobody has used yet: the first way round finds the ring in other caches than those after it.
-    size_t unused_ring_bytes_;
     std::array<Tried, CallTimes::kept> tried_{};
     std::vector<Prior> priors_;
     std::vector<std::unique_ptr<Class>> classes_;  // by operation, size, dtype and whether it is eager
