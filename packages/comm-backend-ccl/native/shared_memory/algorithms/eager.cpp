@@ -400,7 +400,7 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
         if (all_have_come(base + 1, call, base)) {
             consume(*this, request, base, first);
             recorded.end(false);
-            tuner_.end();
+            tuner_.end(steps_);
             return true;
         }
         if (relax()) {
@@ -454,7 +454,7 @@ bool Group::exchange_at_once(Request &request, int looks, Handle &left) {
             has_seen_parts(most_bytes);
             consume_parts(*this, request, call.number, base, first);
             recorded.end(false);
-            tuner_.end();
+            tuner_.end(steps_);
             return true;
         }
         if (relax()) {

@@ -125,7 +125,7 @@ bool Large::plan(Group &group) {
             largest = std::max<size_t>(largest, group.record_of(other, call_.number).largest);
         }
         group.tuner().ignore();
-        group.tuner().end();
+        group.tuner().end(group.steps());
         const size_t bytes = largest * static_cast<size_t>(operands_.size);
         if (bytes > slot_bytes) {
             group.choose_method(request, bytes, false);

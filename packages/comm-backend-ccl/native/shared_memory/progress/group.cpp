@@ -228,7 +228,7 @@ void Group::end_all(State state) {
 bool Group::advance_all() {
     bool ended = false;
     while (!collectives_.empty() && advance(collectives_.front())) {
-        tuner_.end();
+        tuner_.end(steps_);
         collectives_.pop_front();
         ended = true;
     }

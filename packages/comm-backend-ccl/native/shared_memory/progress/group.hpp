@@ -199,7 +199,7 @@ public:
     }
     // Says how the operation that begins now moves `bytes` of each rank.
     const Method &choose_method(const Request &request, size_t bytes, bool is_eager) {
-        method_ = tuner_.begin(request, bytes, is_eager);
+        method_ = tuner_.begin(request, bytes, is_eager, steps_);
         if (!has_mapped_peers_ && tuner_.has_met_all()) {
             map_peers();
         }
@@ -213,6 +213,7 @@ public:
     void choose_usual_method() { method_ = tuner_.usual_of_small(); }
     const Method &method() const { return method_; }
     Tuner &tuner() { return tuner_; }
+    uint64_t steps() const { return steps_; }
     // Copies what others read.
     void write(void *to, const void *from, size_t bytes) const {
         (method_.transfer == streamed ? kernels().stream : kernels().show)(to, from, bytes);

@@ -52,6 +52,7 @@ void Learner::compare_all() {
     duel_ = Duel::none;
     lately_ns_ = {};
     regret_ns_ = 0;
+    suspects_ = false;
     for (Candidate &one : candidates_) {
         one = {};
     }
@@ -113,7 +114,8 @@ void Learner::begin_trial(int candidate, bool is_look, bool is_cold) {
 // After a look at it.
 bool Learner::is_worth_a_trial(int candidate, uint64_t now_ns) const {
     const uint64_t ns = candidates_[candidate].durations.least();
-    return is_faster(ns, now_ns) || (warm_up_[candidate] > 0 && ns > 0 && ns < cold_factor * now_ns);
+    const bool may_be_cold = warm_up_[candidate] > 0 && duel_ == Duel::none;
+    return is_faster(ns, now_ns) || (may_be_cold && ns > 0 && ns < cold_factor * now_ns);
 }
 
 // What a look takes longer than as many calls of the best, at least one part in so many, with the warm-up that it may
@@ -171,7 +173,7 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
         of.durations.add(duration_ns);
         lately_ns_[lately_at_] = duration_ns;
         lately_at_ = (lately_at_ + 1) % lately;
-        if (look_for_regret(calls)) {
+        if (look_for_regret(duration_ns, calls)) {
             return;
         }
         if (has_jumped()) {
@@ -215,8 +217,9 @@ void Learner::end_trial(int candidate) {
         is_look_ = false;
         if (wins) {
             begin_trial(candidate, false, true);
-        } else {
-            duel_ = Duel::none;
+        } else if (duel_ != Duel::none) {
+            // It has become slow as well; another may not have.
+            begin_duel(fastest_other(), regretted_ns_);
         }
         return;
     }
@@ -241,31 +244,44 @@ void Learner::end_trial(int candidate) {
 // The best may take longer than before, and another not: after the hypervisor moved the cores, say. A look at the other
 // is worth the time that was lost since; where it is the faster one, both have a trial, one after the other. Returns
 // whether it begins.
-bool Learner::look_for_regret(uint32_t calls) {
-    const uint64_t now_ns = *std::min_element(lately_ns_.begin(), lately_ns_.end());
-    if (under_trial_ || now_ns == 0) {
+bool Learner::look_for_regret(uint64_t duration_ns, uint32_t calls) {
+    if (under_trial_) {
         return false;
     }
-    int rival = best_;
-    uint64_t rival_ns = UINT64_MAX;
-    for (int one = 0; one < count_; ++one) {
-        const uint64_t ns = candidates_[one].durations.median();
-        if (one != best_ && ns > 0 && ns < rival_ns) {
-            rival = one;
-            rival_ns = ns;
-        }
-    }
-    if (rival == best_ || !is_faster(rival_ns, now_ns, clear_margin)) {
+    const int rival = fastest_other();
+    const uint64_t now_ns = *std::min_element(lately_ns_.begin(), lately_ns_.end());
+    const uint64_t rival_ns = candidates_[rival].durations.median();
+    suspects_ = is_faster(rival_ns, duration_ns, clear_margin);
+    if (now_ns == 0 || !is_faster(rival_ns, now_ns, clear_margin)) {
         regret_ns_ = 0;
         return false;
     }
     regret_ns_ += (now_ns - rival_ns) * calls;
-    if (regret_ns_ < calls_of_look * rival_ns) {
+    return regret_ns_ >= calls_of_look * rival_ns && begin_duel(rival, now_ns);
+}
+
+// As far as is known; the best itself where nothing is known of others.
+int Learner::fastest_other() const {
+    int fastest = best_;
+    for (int one = 0; one < count_; ++one) {
+        const uint64_t ns = candidates_[one].durations.median();
+        if (one != best_ && ns > 0 && (fastest == best_ || ns < candidates_[fastest].durations.median())) {
+            fastest = one;
+        }
+    }
+    return fastest;
+}
+
+// Returns whether the rival is known to be faster, so that there is one.
+bool Learner::begin_duel(int rival, uint64_t now_ns) {
+    if (rival == best_ || !is_faster(candidates_[rival].durations.median(), now_ns, clear_margin)) {
+        duel_ = Duel::none;
         return false;
     }
     regretted_ns_ = now_ns;
     regret_ns_ = 0;
     lately_ns_ = {};
+    suspects_ = false;
     duel_ = Duel::rival;
     rival_ = static_cast<uint8_t>(rival);
     candidates_[rival].wins = 0;  // what is known of it is of another time
@@ -322,6 +338,7 @@ void Learner::settle() {
 void Learner::change_to(int candidate) {
     best_ = static_cast<uint8_t>(candidate);
     reference_ns_ = regret_ns_ = 0;
+    suspects_ = false;
     lately_ns_ = {};
     calls_since_change_ = 0;
     uncounted_left_ = skipped_calls_;

@@ -53,7 +53,7 @@ public:
                      const Calls &warm_up = {});
 
     // Whether the next call matters no more than others: one in some of these is enough to learn from.
-    bool is_steady() const { return settled_ && !under_trial_ && uncounted_left_ == 0; }
+    bool is_steady() const { return settled_ && !under_trial_ && !suspects_ && uncounted_left_ == 0; }
     Choice next();
     // The duration of a call that was done so; 0 where nobody measured it. In the order of the calls, any time later.
     // `calls`: so many were done since the one before it, whose end was `elapsed_ns` before its beginning.
@@ -105,7 +105,9 @@ private:
     uint64_t cost_ns_of_look(int candidate, uint64_t least_part) const;
     void look_after_pause(uint64_t pause_ns);
     void end_trial(int candidate);
-    bool look_for_regret(uint32_t calls);
+    bool look_for_regret(uint64_t duration_ns, uint32_t calls);
+    int fastest_other() const;
+    bool begin_duel(int rival, uint64_t now_ns);
     void end_duel();
     bool is_hopeless(int candidate) const;
     void settle();
@@ -136,6 +138,7 @@ private:
     uint8_t rival_ = 0;
     std::array<uint64_t, lately> lately_ns_{};  // of the best; 0 is unknown
     uint8_t lately_at_ = 0;
+    bool suspects_ = false;      // after a call that took longer than another candidate is known to take
     uint64_t regretted_ns_ = 0;  // how long the best took when a duel began
     uint64_t regret_ns_ = 0;     // what calls took longer than the fastest other is known to take
     uint32_t trials_begun_ = 0, trials_ended_ = 0;

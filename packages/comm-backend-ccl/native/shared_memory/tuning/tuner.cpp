@@ -73,17 +73,17 @@ void Tuner::start_from(std::vector<Prior> priors) {
     active_ = false;
 }
 
-Method Tuner::begin(const Request &request, size_t bytes, bool is_eager) {
+Method Tuner::begin(const Request &request, size_t bytes, bool is_eager, uint64_t steps) {
     active_ = timed_ = false;
     if (settings_.transfer < 0 && calls_ > known_at && (settings_.learns || !priors_.empty())) {
         Class &found = class_of(request, bytes, is_eager);
         if (settings_.learns) {
-            return follow(found, request, bytes, is_eager);
+            return follow(found, request, bytes, is_eager, steps);
         }
         const bool known = found.learner.has_settled();
         return found.methods.all[known ? static_cast<size_t>(found.learner.best()) : 0];
     }
-    begin_call();
+    begin_call(steps);
     const Methods methods = methods_for(request.operation, size_, request.dtype, is_eager, can_read_);
     const Method *fixed = nullptr;
     for (int one = 0; one < methods.count; ++one) {
@@ -165,7 +165,7 @@ Tuner::Class::Class(const Methods &methods, bool are_long, const Learner::Nanose
     }
 }
 
-Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_eager) {
+Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_eager, uint64_t steps) {
     if (of.warm_up_left > 0 && !of.learner.has_settled()) {
         --of.warm_up_left;
         return of.methods.all[static_cast<size_t>(of.warmed_up)];
@@ -174,8 +174,8 @@ Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_ea
     if (of.learner.is_steady() && of.unseen < seen_one_in(bytes)) {
         return of.methods.all[static_cast<size_t>(of.learner.best())];
     }
-    Tried &tried = begin_call();
-    tried = {&of.learner, of.learner.next(), request.operation, request.root, is_eager, of.unseen};
+    Tried &tried = begin_call(steps);
+    tried = {&of.learner, of.learner.next(), request.operation, request.root, is_eager, of.unseen, UINT64_MAX};
     of.unseen = 0;
     active_ = timed_ = true;
     begun_ns_ = now_ns();
@@ -184,10 +184,14 @@ Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_ea
 }
 
 // A call from which others learn, or that gets them so far; what was learned from others comes first.
-Tuner::Tried &Tuner::begin_call() {
+Tuner::Tried &Tuner::begin_call(uint64_t steps) {
     const uint64_t call = calls_++;
-    if (call >= lag) {
-        learn(call - lag);
+    const auto is_known = [&](uint64_t earlier) {
+        const uint64_t ended_at = tried_[earlier % tried_.size()].ended_at;
+        return call - earlier >= lag || (ended_at < steps && steps - ended_at > slots);
+    };
+    while (learned_ < call && is_known(learned_)) {
+        learn(learned_++);
     }
     if (call == probed_at) {
         probe();
@@ -227,8 +231,9 @@ std::vector<Tuner::Known> Tuner::known() const {
     return found;
 }
 
-void Tuner::end() {
+void Tuner::end(uint64_t steps) {
     if (active_) {
+        tried_[(calls_ - 1) % tried_.size()].ended_at = steps;
         // The next word that this rank posts comes after it.
         const int64_t ended_ns = now_ns(), before_ns = timed_class_->ended_ns;
         const auto took = static_cast<uint64_t>(std::max<int64_t>(ended_ns - begun_ns_, 1));

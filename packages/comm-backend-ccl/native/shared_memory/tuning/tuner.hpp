@@ -1,9 +1,10 @@
 // Chooses how a group's operations move their data, from the durations of its own calls.
 //
 // All ranks must choose alike, and no message may be sent for it. Every rank writes how long its calls took to where
-// the others read it. When a rank begins its call number t (of those that are large enough to have a choice), all ranks
-// have ended their call t - `lag`, as none is more than `slots` steps ahead. So each learns from the durations of that
-// call on all ranks, which are the same numbers everywhere, in the same order, and comes to the same choice.
+// the others read it, before its next step. When a rank begins a call that is more than `slots` steps behind the end of
+// another, all ranks have written how long that took, as none is more than `slots` steps ahead. Steps are the same
+// everywhere. So each learns from the durations of that call on all ranks, which are the same numbers, in the same
+// order, and comes to the same choice.
 
 #pragma once
 
@@ -36,8 +37,8 @@ public:
     Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times,
           size_t wide_ring_bytes);
 
-    // How the operation that begins now moves `bytes` of each rank.
-    Method begin(const Request &request, size_t bytes, bool is_eager);
+    // How the operation that begins now, when the group has done `steps`, moves `bytes` of each rank.
+    Method begin(const Request &request, size_t bytes, bool is_eager, uint64_t steps);
     // It moved them otherwise, so that its duration says nothing.
     void ignore() { timed_ = false; }
     // From now on always this transfer, and the wide ring or not, where it is possible; on all ranks alike.
@@ -52,8 +53,8 @@ public:
     };
     // What to begin with, instead of what it has learned; on all ranks alike, between two operations.
     void start_from(std::vector<Prior> priors);
-    // It is complete.
-    void end();
+    // It is complete, and the group has done `steps`.
+    void end(uint64_t steps);
     struct Known {
         int operation;
         size_t least_bytes;
@@ -88,6 +89,7 @@ private:
         int root = -1;
         bool small = false;
         uint32_t calls = 1;
+        uint64_t ended_at = UINT64_MAX;  // steps
     };
     // Operations of one kind and size.
     struct Class {
@@ -115,9 +117,9 @@ private:
     Class &class_of(const Request &request, size_t bytes, bool is_eager);
     size_t shown_bytes(const Request &request, size_t bytes) const;
     Learner::Nanoseconds known_for(const Methods &methods, const Known &kind) const;
-    Method follow(Class &of, const Request &request, size_t bytes, bool is_eager);
+    Method follow(Class &of, const Request &request, size_t bytes, bool is_eager, uint64_t steps);
 
-    Tried &begin_call();
+    Tried &begin_call(uint64_t steps);
     void probe();
     void learn(uint64_t call);
     uint64_t duration(const Tried &tried, uint64_t call) const;
@@ -128,8 +130,9 @@ private:
     const std::vector<int> &pids_;
     Identity *const identities_;
     CallTimes *const call_times_;
-    const uint64_t mark_;  // what peers must find at its address
-    uint64_t calls_ = 0;   // from which it learns
+    const uint64_t mark_;   // what peers must find at its address
+    uint64_t calls_ = 0;    // from which it learns
+    uint64_t learned_ = 0;  // of those
     int64_t begun_ns_ = 0;
     Class *timed_class_ = nullptr;
     bool active_ = false, timed_ = false;
