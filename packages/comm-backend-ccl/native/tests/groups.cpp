@@ -314,9 +314,7 @@ TEST(ranks_on_one_core_take_turns) {
         cpu_set_t one;
         CPU_ZERO(&one);
         CPU_SET(core, &one);
-        if (sched_setaffinity(0, sizeof(one), &one) != 0) {
-            return;
-        }
+        CHECK(sched_setaffinity(0, sizeof(one), &one) == 0, "rank " << rank << " cannot be bound to core " << core);
         rusage before{}, after{};
         getrusage(RUSAGE_THREAD, &before);
         for (int number = 0; number < operations; ++number) {

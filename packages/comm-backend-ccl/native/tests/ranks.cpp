@@ -41,7 +41,7 @@ void on_ranks(int size, const std::function<void(int)> &body) {
 }
 
 Segment::Segment(int size) : size_(size), bytes_(Layout(size).end) {
-    // Of 64 ranks hardly any page is ever touched.
+    // Of 64 ranks hardly any page is ever written.
     begin_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     CHECK(begin_ != MAP_FAILED, bytes_ << " bytes");
 }

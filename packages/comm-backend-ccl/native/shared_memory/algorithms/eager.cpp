@@ -398,6 +398,7 @@ bool Group::run_at_once(Request &request, int looks, Handle &left) {
     }
     for (int look = 0; look < looks; ++look) {
         if (all_have_come(base + 1, call, base)) {
+            has_found();
             consume(*this, request, base, first);
             recorded.end(false);
             tuner_.end(steps_);
@@ -451,6 +452,7 @@ bool Group::exchange_at_once(Request &request, int looks, Handle &left) {
             if (most_bytes > small_bytes(*this) || first_that_differs(*this, request, call.number) >= 0) {
                 break;
             }
+            has_found();
             has_seen_parts(most_bytes);
             consume_parts(*this, request, call.number, base, first);
             recorded.end(false);

@@ -154,6 +154,8 @@ public:
 
     // For a moment between two looks. Where another rank needs this core, it gives the core away, and says so.
     bool relax(bool for_message = false);
+    // What was looked for has come.
+    void has_found();
     bool crowded() const { return crowded_; }
     size_t cache_share() const { return cache_share_; }
     int spins() const { return crowded_ ? 50 : 2000; }
@@ -332,10 +334,13 @@ private:
     Tuner tuner_;
     Method method_;
 
-    // Looks in vain since this rank gave its core away, and after how many it does so where nobody is known to need it.
+    // Looks in vain and yields since something was found. A crowded rank gives its core away after so many looks where
+    // nobody is known to need it; one that is not yields so many times for a rank that is said to be on its core.
     // Threads may lose each other's changes.
-    std::atomic<int> looked_{0};
-    static constexpr int most_looks = 64;
+    std::atomic<uint32_t> looked_{0}, yields_{0};
+    static constexpr uint32_t most_looks = 32, most_yields = 8;
+    // Of each rank, the core on which it said that it was, and was not.
+    std::array<std::atomic<uint32_t>, max_ranks> doubted_cores_{};
 
     std::mutex sleep_mutex_;
     int sleepers_ = 0;  // threads of this rank; guarded by `sleep_mutex_`

@@ -212,7 +212,13 @@ void map_pages(void *begin, size_t bytes, bool writes) {
     // MADV_POPULATE_READ and MADV_POPULATE_WRITE of Linux 5.14, which older headers lack. Older kernels refuse them,
     // and the faults come one by one.
     constexpr int populate_read = 22, populate_write = 23;
-    madvise(begin, bytes, writes ? populate_write : populate_read);
+    // Only pages that are all in it: others have the rest, and may not have reserved it.
+    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(begin) + bytes) / page * page;
+    if (first < end) {
+        madvise(reinterpret_cast<void *>(first), end - first, writes ? populate_write : populate_read);
+    }
 }
 
 }  // namespace shm

@@ -36,18 +36,33 @@ void futex_wake(std::atomic<uint32_t> &futex) { syscall(SYS_futex, &futex, FUTEX
 // scheduler may put two on one of them for a while, as they wake up, say. Ranks say on which core they wait: as they
 // take turns there, one of two sees the other at its second wait.
 bool Group::keeps_a_peer_from_running(bool for_message) {
+    constexpr auto relaxed = std::memory_order_relaxed;
     const auto core = static_cast<uint32_t>(sched_getcpu() + 1);  // 0 where the kernel cannot tell
-    posts_[rank_].core.store(core, std::memory_order_relaxed);
-    const auto steps = static_cast<uint32_t>(word(rank_).load(std::memory_order_relaxed));
+    // The others read this line at every look.
+    if (posts_[rank_].core.load(relaxed) != core) {
+        posts_[rank_].core.store(core, relaxed);
+    }
+    const auto steps = static_cast<uint32_t>(word(rank_).load(relaxed));
+    // A rank that never waits does not say when it moves. One that is here runs during a yield.
+    const bool doubts = !crowded_ && yields_.load(relaxed) >= most_yields;
     for (int other = 0; core != 0 && other < size(); ++other) {
-        if (other == rank_ || posts_[other].core.load(std::memory_order_relaxed) != core) {
+        const uint32_t theirs = other == rank_ ? 0 : posts_[other].core.load(relaxed);
+        std::atomic<uint32_t> &doubted = doubted_cores_[static_cast<size_t>(other)];
+        if (theirs != core || doubted.load(relaxed) == core) {
+            if (doubted.load(relaxed) != 0 && doubted.load(relaxed) != theirs) {
+                doubted.store(0, relaxed);
+            }
             continue;
         }
-        // Of many ranks on one core, those that have come as far as this one wait as well.
-        const auto theirs = static_cast<uint32_t>(word(other).load(std::memory_order_relaxed));
-        if (!crowded_ || for_message || static_cast<int32_t>(theirs - steps) < 0) {
+        // Those that have come as far as this rank have nothing that it waits for.
+        const auto done = static_cast<uint32_t>(word(other).load(relaxed));
+        if (!for_message && static_cast<int32_t>(done - steps) >= 0) {
+            continue;
+        }
+        if (!doubts) {
             return true;
         }
+        doubted.store(core, relaxed);
     }
     return false;
 }
@@ -55,11 +70,12 @@ bool Group::keeps_a_peer_from_running(bool for_message) {
 // A rank on another core is often about to post: giving this core away and getting it back takes longer than a few
 // looks. One that shares the core posts only if it gets it.
 bool Group::relax(bool for_message) {
-    const int looked = looked_.load(std::memory_order_relaxed) + 1;
+    const uint32_t looked = looked_.load(std::memory_order_relaxed) + 1;
     looked_.store(looked, std::memory_order_relaxed);
-    const int between = crowded_ ? 2 : 16;
+    const uint32_t between = crowded_ ? 2 : 16;
     if (looked % between == 0 && (keeps_a_peer_from_running(for_message) || (crowded_ && looked >= most_looks))) {
         looked_.store(0, std::memory_order_relaxed);
+        yields_.store(yields_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
         sched_yield();
         return true;
     }
@@ -69,6 +85,15 @@ bool Group::relax(bool for_message) {
     asm volatile("isb" ::: "memory");  // what `yield` promises, on cores that take that for nothing
 #endif
     return false;
+}
+
+void Group::has_found() {
+    if (looked_.load(std::memory_order_relaxed) != 0) {
+        looked_.store(0, std::memory_order_relaxed);
+    }
+    if (yields_.load(std::memory_order_relaxed) != 0) {
+        yields_.store(0, std::memory_order_relaxed);
+    }
 }
 
 void Group::wake(int other) {
@@ -168,6 +193,7 @@ int Group::wait(Task &task, double seconds) {
                     advance_all();
                     if (done_ != before || task.now() != pending) {
                         look = 0;
+                        has_found();
                     }
                 }
             }

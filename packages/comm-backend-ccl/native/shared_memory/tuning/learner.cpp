@@ -43,6 +43,7 @@ Learner::Learner(int candidates, int first, bool are_long, const Nanoseconds &kn
 
 // One trial of each, one after the other.
 void Learner::compare_all() {
+    ++comparisons_;
     settled_ = count_ < 2;
     to_compare_ = settled_ ? 0 : count_;
     rounds_left_ = rounds_ - 1;
@@ -118,13 +119,14 @@ bool Learner::is_worth_a_trial(int candidate, uint64_t now_ns) const {
     return is_faster(ns, now_ns) || (may_be_cold && ns > 0 && ns < cold_factor * now_ns);
 }
 
-// What a look takes longer than as many calls of the best, at least one part in so many, with the warm-up that it may
-// bring.
+// What a look takes longer than as many calls of the best, at least one part in so many. Most looks at a candidate with
+// a warm-up bring a trial.
 uint64_t Learner::cost_ns_of_look(int candidate, uint64_t least_part) const {
     const uint64_t now_ns = candidates_[best_].durations.median();
     const uint64_t typical_ns = candidates_[candidate].durations.median();
     const uint64_t more_ns = std::max(typical_ns > now_ns ? typical_ns - now_ns : 0, now_ns / least_part);
-    return (calls_of_look + uint64_t{warm_up_[candidate]}) * more_ns;
+    const int trial = warm_up_[candidate] > 0 ? warm_up_[candidate] + skipped_calls_ + counted_calls_ : 0;
+    return (calls_of_look + static_cast<uint64_t>(trial)) * more_ns;
 }
 
 // The cores may be others than before it, or less busy.
@@ -132,7 +134,7 @@ void Learner::look_after_pause(uint64_t pause_ns) {
     if (under_trial_) {
         return;
     }
-    // Others have their turn where the pause is too short for the next.
+    // Where the pause is too short for one candidate, the next one has its turn.
     for (int one = 1; one < count_; ++one) {
         const int candidate = (best_ + 1 + looks_++ % (count_ - 1)) % count_;
         if (pause_ns / share_of_pause >= cost_ns_of_look(candidate, 8)) {
@@ -159,6 +161,9 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
     }
     calls_since_change_ += calls;
     calls_since_comparison_ += calls;
+    if (duration_ns == 0) {
+        suspects_ = false;  // as long as nothing is measured
+    }
     if (!settled_ || choice.candidate != best_ || duration_ns == 0) {
         return;
     }
@@ -333,6 +338,11 @@ void Learner::settle() {
     reference_ns_ = 0;
     calls_since_change_ = 0;
     may_correct_ = true;
+    for (int one = 0; one < count_; ++one) {
+        if (candidates_[one].durations.count() == 0) {
+            unverified_ = calls_to_verification;  // nobody measured its trials
+        }
+    }
 }
 
 void Learner::change_to(int candidate) {

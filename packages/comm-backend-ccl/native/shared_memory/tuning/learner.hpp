@@ -63,8 +63,10 @@ public:
     int candidates() const { return count_; }
     // How long calls took with a candidate lately; 0 is unknown.
     uint64_t typical_ns(int candidate) const { return candidates_[static_cast<size_t>(candidate)].durations.median(); }
-    // Whether every candidate was measured.
+    // Whether every candidate had its trials.
     bool has_settled() const { return settled_; }
+    // How often all were compared, with one that is under way.
+    uint32_t comparisons() const { return comparisons_; }
     // How often another became the best.
     uint32_t changes() const { return changes_; }
 
@@ -145,7 +147,7 @@ private:
     uint8_t uncounted_left_ = 0;
     uint64_t reference_ns_ = 0;                            // of the best, soon after it was chosen
     uint32_t rest_ = least_calls_between_comparisons / 2;  // calls until all may be compared again
-    uint32_t calls_since_change_ = 0, calls_since_comparison_ = 0, changes_ = 0;
+    uint32_t calls_since_change_ = 0, calls_since_comparison_ = 0, changes_ = 0, comparisons_ = 0;
     bool may_correct_ = true;  // a comparison of few calls may have been wrong
     uint32_t unverified_ = 0;  // calls until what was known from elsewhere is compared here
 };

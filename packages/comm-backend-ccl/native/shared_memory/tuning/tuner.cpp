@@ -155,17 +155,21 @@ Learner::Nanoseconds Tuner::known_for(const Methods &methods, const Known &kind)
 }
 
 Tuner::Class::Class(const Methods &methods, bool are_long, const Learner::Nanoseconds &known_ns,
-                    const Learner::Calls &warm_up)
-    : methods(methods), learner(methods.count, 0, are_long, known_ns, warm_up) {
+                    const Learner::Calls &warm_ups)
+    : methods(methods), learner(methods.count, 0, are_long, known_ns, warm_ups) {
     for (int one = 0; one < methods.count; ++one) {
-        if (const uint32_t calls = warm_up[static_cast<size_t>(one)]; calls > 0) {
+        if (const uint32_t calls = warm_ups[static_cast<size_t>(one)]; calls > 0) {
             warmed_up = one;
-            warm_up_left = calls;
+            warm_up = calls;
         }
     }
 }
 
 Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_eager, uint64_t steps) {
+    if (of.comparisons != of.learner.comparisons()) {
+        of.comparisons = of.learner.comparisons();
+        of.warm_up_left = of.warm_up;
+    }
     if (of.warm_up_left > 0 && !of.learner.has_settled()) {
         --of.warm_up_left;
         return of.methods.all[static_cast<size_t>(of.warmed_up)];

@@ -1,10 +1,10 @@
 // Chooses how a group's operations move their data, from the durations of its own calls.
 //
 // All ranks must choose alike, and no message may be sent for it. Every rank writes how long its calls took to where
-// the others read it, before its next step. When a rank begins a call that is more than `slots` steps behind the end of
-// another, all ranks have written how long that took, as none is more than `slots` steps ahead. Steps are the same
-// everywhere. So each learns from the durations of that call on all ranks, which are the same numbers, in the same
-// order, and comes to the same choice.
+// the others read it, before its next step. When a rank begins a call more than `slots` steps after another ended, all
+// ranks have written how long that took, as none is more than `slots` steps ahead. Steps are the same everywhere. So
+// each learns from the durations of that call on all ranks, which are the same numbers, in the same order, and comes to
+// the same choice.
 
 #pragma once
 
@@ -100,7 +100,7 @@ private:
         // The first way round the wide ring finds it in other caches than those after it, so calls go round it before
         // a comparison, with this candidate.
         int warmed_up = -1;
-        uint32_t warm_up_left = 0;
+        uint32_t warm_up = 0, warm_up_left = 0, comparisons = 0;
         uint32_t unseen = 0;   // calls since the last one from which it learns
         int64_t ended_ns = 0;  // of that one
     };
