@@ -61,7 +61,7 @@ bool can_read_memory() {
 // Until the ranks know whether they can read each other's memory.
 void learn_to_read(World &world, Random &random) {
     std::vector<Job> jobs;
-    for (int turn = 0; turn < 17; ++turn) {
+    for (int turn = 0; turn < 20; ++turn) {
         Job job;
         job.operation = all_reduce, job.count = 5000;
         jobs.push_back(prepared(std::move(job), world.size(), random));
@@ -124,6 +124,26 @@ void every_operation(int size, Transfer transfer, const std::vector<std::vector<
     }
 }
 
+// What all ranks have learned; they have to have learned the same.
+std::vector<Tuner::Known> learned_alike(World &world) {
+    std::vector<std::string> learned;
+    for (int rank = 0; rank < world.size(); ++rank) {
+        std::string text;
+        for (const Tuner::Known &one : world[rank].known_methods()) {
+            text += std::to_string(one.operation) + " from " + std::to_string(one.least_bytes) + ": " + one.best.name();
+            for (const auto &[method, ns] : one.typical_ns) {
+                text += ", " + method.name() + " " + std::to_string(ns);
+            }
+            text += "; ";
+        }
+        learned.push_back(text);
+    }
+    CHECK(std::adjacent_find(learned.begin(), learned.end(), std::not_equal_to<>()) == learned.end(),
+          "ranks learned differently: " << learned.front() << "\n"
+                                        << learned.back());
+    return world[0].known_methods();
+}
+
 // Parts of changing sizes, of which each rank knows its own: all have to choose alike for them.
 void exchanges_of_any_size(int size, bool in_turns) {
     Random random{options.seed + static_cast<uint64_t>(size)};
@@ -141,24 +161,54 @@ void exchanges_of_any_size(int size, bool in_turns) {
         }
         world.run([&](Group &group) { do_all(jobs, group); });
     }
-    std::vector<std::string> learned;
-    for (int rank = 0; rank < size; ++rank) {
-        std::string text;
-        bool is_there = false;
-        for (const Tuner::Known &one : world[rank].known_methods()) {
-            text += std::to_string(one.operation) + " from " + std::to_string(one.least_bytes) + ": " + one.best.name();
-            for (const auto &[method, ns] : one.typical_ns) {
-                text += ", " + method.name() + " " + std::to_string(ns);
-            }
-            text += "; ";
-            is_there = is_there || (one.operation == all_to_all_v && one.is_eager && one.least_bytes >= slot_bytes);
+    const std::vector<Tuner::Known> learned = learned_alike(world);
+    CHECK(std::any_of(learned.begin(), learned.end(),
+                      [](const Tuner::Known &one) {
+                          return one.operation == all_to_all_v && one.is_eager && one.least_bytes >= slot_bytes;
+                      }),
+          "there is no choice for small exchanges");
+}
+
+// The largest calls choose for each of their segments, and learn from it: one call tries everything.
+void calls_in_segments(int size) {
+    Random random{options.seed + static_cast<uint64_t>(size)};
+    World world(size);
+    learn_to_read(world, random);
+    size_t turn = 0;
+    for (const int operation : collectives) {
+        if (operation == barrier) {
+            continue;
         }
-        CHECK(is_there, "rank " << rank << " has no choice for small exchanges, but: " << text);
-        learned.push_back(text);
+        std::vector<Job> jobs;
+        for (const size_t mebibytes : {16, 11}) {
+            Job job;
+            job.operation = operation;
+            job.root = is_rooted(operation) ? static_cast<int>(turn) % size : -1;
+            choose_kind(job, ++turn);
+            const size_t parts = is_cut(operation) ? static_cast<size_t>(size) : 1;
+            job.count = ((mebibytes << 20) + 1000 * turn) / parts / job.item();
+            if (operation == all_to_all_v) {
+                vary_counts(job, static_cast<size_t>(size), random);
+            }
+            jobs.push_back(prepared(std::move(job), size, random));
+        }
+        world.run([&](Group &group) { do_all(jobs, group); });
     }
-    CHECK(std::adjacent_find(learned.begin(), learned.end(), std::not_equal_to<>()) == learned.end(),
-          "ranks learned differently: " << learned.front() << "\n"
-                                        << learned.back());
+    Job job;
+    job.operation = all_reduce, job.dtype = float32, job.count = size_t{14} << 20;
+    std::vector<Job> jobs;
+    jobs.push_back(prepared(std::move(job), size, random));
+    world.run([&](Group &group) { do_all(jobs, group); });
+    bool is_there = false;
+    for (const Tuner::Known &one : learned_alike(world)) {
+        if (one.operation == all_reduce && one.least_bytes == size_t{32} << 20) {
+            is_there = true;
+            for (const auto &[method, ns] : one.typical_ns) {
+                CHECK(ns > 0, method.name() << " was not tried in a call of 56 MiB");
+            }
+        }
+    }
+    CHECK(is_there, "nothing was learned of a call of 56 MiB");
 }
 
 // Every dtype with everything it can be reduced with, in small operations and in chunks.
@@ -203,6 +253,8 @@ TEST(single_copies_in_any_order) { every_operation(4, single_copy, shuffled_orde
 TEST(exchanges_of_2) { exchanges_of_any_size(2, false); }
 TEST(exchanges_of_changing_sizes_of_2) { exchanges_of_any_size(2, true); }
 TEST(exchanges_of_changing_sizes_of_3) { exchanges_of_any_size(3, true); }
+TEST(calls_in_segments_of_2) { calls_in_segments(2); }
+TEST(calls_in_segments_of_3) { calls_in_segments(3); }
 TEST(kinds_of_3) { every_kind(3); }
 TEST(kinds_of_5) { every_kind(5); }
 
@@ -297,7 +349,7 @@ TEST(peers_are_read_in_order) {
         Request request;
         request.operation = all_gather, request.count = 8;
         request.input = input.data(), request.output = output.data();
-        SingleCopy::act(*group, Operands(*group, request), 1, 1);
+        SingleCopy::act(*group, Operands(*group, request), Range{0, 8}, 1, 1);
         const std::string expected = "rank " + std::to_string(order[readable]);
         CHECK(group->failure().find(expected) != std::string::npos, group->failure() << " without " << expected);
     }

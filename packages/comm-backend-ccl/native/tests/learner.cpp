@@ -232,6 +232,31 @@ TEST(learner_looks_after_pauses) {
     CHECK(calls_us < 1.25 * least_us, "it takes " << calls_us / least_us << " times as long as the best");
 }
 
+// Blocks of a few calls, with seconds between them in which the cores move: what was slow is the fastest, by far.
+TEST(learner_finds_what_has_become_fast_in_a_pause) {
+    const std::vector<double> near{53, 145, 60, 140}, far{500, 106, 520, 180};
+    Noise noise(options.seed, 0.03);
+    Learner learner(4);
+    std::deque<std::pair<Learner::Choice, double>> under_way;
+    int slow_calls = 0, blocks = 0;
+    for (int block = 0; block < 60; ++block) {
+        const std::vector<double> &us = block % 6 < 3 ? far : near;
+        const double best = *std::min_element(us.begin(), us.end());
+        blocks += block >= 6 ? 1 : 0;
+        for (int call = 0; call < 80; ++call) {
+            if (under_way.size() == 2) {
+                const auto &[choice, took] = under_way.front();
+                learner.observe(choice, static_cast<uint64_t>(took * 1000), 1, call == 2 ? 2'000'000'000 : 1000);
+                under_way.pop_front();
+            }
+            const Learner::Choice choice = learner.next();
+            slow_calls += block >= 6 && us[choice.candidate] > 1.3 * best ? 1 : 0;
+            under_way.emplace_back(choice, noise.of(us[choice.candidate]));
+        }
+    }
+    CHECK(slow_calls < 16 * blocks, slow_calls << " of " << 80 * blocks << " calls are slow");
+}
+
 // The first calls with a candidate, after others, find its memory in no cache.
 TEST(learner_warms_up_what_is_slow_at_first) {
     constexpr int warm_up = 64;

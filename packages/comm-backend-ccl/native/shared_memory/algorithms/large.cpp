@@ -29,8 +29,9 @@ uint8_t Large::choose(Group &group) {
         first_ = group.take_pieces(pieces_of_parts);
         return group.method().place_code();  // nobody knows yet how much the others send
     }
+    bytes_ = input_bytes(group, request);
     if (!is_chosen_) {
-        group.choose_method(request, input_bytes(group, request), is_small_);
+        group.choose_method(request, bytes_, is_small_);
     }
     if (is_small_ && group.method().transfer != shm::single_copy) {
         way_ = eager;
@@ -92,7 +93,7 @@ bool Large::ready(Group &group, uint32_t step) {
     if (step == 0) {
         return pieces_ == 0 || group.pieces_are_free(first_, pieces_, awaits);
     }
-    if ((way_ == in_place || way_ == read) && step > 1) {
+    if ((way_ == in_place || way_ == read) && step > origin_ + 1) {
         if (!needed_by_readers(group, step)) {
             return false;
         }
@@ -103,7 +104,7 @@ bool Large::ready(Group &group, uint32_t step) {
     if (!needed(group, step) || (way_ == undecided && !plan(group))) {
         return false;
     }
-    return way_ != in_chunks || pipelined_.is_free(group, step - 1, awaits);
+    return way_ != in_chunks || pipelined_.is_free(group, step - origin_ - 1, awaits);
 }
 
 // Everybody's record is there; false where something does not fit.
@@ -120,17 +121,18 @@ bool Large::plan(Group &group) {
             posts_ = 1;
             return true;
         }
-        size_t largest = 0;
         for (int other = 0; other < operands_.size; ++other) {
-            largest = std::max<size_t>(largest, group.record_of(other, call_.number).largest);
+            whole_ = std::max<size_t>(whole_, group.record_of(other, call_.number).largest);
         }
         group.tuner().ignore();
         group.tuner().end(group.steps());
-        const size_t bytes = largest * static_cast<size_t>(operands_.size);
-        if (bytes > slot_bytes) {
-            group.choose_method(request, bytes, false);
+        bytes_ = whole_ * operands_.parts();
+        if (bytes_ > slot_bytes) {
+            group.choose_method(request, bytes_, false);
             exposed = exposed || group.method().transfer == shm::single_copy;
         }
+    } else {
+        whole_ = operands_.total();
     }
     if (!is_small_ && zero_copy_.plan(group, operands_, call_.number)) {
         group.tuner().ignore();
@@ -139,20 +141,42 @@ bool Large::plan(Group &group) {
         posts_ = ZeroCopy::posts;
         return !group.broken();
     }
-    if (group.method().transfer == shm::single_copy) {
-        if (SingleCopy::serves(group, operands_, call_.number)) {
-            way_ = read;
-            steps_ = SingleCopy::steps(operands_);
-            posts_ = SingleCopy::posts(operands_);
-            return true;
-        }
-        group.tuner().ignore();
-    }
-    pipelined_.plan(group, operands_, call_.number);
-    way_ = in_chunks;
-    steps_ = pipelined_.steps();
-    posts_ = pipelined_.posts();
+    segments_ = Tuner::segments_of(bytes_);
+    plan_segment(group);
     return true;
+}
+
+void Large::plan_segment(Group &group) {
+    const auto begin = [&](size_t segment) {
+        return segment == segments_ ? whole_ : whole_ / segments_ * segment / alignment * alignment;
+    };
+    range_ = {begin(segment_), begin(segment_ + 1)};
+    const bool is_last = segment_ + 1 == segments_;
+    if (group.method().transfer == shm::single_copy && SingleCopy::serves(group, operands_, call_.number)) {
+        way_ = read;
+        steps_ = origin_ + SingleCopy::steps(operands_);
+        posts_ = origin_ + SingleCopy::posts(operands_);
+    } else {
+        if (group.method().transfer == shm::single_copy) {
+            group.tuner().ignore();
+        }
+        way_ = in_chunks;
+        pipelined_.plan(group, operands_, whole_, range_);
+        steps_ = origin_ + pipelined_.steps();
+        posts_ = origin_ + pipelined_.posts();
+    }
+    posts_ = is_last ? posts_ : steps_;
+}
+
+// At the end of step `step`, the last one of the segment before, and before it is posted.
+void Large::begin_next_segment(Group &group, uint32_t step) {
+    group.tuner().end(group.steps());
+    group.choose_method(request, bytes_, false);
+    group.go_on(group.method().code());
+    exposed = exposed || group.method().transfer == shm::single_copy;
+    ++segment_;
+    origin_ = step;
+    plan_segment(group);
 }
 
 bool Large::sizes_agree(Group &group) {
@@ -180,11 +204,14 @@ void Large::act(Group &group, uint32_t step) {
         keep_own(group, request);
         consume(group, request, base_, first_);
     } else if (way_ == in_chunks && step > 0) {
-        pipelined_.act(group, operands_, step - 1);
+        pipelined_.act(group, operands_, step - origin_ - 1);
     } else if (way_ == in_place && step == 1) {
         zero_copy_.act(group, operands_);
-    } else if (way_ == read && step > 0 && step < posts_) {
-        SingleCopy::act(group, operands_, call_.number, step);
+    } else if (way_ == read && step > origin_ && step - origin_ < SingleCopy::posts(operands_)) {
+        SingleCopy::act(group, operands_, range_, call_.number, step - origin_);
+    }
+    if (step + 1 == steps_ && segment_ + 1 < segments_) {
+        begin_next_segment(group, step);
     }
 }
 

@@ -18,6 +18,11 @@ struct Slice {
     size_t begin, count;  // elements
 };
 
+// Bytes of the tensor that is cut into chunks, or of each of its parts.
+struct Range {
+    size_t begin, end;
+};
+
 struct Operands {
     Operands(const Group &group, const Request &request)
         : request(request), size(group.size()), me(group.rank()), item(item_bytes(request.dtype)) {
@@ -41,6 +46,8 @@ struct Operands {
     bool is_root() const { return me == request.root; }
     // Bytes of this rank's tensor that is cut into chunks, and how many parts of it a slot has room for.
     size_t total() const { return request.bytes(); }
+    // The parts of a tensor, of which each rank has, or gets, one.
+    size_t parts() const { return is_cut(request.operation) ? static_cast<size_t>(size) : 1; }
     size_t output_bytes() const {
         if (request.operation == broadcast && is_root()) {
             return 0;

@@ -4,26 +4,11 @@
 
 namespace shm {
 
-void Pipelined::plan(Group &group, const Operands &operands, uint64_t number) {
+void Pipelined::plan(Group &group, const Operands &operands, size_t whole, const Range &range) {
     const Request &request = operands.request;
-    size_t parts = 1;
-    whole_ = operands.total();
-    switch (request.operation) {
-    case reduce_scatter:
-    case all_to_all:
-    case scatter:
-        parts = static_cast<size_t>(operands.size);
-        break;
-    case all_to_all_v:
-        parts = static_cast<size_t>(operands.size);
-        whole_ = 0;
-        for (int other = 0; other < operands.size; ++other) {
-            whole_ = std::max<size_t>(whole_, group.record_of(other, number).largest);
-        }
-        break;
-    default:
-        break;
-    }
+    const size_t parts = operands.parts();
+    whole_ = whole;
+    range_ = range;
     // Small chunks cost more in flags; large ones leave the caches too early, and keep whoever only takes waiting.
     const bool fits = whole_ * parts <= group.layout().ring_bytes();
     const size_t most = group.layout().chunk_bytes() * (fits ? larger_chunk : 1);
@@ -33,7 +18,7 @@ void Pipelined::plan(Group &group, const Operands &operands, uint64_t number) {
                           : whole_ <= one_chunk       ? whole_
                                                       : (whole_ + 1) / 2;
     chunk_ = std::min(room, rounded_up(std::max<size_t>(wanted, 1), alignment));
-    chunks_ = static_cast<uint32_t>((whole_ + chunk_ - 1) / chunk_);
+    chunks_ = static_cast<uint32_t>((range.end - range.begin + chunk_ - 1) / chunk_);
     // Each rank reduces a part, which the others copy, or each reduces all.
     const bool reduces = request.operation == all_reduce || request.operation == shm::reduce;
     stages_ = reduces && !group.method().by_all ? 3 : 2;

@@ -63,42 +63,45 @@ bool SingleCopy::serves(Group &group, const Operands &operands, uint64_t number)
     return true;
 }
 
-void SingleCopy::act(Group &group, const Operands &operands, uint64_t number, uint32_t step) {
+void SingleCopy::act(Group &group, const Operands &operands, const Range &range, uint64_t number, uint32_t step) {
     const Request &request = operands.request;
     const Reader reader(group, operands, number);
     const int me = operands.me;
-    const size_t bytes = operands.total(), item = operands.item, mine = static_cast<size_t>(me) * bytes;
+    const size_t item = operands.item, begin = range.begin, bytes = range.end - range.begin;
+    // Of each rank, where its part of a tensor begins.
+    const auto part = [&](int rank) { return static_cast<size_t>(rank) * operands.total() + begin; };
     char *output = operands.output();
-    const Slice slice = operands.slice_of(request.count, me);
+    const auto slice = [&](int rank) { return operands.slice_of(bytes / item, rank); };
     switch (request.operation) {
     case all_reduce:
         if (step == 1) {
-            reader.reduce(output + slice.begin * item, slice.begin * item, slice.count * item);
+            const size_t at = begin + slice(me).begin * item;
+            reader.reduce(output + at, at, slice(me).count * item);
             break;
         }
         for (const int from : group.reading_order()) {
-            const Slice theirs = operands.slice_of(request.count, from);
-            reader.read_output(from, output + theirs.begin * item, theirs.begin * item, theirs.count * item);
+            const size_t at = begin + slice(from).begin * item;
+            reader.read_output(from, output + at, at, slice(from).count * item);
         }
         break;
     case shm::reduce:
         if (operands.is_root()) {
-            reader.reduce(output, 0, bytes);
+            reader.reduce(output + begin, begin, bytes);
         }
         break;
     case reduce_scatter:
-        reader.reduce(output, mine, bytes);
+        reader.reduce(output + begin, part(me), bytes);
         break;
     case broadcast:
         if (!operands.is_root()) {
-            reader.read_input(request.root, output, 0, bytes);
+            reader.read_input(request.root, output + begin, begin, bytes);
         }
         break;
     case scatter:
         if (operands.is_root()) {
-            std::memmove(output, operands.input() + mine, bytes);
+            std::memmove(output + begin, operands.input() + part(me), bytes);
         } else {
-            reader.read_input(request.root, output, mine, bytes);
+            reader.read_input(request.root, output + begin, part(me), bytes);
         }
         break;
     case gather:
@@ -107,31 +110,35 @@ void SingleCopy::act(Group &group, const Operands &operands, uint64_t number, ui
         }
         [[fallthrough]];
     case all_gather:
-        if (output + mine != operands.input()) {
-            std::memmove(output + mine, operands.input(), bytes);
+        if (output + part(me) != operands.input() + begin) {
+            std::memmove(output + part(me), operands.input() + begin, bytes);
         }
         for (const int from : group.reading_order()) {
-            reader.read_input(from, output + static_cast<size_t>(from) * bytes, 0, bytes);
+            reader.read_input(from, output + part(from), begin, bytes);
         }
         break;
     case all_to_all:
-        std::memcpy(output + mine, operands.input() + mine, bytes);
+        std::memcpy(output + part(me), operands.input() + part(me), bytes);
         for (const int from : group.reading_order()) {
-            reader.read_input(from, output + static_cast<size_t>(from) * bytes, mine, bytes);
+            reader.read_input(from, output + part(from), part(me), bytes);
         }
         break;
-    case all_to_all_v:
-        if (const size_t own = request.output_counts[me] * item; own > 0) {
-            std::memcpy(output + operands.output_offsets[me], operands.input() + operands.input_offsets[me], own);
+    case all_to_all_v: {
+        const auto within = [&](size_t whole) { return std::min(whole, range.end) - std::min(whole, begin); };
+        if (const size_t own = within(request.output_counts[me] * item); own > 0) {
+            std::memcpy(output + operands.output_offsets[me] + begin,
+                        operands.input() + operands.input_offsets[me] + begin, own);
         }
         for (const int from : group.reading_order()) {
             size_t offset = 0;
             for (int before = 0; before < me; ++before) {
                 offset += group.sizes_of(from, number)[before];
             }
-            reader.read_input(from, output + operands.output_offsets[from], offset, request.output_counts[from] * item);
+            reader.read_input(from, output + operands.output_offsets[from] + begin, offset + begin,
+                              within(request.output_counts[from] * item));
         }
         break;
+    }
     default:
         break;
     }

@@ -124,6 +124,8 @@ Record &Group::begin(const Request &request, Call &call, uint8_t method) {
     return record;
 }
 
+void Group::go_on(uint8_t method) { fingerprint_ = mixed(fingerprint_, method, number_); }
+
 void Group::pass(const Passed &passed) {
     fingerprint_ = mixed(fingerprint_, passed.digest, 0);
     Shown &shown = record_of(rank_, number_ + 1).passed;

@@ -164,7 +164,9 @@ public:
 
     // Gives the operation that begins here its number and fingerprint; others see the record with its first word.
     Record &begin(const Request &request, Call &call, uint8_t method);
-    // Before that: has the operation compared, and described, with what the program passed.
+    // Later: what is left of the operation is moved so. Ranks that differ in this find out at their next operation.
+    void go_on(uint8_t method);
+    // Before it begins: has it compared, and described, with what the program passed.
     void pass(const Passed &passed);
     Record &record_of(int rank, uint64_t number) {
         return at<Record>(layout_.records_at)[static_cast<size_t>(rank) * records + number % records];

@@ -110,6 +110,7 @@ void Learner::begin_trial(int candidate, bool is_look, bool is_cold) {
     is_look_ = is_look;
     const int calls = is_look ? calls_of_look : skipped_calls_ + counted_calls_ + (is_cold ? warm_up_[candidate] : 0);
     trial_left_ = trial_calls_ = static_cast<uint8_t>(std::min(calls, UINT8_MAX));
+    candidates_[candidate].is_paid = false;
 }
 
 // After a look at it.
@@ -131,15 +132,15 @@ uint64_t Learner::cost_ns_of_look(int candidate, uint64_t least_part) const {
 
 // The cores may be others than before it, or less busy.
 void Learner::look_after_pause(uint64_t pause_ns) {
-    if (under_trial_) {
-        return;
-    }
-    // Where the pause is too short for one candidate, the next one has its turn.
-    for (int one = 1; one < count_; ++one) {
-        const int candidate = (best_ + 1 + looks_++ % (count_ - 1)) % count_;
-        if (pause_ns / share_of_pause >= cost_ns_of_look(candidate, 8)) {
-            begin_trial(candidate, true);
-            return;
+    uint64_t left_ns = pause_ns / share_of_pause;
+    // Another one comes first each time, as many a pause is too short for all.
+    const int begin = pauses_++ % (count_ - 1);
+    for (int one = 0; one < count_ - 1; ++one) {
+        const int candidate = (best_ + 1 + (begin + one) % (count_ - 1)) % count_;
+        const uint64_t cost_ns = cost_ns_of_look(candidate, 8);
+        if (left_ns >= cost_ns) {
+            left_ns -= cost_ns;
+            candidates_[candidate].is_paid = true;
         }
     }
 }
@@ -161,6 +162,7 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
     }
     calls_since_change_ += calls;
     calls_since_comparison_ += calls;
+    calls_since_looks_ += calls;
     if (duration_ns == 0) {
         suspects_ = false;  // as long as nothing is measured
     }
@@ -181,14 +183,25 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
         if (look_for_regret(duration_ns, calls)) {
             return;
         }
-        if (has_jumped()) {
-            compare_all();
-            return;
+        if (is_unlike_reference()) {
+            if (has_jumped()) {
+                compare_all();
+                return;
+            }
+            look_at_all();
         }
     }
     const uint64_t called_ns = (calls - 1) * of.durations.median();
     if (elapsed_ns > called_ns) {
         look_after_pause(elapsed_ns - called_ns);
+    }
+    if (!under_trial_) {
+        for (int one = 0; one < count_; ++one) {
+            if (one != best_ && candidates_[one].is_paid) {
+                begin_trial(one, true);
+                return;
+            }
+        }
     }
     if (of.durations.count() < counted_calls_ || unverified_ > 0) {
         return;
@@ -221,6 +234,12 @@ void Learner::end_trial(int candidate) {
     if (is_look_) {
         is_look_ = false;
         if (wins) {
+            // What is faster by far need not win as often as what may be an accident.
+            if (duel_ == Duel::none && is_faster(of.durations.least(), now_ns, clear_margin)) {
+                duel_ = Duel::rival;
+                rival_ = static_cast<uint8_t>(candidate);
+                of.wins = 0;
+            }
             begin_trial(candidate, false, true);
         } else if (duel_ != Duel::none) {
             // It has become slow as well; another may not have.
@@ -305,6 +324,7 @@ void Learner::end_duel() {
     const Durations &of_rival = candidates_[rival_].durations, &of_best = candidates_[best_].durations;
     if (is_faster(of_rival.upper_median(), of_best.median(), clear_margin)) {
         change_to(rival_);
+        ++upsets_;
         may_correct_ = true;
         // What is known of the others is of another time.
         for (Candidate &one : candidates_) {
@@ -359,12 +379,22 @@ void Learner::change_to(int candidate) {
 }
 
 // The cores may be others than before, and what was slow then may be fast now.
-bool Learner::has_jumped() const {
-    if (under_trial_ || calls_since_comparison_ < rest_) {
-        return false;
-    }
+bool Learner::has_jumped() const { return !under_trial_ && calls_since_comparison_ >= rest_ && is_unlike_reference(); }
+
+bool Learner::is_unlike_reference() const {
     const uint64_t now_ns = candidates_[best_].durations.median();
     return reference_ns_ > 0 && (3 * now_ns > 4 * reference_ns_ || 4 * now_ns < 3 * reference_ns_);
+}
+
+void Learner::look_at_all() {
+    if (!settled_ || under_trial_ || calls_since_looks_ < least_calls_between_looks) {
+        return;
+    }
+    calls_since_looks_ = 0;
+    reference_ns_ = 0;
+    for (int one = 0; one < count_; ++one) {
+        candidates_[one].is_paid = one != best_;
+    }
 }
 
 void Learner::look_for_trial() {

@@ -59,6 +59,9 @@ public:
     // `calls`: so many were done since the one before it, whose end was `elapsed_ns` before its beginning.
     void observe(const Choice &choice, uint64_t duration_ns, uint32_t calls = 1, uint64_t elapsed_ns = 0);
 
+    // The cores seem to be others than before, so that a look at each of the others is due; once in a while.
+    void look_at_all();
+
     int best() const { return best_; }
     int candidates() const { return count_; }
     // How long calls took with a candidate lately; 0 is unknown.
@@ -69,6 +72,8 @@ public:
     uint32_t comparisons() const { return comparisons_; }
     // How often another became the best.
     uint32_t changes() const { return changes_; }
+    // How often because it had become faster by far, as after a move of the cores.
+    uint32_t upsets() const { return upsets_; }
 
 private:
     // Trials may take this part of the time: one in so many nanoseconds.
@@ -78,7 +83,7 @@ private:
     static constexpr int trials_to_win = 3;
     // A look is so many calls, of which all but the first count: one may be interrupted.
     static constexpr uint8_t calls_of_look = 3;
-    // A pause pays for a look at one candidate that takes one part in so many of it.
+    // A pause pays for looks that take one part in so many of it.
     static constexpr uint64_t share_of_pause = 100;
     // The best is left within a few calls for one that is faster by one part in so many, called in turns with it.
     static constexpr uint64_t clear_margin = 4;
@@ -90,6 +95,7 @@ private:
     // be the first that writes to some memory.
     static constexpr uint64_t hopeless_halves = 3;
     static constexpr uint32_t least_calls_between_changes = 1000;
+    static constexpr uint32_t least_calls_between_looks = 400;
     // What was known is wrong where the machine was busy when it was measured.
     static constexpr uint32_t calls_to_verification = 500;
     static constexpr uint32_t least_calls_between_comparisons = 1000, most_calls_between_comparisons = 16000;
@@ -99,6 +105,7 @@ private:
         uint64_t credit_ns = 0;  // what a trial may cost by now
         uint8_t arrived = 0;     // of the calls of a trial
         uint8_t wins = 0;
+        bool is_paid = false;  // a look at it, by a pause
     };
 
     void compare_all();
@@ -115,6 +122,7 @@ private:
     void settle();
     void look_for_trial();
     bool has_jumped() const;
+    bool is_unlike_reference() const;
     bool is_upset(int candidate) const;
     void change_to(int candidate);
     static bool is_faster(uint64_t ns, uint64_t than_ns, uint64_t parts = margin) {
@@ -133,7 +141,7 @@ private:
     uint8_t trial_calls_ = 0;             // as many as it had at its beginning
     bool under_trial_ = false;            // or durations of one are still to come
     bool is_look_ = false;                // of a few calls, which only say whether a trial is worth its time
-    uint8_t looks_ = 0;
+    uint8_t pauses_ = 0;
     // Whether a trial of a rival is followed by one of the best, and which of the two is under way.
     enum class Duel : uint8_t { none, rival, best };
     Duel duel_ = Duel::none;
@@ -147,7 +155,8 @@ private:
     uint8_t uncounted_left_ = 0;
     uint64_t reference_ns_ = 0;                            // of the best, soon after it was chosen
     uint32_t rest_ = least_calls_between_comparisons / 2;  // calls until all may be compared again
-    uint32_t calls_since_change_ = 0, calls_since_comparison_ = 0, changes_ = 0, comparisons_ = 0;
+    uint32_t calls_since_change_ = 0, calls_since_comparison_ = 0, calls_since_looks_ = 0;
+    uint32_t changes_ = 0, upsets_ = 0, comparisons_ = 0;
     bool may_correct_ = true;  // a comparison of few calls may have been wrong
     uint32_t unverified_ = 0;  // calls until what was known from elsewhere is compared here
 };

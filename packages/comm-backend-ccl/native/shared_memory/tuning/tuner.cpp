@@ -75,7 +75,7 @@ void Tuner::start_from(std::vector<Prior> priors) {
 
 Method Tuner::begin(const Request &request, size_t bytes, bool is_eager, uint64_t steps) {
     active_ = timed_ = false;
-    if (settings_.transfer < 0 && calls_ > known_at && (settings_.learns || !priors_.empty())) {
+    if (settings_.transfer < 0 && has_probed_all_ && (settings_.learns || !priors_.empty())) {
         Class &found = class_of(request, bytes, is_eager);
         if (settings_.learns) {
             return follow(found, request, bytes, is_eager, steps);
@@ -94,11 +94,14 @@ Method Tuner::begin(const Request &request, size_t bytes, bool is_eager, uint64_
     return fixed == nullptr ? methods.all[0] : *fixed;
 }
 
+std::unique_ptr<Tuner::Class> &Tuner::class_at(int operation, size_t size_class, bool narrow, bool is_eager) {
+    return classes_[((static_cast<size_t>(operation) * size_classes + size_class) * 2 + narrow) * 2 + is_eager];
+}
+
 Tuner::Class &Tuner::class_of(const Request &request, size_t bytes, bool is_eager) {
     const bool narrow = request.dtype == float16 || request.dtype == bfloat16;
     const size_t size_class = std::min<size_t>(static_cast<size_t>(std::bit_width(bytes)), size_classes - 1);
-    const size_t index = ((request.operation * size_classes + size_class) * 2 + narrow) * 2 + is_eager;
-    std::unique_ptr<Class> &found = classes_[index];
+    std::unique_ptr<Class> &found = class_at(request.operation, size_class, narrow, is_eager);
     if (!found) {
         const Methods methods = methods_for(request.operation, size_, request.dtype, is_eager, can_read_);
         Known kind{};
@@ -113,6 +116,7 @@ Tuner::Class &Tuner::class_of(const Request &request, size_t bytes, bool is_eage
             warm_up[static_cast<size_t>(one)] = static_cast<uint8_t>(is_wide ? std::min<size_t>(calls, UINT8_MAX) : 0);
         }
         found = std::make_unique<Class>(methods, bytes >= long_bytes, known_for(methods, kind), warm_up);
+        found->upsets = upsets_;
     }
     return *found;
 }
@@ -123,7 +127,7 @@ size_t Tuner::shown_bytes(const Request &request, size_t bytes) const {
 }
 
 // Of the nearest size that is known, in proportion; nothing where that is more than a few times as large or as small.
-Learner::Nanoseconds Tuner::known_for(const Methods &methods, const Known &kind) const {
+Learner::Nanoseconds Tuner::known_for(const Methods &methods, const Known &kind) {
     constexpr int farthest = 2;  // powers of two
     const auto distance = [&](const Prior &prior) {
         return std::abs(static_cast<int>(std::bit_width(prior.least_bytes)) -
@@ -136,22 +140,47 @@ Learner::Nanoseconds Tuner::known_for(const Methods &methods, const Known &kind)
             nearest = &prior;
         }
     }
-    Learner::Nanoseconds found{};
     if (nearest == nullptr) {
-        return found;
+        return known_of_segments(methods, kind);
     }
+    Learner::Nanoseconds found{};
     for (const Prior &prior : priors_) {
         for (int one = 0; one < methods.count; ++one) {
             if (prior.operation == kind.operation && prior.narrow == kind.narrow && prior.is_eager == kind.is_eager &&
                 prior.least_bytes == nearest->least_bytes &&
                 prior.method == methods.all[static_cast<size_t>(one)].name()) {
                 const double factor = static_cast<double>(kind.least_bytes) / static_cast<double>(prior.least_bytes);
-                const double ns = static_cast<double>(prior.ns) * factor;
+                const double ns =
+                    static_cast<double>(prior.ns) * factor / static_cast<double>(segments_of(kind.least_bytes));
                 found[static_cast<size_t>(one)] = std::max<uint64_t>(1, static_cast<uint64_t>(ns));
             }
         }
     }
     return found;
+}
+
+// Of calls in segments, which are of one length whatever the size of the call: from the nearest size that has settled.
+Learner::Nanoseconds Tuner::known_of_segments(const Methods &methods, const Known &kind) {
+    constexpr int farthest = 2;  // powers of two
+    if (segments_of(kind.least_bytes) == 1) {
+        return {};
+    }
+    const int size_class = static_cast<int>(std::bit_width(kind.least_bytes));
+    for (const int distance : {-1, 1, -farthest, farthest}) {
+        const int other = size_class + distance;
+        if (other >= static_cast<int>(size_classes) || segments_of(size_t{1} << (other - 1)) == 1) {
+            continue;
+        }
+        const Class *found = class_at(kind.operation, static_cast<size_t>(other), kind.narrow, kind.is_eager).get();
+        if (found != nullptr && found->learner.has_settled() && found->methods.count == methods.count) {
+            Learner::Nanoseconds ns{};
+            for (int one = 0; one < methods.count; ++one) {
+                ns[static_cast<size_t>(one)] = found->learner.typical_ns(one);
+            }
+            return ns;
+        }
+    }
+    return {};
 }
 
 Tuner::Class::Class(const Methods &methods, bool are_long, const Learner::Nanoseconds &known_ns,
@@ -179,6 +208,11 @@ Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_ea
         return of.methods.all[static_cast<size_t>(of.learner.best())];
     }
     Tried &tried = begin_call(steps);
+    // Where the cores have moved, other choices have become wrong as well.
+    if (of.upsets != upsets_) {
+        of.upsets = upsets_;
+        of.learner.look_at_all();
+    }
     tried = {&of.learner, of.learner.next(), request.operation, request.root, is_eager, of.unseen, UINT64_MAX};
     of.unseen = 0;
     active_ = timed_ = true;
@@ -197,10 +231,14 @@ Tuner::Tried &Tuner::begin_call(uint64_t steps) {
     while (learned_ < call && is_known(learned_)) {
         learn(learned_++);
     }
-    if (call == probed_at) {
-        probe();
-    } else if (call == known_at) {
-        can_read_ = true;
+    // Nobody is more than `slots` steps behind; a group counts its steps from there.
+    if (probed_at_ == 0) {
+        if (steps > 2 * slots) {
+            probe();
+            probed_at_ = steps;
+        }
+    } else if (!has_probed_all_ && steps - probed_at_ > slots) {
+        has_probed_all_ = can_read_ = true;
         for (int one = 0; one < size_; ++one) {
             can_read_ = can_read_ && identities_[one].reads.load(std::memory_order_relaxed) == Identity::can_read;
         }
@@ -228,7 +266,7 @@ std::vector<Tuner::Known> Tuner::known() const {
                   {}};
         for (int candidate = 0; candidate < of.methods.count; ++candidate) {
             one.typical_ns.emplace_back(of.methods.all[static_cast<size_t>(candidate)],
-                                        of.learner.typical_ns(candidate));
+                                        of.learner.typical_ns(candidate) * segments_of(one.least_bytes));
         }
         found.push_back(std::move(one));
     }
@@ -292,7 +330,9 @@ void Tuner::learn(uint64_t call) {
         return;
     }
     const uint64_t elapsed_ns = call_times_[0].elapsed_ns[call % CallTimes::kept].load(std::memory_order_relaxed);
+    const uint32_t upsets = tried.learner->upsets();
     tried.learner->observe(tried.choice, duration(tried, call), tried.calls, elapsed_ns);
+    upsets_ += tried.learner->upsets() - upsets;
     if (tried.small && tried.learner->has_settled()) {
         // Of larger calls, whose parts may differ by a little for another reason.
         const Learner &learner = *tried.learner;

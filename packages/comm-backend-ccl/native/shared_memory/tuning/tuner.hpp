@@ -78,9 +78,12 @@ public:
 
     static constexpr size_t scratch_bytes = 64 << 10;
 
+    // How many calls one of `bytes` counts as: programs make few of the largest, and the cores move meanwhile.
+    static constexpr size_t segments_of(size_t bytes) { return bytes < 2 * long_bytes ? 1 : bytes / long_bytes; }
+
 private:
     static constexpr size_t long_bytes = size_t{4} << 20;
-    static constexpr uint64_t lag = slots, probed_at = lag, known_at = 2 * lag;
+    static constexpr uint64_t lag = slots;
 
     struct Tried {
         Learner *learner = nullptr;
@@ -102,6 +105,7 @@ private:
         int warmed_up = -1;
         uint32_t warm_up = 0, warm_up_left = 0, comparisons = 0;
         uint32_t unseen = 0;   // calls since the last one from which it learns
+        uint32_t upsets = 0;   // of all classes, when this one looked what they mean to it
         int64_t ended_ns = 0;  // of that one
     };
     static constexpr size_t size_classes = 48;
@@ -116,7 +120,9 @@ private:
     }
     Class &class_of(const Request &request, size_t bytes, bool is_eager);
     size_t shown_bytes(const Request &request, size_t bytes) const;
-    Learner::Nanoseconds known_for(const Methods &methods, const Known &kind) const;
+    Learner::Nanoseconds known_for(const Methods &methods, const Known &kind);
+    Learner::Nanoseconds known_of_segments(const Methods &methods, const Known &kind);
+    std::unique_ptr<Class> &class_at(int operation, size_t size_class, bool narrow, bool is_eager);
     Method follow(Class &of, const Request &request, size_t bytes, bool is_eager, uint64_t steps);
 
     Tried &begin_call(uint64_t steps);
@@ -133,6 +139,10 @@ private:
     const uint64_t mark_;   // what peers must find at its address
     uint64_t calls_ = 0;    // from which it learns
     uint64_t learned_ = 0;  // of those
+    uint32_t upsets_ = 0;   // of all classes
+    // The step at which this rank tried to read the others, at which all had begun; and whether all know of all.
+    uint64_t probed_at_ = 0;
+    bool has_probed_all_ = false;
     int64_t begun_ns_ = 0;
     Class *timed_class_ = nullptr;
     bool active_ = false, timed_ = false;
