@@ -32,12 +32,14 @@ NATIVE_GROUPS = {
     "kernels": ("kernels_reduce", "kernels_keep_every_16_bit_float", "kernels_round_16_bit_floats"),
     "exchanges": ("exchanges_of_2", "exchanges_of_changing_sizes_of_2", "exchanges_of_changing_sizes_of_3"),
     "learner": (
+        "learner_finds_what_has_become_fast_in_a_pause",
         "learner_leaves_what_has_become_slow",
         "learner_looks_after_pauses",
         "learner_starts_from_what_is_known",
         "learner_warms_up_what_is_slow_at_first",
         "learners_of_operations_that_take_turns_settle",
     ),
+    "segments": ("calls_in_segments_of_2",),
     "waiting": ("ranks_on_one_core_take_turns",),
     "stress": ("stress", "cached_operations_of_3", "streamed_operations_of_3", "wide_operations_of_3"),
 }

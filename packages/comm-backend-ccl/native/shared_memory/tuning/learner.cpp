@@ -234,12 +234,6 @@ void Learner::end_trial(int candidate) {
     if (is_look_) {
         is_look_ = false;
         if (wins) {
-            // What is faster by far need not win as often as what may be an accident.
-            if (duel_ == Duel::none && is_faster(of.durations.least(), now_ns, clear_margin)) {
-                duel_ = Duel::rival;
-                rival_ = static_cast<uint8_t>(candidate);
-                of.wins = 0;
-            }
             begin_trial(candidate, false, true);
         } else if (duel_ != Duel::none) {
             // It has become slow as well; another may not have.
@@ -257,6 +251,8 @@ void Learner::end_trial(int candidate) {
     }
     if (of.wins < trials_to_win) {
         begin_trial(candidate);
+    } else if (is_faster(of.durations.median(), now_ns, clear_margin)) {
+        upset(candidate);
     } else if (has_jumped() || is_upset(candidate)) {
         compare_all();
     } else if (may_correct_ || calls_since_change_ >= least_calls_between_changes) {
@@ -323,13 +319,17 @@ void Learner::end_duel() {
     reference_ns_ = 0;
     const Durations &of_rival = candidates_[rival_].durations, &of_best = candidates_[best_].durations;
     if (is_faster(of_rival.upper_median(), of_best.median(), clear_margin)) {
-        change_to(rival_);
-        ++upsets_;
-        may_correct_ = true;
-        // What is known of the others is of another time.
-        for (Candidate &one : candidates_) {
-            one.credit_ns = UINT64_MAX / 2;
-        }
+        upset(rival_);
+    }
+}
+
+// It has become faster by far, so what is known of the others is of another time.
+void Learner::upset(int candidate) {
+    change_to(candidate);
+    ++upsets_;
+    may_correct_ = true;
+    for (int one = 0; one < count_; ++one) {
+        candidates_[one].is_paid = one != best_;
     }
 }
 

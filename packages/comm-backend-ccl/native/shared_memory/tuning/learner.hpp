@@ -118,6 +118,7 @@ private:
     int fastest_other() const;
     bool begin_duel(int rival, uint64_t now_ns);
     void end_duel();
+    void upset(int candidate);
     bool is_hopeless(int candidate) const;
     void settle();
     void look_for_trial();
