@@ -176,8 +176,11 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
             return;
         }
     }
+    const uint64_t called_ns = (calls - 1) * of.durations.median();
+    const uint64_t pause_ns = elapsed_ns > called_ns ? elapsed_ns - called_ns : 0;
     if (choice.counts) {
         of.durations.add(duration_ns);
+        lately_ns_ = is_long(pause_ns) ? std::array<uint64_t, lately>{} : lately_ns_;
         lately_ns_[lately_at_] = duration_ns;
         lately_at_ = (lately_at_ + 1) % lately;
         if (look_for_regret(duration_ns, calls)) {
@@ -191,9 +194,8 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
             look_at_all();
         }
     }
-    const uint64_t called_ns = (calls - 1) * of.durations.median();
-    if (elapsed_ns > called_ns) {
-        look_after_pause(elapsed_ns - called_ns);
+    if (pause_ns > 0) {
+        look_after_pause(pause_ns);
     }
     if (!under_trial_) {
         for (int one = 0; one < count_; ++one) {
@@ -233,7 +235,10 @@ void Learner::end_trial(int candidate) {
     const bool wins = is_look_ ? is_worth_a_trial(candidate, now_ns) : is_faster(of.durations.median(), now_ns);
     if (is_look_) {
         is_look_ = false;
-        if (wins) {
+        const bool is_sure = duel_ == Duel::none && of.durations.count() > 1;
+        if (is_sure && least_lately() > sure_factor * of.durations.upper_median()) {
+            upset(candidate);  // no accident makes two calls so much faster
+        } else if (wins) {
             begin_trial(candidate, false, true);
         } else if (duel_ != Duel::none) {
             // It has become slow as well; another may not have.
@@ -269,7 +274,7 @@ bool Learner::look_for_regret(uint64_t duration_ns, uint32_t calls) {
         return false;
     }
     const int rival = fastest_other();
-    const uint64_t now_ns = *std::min_element(lately_ns_.begin(), lately_ns_.end());
+    const uint64_t now_ns = least_lately();
     const uint64_t rival_ns = candidates_[rival].durations.median();
     suspects_ = is_faster(rival_ns, duration_ns, clear_margin);
     if (now_ns == 0 || !is_faster(rival_ns, now_ns, clear_margin)) {
@@ -279,6 +284,9 @@ bool Learner::look_for_regret(uint64_t duration_ns, uint32_t calls) {
     regret_ns_ += (now_ns - rival_ns) * calls;
     return regret_ns_ >= calls_of_look * rival_ns && begin_duel(rival, now_ns);
 }
+
+// Of the best's last calls; 0 where these are too few to say how long it takes now.
+uint64_t Learner::least_lately() const { return *std::min_element(lately_ns_.begin(), lately_ns_.end()); }
 
 // As far as is known; the best itself where nothing is known of others.
 int Learner::fastest_other() const {
@@ -323,11 +331,17 @@ void Learner::end_duel() {
     }
 }
 
-// It has become faster by far, so what is known of the others is of another time.
+// It is faster by far, so the cores have moved: what is known of all but these two is of another time.
 void Learner::upset(int candidate) {
+    const int before = best_;
     change_to(candidate);
     ++upsets_;
     may_correct_ = true;
+    pay_for_looks();
+    candidates_[before].is_paid = false;
+}
+
+void Learner::pay_for_looks() {
     for (int one = 0; one < count_; ++one) {
         candidates_[one].is_paid = one != best_;
     }
@@ -392,9 +406,7 @@ void Learner::look_at_all() {
     }
     calls_since_looks_ = 0;
     reference_ns_ = 0;
-    for (int one = 0; one < count_; ++one) {
-        candidates_[one].is_paid = one != best_;
-    }
+    pay_for_looks();
 }
 
 void Learner::look_for_trial() {

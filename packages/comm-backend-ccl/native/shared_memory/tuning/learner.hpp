@@ -91,6 +91,8 @@ private:
     static constexpr size_t lately = 3;
     // A look without that warm-up is worth a trial with it, unless it takes so many times as long as the best.
     static constexpr uint64_t cold_factor = 2;
+    // After a look in which it was so many times as fast, a candidate needs no trial.
+    static constexpr uint64_t sure_factor = 2;
     // Whoever takes so many halves of the least time in two rounds of a comparison is left out of the others. One may
     // be the first that writes to some memory.
     static constexpr uint64_t hopeless_halves = 3;
@@ -115,10 +117,16 @@ private:
     void look_after_pause(uint64_t pause_ns);
     void end_trial(int candidate);
     bool look_for_regret(uint64_t duration_ns, uint32_t calls);
+    uint64_t least_lately() const;
+    // Long enough to pay for a look, so that what was measured before it may be of another time.
+    bool is_long(uint64_t pause_ns) const {
+        return pause_ns / share_of_pause > calls_of_look * candidates_[best_].durations.median();
+    }
     int fastest_other() const;
     bool begin_duel(int rival, uint64_t now_ns);
     void end_duel();
     void upset(int candidate);
+    void pay_for_looks();
     bool is_hopeless(int candidate) const;
     void settle();
     void look_for_trial();
