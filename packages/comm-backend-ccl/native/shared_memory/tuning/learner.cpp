@@ -186,12 +186,9 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
         if (look_for_regret(duration_ns, calls)) {
             return;
         }
-        if (is_unlike_reference()) {
-            if (has_jumped()) {
-                compare_all();
-                return;
-            }
-            look_at_all();
+        if (has_jumped()) {
+            compare_all();
+            return;
         }
     }
     if (pause_ns > 0) {
@@ -236,7 +233,8 @@ void Learner::end_trial(int candidate) {
     if (is_look_) {
         is_look_ = false;
         const bool is_sure = duel_ == Duel::none && of.durations.count() > 1;
-        if (is_sure && least_lately() > sure_factor * of.durations.upper_median()) {
+        if (is_sure && least_lately() > sure_factor * of.durations.upper_median() &&
+            least_lately() < most_factor * of.durations.least()) {
             upset(candidate);  // no accident makes two calls so much faster
         } else if (wins) {
             begin_trial(candidate, false, true);
@@ -331,14 +329,12 @@ void Learner::end_duel() {
     }
 }
 
-// It is faster by far, so the cores have moved: what is known of all but these two is of another time.
+// It is faster by far, so the cores have moved: what is known of the others is of another time.
 void Learner::upset(int candidate) {
-    const int before = best_;
     change_to(candidate);
     ++upsets_;
     may_correct_ = true;
     pay_for_looks();
-    candidates_[before].is_paid = false;
 }
 
 void Learner::pay_for_looks() {
@@ -393,9 +389,10 @@ void Learner::change_to(int candidate) {
 }
 
 // The cores may be others than before, and what was slow then may be fast now.
-bool Learner::has_jumped() const { return !under_trial_ && calls_since_comparison_ >= rest_ && is_unlike_reference(); }
-
-bool Learner::is_unlike_reference() const {
+bool Learner::has_jumped() const {
+    if (under_trial_ || calls_since_comparison_ < rest_) {
+        return false;
+    }
     const uint64_t now_ns = candidates_[best_].durations.median();
     return reference_ns_ > 0 && (3 * now_ns > 4 * reference_ns_ || 4 * now_ns < 3 * reference_ns_);
 }
@@ -405,7 +402,6 @@ void Learner::look_at_all() {
         return;
     }
     calls_since_looks_ = 0;
-    reference_ns_ = 0;
     pay_for_looks();
 }
 

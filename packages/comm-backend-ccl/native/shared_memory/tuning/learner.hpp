@@ -91,8 +91,8 @@ private:
     static constexpr size_t lately = 3;
     // A look without that warm-up is worth a trial with it, unless it takes so many times as long as the best.
     static constexpr uint64_t cold_factor = 2;
-    // After a look in which it was so many times as fast, a candidate needs no trial.
-    static constexpr uint64_t sure_factor = 2;
+    // After a look in which it was so many times as fast, a candidate needs no trial; by more, a clock is wrong.
+    static constexpr uint64_t sure_factor = 2, most_factor = 64;
     // Whoever takes so many halves of the least time in two rounds of a comparison is left out of the others. One may
     // be the first that writes to some memory.
     static constexpr uint64_t hopeless_halves = 3;
@@ -131,7 +131,6 @@ private:
     void settle();
     void look_for_trial();
     bool has_jumped() const;
-    bool is_unlike_reference() const;
     bool is_upset(int candidate) const;
     void change_to(int candidate);
     static bool is_faster(uint64_t ns, uint64_t than_ns, uint64_t parts = margin) {
