@@ -355,6 +355,24 @@ TEST(peers_are_read_in_order) {
     }
 }
 
+// Ranks whose segments would be moved differently find out before they move them.
+TEST(segments_moved_differently_are_an_error) {
+    Segment segment(2);
+    const auto group = segment.join(0, {1}), other = segment.join(1, {0});
+    Request request;
+    request.operation = all_reduce, request.dtype = float32, request.count = 1000;
+    shm::Call call;
+    group->begin(request, call, 1);
+    shm::Record &theirs = group->record_of(1, 1);
+    theirs.call = call;
+    group->go_on(5, 2);
+    theirs.call.of_segments[1] = 2;
+    CHECK(group->goes_on_alike(1, 1, 5), "they are alike, but: " << group->failure());
+    theirs.call.of_segments[1] = 3;
+    CHECK(!group->goes_on_alike(1, 1, 5), "they differ");
+    CHECK(group->failure().find("different transfers") != std::string::npos, group->failure());
+}
+
 // Of ranks that the scheduler has put on one core, none waits there until it falls asleep. An operation takes a turn of
 // each, and every sleep is a switch that a thread asked for.
 TEST(ranks_on_one_core_take_turns) {

@@ -257,6 +257,27 @@ TEST(learner_finds_what_has_become_fast_in_a_pause) {
     CHECK(slow_calls < 15 * blocks, slow_calls << " of " << 80 * blocks << " calls are slow");
 }
 
+// A program with one call a second leaves what has become slow as well.
+TEST(learner_with_one_call_after_each_pause) {
+    const std::vector<double> near{53, 145, 60, 140}, far{500, 106, 520, 180};
+    Noise noise(options.seed, 0.03);
+    Learner learner(4);
+    const auto run = [&](int calls, const std::vector<double> &us) {
+        int slow_calls = 0;
+        for (int call = 0; call < calls; ++call) {
+            const Learner::Choice choice = learner.next();
+            const double took = us[choice.candidate];
+            learner.observe(choice, static_cast<uint64_t>(noise.of(took) * 1000), 1, 1'000'000'000);
+            slow_calls += took > 1.3 * *std::min_element(us.begin(), us.end()) ? 1 : 0;
+        }
+        return slow_calls;
+    };
+    run(300, near);
+    const int steady = run(100, near), moved = run(100, far);
+    CHECK(steady <= 40, steady << " calls in a hundred are slow while nothing moves");
+    CHECK(moved <= 60, moved << " calls in a hundred are slow after a move");
+}
+
 // The first calls with a candidate, after others, find its memory in no cache.
 TEST(learner_warms_up_what_is_slow_at_first) {
     constexpr int warm_up = 64;

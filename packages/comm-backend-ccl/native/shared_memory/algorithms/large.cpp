@@ -104,6 +104,9 @@ bool Large::ready(Group &group, uint32_t step) {
     if (!needed(group, step) || (way_ == undecided && !plan(group))) {
         return false;
     }
+    if (segment_ > 0 && step == origin_ + 1 && !segment_agrees(group)) {
+        return false;
+    }
     return way_ != in_chunks || pipelined_.is_free(group, step - origin_ - 1, awaits);
 }
 
@@ -168,11 +171,28 @@ void Large::plan_segment(Group &group) {
     posts_ = is_last ? posts_ : steps_;
 }
 
-// At the end of step `step`, the last one of the segment before, and before it is posted.
+// With the ranks that were waited for.
+bool Large::segment_agrees(Group &group) {
+    const bool takes_from_root = request.operation == broadcast || request.operation == scatter;
+    if (takes_from_root || request.operation == gather) {
+        if (takes_from_root == operands_.is_root()) {
+            return true;  // waited for nobody
+        }
+    }
+    for (int other = 0; other < operands_.size; ++other) {
+        const bool was_waited_for = other != operands_.me && (!takes_from_root || other == request.root);
+        if (was_waited_for && !group.goes_on_alike(other, call_.number, segment_)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Step `step`, the last one of a segment, is done and not yet posted: plans the next segment.
 void Large::begin_next_segment(Group &group, uint32_t step) {
     group.tuner().end(group.steps());
     group.choose_method(request, bytes_, false);
-    group.go_on(group.method().code());
+    group.go_on(segment_ + 1, group.method().code());
     exposed = exposed || group.method().transfer == shm::single_copy;
     ++segment_;
     origin_ = step;

@@ -29,6 +29,7 @@ private:
     bool plan(Group &group);
     void plan_segment(Group &group);
     void begin_next_segment(Group &group, uint32_t step);
+    bool segment_agrees(Group &group);
     bool sizes_agree(Group &group);
 
     enum Way : uint8_t { undecided, eager, in_place, in_chunks, read };

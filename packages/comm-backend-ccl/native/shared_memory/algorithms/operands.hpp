@@ -44,9 +44,9 @@ struct Operands {
     const char *input() const { return static_cast<const char *>(request.input); }
     char *output() const { return static_cast<char *>(request.output); }
     bool is_root() const { return me == request.root; }
-    // Bytes of this rank's tensor that is cut into chunks, and how many parts of it a slot has room for.
+    // Bytes of this rank's tensor that is cut into chunks, or of each of its parts.
     size_t total() const { return request.bytes(); }
-    // The parts of a tensor, of which each rank has, or gets, one.
+    // How many parts the input has: one for each rank, or 1.
     size_t parts() const { return is_cut(request.operation) ? static_cast<size_t>(size) : 1; }
     size_t output_bytes() const {
         if (request.operation == broadcast && is_root()) {

@@ -134,8 +134,9 @@ void SingleCopy::act(Group &group, const Operands &operands, const Range &range,
             for (int before = 0; before < me; ++before) {
                 offset += group.sizes_of(from, number)[before];
             }
-            reader.read_input(from, output + operands.output_offsets[from] + begin, offset + begin,
-                              within(request.output_counts[from] * item));
+            if (const size_t theirs = within(request.output_counts[from] * item); theirs > 0) {
+                reader.read_input(from, output + operands.output_offsets[from] + begin, offset + begin, theirs);
+            }
         }
         break;
     }

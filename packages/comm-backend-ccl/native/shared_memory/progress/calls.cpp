@@ -124,7 +124,14 @@ Record &Group::begin(const Request &request, Call &call, uint8_t method) {
     return record;
 }
 
-void Group::go_on(uint8_t method) { fingerprint_ = mixed(fingerprint_, method, number_); }
+bool Group::goes_on_alike(int other, uint64_t number, size_t segment) {
+    const size_t place = segment % std::size(Call{}.of_segments);
+    if (record_of(other, number).call.of_segments[place] == record_of(rank_, number).call.of_segments[place]) {
+        return true;
+    }
+    fail(different_calls, other, number);
+    return false;
+}
 
 void Group::pass(const Passed &passed) {
     fingerprint_ = mixed(fingerprint_, passed.digest, 0);
@@ -203,10 +210,13 @@ std::string Group::failure() {
                " have different values of CCL_SHARED_MEMORY_TRANSFER or CCL_SHARED_MEMORY_LEARNING";
     }
     const Record &theirs = record_of(other, number);
-    std::string text = "operation " + std::to_string(number) + " of the group is " +
-                       described(record_of(finder, number)) + " on rank " + std::to_string(finder) + " and ";
+    const std::string found = described(record_of(finder, number));
+    std::string text = "operation " + std::to_string(number) + " of the group is " + found + " on rank " +
+                       std::to_string(finder) + " and ";
     text += theirs.call.number == number ? described(theirs) : "something else";
-    return text + " on rank " + std::to_string(other);
+    text += " on rank " + std::to_string(other);
+    const bool are_alike = theirs.call.number == number && described(theirs) == found;
+    return are_alike ? text + ", which have chosen different transfers: a fault of this library" : text;
 }
 
 }  // namespace shm

@@ -14,6 +14,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -164,8 +165,12 @@ public:
 
     // Gives the operation that begins here its number and fingerprint; others see the record with its first word.
     Record &begin(const Request &request, Call &call, uint8_t method);
-    // Later: what is left of the operation is moved so. Ranks that differ in this find out at their next operation.
-    void go_on(uint8_t method);
+    // Later: a segment of the operation is moved so.
+    void go_on(size_t segment, uint8_t method) {
+        record_of(rank_, number_).call.of_segments[segment % std::size(Call{}.of_segments)] = method;
+    }
+    // Whether another rank, which has done the step before the segment, moves it alike.
+    bool goes_on_alike(int other, uint64_t number, size_t segment);
     // Before it begins: has it compared, and described, with what the program passed.
     void pass(const Passed &passed);
     Record &record_of(int rank, uint64_t number) {

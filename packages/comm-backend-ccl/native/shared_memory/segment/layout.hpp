@@ -43,6 +43,9 @@ struct Call {
     int32_t root = -1;
     uint8_t operation = 0, dtype = 0, op = 0;
     uint8_t method = 0;  // the code of how it moves data, where that was chosen before it began
+    // The codes of its last segments, each written before the step that comes before the segment is posted. A rank is
+    // less than four segments ahead of another, as each has at least two steps.
+    uint8_t of_segments[4] = {};
 };
 
 // What the program passed to the call of that number, where it is something else than what the engine got.

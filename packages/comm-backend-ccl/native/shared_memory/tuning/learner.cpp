@@ -101,8 +101,9 @@ bool Learner::is_hopeless(int candidate) const {
 }
 
 void Learner::begin_trial(int candidate, bool is_look, bool is_cold) {
-    if (settled_ && candidates_[candidate].wins == 0) {
+    if (settled_ && (is_look || candidates_[candidate].wins == 0)) {
         candidates_[candidate].durations.clear();  // of another time
+        candidates_[candidate].wins = 0;
     }
     under_trial_ = true;
     ++trials_begun_;
@@ -130,11 +131,10 @@ uint64_t Learner::cost_ns_of_look(int candidate, uint64_t least_part) const {
     return (calls_of_look + static_cast<uint64_t>(trial)) * more_ns;
 }
 
-// The cores may be others than before it, or less busy.
-void Learner::look_after_pause(uint64_t pause_ns) {
-    uint64_t left_ns = pause_ns / share_of_pause;
-    // Another one comes first each time, as many a pause is too short for all.
-    const int begin = pauses_++ % (count_ - 1);
+// The cores may be others than before, or less busy.
+void Learner::pay_for_looks(uint64_t left_ns) {
+    // Another one comes first each time, as many a sum is too small for all.
+    const int begin = payments_++ % (count_ - 1);
     for (int one = 0; one < count_ - 1; ++one) {
         const int candidate = (best_ + 1 + (begin + one) % (count_ - 1)) % count_;
         const uint64_t cost_ns = cost_ns_of_look(candidate, 8);
@@ -178,9 +178,14 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
     }
     const uint64_t called_ns = (calls - 1) * of.durations.median();
     const uint64_t pause_ns = elapsed_ns > called_ns ? elapsed_ns - called_ns : 0;
+    // What was measured before a pause may be of another time; calls that all come after pauses are of one kind.
+    const bool is_after_pause = is_long(pause_ns);
+    if (is_after_pause && !was_after_pause_) {
+        lately_ns_ = {};
+    }
+    was_after_pause_ = is_after_pause;
     if (choice.counts) {
         of.durations.add(duration_ns);
-        lately_ns_ = is_long(pause_ns) ? std::array<uint64_t, lately>{} : lately_ns_;
         lately_ns_[lately_at_] = duration_ns;
         lately_at_ = (lately_at_ + 1) % lately;
         if (look_for_regret(duration_ns, calls)) {
@@ -191,8 +196,9 @@ void Learner::observe(const Choice &choice, uint64_t duration_ns, uint32_t calls
             return;
         }
     }
-    if (pause_ns > 0) {
-        look_after_pause(pause_ns);
+    if (is_after_pause && calls_since_looks_ >= least_calls_between_pauses) {
+        calls_since_looks_ = 0;
+        pay_for_looks(pause_ns / share_of_pause);
     }
     if (!under_trial_) {
         for (int one = 0; one < count_; ++one) {
@@ -334,13 +340,7 @@ void Learner::upset(int candidate) {
     change_to(candidate);
     ++upsets_;
     may_correct_ = true;
-    pay_for_looks();
-}
-
-void Learner::pay_for_looks() {
-    for (int one = 0; one < count_; ++one) {
-        candidates_[one].is_paid = one != best_;
-    }
+    pay_for_looks(UINT64_MAX);
 }
 
 // What was slower before is much faster now, so nothing that is known of the others holds.
@@ -397,12 +397,17 @@ bool Learner::has_jumped() const {
     return reference_ns_ > 0 && (3 * now_ns > 4 * reference_ns_ || 4 * now_ns < 3 * reference_ns_);
 }
 
-void Learner::look_at_all() {
-    if (!settled_ || under_trial_ || calls_since_looks_ < least_calls_between_looks) {
-        return;
+bool Learner::look_at_all() {
+    if (!settled_) {
+        return true;  // all are compared
     }
+    if (under_trial_ || calls_since_looks_ < least_calls_between_looks) {
+        return false;
+    }
+    const uint64_t spent_ns = calls_since_looks_ * candidates_[best_].durations.median();
     calls_since_looks_ = 0;
-    pay_for_looks();
+    pay_for_looks(spent_ns / share_of_pause);
+    return true;
 }
 
 void Learner::look_for_trial() {

@@ -59,8 +59,9 @@ public:
     // `calls`: so many were done since the one before it, whose end was `elapsed_ns` before its beginning.
     void observe(const Choice &choice, uint64_t duration_ns, uint32_t calls = 1, uint64_t elapsed_ns = 0);
 
-    // The cores seem to be others than before, so that a look at each of the others is due; once in a while.
-    void look_at_all();
+    // The cores seem to have moved: has a look at each other candidate that the calls since the last such looks pay
+    // for. Returns whether that is settled; else it has to be asked for again.
+    bool look_at_all();
 
     int best() const { return best_; }
     int candidates() const { return count_; }
@@ -97,6 +98,8 @@ private:
     // be the first that writes to some memory.
     static constexpr uint64_t hopeless_halves = 3;
     static constexpr uint32_t least_calls_between_changes = 1000;
+    // So that most calls of a program with a pause after each are no looks.
+    static constexpr uint32_t least_calls_between_pauses = 20;
     static constexpr uint32_t least_calls_between_looks = 400;
     // What was known is wrong where the machine was busy when it was measured.
     static constexpr uint32_t calls_to_verification = 500;
@@ -107,26 +110,25 @@ private:
         uint64_t credit_ns = 0;  // what a trial may cost by now
         uint8_t arrived = 0;     // of the calls of a trial
         uint8_t wins = 0;
-        bool is_paid = false;  // a look at it, by a pause
+        bool is_paid = false;  // a look at it
     };
 
     void compare_all();
     void begin_trial(int candidate, bool is_look = false, bool is_cold = false);
     bool is_worth_a_trial(int candidate, uint64_t now_ns) const;
     uint64_t cost_ns_of_look(int candidate, uint64_t least_part) const;
-    void look_after_pause(uint64_t pause_ns);
     void end_trial(int candidate);
     bool look_for_regret(uint64_t duration_ns, uint32_t calls);
     uint64_t least_lately() const;
-    // Long enough to pay for a look, so that what was measured before it may be of another time.
+    // Long enough to pay for a look.
     bool is_long(uint64_t pause_ns) const {
-        return pause_ns / share_of_pause > calls_of_look * candidates_[best_].durations.median();
+        return 8 * (pause_ns / share_of_pause) > calls_of_look * candidates_[best_].durations.median();
     }
     int fastest_other() const;
     bool begin_duel(int rival, uint64_t now_ns);
     void end_duel();
     void upset(int candidate);
-    void pay_for_looks();
+    void pay_for_looks(uint64_t left_ns);
     bool is_hopeless(int candidate) const;
     void settle();
     void look_for_trial();
@@ -149,21 +151,22 @@ private:
     uint8_t trial_calls_ = 0;             // as many as it had at its beginning
     bool under_trial_ = false;            // or durations of one are still to come
     bool is_look_ = false;                // of a few calls, which only say whether a trial is worth its time
-    uint8_t pauses_ = 0;
+    uint8_t payments_ = 0;
     // Whether a trial of a rival is followed by one of the best, and which of the two is under way.
     enum class Duel : uint8_t { none, rival, best };
     Duel duel_ = Duel::none;
     uint8_t rival_ = 0;
     std::array<uint64_t, lately> lately_ns_{};  // of the best; 0 is unknown
     uint8_t lately_at_ = 0;
-    bool suspects_ = false;      // after a call that took longer than another candidate is known to take
-    uint64_t regretted_ns_ = 0;  // how long the best took when a duel began
-    uint64_t regret_ns_ = 0;     // what calls took longer than the fastest other is known to take
+    bool was_after_pause_ = false;  // the last call that was measured
+    bool suspects_ = false;         // after a call that took longer than another candidate is known to take
+    uint64_t regretted_ns_ = 0;     // how long the best took when a duel began
+    uint64_t regret_ns_ = 0;        // what calls took longer than the fastest other is known to take
     uint32_t trials_begun_ = 0, trials_ended_ = 0;
     uint8_t uncounted_left_ = 0;
     uint64_t reference_ns_ = 0;                            // of the best, soon after it was chosen
     uint32_t rest_ = least_calls_between_comparisons / 2;  // calls until all may be compared again
-    uint32_t calls_since_change_ = 0, calls_since_comparison_ = 0, calls_since_looks_ = 0;
+    uint32_t calls_since_change_ = 0, calls_since_comparison_ = 0, calls_since_looks_ = least_calls_between_looks;
     uint32_t changes_ = 0, upsets_ = 0, comparisons_ = 0;
     bool may_correct_ = true;  // a comparison of few calls may have been wrong
     uint32_t unverified_ = 0;  // calls until what was known from elsewhere is compared here

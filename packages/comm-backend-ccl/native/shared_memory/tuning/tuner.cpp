@@ -159,7 +159,7 @@ Learner::Nanoseconds Tuner::known_for(const Methods &methods, const Known &kind)
     return found;
 }
 
-// Of calls in segments, which are of one length whatever the size of the call: from the nearest size that has settled.
+// Of calls in segments, which are about as long whatever the size of the call: from the nearest size that has settled.
 Learner::Nanoseconds Tuner::known_of_segments(const Methods &methods, const Known &kind) {
     constexpr int farthest = 2;  // powers of two
     if (segments_of(kind.least_bytes) == 1) {
@@ -209,9 +209,8 @@ Method Tuner::follow(Class &of, const Request &request, size_t bytes, bool is_ea
     }
     Tried &tried = begin_call(steps);
     // Where the cores have moved, other choices have become wrong as well.
-    if (of.upsets != upsets_) {
+    if (of.upsets != upsets_ && of.learner.look_at_all()) {
         of.upsets = upsets_;
-        of.learner.look_at_all();
     }
     tried = {&of.learner, of.learner.next(), request.operation, request.root, is_eager, of.unseen, UINT64_MAX};
     of.unseen = 0;
@@ -231,7 +230,7 @@ Tuner::Tried &Tuner::begin_call(uint64_t steps) {
     while (learned_ < call && is_known(learned_)) {
         learn(learned_++);
     }
-    // Nobody is more than `slots` steps behind; a group counts its steps from there.
+    // Nobody is more than `slots` steps behind. A group counts its steps from `slots`, not from 0.
     if (probed_at_ == 0) {
         if (steps > 2 * slots) {
             probe();

@@ -69,8 +69,8 @@ public:
     // Of small operations and messages, which have no choice of their own: what is clearly better for larger ones.
     Method usual_of_small() const { return {streams_small_ ? streamed : cached, false, false, wide_small_}; }
     bool can_read_peers() const { return can_read_; }
-    // Whether all ranks have ended a call that had a choice, so that they have reserved what such calls need.
-    bool has_met_all() const { return calls_ > lag; }
+    // Whether all ranks have begun a call that had a choice, so that they have reserved what such calls need.
+    bool has_met_all() const { return has_probed_all_; }
     // Whether the kernel lets this rank read the memory of all others, which have joined.
     bool reads_peers() const;
     // Room for what was read of one peer and is reduced next.
@@ -140,8 +140,9 @@ private:
     uint64_t calls_ = 0;    // from which it learns
     uint64_t learned_ = 0;  // of those
     uint32_t upsets_ = 0;   // of all classes
-    // The step at which this rank tried to read the others, at which all had begun; and whether all know of all.
+    // The step at which this rank tried to read the others' memory, as all did.
     uint64_t probed_at_ = 0;
+    // Whether all ranks know how that went for all.
     bool has_probed_all_ = false;
     int64_t begun_ns_ = 0;
     Class *timed_class_ = nullptr;
