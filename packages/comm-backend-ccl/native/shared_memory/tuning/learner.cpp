@@ -398,8 +398,8 @@ bool Learner::has_jumped() const {
 }
 
 bool Learner::look_at_all() {
-    if (!settled_) {
-        return true;  // all are compared
+    if (!settled_ || count_ < 2) {
+        return true;  // all are compared, or there is no other
     }
     if (under_trial_ || calls_since_looks_ < least_calls_between_looks) {
         return false;
