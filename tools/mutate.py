@@ -29,6 +29,7 @@ NATIVE = "native:"
 NATIVE_OPTIONS = ("--operations=20000", "--limit=100", "--patience=20")
 # Names of native tests by what a fault is about.
 NATIVE_GROUPS = {
+    "copies": ("kernels_copy",),
     "kernels": ("kernels_reduce", "kernels_keep_every_16_bit_float", "kernels_round_16_bit_floats"),
     "exchanges": ("exchanges_of_2", "exchanges_of_changing_sizes_of_2", "exchanges_of_changing_sizes_of_3"),
     "learner": (
@@ -39,6 +40,7 @@ NATIVE_GROUPS = {
         "learner_warms_up_what_is_slow_at_first",
         "learners_of_operations_that_take_turns_settle",
     ),
+    "rings": ("the_wide_ring_has_to_be_faster_by_a_fifth", "near_operations_of_2", "near_operations_of_3"),
     "segments": ("calls_in_segments_of_2",),
     "waiting": ("ranks_on_one_core_take_turns",),
     "stress": ("stress", "cached_operations_of_3", "streamed_operations_of_3", "wide_operations_of_3"),

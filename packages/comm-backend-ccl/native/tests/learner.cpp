@@ -439,8 +439,10 @@ TEST(methods_keep_their_names) {
     CHECK(streamed.name() == "streamed, by all" && streamed.code() == 10, "by all");
     CHECK(small.name() == "cached, by all, small chunks" && small.code() == 25, "small chunks");
     CHECK(read.name() == "single_copy" && read.code() == 3, "single copy");
-    const Method wide{shm::cached, false, false, true};
+    const Method wide{shm::cached, false, false, shm::RingSize::wide},
+        near{shm::cached, false, false, shm::RingSize::near};
     CHECK(wide.name() == "cached, wide ring" && wide.code() == 33 && wide.place_code() == 33, "wide ring");
+    CHECK(near.name() == "cached, near ring" && near.code() == 65 && near.place_code() == 0, "near ring");
     CHECK(streamed.place_code() == 0, "only the ring is a place");
     for (int operation = 0; operation < shm::operations; ++operation) {
         for (const int ranks : {2, 3}) {

@@ -187,7 +187,8 @@ TEST(stress) {
         worlds.push_back(std::make_unique<World>(static_cast<int>(group.size())));
         // Half of the groups learn, others go round the wide ring or around the caches.
         for (size_t place = 0; place < group.size() && worlds.size() % 2 == 0; ++place) {
-            (*worlds.back())[static_cast<int>(place)].tuner().fix(worlds.size() % 4 == 0 ? cached : streamed, true);
+            (*worlds.back())[static_cast<int>(place)].tuner().fix(worlds.size() % 4 == 0 ? cached : streamed,
+                                                                  shm::RingSize::wide);
         }
     }
     std::array<size_t, ranks> finished{};

@@ -9,22 +9,24 @@ void Pipelined::plan(Group &group, const Operands &operands, size_t whole, const
     const size_t parts = operands.parts();
     whole_ = whole;
     range_ = range;
-    // Small chunks cost more in flags; large ones leave the caches too early, and keep whoever only takes waiting.
+    // Small chunks cost more in flags, and in turns of ranks that share a core; large ones leave the caches too early,
+    // and keep whoever only takes waiting.
     const bool fits = whole_ * parts <= group.layout().ring_bytes();
-    const size_t most = group.layout().chunk_bytes() * (fits ? larger_chunk : 1);
+    const size_t most = group.layout().chunk_bytes() * (fits || group.crowded() ? larger_chunk : 1);
     const size_t room = most / parts / alignment * alignment;
     constexpr size_t least = size_t{64} << 10, one_chunk = size_t{256} << 10;
     const size_t wanted = group.method().small_chunks ? std::max(least, whole_ / 16)
                           : whole_ <= one_chunk       ? whole_
                                                       : (whole_ + 1) / 2;
-    chunk_ = std::min(room, rounded_up(std::max<size_t>(wanted, 1), alignment));
+    const size_t piece = group.layout().piece_bytes;
+    const bool near = group.method().ring == RingSize::near;
+    chunk_ = near ? most_of_near * piece : std::min(room, rounded_up(std::max<size_t>(wanted, 1), alignment));
     chunks_ = static_cast<uint32_t>((range.end - range.begin + chunk_ - 1) / chunk_);
     // Each rank reduces a part, which the others copy, or each reduces all.
     const bool reduces = request.operation == all_reduce || request.operation == shm::reduce;
     stages_ = reduces && !group.method().by_all ? 3 : 2;
-    const size_t piece = group.layout().piece_bytes;
     pieces_ = std::bit_ceil(static_cast<uint32_t>((chunk_ * parts + piece - 1) / piece));
-    first_ = group.take_pieces(pieces_, chunks_);
+    first_ = group.take_pieces(pieces_, chunks_, near);
 }
 
 bool Pipelined::is_free(Group &group, uint32_t at, uint32_t &needed) const {
@@ -66,13 +68,23 @@ void Pipelined::publish_chunk(Group &group, const Operands &operands, uint32_t c
             write(to + until, operands.input() + begin + until, bytes - until);
         }
         break;
-    case all_gather:
-        write(to, operands.input() + begin, bytes);
-        if (operands.output() + static_cast<size_t>(me) * whole_ != operands.input()) {
-            operands.copy(operands.output() + static_cast<size_t>(me) * whole_ + begin, operands.input() + begin,
-                          bytes);
+    case all_gather: {
+        char *own = operands.output() + static_cast<size_t>(me) * whole_;
+        const auto keep = [&] {
+            if (own != operands.input()) {
+                operands.copy(own + begin, operands.input() + begin, bytes);
+            }
+        };
+        // What reads the chunk from memory is better the copy around the caches; else the others have to wait for less.
+        if (operands.around_caches) {
+            keep();
+            write(to, operands.input() + begin, bytes);
+        } else {
+            write(to, operands.input() + begin, bytes);
+            keep();
         }
         break;
+    }
     case gather:
         if (operands.is_root()) {
             operands.copy(operands.output() + static_cast<size_t>(me) * whole_ + begin, operands.input() + begin,

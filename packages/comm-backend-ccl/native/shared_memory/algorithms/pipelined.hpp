@@ -25,7 +25,7 @@ private:
         const size_t begin = chunk_begin(chunk), end = std::min(whole, range_.end);
         return begin >= end ? 0 : std::min(chunk_, end - begin);
     }
-    uint32_t piece_of(uint32_t chunk) const { return (first_ + chunk % shm::pieces * pieces_) % shm::pieces; }
+    uint32_t piece_of(uint32_t chunk) const { return Group::taken_pieces(first_, pieces_, chunk); }
     char *slot(Group &group, int rank, uint32_t chunk) const { return group.piece(rank, piece_of(chunk)); }
     void publish_chunk(Group &group, const Operands &operands, uint32_t chunk);
     void reduce_chunk(Group &group, const Operands &operands, uint32_t chunk);

@@ -2,8 +2,6 @@
 
 #include "segment/peer_memory.hpp"
 
-#include <cstring>
-
 namespace shm {
 
 namespace {
@@ -99,7 +97,7 @@ void SingleCopy::act(Group &group, const Operands &operands, const Range &range,
         break;
     case scatter:
         if (operands.is_root()) {
-            std::memmove(output + begin, operands.input() + part(me), bytes);
+            operands.copy(output + begin, operands.input() + part(me), bytes);
         } else {
             reader.read_input(request.root, output + begin, part(me), bytes);
         }
@@ -111,14 +109,14 @@ void SingleCopy::act(Group &group, const Operands &operands, const Range &range,
         [[fallthrough]];
     case all_gather:
         if (output + part(me) != operands.input() + begin) {
-            std::memmove(output + part(me), operands.input() + begin, bytes);
+            operands.copy(output + part(me), operands.input() + begin, bytes);
         }
         for (const int from : group.reading_order()) {
             reader.read_input(from, output + part(from), begin, bytes);
         }
         break;
     case all_to_all:
-        std::memcpy(output + part(me), operands.input() + part(me), bytes);
+        operands.copy(output + part(me), operands.input() + part(me), bytes);
         for (const int from : group.reading_order()) {
             reader.read_input(from, output + part(from), part(me), bytes);
         }
@@ -126,8 +124,8 @@ void SingleCopy::act(Group &group, const Operands &operands, const Range &range,
     case all_to_all_v: {
         const auto within = [&](size_t whole) { return std::min(whole, range.end) - std::min(whole, begin); };
         if (const size_t own = within(request.output_counts[me] * item); own > 0) {
-            std::memcpy(output + operands.output_offsets[me] + begin,
-                        operands.input() + operands.input_offsets[me] + begin, own);
+            operands.copy(output + operands.output_offsets[me] + begin,
+                          operands.input() + operands.input_offsets[me] + begin, own);
         }
         for (const int from : group.reading_order()) {
             size_t offset = 0;

@@ -75,6 +75,17 @@ void copy_around(void *output, const void *input, size_t bytes) {
     const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
     std::memcpy(to, from, head);
     to += head, from += head, bytes -= head;
+    // What comes from memory is prefetched within a page, so several pages at a time come faster.
+    constexpr size_t page = 4 << 10, pages = 4, burst = 256;
+    for (; bytes >= pages * page; bytes -= pages * page, to += pages * page, from += pages * page) {
+        for (size_t at = 0; at < page; at += burst) {
+            for (size_t of = at; of < pages * page; of += page) {
+                for (size_t line = of; line < of + burst; line += 64) {
+                    put_around(to + line, from + line);
+                }
+            }
+        }
+    }
     for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
         put_around(to, from);
     }

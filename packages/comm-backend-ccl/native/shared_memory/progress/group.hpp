@@ -187,12 +187,17 @@ public:
         return at<char>(layout_.rings) + static_cast<size_t>(rank) * layout_.all_ring_bytes() +
                index * layout_.piece_bytes;
     }
-    // The next pieces of the ring, a power of two of them, `times` times.
-    uint32_t take_pieces(uint32_t count, uint32_t times) {
-        OwnRing &ring = rings_[0];
-        const uint32_t first = (ring.next + count - 1) / count * count % pieces;
-        ring.next = (first + count * times) % pieces;
-        return first;
+    // The next pieces of the wide or the near ring, a power of two of them, `times` times.
+    uint32_t take_pieces(uint32_t count, uint32_t times, bool near) {
+        OwnRing &ring = rings_[near ? 1 : 0];
+        const uint32_t first = (ring.next + count - 1) / count * count % ring.count;
+        ring.next = (first + count * times) % ring.count;
+        return ring.begin + first;
+    }
+    // Those that were taken, from `first`, at the time `at` of them.
+    static uint32_t taken_pieces(uint32_t first, uint32_t count, uint32_t at) {
+        const uint32_t begin = first < pieces ? 0 : pieces, of = first < pieces ? pieces : near_pieces;
+        return begin + (first - begin + at % of * count) % of;
     }
     // The next for what is published at once, a power of two of them.
     uint32_t next_pieces(uint32_t count, bool wide) const {
@@ -201,8 +206,9 @@ public:
     }
     // As the method says that was chosen.
     uint32_t take_pieces(uint32_t count) {
-        const uint32_t first = next_pieces(count, method_.wide_ring);
-        OwnRing &ring = rings_[ring_for(count, method_.wide_ring)];
+        const bool is_wide = method_.ring == RingSize::wide;
+        const uint32_t first = next_pieces(count, is_wide);
+        OwnRing &ring = rings_[ring_for(count, is_wide)];
         ring.next = (first - ring.begin + count) % ring.count;
         return first;
     }

@@ -22,11 +22,12 @@ Methods methods_for(int operation, int ranks, int dtype, bool is_eager, bool can
         found.add({cached, pair, true});
         found.add({streamed, pair, true});
         found.add({cached, pair, false});
+        found.add({cached, pair, false, RingSize::near});
     } else {
         found.add({cached});
         found.add({streamed});
         if (is_eager) {
-            found.add({cached, false, false, true});
+            found.add({cached, false, false, RingSize::wide});
         }
     }
     // Of an all_to_all_v, what is small is shown before anybody knows whether all is.

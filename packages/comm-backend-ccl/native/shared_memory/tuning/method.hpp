@@ -18,6 +18,13 @@ enum Transfer : uint8_t {
 };
 extern const char *const transfer_names[transfers];
 
+// Whose place in memory a method goes round.
+enum class RingSize : uint8_t {
+    usual,  // that of its size
+    wide,   // of what is published at once: that of large operations, which has more memory
+    near,   // of an operation in chunks: the smallest, which both cores' caches hold, in chunks of 32 KiB
+};
+
 struct Method {
     Transfer transfer = cached;
     // Of an all_reduce or reduce in chunks: each rank that gets the result reduces everything, instead of a slice that
@@ -25,20 +32,22 @@ struct Method {
     bool by_all = false;
     // Of the ring: chunks that are a sixteenth of the data, instead of half of it.
     bool small_chunks = false;
-    // Of what is published at once: through the ring of large operations, which goes round more memory.
-    bool wide_ring = false;
+    RingSize ring = RingSize::usual;
 
-    // In the profile, so that it must not change: "cached", "cached, by all, small chunks", "cached, wide ring".
+    // In the profile, so that it must not change: "cached", "cached, by all, small chunks", "cached, wide ring",
+    // "cached, near ring".
     std::string name() const {
         return std::string(transfer_names[transfer]) + (by_all ? ", by all" : "") +
-               (small_chunks ? ", small chunks" : "") + (wide_ring ? ", wide ring" : "");
+               (small_chunks ? ", small chunks" : "") + (ring == RingSize::wide ? ", wide ring" : "") +
+               (ring == RingSize::near ? ", near ring" : "");
     }
     // Not 0, which is no choice.
     uint8_t code() const {
-        return static_cast<uint8_t>(1 + transfer + (by_all ? 8 : 0) + (small_chunks ? 16 : 0) + (wide_ring ? 32 : 0));
+        return static_cast<uint8_t>(1 + transfer + (by_all ? 8 : 0) + (small_chunks ? 16 : 0) +
+                                    32 * static_cast<int>(ring));
     }
     // Of a call whose transfer is chosen later: where its small parts are shown.
-    uint8_t place_code() const { return wide_ring ? code() : 0; }
+    uint8_t place_code() const { return ring == RingSize::wide ? code() : 0; }
 };
 
 struct Methods {

@@ -41,8 +41,8 @@ public:
     Method begin(const Request &request, size_t bytes, bool is_eager, uint64_t steps);
     // It moved them otherwise, so that its duration says nothing.
     void ignore() { timed_ = false; }
-    // From now on always this transfer, and the wide ring or not, where it is possible; on all ranks alike.
-    void fix(Transfer transfer, bool wide_ring = false);
+    // From now on always this transfer, and this ring, where it is possible; on all ranks alike.
+    void fix(Transfer transfer, RingSize ring = RingSize::usual);
     // How long an operation took with a method on another group of as many ranks.
     struct Prior {
         int operation;
@@ -67,7 +67,7 @@ public:
     // What it has learned.
     std::vector<Known> known() const;
     // Of small operations and messages, which have no choice of their own: what is clearly better for larger ones.
-    Method usual_of_small() const { return {streams_small_ ? streamed : cached, false, false, wide_small_}; }
+    Method usual_of_small() const { return {streams_small_ ? streamed : cached, false, false, ring_of_small_}; }
     bool can_read_peers() const { return can_read_; }
     // Whether all ranks have begun a call that had a choice, so that they have reserved what such calls need.
     bool has_met_all() const { return has_probed_all_; }
@@ -88,6 +88,7 @@ private:
     struct Tried {
         Learner *learner = nullptr;
         Learner::Choice choice;
+        Method method;
         uint8_t operation = 0;
         int root = -1;
         bool small = false;
@@ -147,7 +148,8 @@ private:
     int64_t begun_ns_ = 0;
     Class *timed_class_ = nullptr;
     bool active_ = false, timed_ = false;
-    bool can_read_ = false, streams_small_ = false, wide_small_ = false;
+    bool can_read_ = false, streams_small_ = false;
+    RingSize ring_of_small_ = RingSize::usual, fixed_ring_ = RingSize::usual;
     const size_t wide_ring_bytes_;
     std::array<Tried, CallTimes::kept> tried_{};
     std::vector<Prior> priors_;
