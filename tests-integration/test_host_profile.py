@@ -164,6 +164,9 @@ def test_what_is_known_is_shown_without_measuring(environment: dict[str, Any], t
     assert "by its first group" in lines[table]
     assert all(len(line) <= 80 for line in lines[table:])
     assert any(line.startswith("all_reduce") and "64 KiB" in line for line in lines)
+    # A method without a column of its own would stand at the end under its whole name.
+    columns = ["operation", "from", "cached", "cached*", "cached+", "wide", "near", "streamed", "single"]
+    assert lines[table + 1].split() == columns
     as_json = json.loads(tune(environment, "--show", "--json").stdout)
     assert {row["operation"] for row in as_json["ranks"]["2"]["rows"]} >= {"all_reduce", "broadcast"}
 

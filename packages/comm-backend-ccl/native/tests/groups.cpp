@@ -213,6 +213,35 @@ void calls_in_segments(int size) {
     CHECK(is_there, "nothing was learned of a call of 56 MiB");
 }
 
+// Chunks go round the near ring, and small operations before and after them as well.
+void near_and_small_operations(int size) {
+    Random random{options.seed + static_cast<uint64_t>(size)};
+    World world(size);
+    for (int rank = 0; rank < size; ++rank) {
+        world[rank].tuner().fix(cached, shm::RingSize::near);
+    }
+    learn_to_read(world, random);
+    const size_t small = small_bytes(world[0]);
+    std::vector<Job> jobs;
+    for (int turn = 0; turn < 60; ++turn) {
+        Job job;
+        const bool is_large = turn % 3 != 2;
+        job.operation =
+            is_large ? (turn % 2 == 0 ? broadcast : shm::reduce) : (turn % 2 == 0 ? all_gather : all_reduce);
+        job.root = is_large ? static_cast<int>(random.below(static_cast<size_t>(size))) : -1;
+        const size_t bytes = is_large ? small + random.below(8 * small) : slot_bytes + random.below(small / 4);
+        job.count = bytes / job.item();
+        jobs.push_back(prepared(std::move(job), size, random));
+    }
+    Job last;
+    last.operation = broadcast, last.root = size - 1, last.count = 4 * small / last.item();
+    jobs.push_back(prepared(std::move(last), size, random));
+    world.run([&](Group &group) { do_all(jobs, group); });
+    for (int rank = 0; rank < size; ++rank) {
+        CHECK(world[rank].method().ring == shm::RingSize::near, "rank " << rank << ": " << world[rank].method().name());
+    }
+}
+
 // Every dtype with everything it can be reduced with, in small operations and in chunks.
 void every_kind(int size) {
     Random random{options.seed};
@@ -243,6 +272,9 @@ TEST(wide_operations_of_3) { every_operation(3, cached, {}, shm::RingSize::wide)
 TEST(wide_operations_of_5) { every_operation(5, cached, {}, shm::RingSize::wide); }
 TEST(near_operations_of_2) { every_operation(2, cached, {}, shm::RingSize::near); }
 TEST(near_operations_of_3) { every_operation(3, cached, {}, shm::RingSize::near); }
+TEST(near_and_small_operations_of_2) { near_and_small_operations(2); }
+TEST(near_and_small_operations_of_3) { near_and_small_operations(3); }
+TEST(near_and_small_operations_of_9) { near_and_small_operations(9); }
 TEST(streamed_operations_of_2) { every_operation(2, streamed); }
 TEST(single_copies_of_2) { every_operation(2, single_copy); }
 TEST(cached_operations_of_3) { every_operation(3, cached); }
@@ -359,7 +391,43 @@ TEST(peers_are_read_in_order) {
     }
 }
 
-// Ranks whose segments would be moved differently find out before they move them.
+// Each rank finds out for itself whether ranks share cores, and may find something else than others.
+TEST(ranks_cut_alike_whoever_is_crowded) {
+    const std::vector<std::vector<bool>> found{
+        {true, false, false}, {false, true, true}, {true, true, true}, {false, false, false}};
+    for (const std::vector<bool> &crowded : found) {
+        Random random{options.seed};
+        World world(3, {}, crowded);
+        std::vector<Job> jobs;
+        for (const int operation : {all_reduce, reduce_scatter, all_gather, broadcast, all_to_all}) {
+            Job job;
+            job.operation = operation;
+            job.root = operation == broadcast ? 1 : -1;
+            job.count = (world[0].layout().ring_bytes() + 1000) / job.item();
+            jobs.push_back(prepared(std::move(job), 3, random));
+        }
+        world.run([&](Group &group) { do_all(jobs, group); });
+    }
+}
+
+TEST(a_fixed_transfer_is_the_first_candidate_that_has_it) {
+    Random random{options.seed};
+    World world(2);
+    for (int rank = 0; rank < 2; ++rank) {
+        world[rank].tuner().fix(cached);
+    }
+    for (const auto &[operation, expected] : {std::pair<int, std::string>{all_reduce, "cached, by all"},
+                                              {broadcast, "cached, small chunks"},
+                                              {all_gather, "cached"}}) {
+        Job job;
+        job.operation = operation, job.root = operation == broadcast ? 0 : -1, job.count = 100000;
+        std::vector<Job> jobs;
+        jobs.push_back(prepared(std::move(job), 2, random));
+        world.run([&](Group &group) { do_all(jobs, group); });
+        CHECK(world[0].method().name() == expected, world[0].method().name() << " instead of " << expected);
+    }
+}
+
 // Calls back to back do not show what it costs a program, so a small lead there is none.
 TEST(the_wide_ring_has_to_be_faster_by_a_fifth) {
     for (const auto &[wide_ns, expected] :
@@ -391,6 +459,7 @@ TEST(the_wide_ring_has_to_be_faster_by_a_fifth) {
     }
 }
 
+// Ranks whose segments would be moved differently find out before they move them.
 TEST(segments_moved_differently_are_an_error) {
     Segment segment(2);
     const auto group = segment.join(0, {1}), other = segment.join(1, {0});

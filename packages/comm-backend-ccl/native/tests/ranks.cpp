@@ -48,18 +48,19 @@ Segment::Segment(int size) : size_(size), bytes_(Layout(size).end) {
 
 Segment::~Segment() { munmap(begin_, bytes_); }
 
-std::unique_ptr<Group> Segment::join(int rank, std::vector<int> reading_order) const {
+std::unique_ptr<Group> Segment::join(int rank, std::vector<int> reading_order, std::optional<bool> crowded) const {
     const std::vector<int> pids(static_cast<size_t>(size_), getpid());
-    const bool crowded = static_cast<unsigned>(size_) > std::thread::hardware_concurrency();
-    return std::make_unique<Group>(begin_, -1, size_, rank, pids, crowded, false, std::move(reading_order),
-                                   size_t{1} << 20);
+    const bool are_crowded = static_cast<unsigned>(size_) > std::thread::hardware_concurrency();
+    return std::make_unique<Group>(begin_, -1, size_, rank, pids, crowded.value_or(are_crowded), false,
+                                   std::move(reading_order), size_t{1} << 20);
 }
 
-World::World(int size, const std::vector<std::vector<int>> &reading_orders) : segment_(size) {
+World::World(int size, const std::vector<std::vector<int>> &reading_orders, const std::vector<bool> &crowded)
+    : segment_(size) {
     for (int rank = 0; rank < size; ++rank) {
-        const bool is_given = !reading_orders.empty();
-        groups_.push_back(
-            segment_.join(rank, is_given ? reading_orders[static_cast<size_t>(rank)] : std::vector<int>{}));
+        const auto at = static_cast<size_t>(rank);
+        groups_.push_back(segment_.join(rank, reading_orders.empty() ? std::vector<int>{} : reading_orders[at],
+                                        crowded.empty() ? std::nullopt : std::optional<bool>(crowded[at])));
     }
 }
 

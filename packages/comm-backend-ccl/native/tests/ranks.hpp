@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace tests {
@@ -22,8 +23,10 @@ public:
     ~Segment();
     Segment(const Segment &) = delete;
     void *begin() const { return begin_; }
-    // This rank's side of the group, which reads from the others in this order.
-    std::unique_ptr<shm::Group> join(int rank, std::vector<int> reading_order = {}) const;
+    // This rank's side of the group, which reads from the others in this order. `crowded`: whether it finds that ranks
+    // share hardware threads; as they do where it is not given.
+    std::unique_ptr<shm::Group> join(int rank, std::vector<int> reading_order = {},
+                                     std::optional<bool> crowded = {}) const;
 
 private:
     int size_;
@@ -33,8 +36,10 @@ private:
 
 class World {
 public:
-    // `reading_orders`: one for each rank; as the group chooses where it is empty.
-    explicit World(int size, const std::vector<std::vector<int>> &reading_orders = {});
+    // `reading_orders`: one for each rank; as the group chooses where it is empty. `crowded`: of each rank, as of
+    // Segment::join.
+    explicit World(int size, const std::vector<std::vector<int>> &reading_orders = {},
+                   const std::vector<bool> &crowded = {});
     int size() const { return static_cast<int>(groups_.size()); }
     shm::Group &operator[](int rank) { return *groups_[static_cast<size_t>(rank)]; }
     void close(int rank) { groups_[static_cast<size_t>(rank)].reset(); }

@@ -48,6 +48,8 @@ FIRST_GROUP, TUNE = "its first group", "commctl tune"
 # Of a file with all numbers of ranks, several times over.
 _MOST_BYTES = 4 << 20
 _MOST_ROWS, _MOST_TEXT = 4096, 80
+# Counts the sets of transfers that there were: a profile without one of today's makes each group compare all of them.
+_CANDIDATES = 2
 _PROCESSOR = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
 
 
@@ -88,7 +90,7 @@ def _machine() -> dict[str, Any]:
         "processor": ", ".join(f"{name} {found[name]}" for name in _PROCESSOR if found.get(name)) or processor,
         "cores": os.cpu_count() or 1,
         "kernel": platform.release(),
-        "comm-backend-ccl": version("comm-backend-ccl"),
+        "comm-backend-ccl": f"{version('comm-backend-ccl')} (transfers: {_CANDIDATES})",
     }
 
 

@@ -67,7 +67,8 @@ struct Operands {
         const size_t begin = std::min(count, each * static_cast<size_t>(owner));
         return {begin, std::min(count, begin + each) - begin};
     }
-    // Into a tensor; what is larger than the caches is better written around them.
+    // Into a tensor; what is larger than the caches is better written around them. The two must not overlap, unless
+    // they are the same.
     void copy(void *to, const void *from, size_t bytes) const {
         (around_caches ? kernels().stream : kernels().copy)(to, from, bytes);
     }

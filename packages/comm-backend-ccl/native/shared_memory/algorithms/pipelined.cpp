@@ -12,7 +12,7 @@ void Pipelined::plan(Group &group, const Operands &operands, size_t whole, const
     // Small chunks cost more in flags, and in turns of ranks that share a core; large ones leave the caches too early,
     // and keep whoever only takes waiting.
     const bool fits = whole_ * parts <= group.layout().ring_bytes();
-    const size_t most = group.layout().chunk_bytes() * (fits || group.crowded() ? larger_chunk : 1);
+    const size_t most = group.layout().chunk_bytes() * (fits || group.has_large_chunks() ? larger_chunk : 1);
     const size_t room = most / parts / alignment * alignment;
     constexpr size_t least = size_t{64} << 10, one_chunk = size_t{256} << 10;
     const size_t wanted = group.method().small_chunks ? std::max(least, whole_ / 16)
@@ -75,7 +75,8 @@ void Pipelined::publish_chunk(Group &group, const Operands &operands, uint32_t c
                 operands.copy(own + begin, operands.input() + begin, bytes);
             }
         };
-        // What reads the chunk from memory is better the copy around the caches; else the others have to wait for less.
+        // Whoever reads the chunk first fetches it from memory, which the copy around the caches does faster. What the
+        // caches hold is published first, so that the others wait for less.
         if (operands.around_caches) {
             keep();
             write(to, operands.input() + begin, bytes);

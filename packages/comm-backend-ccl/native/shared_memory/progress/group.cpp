@@ -46,6 +46,9 @@ Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int>
       tuner_(size, rank, pids_, at<Identity>(layout_.identities), at<CallTimes>(layout_.call_times),
              layout_.ring_bytes()) {
     fingerprint_ = Settings::of_process().code();
+    if (rank == 0) {
+        header_->crowded.store(crowded ? 1 : 0, std::memory_order_relaxed);
+    }
     if (descriptor >= 0) {
         reserve_memory(descriptor, layout_.slots_at + static_cast<size_t>(rank) * slots * slot_bytes,
                        slots * slot_bytes, "a group");

@@ -102,10 +102,10 @@ using Handle = std::shared_ptr<Task>;
 class Group {
 public:
     // The segment, of Layout(size).end bytes and zeroed at first, stays the caller's where `owned` is false.
-    // `crowded`: ranks share hardware threads, so that who looks in vain gives its own to another process.
-    // `reading_order`: the other ranks, near ones first; those after this one where it is empty. Throws
-    // std::invalid_argument for anything else. `cache_share`: this rank's part of the last-level cache in bytes; 0 is
-    // unknown.
+    // `crowded`: ranks share hardware threads, so that who looks in vain gives its own to another process. Ranks may
+    // find differently. `reading_order`: the other ranks, near ones first; those after this one where it is empty.
+    // Throws std::invalid_argument for anything else. `cache_share`: this rank's part of the last-level cache in bytes;
+    // 0 is unknown.
     Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned,
           std::vector<int> reading_order = {}, size_t cache_share = 0);
     ~Group();
@@ -158,6 +158,8 @@ public:
     // What was looked for has come.
     void has_found();
     bool crowded() const { return crowded_; }
+    // Chunks of what is larger than the ring are as large as they can be; on all ranks alike.
+    bool has_large_chunks() const { return header_->crowded.load(std::memory_order_relaxed) != 0; }
     size_t cache_share() const { return cache_share_; }
     int spins() const { return crowded_ ? 50 : 2000; }
 
@@ -196,6 +198,7 @@ public:
     }
     // Those that were taken, from `first`, at the time `at` of them.
     static uint32_t taken_pieces(uint32_t first, uint32_t count, uint32_t at) {
+        // Of these two rings; nothing is taken several times of the third.
         const uint32_t begin = first < pieces ? 0 : pieces, of = first < pieces ? pieces : near_pieces;
         return begin + (first - begin + at % of * count) % of;
     }
@@ -327,7 +330,8 @@ private:
     struct OwnRing {
         uint32_t begin, count, next;
     };
-    // For what is large, or moves in the wide ring, and for what is published at once.
+    // The wide ring for what is large, the near ring for small chunks, and both and the far one for what is published
+    // at once.
     std::array<OwnRing, 3> rings_{{{0, pieces, 0}, {pieces, near_pieces, 0}, {pieces + near_pieces, far_pieces, 0}}};
     static size_t ring_for(uint32_t count, bool wide) { return wide ? 0 : count > most_of_near ? 2 : 1; }
     std::array<uint64_t, all_pieces> published_at_{};  // the step of each piece of the ring

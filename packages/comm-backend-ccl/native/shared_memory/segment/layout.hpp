@@ -28,10 +28,12 @@ constexpr uint32_t pieces_of_chunk = 32, larger_chunk = 4;
 static_assert(pieces / (larger_chunk * pieces_of_chunk) >= 3, "a chunk is free again three steps after it was shown");
 // What is published at once has rings of its own behind that one, for up to so many pieces: what a program does between
 // two calls puts fewer of their lines out of the caches. Calls back to back are faster in the large one, so that is a
-// choice by measurement. The pieces of an operation are free again three operations
-// later; each has its place in one of at least four blocks of the largest size, and goes forward by one at most.
+// choice by measurement. The smallest, the near ring, also serves operations in small chunks. The pieces of an
+// operation are free again three operations later; each has its place in one of at least four blocks of the largest
+// size, and goes forward by one at most.
 constexpr uint32_t most_of_near = 8, most_of_far = pieces_of_chunk;
 constexpr uint32_t near_pieces = 4 * most_of_near, far_pieces = 8 * most_of_far;
+static_assert(near_pieces / most_of_near >= 4, "a chunk in the near ring is free again three steps after it was shown");
 constexpr uint32_t all_pieces = pieces + near_pieces + far_pieces;
 constexpr uint32_t message_slots = 4;
 
@@ -121,6 +123,9 @@ struct alignas(line) Header {
     alignas(line) std::atomic<uint64_t> sleeping{0};  // a bit for each rank
     // 0, or failed_mark | kind << 60 | who found it << 54 | the other rank << 48 | the number of the operation
     alignas(line) std::atomic<uint64_t> failure{0};
+    // Whether ranks share hardware threads, as the first rank found: by this, all cut alike. Each waits by what it
+    // finds.
+    std::atomic<uint32_t> crowded{0};
 };
 enum Failure : uint32_t {
     different_calls = 1,

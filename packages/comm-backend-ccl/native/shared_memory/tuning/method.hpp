@@ -18,11 +18,12 @@ enum Transfer : uint8_t {
 };
 extern const char *const transfer_names[transfers];
 
-// Whose place in memory a method goes round.
+// The part of a rank's memory that its data goes round.
 enum class RingSize : uint8_t {
-    usual,  // that of its size
-    wide,   // of what is published at once: that of large operations, which has more memory
-    near,   // of an operation in chunks: the smallest, which both cores' caches hold, in chunks of 32 KiB
+    usual,  // as fits the size of the operation
+    wide,   // of what is published at once: the one of large operations, 2 MiB
+    near,   // of an operation in chunks: the smallest one, 128 KiB, in chunks of 32 KiB; half of that with more than 8
+            // ranks, a quarter with more than 16
 };
 
 struct Method {
@@ -35,7 +36,7 @@ struct Method {
     RingSize ring = RingSize::usual;
 
     // In the profile, so that it must not change: "cached", "cached, by all, small chunks", "cached, wide ring",
-    // "cached, near ring".
+    // "cached, near ring", "cached, by all, near ring".
     std::string name() const {
         return std::string(transfer_names[transfer]) + (by_all ? ", by all" : "") +
                (small_chunks ? ", small chunks" : "") + (ring == RingSize::wide ? ", wide ring" : "") +

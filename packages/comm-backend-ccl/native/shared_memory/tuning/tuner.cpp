@@ -25,9 +25,9 @@ std::string value_of(const char *variable) {
     return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(blanks) + 1 - begin);
 }
 
-// What counts for the choice. The wide ring puts a megabyte of the program's own data out of the caches at every round,
-// and after other work the program's finds it in none, which calls back to back do not show: it has to be faster by a
-// fifth. In whole quarters, so that what is known of a method stays the same wherever it is kept.
+// By which methods are compared. The wide ring puts up to 2 MiB of the program's own data out of the caches, and is in
+// no cache itself after the program has used them; calls back to back show neither. So it counts as a quarter slower
+// than it is, and has to take a fifth less time. `ns_of` gives back exactly what `cost_of` was given.
 uint64_t cost_of(const Method &method, uint64_t ns) { return method.ring == RingSize::wide ? ns + ns / 4 : ns; }
 uint64_t ns_of(const Method &method, uint64_t cost) { return method.ring == RingSize::wide ? cost - cost / 5 : cost; }
 
@@ -95,7 +95,7 @@ Method Tuner::begin(const Request &request, size_t bytes, bool is_eager, uint64_
     const Method *fixed = nullptr;
     for (int one = 0; one < methods.count; ++one) {
         const Method &method = methods.all[static_cast<size_t>(one)];
-        const bool is_better = fixed == nullptr || method.ring == fixed_ring_;
+        const bool is_better = fixed == nullptr || (fixed_ring_ != RingSize::usual && method.ring == fixed_ring_);
         fixed = method.transfer == settings_.transfer && is_better ? &method : fixed;
     }
     return fixed == nullptr ? methods.all[0] : *fixed;
@@ -349,7 +349,7 @@ void Tuner::learn(uint64_t call) {
         const uint64_t best_ns = learner.typical_ns(learner.best()), usual_ns = learner.typical_ns(0);
         if (best_ns > 0 && usual_ns > 0) {
             streams_small_ = learner.best() == 1 && 5 * best_ns < 4 * usual_ns;
-            // A fifth less time, as that is what it costs.
+            // Its cost has the margin of a fifth already.
             ring_of_small_ = learner.best() == 2 && best_ns < usual_ns ? RingSize::wide : RingSize::usual;
         }
     }

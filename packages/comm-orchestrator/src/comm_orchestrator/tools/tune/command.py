@@ -29,6 +29,8 @@ _COLUMNS = {
     "cached, by all, small chunks": "cached*",
     "cached, small chunks": "cached+",
     "cached, wide ring": "wide",
+    "cached, near ring": "near",
+    "cached, by all, near ring": "near",
     "streamed": "streamed",
     "streamed, by all": "streamed",
     "streamed, by all, small chunks": "streamed",
@@ -37,7 +39,8 @@ _COLUMNS = {
 }
 _LEGEND = (
     "Medians in µs, by operation and least size of a class; groups begin with the least of a line. *: all ranks "
-    "that get the result reduce everything; +: in small chunks; wide: cached, in the wide ring; single: single_copy."
+    "that get the result reduce everything; +: in small chunks; wide, near: cached, in the wide or the near ring; "
+    "single: single_copy."
 )
 
 
@@ -105,18 +108,17 @@ def _show(profile: Mapping[str, Any], ranks: Sequence[int] | None) -> None:
 
 
 def _table(rows: Sequence[Any]) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 1, 0, 0))
     table.add_column("operation", no_wrap=True)
-    columns = tuple(dict.fromkeys(_COLUMNS.values()))
+    columns = tuple(dict.fromkeys((*_COLUMNS.values(), *(row.method for row in rows if row.method not in _COLUMNS))))
     for name in ("from", *columns):
         table.add_column(name, justify="right", no_wrap=True)
     kinds = sorted(rows, key=lambda row: (row.operation, row.least_bytes, row.eager))
     for (operation, least_bytes, _, _), group in groupby(kinds, lambda row: tuple(row[:4])):
         times: dict[str, float] = {}
         for row in group:
-            if row.method in _COLUMNS:
-                column = _COLUMNS[row.method]
-                times[column] = min(times.get(column, math.inf), row.ns / 1000)
+            column = _COLUMNS.get(row.method, row.method)
+            times[column] = min(times.get(column, math.inf), row.ns / 1000)
         cells = [
             f"{times[one]:.4g}" if one in times and times[one] < 1e4 else _whole(times.get(one)) for one in columns
         ]
