@@ -75,6 +75,29 @@ def test_each_thread_has_its_own_and_others_the_fallback() -> None:
         del paths["b"]  # type: ignore[attr-defined]
 
 
+def test_the_last_answer_is_forgotten_where_a_thread_begins_or_ends() -> None:
+    op = "".join(["m", "ax"])  # of which no other part of the key is a copy
+    known: dict[Any, Any] = {}
+    threads = {threading.get_ident(): known}
+    paths = paths_of({("all_reduce", op, None): "usual"}, threads, lambda key: [key])
+    first = paths.get(("all_reduce", op, None))
+    assert paths.get(("all_reduce", op, None)) is first
+    assert paths.get(("all_reduce", op, None)) is first
+    assert paths.get(("all_reduce", "".join(["m", "ax"]), None)) is first
+    assert paths.get(("all_reduce", op, 1)) is not first
+    assert paths.get(("all_reduce", op)) is not first
+    assert paths.get(("all_reduce", op, None)) is first
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(paths.get(("all_reduce", op, None))))
+    thread.start()
+    thread.join()
+    assert found == ["usual"]
+    assert paths.get(("all_reduce", op, None)) is first
+    threads.clear()
+    paths.forget()
+    assert paths.get(("all_reduce", op, None)) == "usual"
+
+
 def test_an_error_in_make_or_in_the_fallback_is_raised() -> None:
     paths = paths_of({}, {threading.get_ident(): {}}, lambda key: 1 / key)
     with pytest.raises(ZeroDivisionError):

@@ -26,14 +26,13 @@ def batch_of(*tensors: torch.Tensor) -> PlainBatch:
 def test_tensors_are_packed_by_dtype_and_unpacked() -> None:
     floats, halves = [torch.arange(3.0), torch.ones(2, 2)], [torch.ones(5, dtype=torch.bfloat16)]
     batch = batch_of(floats[0], *halves, floats[1])
-    assert list(batch.by_dtype) == [torch.float32, torch.bfloat16]
-    of_floats, of_halves = batch.by_dtype.values()
-    assert [id(one) for one in of_floats.tensors] == [id(one) for one in floats]
-    assert of_floats.size == 28
-    assert of_floats.sizes == packed_sizes(floats)
-    assert of_halves.tensors[0] is halves[0]
-    assert of_halves.size == 10
-    assert of_halves.sizes == packed_sizes(halves)
+    assert list(batch.sizes) == [torch.float32, torch.bfloat16]
+    assert [id(one) for one in batch.tensors(torch.float32)] == [id(one) for one in floats]
+    assert batch.tensors(torch.bfloat16)[0] is halves[0]
+    assert batch.tensors(torch.float64) == []
+    assert batch.sizes[torch.float32] == (28, packed_sizes(floats))
+    assert batch.sizes[torch.bfloat16] == (10, packed_sizes(halves))
+    assert batch.sizes[torch.float32].number == 2
     buckets = [torch.zeros(7), torch.zeros(5, dtype=torch.bfloat16)]
     assert batch.pack(buckets)
     assert [one.tolist() for one in buckets] == [[0, 1, 2, 1, 1, 1, 1], [1] * 5]
@@ -76,7 +75,7 @@ def test_tensors_that_share_memory_are_in_no_batch() -> None:
     whole = torch.ones(8)
     assert kernels.plain_batch([whole[:4], torch.ones(3), whole[3:]]) is None
     assert kernels.plain_batch([whole, whole]) is None
-    assert batch_of(whole[:4], whole[4:]).by_dtype[torch.float32].size == 32
+    assert batch_of(whole[:4], whole[4:]).sizes[torch.float32].nbytes == 32
 
 
 def test_nothing_is_moved_that_does_not_fit() -> None:
@@ -104,7 +103,7 @@ def test_a_tensor_that_has_other_memory_by_now_is_not_overwritten() -> None:
     cut.resize_(3)
     assert not batch.unpack([torch.zeros(8)])
     cut.resize_(4)
-    batch.by_dtype[torch.float32].tensors.clear()  # a list of its own
+    batch.tensors(torch.float32).clear()  # a list of its own
     assert batch.unpack([torch.zeros(8)])
     assert whole.tolist() == cut.tolist() == [0] * 4
 

@@ -14,7 +14,7 @@ import torch
 from comm_backend_ccl import native_module
 from comm_backend_ccl.shared_memory import MOST_RANKS
 from comm_backend_ccl.tables import CODECS, DTYPES, IN_SHARED_MEMORY
-from comm_utils.kernels import CollectingPaths, PlainBatch, TensorsOfDtype
+from comm_utils.kernels import CollectingPaths, PathsByKey, PlainBatch, SizesOfDtype
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import count_versions
 
@@ -78,28 +78,38 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     return True
 
 
-class _PlainBatch(PlainBatch):
+class NativeBatch(PlainBatch):
     """See ``comm_utils.kernels.PlainBatch``."""
 
-    __slots__ = ("_native",)
+    __slots__ = ("_sizes", "native")
 
     def __init__(self, native: Any) -> None:
-        self._native = native
+        self.native = native
         self.is_usual = native.is_usual()
-        self.by_dtype = {_DTYPES[code]: TensorsOfDtype(*found) for code, found in native.by_dtype().items()}
+        self._sizes: dict[torch.dtype, SizesOfDtype] | None = None
+
+    @property
+    def sizes(self) -> dict[torch.dtype, SizesOfDtype]:
+        if self._sizes is None:
+            self._sizes = {_DTYPES[code]: SizesOfDtype(*found) for code, found in self.native.sizes().items()}
+        return self._sizes
+
+    def tensors(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = self.native.tensors(DTYPES[dtype])
+        return found
 
     def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
         places = _places(buckets)
-        return places is not None and bool(self._native.pack(places))
+        return places is not None and bool(self.native.pack(places))
 
     def unpack(self, buckets: Sequence[torch.Tensor]) -> bool:
         places = _places(buckets)
-        counted = None if places is None else self._native.unpack(places)
+        counted = None if places is None else self.native.unpack(places)
         if counted is None:
             return False
         if not counted:
             for bucket in buckets:
-                count_versions(self.by_dtype[bucket.dtype].tensors)
+                count_versions(self.tensors(bucket.dtype))
         return True
 
 
@@ -114,14 +124,14 @@ def _places(buckets: Sequence[torch.Tensor]) -> list[tuple[int, int, int]] | Non
     return places
 
 
-def plain_batch(tensors: list[torch.Tensor]) -> _PlainBatch | None:
+def plain_batch(tensors: list[torch.Tensor]) -> NativeBatch | None:
     """See ``comm_utils.kernels.plain_batch``."""
     native = native_module.plain_batch(tensors)
-    return None if native is None else _PlainBatch(native)
+    return None if native is None else NativeBatch(native)
 
 
 def collecting_paths(
-    fallback: CollectingPaths, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
+    fallback: PathsByKey, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
 ) -> CollectingPaths | None:
     """See ``comm_utils.kernels.collecting_paths``."""
     found: CollectingPaths | None = native_module.collecting_paths(fallback, threads, make)

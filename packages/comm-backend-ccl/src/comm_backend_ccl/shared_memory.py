@@ -33,6 +33,7 @@ __all__ = [
     "begin_wait",
     "close",
     "close_descriptor",
+    "coalesced_path",
     "create",
     "drain",
     "ended_ns",
@@ -272,6 +273,28 @@ def starter(group: Group, operation: Operation, op: ReduceOp, root: int) -> Call
     having done nothing, for other tensors. None where torch is too old to be asked.
     """
     found: Callable[..., Pending | bool] | None = group.fast_path(operation, OPS[op], root, None)
+    return found
+
+
+def coalesced_path(
+    group: Group,
+    op: ReduceOp,
+    later: Callable[[Pending], bool],
+    describe: Callable[[bytes], tuple[str, int]],
+    put: Callable[[torch.Tensor, int, int], None],
+) -> Callable[[Any], bool] | None:
+    """Return a function of a list of tensors, or of what :func:`native_module.plain_batch` returns, that reduces them.
+
+    It returns as that of :func:`shortcut`, which takes the same tensors. None where torch is too old to be asked.
+
+    Args:
+        later: as of :func:`shortcut`, with a handle alone; tensors of further dtypes are reduced when it returns.
+        describe: returns the text and the digest of tensors of these sizes, for messages and for other ranks; each size
+            has 8 bytes, least significant first.
+        put: is called with each tensor that has other memory when the results have come, and the address and the bytes
+            of its results, which it is to put there.
+    """
+    found: Callable[[Any], bool] | None = group.coalesced_path(OPS[op], later, describe, put)
     return found
 
 

@@ -12,7 +12,7 @@ import torch
 from comm_backend_ccl import shared_memory
 from comm_utils.errors import BackendUnavailableError
 
-__all__ = ["empty_shared", "shared_memory_stats"]
+__all__ = ["empty_shared", "shared_memory_stats", "tensor_at"]
 
 _MOST_BYTES = 2**62
 
@@ -36,10 +36,15 @@ def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         block = shared_memory.allocate(size)
     except (MemoryError, RuntimeError) as error:
         raise BackendUnavailableError(f"empty_shared: {error}") from error
-    memory: Any = (ctypes.c_char * size).from_address(block.address)
-    memory.block = block
-    # Which keeps `memory`, and goes through bytes as it does not know all dtypes.
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(tuple(shape))
+    # Through bytes, as torch does not take memory for each dtype.
+    return tensor_at(block.address, size, block).view(dtype).view(tuple(shape))
+
+
+def tensor_at(address: int, size: int, owner: object) -> torch.Tensor:
+    """Return ``size`` bytes of memory as a tensor, uint8, (size,), which keeps their ``owner``."""
+    memory: Any = (ctypes.c_char * size).from_address(address)
+    memory.owner = owner
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 def shared_memory_stats() -> dict[str, int]:

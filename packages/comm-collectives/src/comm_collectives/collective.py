@@ -232,7 +232,7 @@ def _usual(
         if one.name in tensors or one.name in ("group", "async_op"):
             continue
         if one.name == "op":
-            conditions.append("(op is default_op or type(op) in _OPS)")
+            conditions.append("(op is default_op or type(op) is str or type(op) in _OPS)")
         elif one.name in roles:
             # True equals 1, and NumPy's integers equal Python's.
             has_default = one.name in ("src", "dst") and len(tensors) == 2

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.buffers import Buffers
+from comm_collectives.buffers import Buffers, SharedPool
 from comm_collectives.compression.selection import threshold
 from comm_collectives.hierarchy.choice import limit_of
 from comm_collectives.memory import concatenate
@@ -22,7 +22,7 @@ from comm_utils.operations import Role
 from comm_utils.reduce_op import parse_reduce_op
 from comm_utils.torch_support.fast_arguments import acceptance
 from comm_utils.torch_support.flattening import flat_view, flattened, unflatten
-from comm_utils.torch_support.passed_tensors import passing_joined
+from comm_utils.torch_support.passed_tensors import passing_joined, passing_packed
 from comm_utils.torch_support.plain_tensors import by_device, present
 
 __all__ = ["fast_path_of"]
@@ -56,7 +56,7 @@ def _bytes(tensors: Any) -> int:
     if isinstance(tensors, torch.Tensor):
         return tensors.nbytes
     if isinstance(tensors, kernels.PlainBatch):
-        return sum([some.size for some in tensors.by_dtype.values()])
+        return sum([some.nbytes for some in tensors.sizes.values()])
     return sum(map(_bytes, tensors)) if isinstance(tensors, (list, tuple)) else 0
 
 
@@ -83,7 +83,7 @@ def _dtypes(tensors: Any) -> Iterator[torch.dtype]:
         if isinstance(one, torch.Tensor):
             yield one.dtype
         elif isinstance(one, kernels.PlainBatch):
-            yield from one.by_dtype
+            yield from one.sizes
         elif isinstance(one, (list, tuple)):
             yield from _dtypes(one)
 
@@ -91,10 +91,10 @@ def _dtypes(tensors: Any) -> Iterator[torch.dtype]:
 def _flat_fast_path(
     backend: Backend, operation: str, detail: object, group: ProcessGroup | None, async_op: bool
 ) -> FastPath | None:
-    found = backend.fast_path(operation, detail, group, async_op)
-    if found is not None or async_op or operation not in _DERIVED:
+    make = _DERIVED.get(operation)
+    found = None if make is _all_reduce_coalesced else backend.fast_path(operation, detail, group, async_op)
+    if found is not None or async_op or make is None:
         return found
-    make = _DERIVED[operation]
     made = {device: make(backend, detail, group, device) for device in present(backend.device_types(group))}
     return by_device({device: path for device, path in made.items() if path is not None})
 
@@ -145,10 +145,15 @@ def _reduce_scatter(
 def _all_reduce_coalesced(
     backend: Backend, op: object, group: ProcessGroup | None, device: str
 ) -> Callable[[Any], bool] | None:
-    """Reduce a list of tensors, or a batch of plain ones; where it is small, of several dtypes."""
+    """Reduce a list of tensors, or a batch of plain ones; where it is small, of several dtypes.
+
+    What the backend's own fast path of such lists refuses may be more than that takes at once.
+    """
+    own = backend.fast_path("all_reduce_coalesced", op, group) if device == "cpu" else None
     reduce, reduce_op = backend.fast_path("all_reduce", op, group), parse_reduce_op(op)
     dtypes = {dtype for one, dtype in backend.capabilities(group, device).reductions if one is reduce_op}
     accepts, on_cpu = acceptance("all_reduce_coalesced", device, dtypes, 0, 0), device == "cpu"
+    memory = SharedPool(backend, group)
     if reduce is None or accepts is None:
         return None
 
@@ -160,11 +165,13 @@ def _all_reduce_coalesced(
         return True
 
     def fast(tensors: Any) -> bool:
+        if own is not None and own(tensors):
+            return True
         batch = tensors if isinstance(tensors, kernels.PlainBatch) else None
         if batch is None and on_cpu and isinstance(tensors, (list, tuple)) and len(tensors) > 1:
             batch = kernels.plain_batch(list(tensors))
         if batch is not None and on_cpu and _bytes(batch) <= _PACKED_BYTES:
-            return batch.is_usual and dtypes.issuperset(batch.by_dtype) and can_use_group() and packed(batch)
+            return batch.is_usual and dtypes.issuperset(batch.sizes) and can_use_group() and packed(batch)
         if batch is tensors or not accepts(tensors):
             return False
         if len(tensors) == 1:
@@ -178,17 +185,16 @@ def _all_reduce_coalesced(
         return True
 
     def packed(batch: kernels.PlainBatch) -> bool:
-        with Buffers(torch.device("cpu")) as buffers:
-            buckets = [buffers.take(some.size).view(dtype) for dtype, some in batch.by_dtype.items()]
+        with Buffers(torch.device("cpu"), memory) as buffers:
+            buckets = [buffers.take(some.nbytes).view(dtype) for dtype, some in batch.sizes.items()]
             if not batch.pack(buckets):
                 return False
-            of_each = list(zip(buckets, batch.by_dtype.values(), strict=True))
-            for bucket, (some, _, sizes) in of_each:
-                with passing_joined(some, sizes):
+            for bucket, some in zip(buckets, batch.sizes.values(), strict=True):
+                with passing_packed(some.packed):
                     backend.all_reduce(bucket, reduce_op, group)
             if not batch.unpack(buckets):  # a tensor has other memory by now
-                for bucket, (some, _, _) in of_each:
-                    unflatten(bucket, some)
+                for bucket in buckets:
+                    unflatten(bucket, batch.tensors(bucket.dtype))
         return True
 
     return fast

@@ -167,8 +167,9 @@ class Backend(Protocol):
         """Make the fast path of ``operation``; None where there is none.
 
         Args:
-            operation: a collective of this contract, ``"send"`` or ``"recv"``, or one of ``"all_to_all"`` and
-                ``"reduce_scatter"``, which take lists.
+            operation: a collective of this contract, ``"send"`` or ``"recv"``, or one of ``"all_to_all"``,
+                ``"reduce_scatter"`` and ``"all_reduce_coalesced"``, which take lists; the last takes a
+                :class:`comm_utils.kernels.PlainBatch`, too.
             detail: the op of a reduction; the root or the peer as a global rank, None for the default of ``gather`` and
                 ``scatter``; ``(dst, op)`` of a ``reduce``; None of all others.
 

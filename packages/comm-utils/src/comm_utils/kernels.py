@@ -20,7 +20,7 @@ __all__ = [
     "ENTRY_POINT_GROUP",
     "CollectingPaths",
     "PlainBatch",
-    "TensorsOfDtype",
+    "SizesOfDtype",
     "collecting_path",
     "collecting_paths",
     "decode",
@@ -81,38 +81,48 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     return kernel is not None and bool(kernel(codec, wire, target, block, adds))
 
 
-class TensorsOfDtype(NamedTuple):
-    """The tensors of one dtype in a :class:`PlainBatch`, in their order.
+class SizesOfDtype(NamedTuple):
+    """The sizes of the tensors of one dtype in a :class:`PlainBatch`, which are one at least.
 
     Attributes:
-        tensors: one at least.
-        size: of all their elements, in bytes.
-        sizes: the elements of each, as 8 bytes, least significant first.
+        nbytes: of all their elements.
+        packed: the elements of each, as 8 bytes, least significant first.
     """
 
-    tensors: list[torch.Tensor]
-    size: int
-    sizes: bytes
+    nbytes: int
+    packed: bytes
+
+    @property
+    def number(self) -> int:
+        """Return the number of tensors."""
+        return len(self.packed) // 8
 
 
 class PlainBatch:
     """Many plain tensors (:func:`plain_tensors`), of which no two share memory.
 
     Attributes:
-        by_dtype: in the order in which the dtypes come.
         is_usual: none requires a gradient or was made in inference mode.
     """
 
-    __slots__ = ("by_dtype", "is_usual")
+    __slots__ = ("is_usual",)
 
-    by_dtype: dict[torch.dtype, TensorsOfDtype]
     is_usual: bool
+
+    @property
+    def sizes(self) -> dict[torch.dtype, SizesOfDtype]:
+        """Return the sizes by dtype, in the order in which the dtypes come."""
+        raise NotImplementedError
+
+    def tensors(self, dtype: torch.dtype) -> list[torch.Tensor]:
+        """Return a new list of the tensors of one dtype, in their order."""
+        raise NotImplementedError
 
     def pack(self, buckets: Sequence[torch.Tensor]) -> bool:
         """Overwrite each bucket with the tensors of its dtype, one after the other.
 
         Args:
-            buckets: plain, each of another dtype, of as many bytes as ``by_dtype`` says, and of other memory.
+            buckets: plain, each of another dtype, of as many bytes as ``sizes`` says, and of other memory.
 
         Returns:
             False, with nothing done, where one is not.
@@ -141,7 +151,7 @@ def plain_batch(tensors: list[torch.Tensor]) -> PlainBatch | None:
     return None if kernel is None else kernel(tensors)
 
 
-class CollectingPaths(Protocol):
+class PathsByKey(Protocol):
     """Stand for a dictionary of :class:`comm_utils.fast_path.FastPathCache`, with what a collective uses of it."""
 
     def get(self, key: Any, /) -> Any:
@@ -150,8 +160,15 @@ class CollectingPaths(Protocol):
     def __setitem__(self, key: Any, fast_path: Any, /) -> None: ...
 
 
+class CollectingPaths(PathsByKey, Protocol):
+    """What :func:`collecting_paths` returns."""
+
+    def forget(self) -> None:
+        """Remember no answer: a thread begins or ends to collect its calls."""
+
+
 def collecting_paths(
-    fallback: CollectingPaths, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
+    fallback: PathsByKey, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
 ) -> CollectingPaths | None:
     """Return a replacement for a dictionary of fast paths, which lets some threads collect their calls.
 

@@ -6,6 +6,9 @@ namespace {
 
 struct CollectingPaths {
     PyObject_HEAD PyObject *fallback, *threads, *make;
+    // What the last thread got that collects: most calls of a block are of one kind.
+    PyObject *last_key, *last_path;
+    unsigned long last_thread;
 };
 
 struct CollectingPath {
@@ -51,18 +54,57 @@ PyObject *known_to_this_thread(const CollectingPaths &paths) {
     return known;
 }
 
+void forget(CollectingPaths &paths) {
+    Py_CLEAR(paths.last_key);
+    Py_CLEAR(paths.last_path);
+    paths.last_thread = 0;
+}
+
+// forget(): a thread begins or ends to collect
+PyObject *forget_last(PyObject *self, PyObject *) {
+    forget(*reinterpret_cast<CollectingPaths *>(self));
+    Py_RETURN_NONE;
+}
+
+// Whether two keys are tuples of the same objects, which says less than that they are equal, and costs less to find.
+bool are_same(PyObject *one, PyObject *other) {
+    if (one == other) {
+        return true;
+    }
+    if (one == nullptr || !PyTuple_CheckExact(one) || !PyTuple_CheckExact(other)) {
+        return false;
+    }
+    const Py_ssize_t size = PyTuple_Size(one);
+    bool same = PyTuple_Size(other) == size;
+    for (Py_ssize_t index = 0; same && index < size; ++index) {
+        same = PyTuple_GetItem(one, index) == PyTuple_GetItem(other, index);
+    }
+    return same;
+}
+
 PyObject *look_up(PyObject *self, PyObject *key) {
-    const auto &paths = *reinterpret_cast<CollectingPaths *>(self);
+    auto &paths = *reinterpret_cast<CollectingPaths *>(self);
     if (paths.threads == nullptr) {  // the garbage collector has cleared it
         Py_RETURN_NONE;
+    }
+    const unsigned long thread = PyThread_get_thread_ident();
+    if (paths.last_thread == thread && are_same(paths.last_key, key)) {
+        return reference(paths.last_path);
     }
     PyObject *known = known_to_this_thread(paths);
     if (known == nullptr) {
         return PyErr_Occurred() != nullptr ? nullptr : PyObject_CallMethod(paths.fallback, "get", "(O)", key);
     }
     PyObject *found = PyDict_GetItemWithError(known, key);
-    if (found != nullptr || PyErr_Occurred() != nullptr) {
-        return found == nullptr ? nullptr : reference(found);
+    if (found != nullptr) {
+        forget(paths);
+        paths.last_key = reference(key);
+        paths.last_path = reference(found);
+        paths.last_thread = thread;
+        return reference(found);
+    }
+    if (PyErr_Occurred() != nullptr) {
+        return nullptr;
     }
     Py_INCREF(known);
     PyObject *made = PyObject_CallFunctionObjArgs(paths.make, key, nullptr);
@@ -117,17 +159,18 @@ PyObject *collect(PyObject *self, PyObject *const *arguments, Py_ssize_t count) 
 
 PyMethodDef collect_method{"collect", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(collect)),
                            METH_FASTCALL, nullptr};
-PyMethodDef paths_methods[] = {{"get", look_up, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef paths_methods[] = {
+    {"get", look_up, METH_O, nullptr}, {"forget", forget_last, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyType_Slot paths_slots[] = {
-    {Py_tp_dealloc,
-     reinterpret_cast<void *>(
-         dealloc<CollectingPaths, &CollectingPaths::fallback, &CollectingPaths::threads, &CollectingPaths::make>)},
-    {Py_tp_traverse,
-     reinterpret_cast<void *>(
-         traverse<CollectingPaths, &CollectingPaths::fallback, &CollectingPaths::threads, &CollectingPaths::make>)},
+    {Py_tp_dealloc, reinterpret_cast<void *>(
+                        dealloc<CollectingPaths, &CollectingPaths::fallback, &CollectingPaths::threads,
+                                &CollectingPaths::make, &CollectingPaths::last_key, &CollectingPaths::last_path>)},
+    {Py_tp_traverse, reinterpret_cast<void *>(
+                         traverse<CollectingPaths, &CollectingPaths::fallback, &CollectingPaths::threads,
+                                  &CollectingPaths::make, &CollectingPaths::last_key, &CollectingPaths::last_path>)},
     {Py_tp_clear,
-     reinterpret_cast<void *>(
-         clear<CollectingPaths, &CollectingPaths::fallback, &CollectingPaths::threads, &CollectingPaths::make>)},
+     reinterpret_cast<void *>(clear<CollectingPaths, &CollectingPaths::fallback, &CollectingPaths::threads,
+                                    &CollectingPaths::make, &CollectingPaths::last_key, &CollectingPaths::last_path>)},
     {Py_tp_methods, paths_methods},
     {Py_mp_ass_subscript, reinterpret_cast<void *>(set_fallback)},
     {0, nullptr}};
@@ -157,6 +200,8 @@ PyObject *collecting_paths(PyObject *, PyObject *arguments) {
     made->fallback = reference(fallback);
     made->threads = reference(threads);
     made->make = reference(make);
+    made->last_key = made->last_path = nullptr;
+    made->last_thread = 0;
     return reinterpret_cast<PyObject *>(made);
 }
 

@@ -195,6 +195,7 @@ PyMethodDef group_methods[] = {{"close", entry<close>, METH_VARARGS, nullptr},
                                {"reads_peers", engine_entry<reads_peers>, METH_NOARGS, nullptr},
                                {"start_from", engine_entry<start_from>, METH_VARARGS, nullptr},
                                {"fast_path", engine_entry<make_fast_path>, METH_VARARGS, nullptr},
+                               {"coalesced_path", engine_entry<make_coalesced_path>, METH_VARARGS, nullptr},
                                {nullptr, nullptr, 0, nullptr}};
 
 // Operations may keep the group; the last of them ends it.

@@ -184,8 +184,8 @@ PyMODINIT_FUNC PyInit__shared_memory() {
     PyObject *module = PyModule_Create(&shm::definition);
     if (module != nullptr &&
         !(shm::add_group_type(module) && shm::add_operation_type(module) && shm::add_block_type(module) &&
-          shm::add_fast_path_type(module) && shm::add_predicate_type(module) && shm::add_plain_batch_type(module) &&
-          shm::add_collecting_types(module) && shm::add_recording_type(module))) {
+          shm::add_fast_path_type(module) && shm::add_coalesced_path_type(module) && shm::add_predicate_type(module) &&
+          shm::add_plain_batch_type(module) && shm::add_collecting_types(module) && shm::add_recording_type(module))) {
         Py_DECREF(module);
         return nullptr;
     }

@@ -43,8 +43,10 @@ bool add_block_type(PyObject *module);
 // Of the module.
 PyObject *join(PyObject *module, PyObject *arguments);
 PyObject *allocate(PyObject *module, PyObject *argument);
-// A method of groups.
+// Methods of groups.
 PyObject *make_fast_path(PyObject *group, PyObject *arguments);
 bool add_fast_path_type(PyObject *module);
+PyObject *make_coalesced_path(PyObject *group, PyObject *arguments);
+bool add_coalesced_path_type(PyObject *module);
 
 }  // namespace shm

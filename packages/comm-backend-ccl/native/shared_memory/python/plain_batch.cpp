@@ -1,29 +1,16 @@
 #include "python/plain_batch.hpp"
 
-#include "kernels/kernels.hpp"
 #include "python/plain_tensor.hpp"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <memory>
-#include <utility>
-#include <vector>
 
 namespace shm {
 
 namespace {
 
-using Span = std::pair<char *, size_t>;  // bytes
-
-struct Member {
-    int dtype;
-    Span memory;
-};
-
-struct Members : std::vector<Member> {
-    bool any_grad = false, any_of_inference = false;
-};
+using Span = decltype(Member::memory);
 
 struct PlainBatch {
     PyObject_HEAD const Members *members;
@@ -58,59 +45,6 @@ void prefetch(PyObject *list, Py_ssize_t index) {
     }
 }
 
-// Sets the members of a list; false where one of its tensors is not plain.
-bool find_members(PyObject *list, Members &found) {
-    if (!can_ask_tensors() || PyList_Check(list) == 0 || is_intercepted()) {
-        return false;
-    }
-    found.reserve(static_cast<size_t>(PyList_Size(list)));
-    // Asked again for each: what a tensor is asked may run Python code, which may change the list.
-    for (Py_ssize_t index = 0; index < PyList_Size(list); ++index) {
-        PyObject *tensor = PyList_GetItem(list, index);
-        PlainTensor plain;
-        prefetch(list, index);
-        Py_INCREF(tensor);
-        const bool is = is_plain(tensor, plain);
-        if (is) {
-            found.any_grad = found.any_grad || requires_grad(tensor);
-            found.any_of_inference = found.any_of_inference || is_made_in_inference_mode(tensor);
-        }
-        Py_DECREF(tensor);
-        if (!is) {
-            return false;
-        }
-        found.push_back({plain.dtype, Span(plain.data, plain.count * item_bytes(plain.dtype))});
-    }
-    return true;
-}
-
-// Whether the tensors of a list have the memory that they had. Other threads, and the program itself where it waits
-// later, may have changed them since.
-bool hold_still(PyObject *list, const Members &members) {
-    if (list == nullptr || is_intercepted() || static_cast<size_t>(PyList_Size(list)) != members.size()) {
-        return false;
-    }
-    for (size_t index = 0; index < members.size(); ++index) {
-        const auto at = static_cast<Py_ssize_t>(index);
-        PyObject *tensor = PyList_GetItem(list, at);
-        if (tensor == nullptr) {  // what a tensor is asked may run Python code, which may change the list
-            PyErr_Clear();
-            return false;
-        }
-        prefetch(list, at);
-        PlainTensor before;
-        before.dtype = members[index].dtype, before.data = members[index].memory.first;
-        before.count = members[index].memory.second / item_bytes(before.dtype);
-        Py_INCREF(tensor);
-        const bool still = holds_still(tensor, before);
-        Py_DECREF(tensor);
-        if (!still) {
-            return false;
-        }
-    }
-    return true;
-}
-
 bool overlap(const Members &members) {
     std::vector<Span> spans(members.size());
     std::transform(members.begin(), members.end(), spans.begin(), [](const Member &one) { return one.memory; });
@@ -122,39 +56,45 @@ bool overlap(const Members &members) {
            }) != spans.end();
 }
 
-// One dtype's tensors in their order, their bytes, and of each its elements.
-struct OfOneDtype {
-    Owned tensors;
+template <bool packs>
+void copy(const Members &members, Places places) {
+    const GilRelease released;
+    for (const auto &[dtype, memory] : members) {
+        char *&place = places[static_cast<size_t>(dtype)];
+        if (place != nullptr) {
+            std::memcpy(packs ? place : memory.first, packs ? memory.first : place, memory.second);
+            place += memory.second;
+        }
+    }
+}
+
+// The bytes of one dtype's tensors, and of each its elements.
+struct SizesOfDtype {
     size_t bytes = 0;
-    std::vector<uint64_t> sizes;
+    std::vector<uint64_t> each;
 };
 
-PyObject *by_dtype(PyObject *self, PyObject *) {
+// sizes() -> {dtype: (bytes, elements of each), ...}
+PyObject *sizes(PyObject *self, PyObject *) {
     return guarded([&]() -> PyObject * {
-        const auto &batch = *reinterpret_cast<PlainBatch *>(self);
-        std::array<OfOneDtype, dtypes> each;
+        const Members &members = *reinterpret_cast<PlainBatch *>(self)->members;
+        std::array<SizesOfDtype, dtypes> by_dtype;
         std::vector<int> in_order;
-        for (size_t index = 0; index < batch.members->size(); ++index) {
-            const Member &one = (*batch.members)[index];
-            OfOneDtype &found = each[static_cast<size_t>(one.dtype)];
-            if (!found.tensors) {
+        for (const Member &one : members) {
+            SizesOfDtype &found = by_dtype[static_cast<size_t>(one.dtype)];
+            if (found.each.empty()) {
                 in_order.push_back(one.dtype);
-                found.tensors = owned(PyList_New(0));
-            }
-            // The list of all may be shorter by now.
-            PyObject *tensor = PyList_GetItem(batch.tensors, static_cast<Py_ssize_t>(index));
-            if (tensor == nullptr || PyList_Append(found.tensors.get(), tensor) != 0) {
-                throw PythonError();
+                found.each.reserve(members.size());
             }
             found.bytes += one.memory.second;
-            found.sizes.push_back(one.memory.second / item_bytes(one.dtype));
+            found.each.push_back(one.memory.second / item_bytes(one.dtype));
         }
         Owned result = owned(PyDict_New());
         for (const int code : in_order) {
-            const OfOneDtype &found = each[static_cast<size_t>(code)];
-            const Owned value = owned(Py_BuildValue("Ony#", found.tensors.get(), static_cast<Py_ssize_t>(found.bytes),
-                                                    reinterpret_cast<const char *>(found.sizes.data()),
-                                                    static_cast<Py_ssize_t>(found.sizes.size() * sizeof(uint64_t))));
+            const SizesOfDtype &found = by_dtype[static_cast<size_t>(code)];
+            const Owned value = owned(Py_BuildValue("ny#", static_cast<Py_ssize_t>(found.bytes),
+                                                    reinterpret_cast<const char *>(found.each.data()),
+                                                    static_cast<Py_ssize_t>(found.each.size() * sizeof(uint64_t))));
             const Owned key = owned(PyLong_FromLong(code));
             if (PyDict_SetItem(result.get(), key.get(), value.get()) != 0) {
                 throw PythonError();
@@ -164,9 +104,30 @@ PyObject *by_dtype(PyObject *self, PyObject *) {
     });
 }
 
-// Where tensors of each dtype go, or come from; null for those that stay. Whether they fill these places.
-using Places = std::array<char *, dtypes>;
+// tensors(dtype) -> a list of them
+PyObject *tensors(PyObject *self, PyObject *dtype) {
+    return guarded([&]() -> PyObject * {
+        const auto &batch = *reinterpret_cast<PlainBatch *>(self);
+        const long code = PyLong_AsLong(dtype);
+        Owned found = owned(PyList_New(0));
+        for (size_t index = 0; index < batch.members->size(); ++index) {
+            if ((*batch.members)[index].dtype != code) {
+                continue;
+            }
+            // The list of all may be shorter by now.
+            PyObject *tensor = PyList_GetItem(batch.tensors, static_cast<Py_ssize_t>(index));
+            if (tensor == nullptr || PyList_Append(found.get(), tensor) != 0) {
+                throw PythonError();
+            }
+        }
+        if (PyErr_Occurred() != nullptr) {
+            throw PythonError();
+        }
+        return found.release();
+    });
+}
 
+// Whether the tensors fill these buckets.
 bool find_places(const Members &members, PyObject *buckets, Places &places) {
     std::array<size_t, dtypes> left{};
     const Py_ssize_t count = PySequence_Size(buckets);
@@ -201,18 +162,37 @@ bool find_places(const Members &members, PyObject *buckets, Places &places) {
     return std::all_of(left.begin(), left.end(), [](size_t bytes) { return bytes == 0; });
 }
 
-void copy(const Members &members, Places places, bool packs) {
-    const GilRelease released;
-    for (const auto &[dtype, memory] : members) {
-        char *&place = places[static_cast<size_t>(dtype)];
-        if (place != nullptr) {
-            std::memcpy(packs ? place : memory.first, packs ? memory.first : place, memory.second);
-            place += memory.second;
-        }
+// Whether the tensor at `index` of a list has the memory that it had. Other threads, and the program itself where it
+// waits later, may have changed it since.
+bool holds_still(PyObject *list, size_t index, const Member &member) {
+    PyObject *tensor = PyList_GetItem(list, static_cast<Py_ssize_t>(index));
+    if (tensor == nullptr) {
+        PyErr_Clear();
+        return false;
     }
+    prefetch(list, static_cast<Py_ssize_t>(index));
+    PlainTensor before;
+    before.dtype = member.dtype, before.data = member.memory.first;
+    before.count = member.memory.second / item_bytes(before.dtype);
+    Py_INCREF(tensor);
+    const bool still = holds_still(tensor, before);
+    Py_DECREF(tensor);
+    return still;
 }
 
-// Counts that the tensors of some dtypes were written; false where this is left to Python.
+bool hold_still(PyObject *list, const Members &members) {
+    if (list == nullptr || is_intercepted() || static_cast<size_t>(PyList_Size(list)) != members.size()) {
+        return false;
+    }
+    for (size_t index = 0; index < members.size(); ++index) {
+        if (!holds_still(list, index, members[index])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// Counts that the tensors which have a place were written; false where this is left to Python.
 bool count_versions(PyObject *list, const Members &members, const Places &places) {
     if (members.any_of_inference) {
         return false;
@@ -235,26 +215,26 @@ bool count_versions(PyObject *list, const Members &members, const Places &places
     return true;
 }
 
-PyObject *pack(PyObject *self, PyObject *buckets) {
+PyObject *pack_into(PyObject *self, PyObject *buckets) {
     return guarded([&] {
         const Members &members = *reinterpret_cast<PlainBatch *>(self)->members;
         Places places{};
         const bool fits = find_places(members, buckets, places);
         if (fits) {
-            copy(members, places, true);
+            pack(members, places);
         }
         return PyBool_FromLong(fits);
     });
 }
 
-PyObject *unpack(PyObject *self, PyObject *buckets) {
+PyObject *unpack_from(PyObject *self, PyObject *buckets) {
     return guarded([&]() -> PyObject * {
         const auto &batch = *reinterpret_cast<PlainBatch *>(self);
         Places places{};
         if (!find_places(*batch.members, buckets, places) || !hold_still(batch.tensors, *batch.members)) {
             Py_RETURN_NONE;
         }
-        copy(*batch.members, places, false);
+        copy<false>(*batch.members, places);
         return PyBool_FromLong(count_versions(batch.tensors, *batch.members, places));
     });
 }
@@ -264,11 +244,9 @@ PyObject *is_usual(PyObject *self, PyObject *) {
     return PyBool_FromLong(!members.any_grad && !members.any_of_inference);
 }
 
-PyMethodDef methods[] = {{"is_usual", is_usual, METH_NOARGS, nullptr},
-                         {"by_dtype", by_dtype, METH_NOARGS, nullptr},
-                         {"pack", pack, METH_O, nullptr},
-                         {"unpack", unpack, METH_O, nullptr},
-                         {nullptr, nullptr, 0, nullptr}};
+PyMethodDef methods[] = {{"is_usual", is_usual, METH_NOARGS, nullptr}, {"sizes", sizes, METH_NOARGS, nullptr},
+                         {"tensors", tensors, METH_O, nullptr},        {"pack", pack_into, METH_O, nullptr},
+                         {"unpack", unpack_from, METH_O, nullptr},     {nullptr, nullptr, 0, nullptr}};
 PyType_Slot slots[] = {{Py_tp_dealloc, reinterpret_cast<void *>(dealloc)},
                        {Py_tp_traverse, reinterpret_cast<void *>(traverse)},
                        {Py_tp_clear, reinterpret_cast<void *>(clear)},
@@ -280,9 +258,61 @@ PyObject *type = nullptr;
 
 }  // namespace
 
+bool find_members(PyObject *list, Members &found) {
+    if (!can_ask_tensors() || PyList_Check(list) == 0 || is_intercepted()) {
+        return false;
+    }
+    found.reserve(static_cast<size_t>(PyList_Size(list)));
+    // Asked again for each: what a tensor is asked may run Python code, which may change the list.
+    for (Py_ssize_t index = 0; index < PyList_Size(list); ++index) {
+        PyObject *tensor = PyList_GetItem(list, index);
+        PlainTensor plain;
+        prefetch(list, index);
+        Py_INCREF(tensor);
+        const bool is = is_plain(tensor, plain);
+        if (is) {
+            found.any_grad = found.any_grad || requires_grad(tensor);
+            found.any_of_inference = found.any_of_inference || is_made_in_inference_mode(tensor);
+        }
+        Py_DECREF(tensor);
+        if (!is) {
+            return false;
+        }
+        found.push_back({plain.dtype, Span(plain.data, plain.count * item_bytes(plain.dtype))});
+    }
+    return !overlap(found);
+}
+
+void pack(const Members &members, Places places) { copy<true>(members, places); }
+
+std::vector<size_t> unpack(PyObject *list, const Members &members, Places places) {
+    std::vector<size_t> left;
+    for (size_t index = 0; index < members.size(); ++index) {
+        const auto &[dtype, memory] = members[index];
+        char *&place = places[static_cast<size_t>(dtype)];
+        if (holds_still(list, index, members[index])) {
+            std::memcpy(memory.first, place, memory.second);
+            count_version(PyList_GetItem(list, static_cast<Py_ssize_t>(index)));
+        } else {
+            left.push_back(index);
+        }
+        place += memory.second;
+    }
+    return left;
+}
+
+bool is_plain_batch(PyObject *object, const Members *&members, PyObject *&list) {
+    if (reinterpret_cast<PyObject *>(Py_TYPE(object)) != type) {
+        return false;
+    }
+    const auto &batch = *reinterpret_cast<PlainBatch *>(object);
+    members = batch.members, list = batch.tensors;
+    return list != nullptr;  // which the garbage collector may have cleared
+}
+
 PyObject *plain_batch(PyObject *, PyObject *list) {
     auto members = std::make_unique<Members>();
-    if (!find_members(list, *members) || overlap(*members)) {
+    if (!find_members(list, *members)) {
         Py_RETURN_NONE;
     }
     auto *made = new_object<PlainBatch>(type);

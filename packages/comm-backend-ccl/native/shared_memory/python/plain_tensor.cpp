@@ -17,7 +17,7 @@ using AskAddress = int (*)(void *tensor, void **result);
 using AskExtents = int (*)(void *tensor, int64_t **result);
 struct Shim {
     Ask64 storage_size = nullptr, storage_offset = nullptr, dimensions = nullptr;  // bytes, elements
-    Ask32 dtype = nullptr;
+    Ask32 dtype = nullptr, device_type = nullptr;
     AskAddress data = nullptr;
     AskExtents sizes = nullptr, strides = nullptr;
     // Without a stable ABI, so they may be missing: c10::impl::TorchDispatchModeTLS::any_modes_set(skip_infra_modes),
@@ -32,8 +32,10 @@ struct Shim {
     void (*bump_version)(const void *tensor) = nullptr;
     bool (*requires_grad)(const void *impl) = nullptr;
     size_t tensor_at = 0;  // of the Python object, in bytes
+    // Of a TensorImpl and no subclass of it, which may have no memory or no sizes, and throws then.
+    const void *vtable = nullptr;
 };
-constexpr int32_t torch_uint8 = 0, torch_int8 = 1;
+constexpr int32_t torch_uint8 = 0, torch_int8 = 1, torch_cpu = 0;
 // A tensor in Python is a head and a few words; none of those that are looked at is beyond it.
 constexpr size_t head_words = 2, last_word = 4;
 
@@ -44,6 +46,8 @@ Shim shim;
 uint16_t transforms_key = 0;
 
 void *inner(PyObject *object) { return reinterpret_cast<char *>(object) + shim.tensor_at; }
+
+const void *impl(PyObject *object) { return *static_cast<const void *const *>(inner(object)); }
 
 int code_of(const dlpack::Tensor &tensor) {
     if (tensor.lanes != 1) {
@@ -87,29 +91,29 @@ int64_t elements_of(int64_t dimensions, const int64_t *sizes, const int64_t *str
     return count;
 }
 
-// As c10::ScalarType has it, or -1.
-int32_t torch_dtype(int code) {
-    switch (code) {
-    case uint8:
-        return torch_uint8;
-    case int8:
-        return torch_int8;
-    case int16:
-        return 2;
-    case int32:
-        return 3;
-    case int64:
-        return 4;
-    case float16:
-        return 5;
-    case float32:
-        return 6;
-    case float64:
-        return 7;
-    case boolean:
-        return 11;
-    case bfloat16:
-        return 15;
+// Of a c10::ScalarType, or -1.
+int code_of(int32_t torch_dtype) {
+    switch (torch_dtype) {
+    case torch_uint8:
+        return uint8;
+    case torch_int8:
+        return int8;
+    case 2:
+        return int16;
+    case 3:
+        return int32;
+    case 4:
+        return int64;
+    case 5:
+        return float16;
+    case 6:
+        return float32;
+    case 7:
+        return float64;
+    case 11:
+        return boolean;
+    case 15:
+        return bfloat16;
     default:
         return -1;
     }
@@ -137,6 +141,10 @@ bool is_dtype(PyObject *object, PyObject *dtype) {
     return same;
 }
 
+bool is_within(int code, int64_t storage_bytes, int64_t offset, int64_t elements) {
+    return offset >= 0 && storage_bytes / static_cast<int64_t>(item_bytes(code)) - offset >= elements;
+}
+
 // Whether the storage holds all elements, and those of 8 bits are what DLPack takes them for.
 bool holds(PyObject *object, int code, int64_t elements) {
     int64_t storage = -1, offset = -1;
@@ -156,8 +164,36 @@ bool holds(PyObject *object, int code, int64_t elements) {
         storage = asked(object, "untyped_storage", "nbytes");
         offset = asked(object, "storage_offset");
     }
-    const auto item = static_cast<int64_t>(item_bytes(code));
-    return offset >= 0 && storage / item - offset >= elements;
+    return is_within(code, storage, offset, elements);
+}
+
+// What is_plain() finds of a tensor on the CPU, a few times as fast as through DLPack.
+bool is_plain_by_shim(PyObject *object, PlainTensor &found) {
+    void *const tensor = inner(object);
+    const void *const memory = *static_cast<const void *const *>(tensor);
+    if (*static_cast<const void *const *>(memory) != shim.vtable) {
+        return false;
+    }
+    int32_t device_type = -1, dtype = -1;
+    int64_t dimensions = -1, *sizes = nullptr, *strides = nullptr, storage = -1, offset = -1;
+    void *data = nullptr;
+    if (shim.device_type(tensor, &device_type) != 0 || device_type != torch_cpu || shim.dtype(tensor, &dtype) != 0 ||
+        (found.dtype = code_of(dtype)) < 0 || shim.dimensions(tensor, &dimensions) != 0 ||
+        shim.sizes(tensor, &sizes) != 0 || shim.strides(tensor, &strides) != 0) {
+        return false;
+    }
+    const int64_t elements = elements_of(dimensions, sizes, strides);
+    if (elements <= 0 || shim.storage_size(tensor, &storage) != 0 || shim.storage_offset(tensor, &offset) != 0 ||
+        !is_within(found.dtype, storage, offset, elements) || shim.is_neg(tensor) || shim.data(tensor, &data) != 0 ||
+        data == nullptr) {
+        return false;
+    }
+    found.data = static_cast<char *>(data);
+    found.count = static_cast<size_t>(elements);
+    found.device = 0;
+    found.shape = sizes;
+    found.dimensions = static_cast<int>(dimensions);
+    return true;
 }
 
 // Whether `method` of the tensor returns False.
@@ -282,19 +318,22 @@ void find_shim(PyObject *probes) {
     // Of libc10.so, which this library needs.
     found.requires_grad =
         reinterpret_cast<bool (*)(const void *)>(dlsym(library, "_ZNK3c1010TensorImpl13requires_gradEv"));
+    found.device_type = reinterpret_cast<Ask32>(dlsym(library, "aoti_torch_get_device_type"));
     found.dimensions = reinterpret_cast<Ask64>(dlsym(library, "aoti_torch_get_dim"));
     found.sizes = reinterpret_cast<AskExtents>(dlsym(library, "aoti_torch_get_sizes"));
     found.strides = reinterpret_cast<AskExtents>(dlsym(library, "aoti_torch_get_strides"));
     found.data = reinterpret_cast<AskAddress>(dlsym(library, "aoti_torch_get_data_ptr"));
     dlclose(library);  // torch holds it
     if (found.storage_size == nullptr || found.storage_offset == nullptr || found.dtype == nullptr ||
-        found.dimensions == nullptr || found.data == nullptr || found.sizes == nullptr || found.strides == nullptr) {
+        found.device_type == nullptr || found.dimensions == nullptr || found.data == nullptr ||
+        found.sizes == nullptr || found.strides == nullptr) {
         return;
     }
     const Py_ssize_t count = PySequence_Size(probes);
     for (size_t word = head_words; word <= last_word; ++word) {
         found.tensor_at = word * sizeof(void *);
-        bool right = count > 0;
+        found.vtable = nullptr;
+        bool right = count > 0, are_alike = found.is_neg != nullptr;
         for (Py_ssize_t index = 0; right && index < count; ++index) {
             PyObject *probe = PySequence_GetItem(probes, index), *tensor = nullptr;
             unsigned long long impl;
@@ -314,12 +353,18 @@ void find_shim(PyObject *probes) {
                     (found.requires_grad == nullptr ||
                      found.requires_grad(*static_cast<void *const *>(at)) == (grad != 0)) &&
                     (found.bump_version == nullptr || inference != 0 || counts_versions(found, tensor));
+            if (right) {
+                const void *const vtable = **static_cast<const void *const *const *>(at);
+                are_alike = are_alike && (index == 0 || vtable == found.vtable);
+                found.vtable = vtable;
+            }
             Py_XDECREF(probe);
         }
         if (PyErr_Occurred()) {
             throw PythonError();
         }
         if (right) {
+            found.vtable = are_alike ? found.vtable : nullptr;
             shim = found;
             return;
         }
@@ -344,10 +389,13 @@ bool is_intercepted() {
 }
 
 bool is_plain(PyObject *object, PlainTensor &found, int32_t device) {
-    dlpack::Tensor tensor;
     if (!is_tensor(object)) {
         return false;
     }
+    if (device == dlpack::cpu && shim.vtable != nullptr) {
+        return is_plain_by_shim(object, found);
+    }
+    dlpack::Tensor tensor;
     if (exchange->tensor_from_object(object, &tensor) != 0) {
         PyErr_Clear();
         return false;
@@ -369,36 +417,23 @@ bool is_plain(PyObject *object, PlainTensor &found, int32_t device) {
 
 void prefetch_tensor(PyObject *object) {
     if (shim.tensor_at != 0 && is_tensor(object)) {
-        const char *impl = *static_cast<char *const *>(inner(object));
-        __builtin_prefetch(impl);
-        __builtin_prefetch(impl + 64);
-        __builtin_prefetch(impl + 128);
+        const char *memory = static_cast<const char *>(impl(object));
+        __builtin_prefetch(memory);
+        __builtin_prefetch(memory + 64);
+        __builtin_prefetch(memory + 128);
     }
 }
 
 bool holds_still(PyObject *object, const PlainTensor &before) {
-    if (shim.data == nullptr) {
-        PlainTensor now;
-        return is_plain(object, now) && now.dtype == before.dtype && now.data == before.data &&
-               now.count == before.count;
-    }
-    if (!is_tensor(object)) {
-        return false;
-    }
-    void *tensor = inner(object), *data = nullptr;
-    int64_t dimensions = -1, *sizes = nullptr, *strides = nullptr;
-    int32_t dtype = -1;
-    return shim.dtype(tensor, &dtype) == 0 && dtype == torch_dtype(before.dtype) && shim.data(tensor, &data) == 0 &&
-           data == before.data && shim.dimensions(tensor, &dimensions) == 0 && shim.sizes(tensor, &sizes) == 0 &&
-           shim.strides(tensor, &strides) == 0 &&
-           elements_of(dimensions, sizes, strides) == static_cast<int64_t>(before.count) &&
-           holds(object, before.dtype, static_cast<int64_t>(before.count)) &&
-           (shim.is_neg != nullptr ? !shim.is_neg(tensor) : denies(is_neg, object));
+    PlainTensor now;
+    return is_plain(object, now) && now.dtype == before.dtype && now.data == before.data && now.count == before.count;
 }
 
 bool is_made_in_inference_mode(PyObject *tensor) {
     return shim.is_inference != nullptr ? shim.is_inference(inner(tensor)) : !denies(is_inference, tensor);
 }
+
+bool can_count_versions() { return shim.bump_version != nullptr; }
 
 bool count_version(PyObject *tensor) {
     if (shim.bump_version == nullptr) {
@@ -410,7 +445,7 @@ bool count_version(PyObject *tensor) {
 
 bool requires_grad(PyObject *tensor) {
     if (shim.requires_grad != nullptr) {
-        return shim.requires_grad(*static_cast<void *const *>(inner(tensor)));
+        return shim.requires_grad(impl(tensor));
     }
     static PyObject *name = PyUnicode_InternFromString("requires_grad");
     PyObject *found = PyObject_GetAttr(tensor, name);

@@ -39,6 +39,7 @@ bool holds_still(PyObject *object, const PlainTensor &before);
 // Of plain tensors: whether autograd would have to know of what is done with it; whether it was made in inference mode.
 bool requires_grad(PyObject *tensor);
 bool is_made_in_inference_mode(PyObject *tensor);
+bool can_count_versions();
 // Counts that a plain tensor, not made in inference mode, was written; false where torch does not offer that.
 bool count_version(PyObject *tensor);
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from comm_backend_ccl.communicator import Communicator
+from comm_backend_ccl.fast_path.coalesced import all_reduce_coalesced
 from comm_backend_ccl.fast_path.kinds import MESSAGES, PLANNED, TO_LISTS, Kind
 from comm_backend_ccl.fast_path.oneccl import planned
 from comm_backend_ccl.fast_path.shared import in_shared_memory, started_natively
@@ -31,6 +32,8 @@ def fast_path(
         name: the call, for messages.
         forget: called after a failure.
     """
+    if operation == "all_reduce_coalesced" and isinstance(ours, SharedCommunicator) and not async_op:
+        return all_reduce_coalesced(ours, parse_reduce_op(detail), name, forget)
     if operation not in STARTS or (async_op and operation in MESSAGES):
         return None
     row = operations.get(operation)

@@ -48,15 +48,21 @@ class CollectingCache(FastPathCache):
         self._blocks[thread] = _Collected(runs, handle)
         for threads in self._threads:
             threads[thread] = {}
+        self._forget()
         return thread
 
     def end(self, thread: int) -> None:
         """Collect the calls of the thread no more."""
         for threads in self._threads:
             del threads[thread]
+        self._forget()
         del self._blocks[thread]
         if not self._blocks:  # this also breaks the cycle of references
             self.synchronous, self.asynchronous = self.usual.synchronous, self.usual.asynchronous
+
+    def _forget(self) -> None:
+        for paths in (self.synchronous, self.asynchronous):
+            cast("kernels.CollectingPaths", paths).forget()
 
     @property
     def is_collecting(self) -> bool:
@@ -98,7 +104,7 @@ class _CollectingPaths:
     """Does what ``kernels.collecting_paths`` does in native code."""
 
     def __init__(
-        self, fallback: kernels.CollectingPaths, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
+        self, fallback: kernels.PathsByKey, threads: dict[int, dict[Any, Any]], make: Callable[[Any], Any]
     ) -> None:
         self._fallback, self._threads, self._make = fallback, threads, make
 
@@ -112,6 +118,9 @@ class _CollectingPaths:
             if found is not None:
                 known[key] = found
         return cast("FastPath | None", found)
+
+    def forget(self) -> None:
+        """Do nothing: no answer is remembered."""
 
     def __setitem__(self, key: FastPathKey, fast_path: FastPath) -> None:
         self._fallback[key] = fast_path  # of a call that another thread has made

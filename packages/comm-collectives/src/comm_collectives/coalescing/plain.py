@@ -39,6 +39,8 @@ def plain_all_reduces(runs: Sequence[Run], async_op: bool) -> list[Work] | None:
     whole = kernels.plain_batch(every) if len(every) > 1 else None
     if whole is None:
         return None
+    if len(runs) == 1 and not async_op and _path_of_batches(runs[0][0])(whole):
+        return []
     tensors: dict[FastPathKey, list[torch.Tensor]] = {}
     for key, some in runs:
         tensors.setdefault(key, []).extend(some)
@@ -47,7 +49,7 @@ def plain_all_reduces(runs: Sequence[Run], async_op: bool) -> list[Work] | None:
     else:
         batches = [_Batch(key, _still_plain(kernels.plain_batch(some))) for key, some in tensors.items()]
     # What is plain can be wrong only by its kind; which call it is, the general path says.
-    if not all(are_right(key, [some.tensors[0] for some in plain.by_dtype.values()]) for key, plain in batches):
+    if not all(are_right(key, [plain.tensors(dtype)[0] for dtype in plain.sizes]) for key, plain in batches):
         return None
     works: list[Work] = []
     for batch in batches:
@@ -81,17 +83,17 @@ def _still_plain(plain: kernels.PlainBatch | None) -> kernels.PlainBatch:
 
 
 def _launch(batch: _Batch, async_op: bool) -> list[Work]:
-    (_, op, group), by_dtype = batch.key, batch.plain.by_dtype
-    buffers = {dtype: Buffers(torch.device("cpu")) for dtype, some in by_dtype.items() if len(some.tensors) > 1}
-    buckets = {dtype: some.take(by_dtype[dtype].size).view(dtype) for dtype, some in buffers.items()}
+    (_, op, group), sizes = batch.key, batch.plain.sizes
+    buffers = {dtype: Buffers(torch.device("cpu")) for dtype, some in sizes.items() if some.number > 1}
+    buckets = {dtype: some.take(sizes[dtype].nbytes).view(dtype) for dtype, some in buffers.items()}
     _still_plain(batch.plain if batch.plain.pack(list(buckets.values())) else None)
     works: list[Work] = []
-    for dtype, (tensors, _, sizes) in by_dtype.items():
-        bucket = buckets.get(dtype)
+    for dtype, of_dtype in sizes.items():
+        bucket, tensors = buckets.get(dtype), batch.plain.tensors(dtype)
         if bucket is None:
             work = all_reduce(tensors[0], cast(Any, op), group, async_op)
         else:
-            with joining(tensors, tensors, sizes):  # of which a fast path knows nothing
+            with joining(tensors, tensors, of_dtype.packed):  # of which a fast path knows nothing
                 work = checked_all_reduce(all_reduce.__name__, bucket, op, cast(Any, group), async_op, None, None)
         if work is not None:
             works.append(work if bucket is None else after(work, _unpacker(batch, {dtype: bucket}, buffers)))
@@ -110,7 +112,7 @@ def _unpacker(
                 with buffers[dtype]:  # kept for the next block
                     pass
             else:  # a tensor has other memory by now
-                parts = [as_one_dimension(one) for one in batch.plain.by_dtype[dtype].tensors]
+                parts = [as_one_dimension(one) for one in batch.plain.tensors(dtype)]
                 copier(parts, bucket, buffers[dtype])()
 
     return finish

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -21,10 +21,12 @@ __all__ = [
     "dtype_name",
     "packed_sizes",
     "passed",
+    "passed_sizes",
     "passing",
     "passing_as",
     "passing_bytes",
     "passing_joined",
+    "passing_packed",
 ]
 
 # Bits of the digest of sizes, and the largest number of tensors above it: together they fit into 63 bits.
@@ -57,7 +59,7 @@ class Passed(NamedTuple):
     @property
     def digest(self) -> int:
         """Return 64 bits that differ where ``dtype`` or ``joined`` do, the same in every process."""
-        return int.from_bytes(_hashed(f"{self.dtype} {self.joined}".encode(), 64), "little")
+        return _digest_of(self.dtype, self.joined)
 
 
 #: Nothing but what travels was passed.
@@ -96,7 +98,18 @@ def passing_joined(tensors: Sequence[torch.Tensor], sizes: bytes | None = None) 
     Args:
         sizes: of tensors of one dtype, as :func:`packed_sizes` returns them; None asks the tensors.
     """
-    return passing(_passed.get()._replace(joined=_joined(tensors, sizes))) if len(tensors) > 1 else nullcontext()
+    return passing_packed(_described(tensors) if sizes is None else sizes, len(tensors))
+
+
+def passing_packed(sizes: bytes, count: int | None = None) -> AbstractContextManager[None]:
+    """Do as :func:`passing_joined` for tensors of these ``sizes``, of which ``count`` is the number."""
+    count = len(sizes) // 8 if count is None else count
+    return passing(_passed.get()._replace(joined=_joined(sizes, count))) if count > 1 else nullcontext()
+
+
+def passed_sizes(sizes: bytes) -> Passed:
+    """Return what :func:`passing_packed` has recorded and compared."""
+    return Passed(joined=_joined(sizes, len(sizes) // 8))
 
 
 def packed_sizes(tensors: Sequence[torch.Tensor]) -> bytes:
@@ -108,21 +121,27 @@ def passing_bytes(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Non
     """Do as :func:`passing_joined`, where what travels is the bytes of the tensors, of which there is one at least."""
     what = _passed.get()
     if len(tensors) > 1:
-        what = what._replace(joined=_joined(tensors))
+        what = what._replace(joined=_joined(_described(tensors), len(tensors)))
     dtype = tensors[0].dtype
     if dtype is not torch.uint8 and all(tensor.dtype is dtype for tensor in tensors):
         what = what._replace(dtype=dtype, per_element=dtype.itemsize)
     return passing(what)
 
 
-def _joined(tensors: Sequence[torch.Tensor], sizes: bytes | None = None) -> int:
-    if sizes is None:
-        sizes = packed_sizes(tensors)
-        dtypes = [tensor.dtype for tensor in tensors]
-        if len(set(dtypes)) > 1:
-            sizes += f"{dtypes}".encode()
-    digest = int.from_bytes(_hashed(sizes, _DIGEST_BITS), "little")
-    return min(len(tensors), _MOST) << _DIGEST_BITS | digest
+def _described(tensors: Sequence[torch.Tensor]) -> bytes:
+    sizes, dtypes = packed_sizes(tensors), [tensor.dtype for tensor in tensors]
+    return sizes + f"{dtypes}".encode() if len(set(dtypes)) > 1 else sizes
+
+
+# A program joins the same tensors again and again.
+@lru_cache(maxsize=64)
+def _joined(sizes: bytes, count: int) -> int:
+    return min(count, _MOST) << _DIGEST_BITS | int.from_bytes(_hashed(sizes, _DIGEST_BITS), "little")
+
+
+@lru_cache(maxsize=64)
+def _digest_of(dtype: torch.dtype | None, joined: int) -> int:
+    return int.from_bytes(_hashed(f"{dtype} {joined}".encode(), 64), "little")
 
 
 @cache

@@ -1,0 +1,286 @@
+"""The fast path of many tensors in shared memory, whose ranks are threads of this process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from comm_backend_ccl import kernels, shared_memory
+from comm_backend_ccl.shared_tensors import shared_memory_stats, tensor_at
+from comm_utils import ReduceOp
+from comm_utils.torch_support.passed_tensors import packed_sizes, passed_sizes
+
+pytestmark = pytest.mark.skipif(
+    shared_memory.unavailable_reason() is not None or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
+    reason="there is no shared memory here, or this torch has no DLPack exchange for native code",
+)
+
+
+class Side:
+    """One rank of a group.
+
+    Attributes:
+        waited: the handles of operations that took longer.
+        described: the sizes that Python was asked to describe.
+        put: the tensors that Python was asked to overwrite.
+    """
+
+    def __init__(self, group: shared_memory.Group, op: ReduceOp = ReduceOp.SUM) -> None:
+        self.group = group
+        self.waited: list[Any] = []
+        self.described: list[bytes] = []
+        self.put: list[torch.Tensor] = []
+        path = shared_memory.coalesced_path(group, op, self._wait, self._describe, self._put)
+        assert path is not None
+        self.path = path
+
+    def _wait(self, handle: Any) -> bool:
+        self.waited.append(handle)
+        while not (state := shared_memory.wait(handle, 10)):
+            pass
+        if state < 0:
+            raise RuntimeError(shared_memory.failure(handle))
+        return True
+
+    def _describe(self, sizes: bytes) -> tuple[str, int]:
+        self.described.append(sizes)
+        what = passed_sizes(sizes)
+        return what.text, what.digest
+
+    def _put(self, tensor: torch.Tensor, address: int, size: int) -> None:
+        self.put.append(tensor)
+        tensor.copy_(tensor_at(address, size, None).view(tensor.dtype).view(tensor.shape))
+
+
+def sides(op: ReduceOp = ReduceOp.SUM, count: int = 2) -> list[Side]:
+    memory, pids = shared_memory.create(count), [os.getpid()] * count
+    groups = [shared_memory.join(pids[0], memory, rank, pids, crowded=True) for rank in range(count)]
+    shared_memory.close_descriptor(memory[0])
+    return [Side(group, op) for group in groups]
+
+
+def together(*calls: Callable[[], Any]) -> list[Any]:
+    """Do these calls at once, one in each thread, and return what they return or raise."""
+    found: list[Any] = [None] * len(calls)
+
+    def one(number: int) -> None:
+        try:
+            found[number] = calls[number]()
+        except Exception as error:
+            found[number] = error
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(len(calls))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    return found
+
+
+def mixed(rank: int, scale: int = 1) -> list[torch.Tensor]:
+    dtypes = (torch.float32, torch.bfloat16, torch.int64, torch.float32, torch.float64, torch.int64)
+    return [torch.full((scale * (number + 1), 3), rank + number).to(dtype) for number, dtype in enumerate(dtypes)]
+
+
+def sums_of(ranks: int, scale: int = 1) -> list[torch.Tensor]:
+    return [sum(parts) for parts in zip(*(mixed(rank, scale) for rank in range(ranks)), strict=True)]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("scale", [1, 100, 20_000])
+def test_every_dtype_is_reduced_and_versions_are_counted(ranks: int, scale: int) -> None:
+    every = sides(count=ranks)
+    for _ in range(3):
+        tensors = [mixed(rank, scale) for rank in range(ranks)]
+        calls = [partial(side.path, of_rank) for side, of_rank in zip(every, tensors, strict=True)]
+        assert together(*calls) == [True] * ranks
+        for of_rank in tensors:
+            assert all(map(torch.equal, of_rank, sums_of(ranks, scale)))
+            assert [one._version for one in of_rank] == [1] * len(of_rank)
+    # Of the float64 there is one alone, which is compared by its size as ever; the others are described once.
+    floats, integers = ([one for one in mixed(0, scale) if one.dtype is kind] for kind in (torch.float32, torch.int64))
+    assert every[0].described == [packed_sizes(floats), packed_sizes(integers)]
+
+
+def test_other_sizes_are_described_anew_and_memory_is_kept() -> None:
+    (side,) = sides(count=1)
+    gc.collect()
+    before = shared_memory_stats()["used_bytes"]
+    many = [torch.ones(1000), torch.ones(2000)]
+    assert side.path(many)
+    kept = shared_memory_stats()["used_bytes"] - before
+    assert kept >= 12_000
+    for again in ([torch.ones(2000), torch.ones(1000)], tuple(many), [torch.ones(10), torch.ones(3)], many):
+        assert side.path(again)
+    assert shared_memory_stats()["used_bytes"] - before == kept
+    assert len(side.described) == 5
+    assert side.path([torch.ones(100_000), torch.ones(1)])
+    larger = shared_memory_stats()["used_bytes"] - before
+    assert kept < larger <= 4 * 400_004
+    del side
+    gc.collect()
+    assert shared_memory_stats()["used_bytes"] == before
+
+
+def test_a_batch_of_plain_tensors_is_taken_as_well() -> None:
+    (side,) = sides(ReduceOp.MAX, 1)
+    tensors = [torch.ones(3), torch.ones(2, dtype=torch.float64)]
+    batch = kernels.plain_batch(tensors)
+    assert batch is not None
+    assert side.path(batch.native)
+    assert [one._version for one in tensors] == [1, 1]
+
+
+def test_a_late_rank_is_waited_for() -> None:
+    first, second = sides()
+    tensors = [mixed(0), mixed(1)]
+
+    def late() -> bool:
+        time.sleep(0.2)
+        return second.path(tensors[1])
+
+    assert together(lambda: first.path(tensors[0]), late) == [True, True]
+    assert first.waited
+    for of_rank in tensors:
+        assert all(map(torch.equal, of_rank, sums_of(2)))
+
+
+def test_results_go_where_a_tensor_has_its_memory_by_then() -> None:
+    first, second = sides()
+    tensors, others = mixed(0), mixed(1)
+    old, new = tensors[3].untyped_storage(), torch.zeros_like(tensors[3])
+    moved, begun = tensors[3], threading.Event()
+
+    def wait(handle: Any) -> bool:
+        begun.set()
+        moved.set_(new)  # type: ignore[call-overload]
+        return Side._wait(first, handle)
+
+    path = shared_memory.coalesced_path(first.group, ReduceOp.SUM, wait, first._describe, first._put)
+    assert path is not None
+
+    def late() -> bool:
+        assert begun.wait(30)
+        return second.path(others)
+
+    assert together(lambda: path(tensors), late) == [True, True]
+    assert all(map(torch.equal, tensors, sums_of(2)))
+    assert first.put == [moved]
+    assert torch.empty(0).set_(old, 0, (12,)).tolist() == [3.0] * 12  # type: ignore[call-overload]  # as it was
+
+
+def test_a_list_that_is_changed_meanwhile_does_not_matter() -> None:
+    first, second = sides()
+    tensors, others = mixed(0), mixed(1)
+    given, begun = list(tensors), threading.Event()
+
+    def wait(handle: Any) -> bool:
+        given.clear()
+        begun.set()
+        return Side._wait(first, handle)
+
+    path = shared_memory.coalesced_path(first.group, ReduceOp.SUM, wait, first._describe, first._put)
+    assert path is not None
+
+    def late() -> bool:
+        assert begun.wait(30)
+        return second.path(others)
+
+    assert together(lambda: path(given), late) == [True, True]
+    assert all(map(torch.equal, tensors, sums_of(2)))
+
+
+def test_ranks_with_other_sizes_of_the_same_sum_fail() -> None:
+    first, second = sides()
+    tensors = [[torch.ones(2), torch.ones(3)], [torch.ones(3), torch.ones(2)]]
+    found = together(lambda: first.path(tensors[0]), lambda: second.path(tensors[1]))
+    assert any(isinstance(one, RuntimeError) and "in 2 tensors" in str(one) for one in found), found
+    assert first.path(tensors[0]) is False  # as the group is broken, which the checked path says
+    assert all(one.eq(1).all() for some in tensors for one in some)
+
+
+def refused() -> dict[str, Any]:
+    plain, whole = torch.ones(2), torch.ones(8)
+    with torch.inference_mode():
+        made_there = torch.ones(2)
+    return {
+        "one tensor": [plain],
+        "no list": plain,
+        "nothing": None,
+        "no tensor": [plain, 3],
+        "strided": [plain, torch.ones(4)[::2]],
+        "shared memory": [whole[:4], whole[3:]],
+        "a gradient": [plain, torch.ones(2, requires_grad=True)],
+        "of inference mode": [plain, made_there],
+        "a dtype that is not reduced": [plain, torch.ones(2, dtype=torch.float8_e5m2)],
+        "more than 16 MiB": [plain, torch.ones(4 << 20)],
+    }
+
+
+@pytest.mark.parametrize("name", refused())
+def test_others_are_refused_with_nothing_done(name: str) -> None:
+    (side,) = sides(count=1)
+    assert side.path(refused()[name]) is False
+    assert side.path([torch.ones(2), torch.ones(3)]) is True
+
+
+def test_an_average_of_integers_is_refused() -> None:
+    (side,) = sides(ReduceOp.AVG, 1)
+    assert side.path([torch.ones(2), torch.ones(2, dtype=torch.int32)]) is False
+    assert side.path([torch.ones(2), torch.ones(2)]) is True
+
+
+def test_a_closed_group_is_refused() -> None:
+    (side,) = sides(count=1)
+    shared_memory.close(side.group)
+    assert side.path([torch.ones(2), torch.ones(2)]) is False
+
+
+def test_an_error_while_waiting_is_raised_and_later_calls_go_on_with_other_memory() -> None:
+    first, second = sides()
+
+    def interrupted(_: Any) -> bool:
+        raise KeyboardInterrupt
+
+    path = shared_memory.coalesced_path(first.group, ReduceOp.SUM, interrupted, first._describe, first._put)
+    assert path is not None
+    mine, others = [torch.ones(2), torch.ones(3)], [torch.ones(2), torch.ones(3)]
+    with pytest.raises(KeyboardInterrupt):
+        path(mine)
+    assert second.path(others)  # the operation that was dropped has come to its end all the same
+    assert [one.tolist() for one in mine] == [[1.0] * 2, [1.0] * 3]
+    assert [one.tolist() for one in others] == [[2.0] * 2, [2.0] * 3]
+    assert together(lambda: first.path(mine), lambda: second.path(mine[::-1][::-1])) == [True, True]
+
+
+def test_an_error_in_describing_is_raised_before_anything_is_sent() -> None:
+    (side,) = sides(count=1)
+
+    def failing(_: bytes) -> tuple[str, int]:
+        raise LookupError("sizes")
+
+    path = shared_memory.coalesced_path(side.group, ReduceOp.SUM, side._wait, failing, side._put)
+    assert path is not None
+    tensors: Sequence[torch.Tensor] = [torch.ones(2), torch.ones(3)]
+    with pytest.raises(LookupError):
+        path(tensors)
+    assert path([torch.ones(2), torch.ones(2, dtype=torch.float64)])  # of each dtype one, of which nothing is asked
+
+
+def test_paths_in_cycles_are_collected() -> None:
+    (side,) = sides(count=1)
+    side.path([torch.ones(2), torch.ones(3)])
+    gone = weakref.ref(side)  # which holds the path, which holds its methods
+    del side
+    gc.collect()
+    assert gone() is None
