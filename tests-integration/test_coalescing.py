@@ -245,7 +245,7 @@ def in_two_threads() -> list[float]:
         is_open.wait(30)
         dist.all_reduce(tensors[0].view(-1)[:0], group=groups[0])
     assert (tensors[1] == 1).all()
-    dist.all_reduce(tensors[2])  # of a thread that collects no more
+    dist.all_reduce(tensors[2], group=groups[0])  # of a thread that collects no more
     assert (tensors[2] == 2).all()
     may_close.set()
     thread.join(30)

@@ -161,7 +161,7 @@ class PathsByKey(Protocol):
 
 
 class CollectingPaths(PathsByKey, Protocol):
-    """What :func:`collecting_paths` returns."""
+    """A replacement for such a dictionary, made by :func:`collecting_paths`."""
 
     def forget(self) -> None:
         """Remember no answer: a thread begins or ends to collect its calls."""

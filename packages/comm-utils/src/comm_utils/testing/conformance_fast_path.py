@@ -11,6 +11,8 @@ from torch.distributed import ProcessGroup
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.testing.conformance_world import World, bring_up, close, reference, same, sample
+from comm_utils.torch_support.flattening import flatten, unflatten
+from comm_utils.torch_support.passed_tensors import passing_joined
 
 __all__ = ["fast_path", "not_plain"]
 
@@ -24,10 +26,12 @@ def fast_path(provider: str, backend: str, device: str) -> None:
     up = world.backend
     members = [rank for rank in range(world.size) if rank != 1] if world.size > 2 else list(range(world.size))
     _check(world, None, list(range(world.size)))
+    _check_lists(world, None, list(range(world.size)))
     _check_refusals(world, None, list(range(world.size)))
     if world.rank in members:
         group = up.create_group(members, "conformance-fast-path")
         _check(world, group, members)
+        _check_lists(world, group, members)
         _check_refusals(world, group, members)
         reduce = _made(up, "all_reduce", "sum", group)
         up.fast_paths.synchronous["all_reduce", "sum", group] = reduce
@@ -136,6 +140,32 @@ def _check(world: World, group: ProcessGroup | None, members: list[int]) -> None
             assert scatter_list(piece, list(sources[position].to(device)))
             close(piece, reference(ReduceOp.SUM, [one[position] for one in sources]), f"fast reduce_scatter of {shape}")
         assert barrier() is True
+
+
+def _check_lists(world: World, group: ProcessGroup | None, members: list[int]) -> None:
+    """Ranks that take the fast path of lists meet those that join the tensors of each dtype, which is optional."""
+    up, position = world.backend, members.index(world.rank)
+    reduce = up.fast_path("all_reduce_coalesced", "sum", group)
+    if reduce is None:
+        return
+    dtypes = (torch.float32, torch.int64, torch.float32, torch.float64, torch.int64)
+    for scale in (1, 3000):
+        for turn in range(3):
+            mine = [
+                torch.full((scale, number + 1), position + number, dtype=dtype, device=world.device)
+                for number, dtype in enumerate(dtypes)
+            ]
+            if turn == 0 or (position + turn) % 2:
+                assert reduce(mine), "the fast path of lists refuses plain tensors"
+            else:
+                for dtype in dict.fromkeys(dtypes):
+                    some = [one for one in mine if one.dtype is dtype]
+                    joined = flatten(some)
+                    with passing_joined(some):
+                        up.all_reduce(joined, "sum", group)
+                    unflatten(joined, some)
+            for number, one in enumerate(mine):
+                assert bool((one == sum(range(len(members))) + len(members) * number).all())
 
 
 def not_plain(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Any]]:
