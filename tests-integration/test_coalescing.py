@@ -118,6 +118,7 @@ def refusals() -> list[str]:
         nested,
         lambda: (dist.all_reduce(torch.ones(3)), dist.all_reduce("tensor")),  # type: ignore[call-overload]
         lambda: (dist.all_reduce(torch.ones(3)), dist.all_reduce(tensor, "most")),
+        lambda: (dist.all_reduce(torch.ones(3), "most"), dist.all_reduce(tensor, "most")),
         lambda: dist.all_gather_into_tensor(torch.ones(1), torch.ones(4)),
         lambda: dist.reduce_scatter_tensor(torch.ones(4), torch.ones(4 * W + 1)),
         lambda: dist.all_reduce(sparse),
@@ -149,6 +150,7 @@ def test_refusals_name_the_call_and_leave_the_group_usable(pools: Pools) -> None
         "all_reduce: got called within coalescing()",
         "coalescing: got called within another coalescing()",
         "all_reduce: tensor: got 'tensor' of type str; expected a tensor (call 2 within coalescing())",
+        "all_reduce: op: got 'most'",
         "all_reduce: op: got 'most'",
         "all_gather_into_tensor: output_tensor: got ",
         "reduce_scatter_tensor: input: got ",

@@ -241,7 +241,7 @@ def run_large() -> list[bool]:
                 work.wait()
             found.append(same_bits(tensor, expected))
         # A slice of W ranks, for two pieces in each of two steps, and no more for a tensor that is larger.
-        found.append(buffers._usual.kept_bytes <= 4 * 3 * fixed_order._PIECE_BYTES)
+        found.append(buffers._kept_bytes <= 4 * 3 * fixed_order._PIECE_BYTES)
         output = torch.empty(parts.shape[1])
         dist.reduce_scatter(output, [parts[rank]] * W)
         found.append(same_bits(output, expected))

@@ -56,9 +56,9 @@ class Side:
         what = passed_sizes(sizes)
         return what.text, what.digest
 
-    def _put(self, tensor: torch.Tensor, address: int, size: int) -> None:
+    def _put(self, tensor: torch.Tensor, address: int, size: int, dtype: torch.dtype) -> None:
         self.put.append(tensor)
-        tensor.copy_(tensor_at(address, size, None).view(tensor.dtype).view(tensor.shape))
+        tensor.copy_(tensor_at(address, size, None).view(dtype).view(tensor.shape))
 
 
 def sides(op: ReduceOp = ReduceOp.SUM, count: int = 2) -> list[Side]:
@@ -177,6 +177,41 @@ def test_results_go_where_a_tensor_has_its_memory_by_then() -> None:
     assert all(map(torch.equal, tensors, sums_of(2)))
     assert first.put == [moved]
     assert torch.empty(0).set_(old, 0, (12,)).tolist() == [3.0] * 12  # type: ignore[call-overload]  # as it was
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
+def test_results_are_converted_where_a_tensor_has_another_dtype_by_then(dtype: torch.dtype) -> None:
+    first, second = sides()
+    tensors, others, begun = mixed(0), mixed(1), threading.Event()
+
+    def wait(handle: Any) -> bool:
+        tensors[3].data = torch.zeros(tensors[3].shape, dtype=dtype)
+        begun.set()
+        return Side._wait(first, handle)
+
+    path = shared_memory.coalesced_path(first.group, ReduceOp.SUM, wait, first._describe, first._put)
+    assert path is not None
+
+    def late() -> bool:
+        assert begun.wait(30)
+        return second.path(others)
+
+    assert together(lambda: path(tensors), late) == [True, True]
+    assert all(torch.equal(one.double(), total.double()) for one, total in zip(tensors, sums_of(2), strict=True))
+
+
+def test_tensors_that_change_before_they_are_packed_are_refused() -> None:
+    (side,) = sides(count=1)
+    tensors = [torch.ones(2), torch.ones(3)]
+
+    def describe(sizes: bytes) -> tuple[str, int]:
+        tensors[0].untyped_storage().resize_(0)
+        return Side._describe(side, sizes)
+
+    path = shared_memory.coalesced_path(side.group, ReduceOp.SUM, side._wait, describe, side._put)
+    assert path is not None
+    assert path(tensors) is False
+    assert path([torch.ones(2), torch.ones(3)]) is True
 
 
 def test_a_list_that_is_changed_meanwhile_does_not_matter() -> None:

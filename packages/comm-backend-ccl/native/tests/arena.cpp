@@ -216,3 +216,25 @@ TEST(mappings_of_their_own) {
     }
     CHECK(thrown, "opened what is not there");
 }
+
+TEST(memory_of_what_failed_is_not_used_again) {
+    for (const bool closes : {false, true}) {
+        World world(2);
+        const size_t bytes = size_t{1} << 20, retired = Arena::instance().statistics().retired_bytes;
+        void *const begin = Arena::instance().allocate(bytes);
+        Request request;
+        request.operation = all_reduce;
+        request.dtype = float32;
+        request.count = bytes / sizeof(float);
+        request.input = request.output = begin;
+        const Handle task = world[0].start(std::move(request), false);
+        closes ? world[0].close() : world[0].time_out();
+        CHECK(world[0].wait(*task, options.patience) == failed, task->now());
+        CHECK(Arena::instance().statistics().retired_bytes == retired + bytes, "a peer may yet write to it");
+        Arena::instance().free(begin);
+        CHECK(Arena::instance().statistics().retired_bytes == retired, "nothing is left of it");
+        void *const next = Arena::instance().allocate(bytes);
+        CHECK(next != begin, "its place is taken");
+        Arena::instance().free(next);
+    }
+}

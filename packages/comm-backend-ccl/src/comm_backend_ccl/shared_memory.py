@@ -61,6 +61,7 @@ __all__ = [
 #: The variable that turns it off.
 SWITCH = "CCL_SHARED_MEMORY"
 _KERNELS = "CCL_KERNELS"
+_DTYPES = {code: dtype for dtype, code in DTYPES.items()}
 _BUILDS = "avx512, avx2, neon, portable"
 #: The variables that fix how data is moved.
 SETTINGS = "CCL_SHARED_MEMORY_TRANSFER", "CCL_SHARED_MEMORY_LEARNING"
@@ -281,7 +282,7 @@ def coalesced_path(
     op: ReduceOp,
     later: Callable[[Pending], bool],
     describe: Callable[[bytes], tuple[str, int]],
-    put: Callable[[torch.Tensor, int, int], None],
+    put: Callable[[torch.Tensor, int, int, torch.dtype], None],
 ) -> Callable[[Any], bool] | None:
     """Return a function of a list of tensors, or of what :func:`native_module.plain_batch` returns, that reduces them.
 
@@ -291,10 +292,14 @@ def coalesced_path(
         later: as of :func:`shortcut`, with a handle alone; tensors of further dtypes are reduced when it returns.
         describe: returns the text and the digest of tensors of these sizes, for messages and for other ranks; each size
             has 8 bytes, least significant first.
-        put: is called with each tensor that has other memory when the results have come, and the address and the bytes
-            of its results, which it is to put there.
+        put: is called with each tensor that has other memory or another dtype when the results have come, and the
+            address, the bytes and the dtype of its results, which it is to put there.
     """
-    found: Callable[[Any], bool] | None = group.coalesced_path(OPS[op], later, describe, put)
+
+    def put_code(tensor: torch.Tensor, address: int, size: int, code: int) -> None:
+        put(tensor, address, size, _DTYPES[code])
+
+    found: Callable[[Any], bool] | None = group.coalesced_path(OPS[op], later, describe, put_code)
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.buffers import Buffers, SharedPool
+from comm_collectives.buffers import Buffers
 from comm_collectives.compression.selection import threshold
 from comm_collectives.hierarchy.choice import limit_of
 from comm_collectives.memory import concatenate
@@ -153,7 +153,6 @@ def _all_reduce_coalesced(
     reduce, reduce_op = backend.fast_path("all_reduce", op, group), parse_reduce_op(op)
     dtypes = {dtype for one, dtype in backend.capabilities(group, device).reductions if one is reduce_op}
     accepts, on_cpu = acceptance("all_reduce_coalesced", device, dtypes, 0, 0), device == "cpu"
-    memory = SharedPool(backend, group)
     if reduce is None or accepts is None:
         return None
 
@@ -185,7 +184,7 @@ def _all_reduce_coalesced(
         return True
 
     def packed(batch: kernels.PlainBatch) -> bool:
-        with Buffers(torch.device("cpu"), memory) as buffers:
+        with Buffers(torch.device("cpu")) as buffers:
             buckets = [buffers.take(some.nbytes).view(dtype) for dtype, some in batch.sizes.items()]
             if not batch.pack(buckets):
                 return False

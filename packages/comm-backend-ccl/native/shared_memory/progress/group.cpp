@@ -75,7 +75,6 @@ void Group::close(bool quietly) {
             if (!broken()) {
                 fail(gave_up, rank_, number_);
             }
-            Arena::instance().retire(task->request.input);
         }
     }
     end_all(quietly ? pending : failed);
@@ -214,6 +213,9 @@ bool Group::advance(const Handle &task) {
 
 void Group::end_all(State state) {
     for (const Handle &task : collectives_) {
+        if (task->exposed) {  // others may yet write to its memory
+            Arena::instance().retire(task->request.input);
+        }
         finish(*task, state);
     }
     collectives_.clear();

@@ -12,7 +12,7 @@ namespace shm {
 
 namespace {
 
-// What is larger is copied by torch, in several threads.
+// What is larger is left to Python, where torch copies it in several threads.
 constexpr size_t most_bytes = size_t{16} << 20;
 // The tensors of a dtype begin at a multiple of these.
 constexpr size_t alignment = 64;
@@ -111,13 +111,13 @@ bool are_alike(const Packing &one, const Packing &other) {
     });
 }
 
-// Asks Python what other ranks are told, unless the last call was of the same sizes.
-void describe(CoalescedPath &path, Packing &packing) {
+// Asks Python what other ranks are told, unless the last call was of the same sizes; returns whether it did.
+bool describe(CoalescedPath &path, Packing &packing) {
     if (path.known != nullptr && are_alike(packing, *path.known)) {
         for (size_t index = 0; index < packing.size(); ++index) {
             packing[index].passed = (*path.known)[index].passed;
         }
-        return;
+        return false;
     }
     for (Bucket &bucket : packing) {
         if (bucket.sizes.size() == 1) {
@@ -135,6 +135,7 @@ void describe(CoalescedPath &path, Packing &packing) {
     auto known = std::make_unique<Packing>(packing);
     delete path.known;
     path.known = known.release();
+    return true;
 }
 
 // A block of so many bytes and its address: the one of earlier calls, where no other call has taken it.
@@ -213,8 +214,8 @@ void put(const CoalescedPath &path, PyObject *list, const Members &members, size
     if (tensor == nullptr) {
         throw PythonError();
     }
-    owned(PyObject_CallFunction(path.put, "OKK", tensor, reinterpret_cast<unsigned long long>(begin),
-                                static_cast<unsigned long long>(member.memory.second)));
+    owned(PyObject_CallFunction(path.put, "OKKi", tensor, reinterpret_cast<unsigned long long>(begin),
+                                static_cast<unsigned long long>(member.memory.second), member.dtype));
 }
 
 // Returns True if all is done; False, with nothing begun, where the general path has to be taken.
@@ -244,13 +245,18 @@ PyObject *attempt(CoalescedPath &path, PyObject *given) {
         group.broken()) {
         Py_RETURN_FALSE;
     }
-    describe(path, packing);
+    const bool has_asked = describe(path, packing);
+    const PyObject *const kept = path.block;
     size_t block_bytes;
     char *begin;
     Owned block;
     try {
         block = take_block(path, packing.bytes, block_bytes, begin);
     } catch (const SharedMemoryError &) {  // there is not so much
+        Py_RETURN_FALSE;
+    }
+    // Python code, and other threads, may have changed tensors since.
+    if ((has_asked || block.get() != kept) && !hold_still(list.get(), *members)) {
         Py_RETURN_FALSE;
     }
     Places places{};

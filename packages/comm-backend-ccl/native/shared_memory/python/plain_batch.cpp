@@ -180,18 +180,6 @@ bool holds_still(PyObject *list, size_t index, const Member &member) {
     return still;
 }
 
-bool hold_still(PyObject *list, const Members &members) {
-    if (list == nullptr || is_intercepted() || static_cast<size_t>(PyList_Size(list)) != members.size()) {
-        return false;
-    }
-    for (size_t index = 0; index < members.size(); ++index) {
-        if (!holds_still(list, index, members[index])) {
-            return false;
-        }
-    }
-    return true;
-}
-
 // Counts that the tensors which have a place were written; false where this is left to Python.
 bool count_versions(PyObject *list, const Members &members, const Places &places) {
     if (members.any_of_inference) {
@@ -299,6 +287,18 @@ std::vector<size_t> unpack(PyObject *list, const Members &members, Places places
         place += memory.second;
     }
     return left;
+}
+
+bool hold_still(PyObject *list, const Members &members) {
+    if (list == nullptr || is_intercepted() || static_cast<size_t>(PyList_Size(list)) != members.size()) {
+        return false;
+    }
+    for (size_t index = 0; index < members.size(); ++index) {
+        if (!holds_still(list, index, members[index])) {
+            return false;
+        }
+    }
+    return true;
 }
 
 bool is_plain_batch(PyObject *object, const Members *&members, PyObject *&list) {

@@ -52,5 +52,5 @@ def all_reduce_coalesced(
     return fast
 
 
-def _put(tensor: torch.Tensor, address: int, size: int) -> None:
-    unflatten(tensor_at(address, size, None).view(tensor.dtype), [tensor])
+def _put(tensor: torch.Tensor, address: int, size: int, dtype: torch.dtype) -> None:
+    unflatten(tensor_at(address, size, None).view(dtype), [tensor])

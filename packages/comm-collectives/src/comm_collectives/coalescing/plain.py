@@ -39,8 +39,10 @@ def plain_all_reduces(runs: Sequence[Run], async_op: bool) -> list[Work] | None:
     whole = kernels.plain_batch(every) if len(every) > 1 else None
     if whole is None:
         return None
-    if len(runs) == 1 and not async_op and _path_of_batches(runs[0][0])(whole):
-        return []
+    if len(runs) == 1 and not async_op:  # what was checked once, its fast path checks
+        known: FastPath | None = slot.fast_paths.memo(__name__).get(runs[0][0])
+        if known is not None and known(whole):
+            return []
     tensors: dict[FastPathKey, list[torch.Tensor]] = {}
     for key, some in runs:
         tensors.setdefault(key, []).extend(some)

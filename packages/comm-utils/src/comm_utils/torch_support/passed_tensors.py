@@ -31,6 +31,8 @@ __all__ = [
 
 # Bits of the digest of sizes, and the largest number of tensors above it: together they fit into 63 bits.
 _DIGEST_BITS, _MOST = 48, 0x7FFF
+# Bytes of sizes whose digest is remembered.
+_MOST_REMEMBERED = 64 << 10
 
 
 class Passed(NamedTuple):
@@ -98,6 +100,8 @@ def passing_joined(tensors: Sequence[torch.Tensor], sizes: bytes | None = None) 
     Args:
         sizes: of tensors of one dtype, as :func:`packed_sizes` returns them; None asks the tensors.
     """
+    if len(tensors) < 2:
+        return nullcontext()
     return passing_packed(_described(tensors) if sizes is None else sizes, len(tensors))
 
 
@@ -133,9 +137,13 @@ def _described(tensors: Sequence[torch.Tensor]) -> bytes:
     return sizes + f"{dtypes}".encode() if len(set(dtypes)) > 1 else sizes
 
 
+def _joined(sizes: bytes, count: int) -> int:
+    return (_joined_again if len(sizes) <= _MOST_REMEMBERED else _joined_again.__wrapped__)(sizes, count)
+
+
 # A program joins the same tensors again and again.
 @lru_cache(maxsize=64)
-def _joined(sizes: bytes, count: int) -> int:
+def _joined_again(sizes: bytes, count: int) -> int:
     return min(count, _MOST) << _DIGEST_BITS | int.from_bytes(_hashed(sizes, _DIGEST_BITS), "little")
 
 
