@@ -1,4 +1,4 @@
-"""The fast path of many tensors in shared memory, whose ranks are threads of this process."""
+"""The fast path of many tensors in shared memory; its ranks are threads of this process, but in the last test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ import torch
 from comm_backend_ccl import kernels, shared_memory
 from comm_backend_ccl.shared_tensors import shared_memory_stats, tensor_at
 from comm_utils import ReduceOp
-from comm_utils.torch_support.passed_tensors import packed_sizes, passed_sizes
+from comm_utils.testing import run_ranks
+from comm_utils.testing.conformance_world import bring_up
+from comm_utils.torch_support.flattening import flatten, unflatten
+from comm_utils.torch_support.passed_tensors import packed_sizes, passed_sizes, passing_joined
 
 pytestmark = pytest.mark.skipif(
     shared_memory.unavailable_reason() is not None or not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
@@ -319,3 +322,30 @@ def test_paths_in_cycles_are_collected() -> None:
     del side
     gc.collect()
     assert gone() is None
+
+
+def meet_ranks_that_join() -> list[list[float]]:
+    """On rank 0 take the fast path, and on rank 1 do what the checked path does."""
+    backend = bring_up("comm_backend_ccl:provider", "ccl", "cpu")
+    rank, found = backend.get_rank(), []
+    for scale in (1, 20_000):
+        tensors = mixed(rank, scale)
+        if rank == 0:
+            reduce = backend.fast_path("all_reduce_coalesced", "sum")
+            assert reduce is not None
+            assert reduce(tensors)
+        else:
+            for dtype in dict.fromkeys(one.dtype for one in tensors):
+                some = [one for one in tensors if one.dtype is dtype]
+                joined = flatten(some)
+                with passing_joined(some):
+                    backend.all_reduce(joined)
+                unflatten(joined, some)
+        found.append([float(one.double().mean()) for one in tensors])
+    backend.destroy_process_group()
+    return found
+
+
+def test_the_fast_path_meets_ranks_that_join_the_tensors() -> None:
+    expected = [[float(one.double().mean()) for one in sums_of(2)]] * 2
+    assert run_ranks(meet_ranks_that_join, 2) == [expected] * 2

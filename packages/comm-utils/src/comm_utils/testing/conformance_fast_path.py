@@ -11,8 +11,6 @@ from torch.distributed import ProcessGroup
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.testing.conformance_world import World, bring_up, close, reference, same, sample
-from comm_utils.torch_support.flattening import flatten, unflatten
-from comm_utils.torch_support.passed_tensors import passing_joined
 
 __all__ = ["fast_path", "not_plain"]
 
@@ -143,29 +141,20 @@ def _check(world: World, group: ProcessGroup | None, members: list[int]) -> None
 
 
 def _check_lists(world: World, group: ProcessGroup | None, members: list[int]) -> None:
-    """Ranks that take the fast path of lists meet those that join the tensors of each dtype, which is optional."""
-    up, position = world.backend, members.index(world.rank)
-    reduce = up.fast_path("all_reduce_coalesced", "sum", group)
+    """Reduce tensors of several dtypes and sizes in a fast path of lists, which is optional."""
+    position = members.index(world.rank)
+    reduce = world.backend.fast_path("all_reduce_coalesced", "sum", group)
     if reduce is None:
         return
     dtypes = (torch.float32, torch.int64, torch.float32, torch.float64, torch.int64)
-    for scale in (1, 3000):
-        for turn in range(3):
-            mine = [
-                torch.full((scale, number + 1), position + number, dtype=dtype, device=world.device)
-                for number, dtype in enumerate(dtypes)
-            ]
-            if turn == 0 or (position + turn) % 2:
-                assert reduce(mine), "the fast path of lists refuses plain tensors"
-            else:
-                for dtype in dict.fromkeys(dtypes):
-                    some = [one for one in mine if one.dtype is dtype]
-                    joined = flatten(some)
-                    with passing_joined(some):
-                        up.all_reduce(joined, "sum", group)
-                    unflatten(joined, some)
-            for number, one in enumerate(mine):
-                assert bool((one == sum(range(len(members))) + len(members) * number).all())
+    for scale in (1, 3000, 1):
+        tensors = [
+            torch.full((scale, number + 1), position + number, dtype=dtype, device=world.device)
+            for number, dtype in enumerate(dtypes)
+        ]
+        assert reduce(tensors), "the fast path of lists refuses plain tensors"
+        for number, one in enumerate(tensors):
+            assert bool((one == sum(range(len(members))) + len(members) * number).all())
 
 
 def not_plain(device: str, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Any]]:
