@@ -68,13 +68,24 @@ def ended_rank(rank: int, world_size: int) -> RankRecord:
 
 
 def test_a_rank_that_was_killed_while_others_are_still_to_come() -> None:
-    here = {"pid_space": "here", "started": start_time()}
-    lost = ended_rank(1, 3)
-    begin = time.monotonic()
-    first, _ = together([replace(arrival(0, 3, **here), pid=os.getpid()), lost])
+    mine = replace(arrival(0, 3, pid_space="here", started=start_time()), pid=os.getpid())
+    lost, store = ended_rank(1, 3), HashStore()
+    found: list[str] = []
+
+    def host() -> None:
+        with pytest.raises(PeerLostError) as caught:
+            rendezvous(mine, Deadline(10), names, RendezvousPoint(store, hosted=True))
+        found.append(str(caught.value))
+
+    thread, begin = threading.Thread(target=host), time.monotonic()
+    thread.start()
+    while not store.check(["record/1"]):  # who comes first compares the records
+        time.sleep(0.001)
+    together([lost], store=store)
+    thread.join(20)
     assert time.monotonic() - begin < 2 * patience()
-    assert isinstance(first, PeerLostError)
-    assert str(first) == f"init_distributed: {lost} has ended while the others waited for rank 2; see what it printed"
+    (first,) = found
+    assert first == f"init_distributed: {lost} has ended while the others waited for rank 2; see what it printed"
 
 
 def test_a_rank_that_was_killed_before_it_had_compared_the_records() -> None:
