@@ -216,7 +216,13 @@ std::string Group::failure() {
     text += theirs.call.number == number ? described(theirs) : "something else";
     text += " on rank " + std::to_string(other);
     const bool are_alike = theirs.call.number == number && described(theirs) == found;
-    return are_alike ? text + ", which have chosen different transfers: a fault of this library" : text;
+    if (!are_alike) {
+        return text;
+    }
+    // The sizes of tensors in one are compared, and not described.
+    const bool has_joined = found.rfind(" tensors") != std::string::npos;
+    return text + (has_joined ? ", whose tensors have other sizes or another order"
+                              : ", which have chosen different transfers: a fault of this library");
 }
 
 }  // namespace shm
