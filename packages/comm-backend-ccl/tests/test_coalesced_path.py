@@ -91,6 +91,25 @@ def together(*calls: Callable[[], Any]) -> list[Any]:
     return found
 
 
+def reduce_while(change: Callable[[], Any], first: Side, given: list[torch.Tensor], second: Side) -> None:
+    """Reduce ``given`` with what is :func:`mixed` on the second rank, with ``change`` while the first one waits."""
+    begun = threading.Event()
+
+    def wait(handle: Any) -> bool:
+        change()
+        begun.set()
+        return first._wait(handle)
+
+    path = shared_memory.coalesced_path(first.group, ReduceOp.SUM, wait, first._describe, first._put)
+    assert path is not None
+
+    def late() -> bool:
+        assert begun.wait(30)
+        return second.path(mixed(1))
+
+    assert together(lambda: path(given), late) == [True, True]
+
+
 def mixed(rank: int, scale: int = 1) -> list[torch.Tensor]:
     dtypes = (torch.float32, torch.bfloat16, torch.int64, torch.float32, torch.float64, torch.int64)
     return [torch.full((scale * (number + 1), 3), rank + number).to(dtype) for number, dtype in enumerate(dtypes)]
@@ -161,23 +180,9 @@ def test_a_late_rank_is_waited_for() -> None:
 
 def test_results_go_where_a_tensor_has_its_memory_by_then() -> None:
     first, second = sides()
-    tensors, others = mixed(0), mixed(1)
-    old, new = tensors[3].untyped_storage(), torch.zeros_like(tensors[3])
-    moved, begun = tensors[3], threading.Event()
-
-    def wait(handle: Any) -> bool:
-        begun.set()
-        moved.set_(new)  # type: ignore[call-overload]
-        return Side._wait(first, handle)
-
-    path = shared_memory.coalesced_path(first.group, ReduceOp.SUM, wait, first._describe, first._put)
-    assert path is not None
-
-    def late() -> bool:
-        assert begun.wait(30)
-        return second.path(others)
-
-    assert together(lambda: path(tensors), late) == [True, True]
+    tensors = mixed(0)
+    moved, old, new = tensors[3], tensors[3].untyped_storage(), torch.zeros_like(tensors[3])
+    reduce_while(lambda: moved.set_(new), first, tensors, second)  # type: ignore[call-overload]
     assert all(map(torch.equal, tensors, sums_of(2)))
     assert first.put == [moved]
     assert torch.empty(0).set_(old, 0, (12,)).tolist() == [3.0] * 12  # type: ignore[call-overload]  # as it was
@@ -186,21 +191,9 @@ def test_results_go_where_a_tensor_has_its_memory_by_then() -> None:
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
 def test_results_are_converted_where_a_tensor_has_another_dtype_by_then(dtype: torch.dtype) -> None:
     first, second = sides()
-    tensors, others, begun = mixed(0), mixed(1), threading.Event()
-
-    def wait(handle: Any) -> bool:
-        tensors[3].data = torch.zeros(tensors[3].shape, dtype=dtype)
-        begun.set()
-        return Side._wait(first, handle)
-
-    path = shared_memory.coalesced_path(first.group, ReduceOp.SUM, wait, first._describe, first._put)
-    assert path is not None
-
-    def late() -> bool:
-        assert begun.wait(30)
-        return second.path(others)
-
-    assert together(lambda: path(tensors), late) == [True, True]
+    tensors = mixed(0)
+    other = torch.zeros(tensors[3].shape, dtype=dtype)
+    reduce_while(lambda: setattr(tensors[3], "data", other), first, tensors, second)
     assert all(torch.equal(one.double(), total.double()) for one, total in zip(tensors, sums_of(2), strict=True))
 
 
@@ -220,22 +213,9 @@ def test_tensors_that_change_before_they_are_packed_are_refused() -> None:
 
 def test_a_list_that_is_changed_meanwhile_does_not_matter() -> None:
     first, second = sides()
-    tensors, others = mixed(0), mixed(1)
-    given, begun = list(tensors), threading.Event()
-
-    def wait(handle: Any) -> bool:
-        given.clear()
-        begun.set()
-        return Side._wait(first, handle)
-
-    path = shared_memory.coalesced_path(first.group, ReduceOp.SUM, wait, first._describe, first._put)
-    assert path is not None
-
-    def late() -> bool:
-        assert begun.wait(30)
-        return second.path(others)
-
-    assert together(lambda: path(given), late) == [True, True]
+    tensors = mixed(0)
+    given = list(tensors)
+    reduce_while(given.clear, first, given, second)
     assert all(map(torch.equal, tensors, sums_of(2)))
 
 
