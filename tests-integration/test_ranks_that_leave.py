@@ -154,3 +154,44 @@ def test_a_wrong_result_is_logged_where_no_call_follows(ending: str, text: str) 
         assert len(logged) == 1
         assert text in logged[0]
         assert "differ in the reduce op" in logged[0]
+
+
+def loses_the_other_in_a_message(lost: str, handles: bool) -> tuple[str, str, float]:
+    """The receiver, rank 1, kills one of the two as soon as it has got the first bytes of a message."""
+    dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
+    rank = dist.get_rank()
+    message = torch.full((64_000_000,), float(1 - rank))
+    pids = [0, 0]
+    dist.all_gather_object(pids, os.getpid())
+    begin = time.monotonic()
+    if rank == 1:
+        threading.Thread(target=kill_in_a_message, args=(message, pids[0 if lost == "sender" else 1])).start()
+    try:
+        if handles:
+            (dist.irecv(message, 0) if rank else dist.isend(message, 1)).wait()
+        elif rank:
+            dist.recv(message, 0)
+        else:
+            dist.send(message, 1)
+    except CommError as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    finally:
+        dist.destroy_process_group()
+    return "", "", time.monotonic() - begin
+
+
+def kill_in_a_message(message: torch.Tensor, pid: int) -> None:
+    while not message[0]:
+        pass
+    os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("handles", [False, True])
+@pytest.mark.parametrize("lost", ["sender", "receiver"])
+def test_a_peer_lost_within_a_message_is_named_long_before_the_timeout(lost: str, handles: bool) -> None:
+    outcomes = run_ranks_outcomes(loses_the_other_in_a_message, 2, lost, handles, timeout_s=2 * TIMEOUT_S)
+    gone = 0 if lost == "sender" else 1
+    error, text, seconds = outcomes[1 - gone].value
+    assert error == "PeerLostError"
+    assert f"rank {gone} (pid " in text, text
+    assert seconds < 6 * patience()

@@ -20,10 +20,11 @@ import psutil
 import pytest
 import torch
 import torch.distributed as c10d
+from torch.distributed import TCPStore
 
 import comm_orchestrator as dist
 from comm_orchestrator import devices
-from comm_orchestrator.rendezvous import join
+from comm_orchestrator.rendezvous import join, store
 from comm_utils.testing import RankPool, patience, per_rank
 
 Pools = Callable[[int], RankPool]
@@ -246,6 +247,42 @@ def test_a_configuration_that_is_wrong_on_one_rank(bare_pools: Pools, culprit: i
         assert one.took_s < 8 * patience()
     assert f"rank {culprit}" in found[1 - culprit].text
     works(pool, 2)
+
+
+def serving_slowly(takes_s: float) -> Ended:
+    """Rank 0's client of its own store takes a while, as where the name service does not answer torch."""
+    with pytest.MonkeyPatch.context() as patch:
+
+        def serve(*args: Any) -> Any:
+            server = real_serve(*args)
+            time.sleep(takes_s)
+            return server
+
+        real_serve = store.serve
+        patch.setattr(store, "serve", serve)
+        return attempt({}, limit_s=30.0)
+
+
+def test_a_store_whose_rank_0_is_slow(bare_pools: Pools) -> None:
+    pool = bare_pools(2)
+    assert [one.text for one in pool.run(serving_slowly, 6.0)] == ["sum 2"] * 2
+
+
+def run_beside_an_empty_store() -> Ended:
+    """Rank 0 is a program of another kind, which serves a store of torch at that port."""
+    if os.environ["RANK"] == "1":
+        return attempt({}, limit_s=2.0)
+    server = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), None, True, wait_for_workers=False)
+    time.sleep(4)
+    del server
+    return Ended("", 0.0, os.getpid())
+
+
+def test_a_store_that_rank_0_has_not_made(bare_pools: Pools) -> None:
+    _, second = bare_pools(2).run(run_beside_an_empty_store)
+    text = "CommTimeoutError: init_distributed: rank 1 of 2: a store answers at 127.0.0.1:"
+    assert second.text.startswith(text), second.text
+    assert "but rank 0 has written nothing there in time, so it may be another program's" in second.text
 
 
 def test_a_port_in_use(bare_pools: Pools) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,10 +15,11 @@ import torch
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch import provider
+from comm_backend_torch.message_waits import _aborts
 from comm_backend_torch.waits import how_to_wait
 from comm_utils import PeerLostError, Setup
-from comm_utils.errors import CollectiveMismatchError
-from comm_utils.testing import run_ranks
+from comm_utils.errors import CollectiveMismatchError, CommError
+from comm_utils.testing import patience, run_ranks
 from comm_utils.torch_support.gloo_connections import end_connections, opening_connections
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.watch.trouble import Trouble
@@ -141,3 +144,56 @@ def give_up() -> float:
 
 def test_a_call_of_a_broken_group_that_does_not_end_is_given_up() -> None:
     assert max(run_ranks(give_up, 1, timeout_s=60)) < 5
+
+
+def drop_a_group_within_a_transfer() -> float:
+    """Return how long it takes to end a world, and to drop a broken group of it of which a part is still to be sent."""
+    backend = _initialize()
+    group = backend.create_group([0, 1], "broken")
+    got, sent = torch.zeros(64_000_000), torch.ones(64_000_000)
+    backend.barrier()
+    work: Any = backend.all_to_all_single(got, sent, None, None, group, True)
+    while not got[:32_000_000].any() and not got[32_000_000:].any():
+        pass
+    end_connections(group)  # what is half sent stays so: gloo does not wake the thread that waits for the rest
+    backend.mark_broken(group, "its ranks gave up")
+    begin = time.monotonic()
+    backend.destroy_process_group()
+    del work, group
+    gc.collect()
+    return time.monotonic() - begin
+
+
+def test_a_group_that_gloo_does_not_let_go_is_dropped_at_once() -> None:
+    assert max(run_ranks(drop_a_group_within_a_transfer, 2, timeout_s=90)) < 10 * patience()
+
+
+def wake_who_waits_for_a_message(handle: bool) -> float:
+    backend = _initialize()
+    backend.barrier()
+    begin = time.monotonic()
+    if backend.get_rank() == 0:
+        state: GroupState = backend._state(None)
+
+        def fall_into_trouble() -> None:
+            state.fall_into(Trouble(CollectiveMismatchError, "the ranks' calls differ"))
+            backend._wake(state)
+
+        threading.Timer(0.2, fall_into_trouble).start()
+        receive = backend.irecv(torch.ones(1), 1).wait if handle else partial(backend.recv, torch.ones(1), 1)
+        with pytest.raises(CommError, match=r"^recv on the group of ranks \[0, 1\]"):
+            receive()
+    else:
+        time.sleep(2)
+    took_s = time.monotonic() - begin
+    backend.destroy_process_group()
+    return took_s
+
+
+@pytest.mark.parametrize("handle", [False, True])
+def test_who_waits_for_a_message_of_a_broken_group_is_woken(handle: bool) -> None:
+    assert run_ranks(wake_who_waits_for_a_message, 2, handle, timeout_s=60)[0] < 5 * patience()
+
+
+def test_this_torch_lets_messages_be_aborted() -> None:
+    assert len(_aborts()) == 2

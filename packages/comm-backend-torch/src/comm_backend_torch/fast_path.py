@@ -17,6 +17,7 @@ import torch
 from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
+from comm_backend_torch.message_waits import message_wait
 from comm_backend_torch.starts import STARTS, CallKind, Start
 from comm_backend_torch.waits import Wait, how_to_wait
 from comm_backend_torch.work import TorchWork
@@ -95,7 +96,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
         return None
     alive, pg, failure = internals._world.pg_map, state.pg, partial(backend._failure, operation, group)
     is_profiled = _is_profiled
-    own_wait = None if operation in _MESSAGES else how_to_wait(state, kind.device)
+    own_wait = _own_wait(operation, kind)
     kinds, measure = _kinds(kind), measure_of(operation, len(state.ranks))
     are_plain = plain_tensors(kind.device, dtypes, inference=inference) if operation in _ON_ONE else None
 
@@ -142,6 +143,12 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
         return True
 
     return call
+
+
+def _own_wait(operation: str, kind: CallKind) -> Wait | None:
+    if operation not in _MESSAGES:
+        return how_to_wait(kind.state, kind.device)
+    return message_wait(kind.state) if kind.state.libraries[kind.device] == "gloo" else None
 
 
 def _fail(recorded: Kind, number: int, error: BaseException, failure: Callable[[Any], BaseException]) -> NoReturn:

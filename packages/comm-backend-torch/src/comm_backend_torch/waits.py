@@ -8,12 +8,11 @@ may miss it: with torch 2.13, ``UnboundBuffer::waitSend`` went on until the time
 a call waits for its thread in slices. Once the group is broken, a call that still does not end is given up, and the
 group stays in memory, as its destructor would wait for the thread.
 
-Messages are waited for in gloo itself, where a slice that ends would close the connections.
+Messages have a wait of their own (``message_waits.py``): a slice that ends would close the connections.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -22,18 +21,18 @@ from typing import Any, TypeAlias
 
 from comm_backend_torch.work import left
 from comm_utils.errors import BrokenGroupError
-from comm_utils.torch_support.gloo_connections import end_connections
+from comm_utils.torch_support.gloo_connections import end_connections, keep_in_memory
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["Wait", "how_to_wait"]
+__all__ = ["NOTICE_S", "Wait", "how_to_wait"]
 
 # Libraries that nobody aborts.
 _RAISING = frozenset(("fake", "mpi"))
 _SLICE = timedelta(milliseconds=250)
 #: How long gloo may take to notice that its connections have ended.
-_NOTICE_S = 0.3
+NOTICE_S = 0.3
 
 #: Takes a work of c10d, and when its time is over by the monotonic clock; None is the group's timeout.
 Wait: TypeAlias = Callable[..., None]
@@ -85,8 +84,8 @@ def _wait_to_the_end(state: GroupState, work: Any, end: float | None) -> None:
         if state.broken is None:
             continue
         broken_at = broken_at or now
-        if now - broken_at >= _NOTICE_S:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(state.pg))
+        if now - broken_at >= NOTICE_S:
+            keep_in_memory(state.pg)
             raise RuntimeError("Connection closed by peer")
 
 

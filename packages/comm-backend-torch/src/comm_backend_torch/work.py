@@ -14,19 +14,21 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as c10d
+from torch.distributed import distributed_c10d as internals
 
 from comm_utils.errors import CommTimeoutError
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import seconds_to_wait
 from comm_utils.torch_support.completing import COMPLETING
+from comm_utils.torch_support.gloo_connections import keep_in_memory
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.handle import Handle, tensors_of
 from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
 from comm_utils.torch_support.recorded_calls import Note
 from comm_utils.watch.unfinished import record_under_way
 
-__all__ = ["PolledWork", "TorchWork", "forget_abandoned", "left"]
+__all__ = ["PolledWork", "TorchWork", "forget_abandoned", "have_ended", "left"]
 
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
@@ -250,9 +252,15 @@ class PolledWork(TorchWork):
     __slots__ = ("_done", "_lock", "_waiter")
 
     def __init__(
-        self, work: Any, result: Any, translate: Translate, end: float | None = None, note: Note | None = None
+        self,
+        work: Any,
+        result: Any,
+        translate: Translate,
+        end: float | None,
+        note: Note | None,
+        own_wait: Callable[[Any, float | None], None],
     ) -> None:
-        super().__init__(work, result, translate, end, note)
+        super().__init__(work, result, translate, end, note, own_wait)
         self._waiter: threading.Thread | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
@@ -307,14 +315,25 @@ class PolledWork(TorchWork):
         Handle._complete_later(self, complete)
 
 
+def have_ended(patience_s: float) -> bool:
+    """Return True where every operation that was started has ended within ``patience_s`` seconds."""
+    held = [one._work for one in gc.get_objects() if type(one) is TorchWork]
+    pending = [*held, *(work for work, _ in _abandoned)]
+    end = time.monotonic() + patience_s
+    while pending := [work for work in pending if not work.is_completed()]:
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.001)
+    return True
+
+
 @atexit.register
 def _let_works_finish() -> None:
-    held = [one._work for one in gc.get_objects() if type(one) is TorchWork]
     left_alone = list(_abandoned)
-    pending = [work for work in (*held, *(work for work, _ in left_alone)) if not work.is_completed()]
-    end = time.monotonic() + _PATIENCE_AT_EXIT_S
-    while time.monotonic() < end and not all(work.is_completed() for work in pending):
-        time.sleep(0.001)
+    were_pending = not have_ended(0.0)
+    if were_pending and not have_ended(_PATIENCE_AT_EXIT_S):
+        for group in list(internals._world.pg_map):
+            keep_in_memory(group)
     for work, note in left_alone:
         _has_ended(work, note)
-    wait_until_idle(unseen_s=0.02 if pending or c10d.is_initialized() else 0.0)
+    wait_until_idle(unseen_s=0.02 if were_pending or c10d.is_initialized() else 0.0)

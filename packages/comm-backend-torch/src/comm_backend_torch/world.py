@@ -10,12 +10,14 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_backend_torch.capabilities import capabilities_of
+from comm_backend_torch.message_waits import wake
 from comm_backend_torch.reduce_ops import set_async
-from comm_backend_torch.waits import how_to_wait
-from comm_backend_torch.work import TorchWork, forget_abandoned, left
+from comm_backend_torch.waits import NOTICE_S, how_to_wait
+from comm_backend_torch.work import TorchWork, forget_abandoned, have_ended, left
 from comm_utils.backend import Capabilities, Work
 from comm_utils.flight_recorder.layout import IN_BACKGROUND, LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR, Kind
+from comm_utils.torch_support.gloo_connections import keep_in_memory
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.process_groups import ProcessGroups
 from comm_utils.torch_support.recorded_calls import Note, kind_of_call
@@ -32,6 +34,14 @@ class World(ProcessGroups):
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
         super().destroy_process_group(group)
         forget_abandoned()
+
+    def _wake(self, state: GroupState) -> None:
+        wake(state)
+
+    def _release(self, ended: Sequence[GroupState]) -> None:
+        if ended and not have_ended(NOTICE_S):
+            for one in ended:
+                keep_in_memory(one.pg)
 
     def _note(
         self,

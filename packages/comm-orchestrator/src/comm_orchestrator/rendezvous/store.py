@@ -39,6 +39,9 @@ __all__ = ["open_store"]
 _REMEDY = "set MASTER_PORT (or distributed_port) to a free port, the same on every rank"
 _MOST_GREETING_BYTES = 4096
 _GREETING = "comm/server"
+# How long rank 0 may take from its store's first answer to its own first word there. Its client asks the name service
+# for the name of its address before, which takes 30 s where three name servers are silent.
+_SILENT_S = 40.0
 # How long the last store of this process, or of the one before it, may take to leave its port.
 _CLOSING_S = 3.0
 # On a machine whose cores are all taken a single attempt may last longer than that.
@@ -297,7 +300,7 @@ def _join(
         try:
             own = wait_for_listener(address.host, address.port, deadline, address.source)
             store = connect(address.host, address.port, deadline, limit)
-            server = _greeting(store, deadline)
+            server = _greeting(store, deadline, str(address))
         except (ConnectionEndedError, RuntimeError) as error:
             if isinstance(error, LaunchError):
                 raise LaunchError(f"{who}: {error}") from None
@@ -308,7 +311,10 @@ def _join(
                 raise CommTimeoutError(f"{who}: {error}") from error
             continue
         if server is None:
-            raise CommTimeoutError(f"{who}: a store answers at {address}, but rank 0 has not made it; {_REMEDY}")
+            raise CommTimeoutError(
+                f"{who}: a store answers at {address}, but rank 0 has written nothing there in time, so it may be "
+                f"another program's; {_REMEDY}"
+            )
         if server["job"] != launch.job_id:
             raise LaunchError(
                 f"{who}: the store at {address} belongs to another job ({server['job']}, pid {server['pid']} on "
@@ -345,15 +351,18 @@ def _is_replaced(store: Store, server: Mapping[str, Any]) -> bool:
     return now is None or now["id"] != server["id"]
 
 
-def _greeting(store: Store, deadline: Deadline) -> dict[str, Any] | None:
+def _greeting(store: Store, deadline: Deadline, where: str = "") -> dict[str, Any] | None:
     """Read what the server of a store says about itself, not authenticated yet; None where it says nothing in time.
+
+    Args:
+        where: the store is, for the log.
 
     Raises:
         LaunchError: it is malformed.
     """
-    limit = Deadline(min(5.0, max(0.0, deadline.left_s())))
+    limit = Deadline(min(_SILENT_S, max(0.0, deadline.left_s())))
     while not store.check([_GREETING]):
-        if not limit.pause(str):
+        if not limit.pause(lambda: f"for rank 0 to write to the store at {where}, which answers"):
             return None
     found = Seal().check(_GREETING, store.get(_GREETING), _MOST_GREETING_BYTES)
     well_formed = (

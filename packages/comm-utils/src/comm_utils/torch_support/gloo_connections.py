@@ -7,6 +7,7 @@ which ``SO_REUSEADDR`` is set, as gloo does and hardly anybody else: other threa
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
 
-__all__ = ["end_connections", "opening_connections"]
+__all__ = ["end_connections", "keep_in_memory", "opening_connections"]
 
 _FILES = "/proc/self/fd"
 _of_group: WeakKeyDictionary[ProcessGroup, tuple[tuple[int, int], ...]] = WeakKeyDictionary()
@@ -66,6 +67,11 @@ def end_connections(group: ProcessGroup) -> int:
         if local in ports or ((descriptor, inode) in new and local not in listening and _reuses_address(descriptor)):
             ended += _shut_down(descriptor, inode)
     return ended
+
+
+def keep_in_memory(group: ProcessGroup) -> None:
+    """Keep ``group`` until the process ends: its destructor would wait for a thread that does not end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _opened(descriptor: int, inode: int) -> socket.socket | None:

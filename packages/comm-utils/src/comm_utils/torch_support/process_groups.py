@@ -250,32 +250,45 @@ class ProcessGroups:
         if group is None:
             ending += self._states.values()
             self._states.clear()
-        self._end_unfinished([one for one in ending if one.broken is None])
+        ended = self._end_unfinished([one for one in ending if one.broken is None])
         for one in ending:
             one.close_device_calls()
             RECORDER.end_group(one.name)
         if group is None:
             end_world()
         self.fast_paths.clear()
-        if state.broken is not None and not state.inherited:
-            end_connections(state.pg)  # or torch would wait until what is under way there times out
-            for one in ending:
-                abort_communicators(one.pg, one.libraries)
+        broken = [one for one in ending if one.broken is not None and not one.inherited]
+        for one in broken:
+            end_connections(one.pg)  # or torch would wait until what is under way there times out
+            self._wake(one)
+        for one in ending if state in broken else broken:
+            abort_communicators(one.pg, one.libraries)
         wait_until_idle(_PATIENCE_S)
+        self._release([*ended, *broken])
         c10d.destroy_process_group(group)
         if group is None:
             restore_settings(os.environ)
 
-    def _end_unfinished(self, states: Sequence[GroupState]) -> None:
+    def _end_unfinished(self, states: Sequence[GroupState]) -> list[GroupState]:
         """End operations that nobody waited for and that cannot end, as others do not take part: threads wait in them.
 
         The store of the group would outlive it with them, and be in the way of another world.
+
+        Returns:
+            their groups.
         """
         found = WATCH.unfinished([one.for_diagnosis() for one in states])
-        for one in states:
-            if one.name in found:
-                logger.error("rank %d ends %s while %s", one.ranks[one.rank], one, found[one.name])
-                end_connections(one.pg)
+        unfinished = [one for one in states if one.name in found]
+        for one in unfinished:
+            logger.error("rank %d ends %s while %s", one.ranks[one.rank], one, found[one.name])
+            end_connections(one.pg)
+        return unfinished
+
+    def _wake(self, state: GroupState) -> None:
+        """Have the threads go on that wait in a broken group."""
+
+    def _release(self, ended: Sequence[GroupState]) -> None:
+        """Let go of groups whose connections were ended, before torch does."""
 
     # --- failures
 
@@ -292,6 +305,7 @@ class ProcessGroups:
                 state.fall_into(trouble)
                 self.fast_paths.clear()
                 end_connections(pg)
+                self._wake(state)
                 had_calls = state.close_device_calls()
                 if abort_communicators(pg, state.libraries) and had_calls:
                     logger.error(
@@ -345,6 +359,7 @@ class ProcessGroups:
         trouble = _cause(state.for_diagnosis(), kind is CommTimeoutError)
         state.broken, state.trouble = f"{name}: {short if trouble is None else f'{short}; {trouble.short}'}", None
         self.fast_paths.clear()
+        self._wake(state)
         limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
         rank, of_call = state.ranks[state.rank], self._limit is not None
         if trouble is None:
