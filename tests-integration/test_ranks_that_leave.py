@@ -156,9 +156,9 @@ def test_a_wrong_result_is_logged_where_no_call_follows(ending: str, text: str) 
         assert "differ in the reduce op" in logged[0]
 
 
-def loses_the_other_in_a_message(lost: str, handles: bool) -> tuple[str, str, float]:
+def loses_the_other_in_a_message(backend: str, lost: str, handles: bool) -> tuple[str, str, float]:
     """The receiver, rank 1, kills one of the two as soon as it has got the first bytes of a message."""
-    dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
     rank = dist.get_rank()
     message = torch.full((64_000_000,), float(1 - rank))
     pids = [0, 0]
@@ -186,10 +186,11 @@ def kill_in_a_message(message: torch.Tensor, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+@BACKENDS
 @pytest.mark.parametrize("handles", [False, True])
 @pytest.mark.parametrize("lost", ["sender", "receiver"])
-def test_a_peer_lost_within_a_message_is_named_long_before_the_timeout(lost: str, handles: bool) -> None:
-    outcomes = run_ranks_outcomes(loses_the_other_in_a_message, 2, lost, handles, timeout_s=2 * TIMEOUT_S)
+def test_a_peer_lost_within_a_message_is_named_long_before_the_timeout(backend: str, lost: str, handles: bool) -> None:
+    outcomes = run_ranks_outcomes(loses_the_other_in_a_message, 2, backend, lost, handles, timeout_s=2 * TIMEOUT_S)
     gone = 0 if lost == "sender" else 1
     error, text, seconds = outcomes[1 - gone].value
     assert error == "PeerLostError"
