@@ -196,3 +196,32 @@ def test_a_peer_lost_within_a_message_is_named_long_before_the_timeout(backend: 
     assert error == "PeerLostError"
     assert f"rank {gone} (pid " in text, text
     assert seconds < 6 * patience()
+
+
+def loses_the_receiver_of_two_messages(polled: bool) -> tuple[list[str], float]:
+    """Rank 1 is killed as soon as it has got the first bytes of a message; rank 0 waits for both, one after the other."""
+    dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
+    rank = dist.get_rank()
+    messages = [torch.full((64_000_000,), float(1 - rank)) for _ in range(2)]
+    begin, found = time.monotonic(), []
+    if rank == 1:
+        threading.Thread(target=kill_in_a_message, args=(messages[0], os.getpid())).start()
+        for message in messages:
+            dist.recv(message, 0)
+    for work in [dist.isend(message, 1) for message in messages]:
+        while polled and not work.is_completed():
+            time.sleep(0.01)
+        try:
+            work.wait()
+        except CommError as error:
+            found.append(type(error).__name__)
+    dist.destroy_process_group()
+    return found, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("polled", [False, True])
+def test_every_wait_for_a_message_to_a_lost_peer_ends_long_before_the_timeout(polled: bool) -> None:
+    outcomes = run_ranks_outcomes(loses_the_receiver_of_two_messages, 2, polled, timeout_s=2 * TIMEOUT_S)
+    found, seconds = outcomes[0].value
+    assert found == ["PeerLostError"] * 2
+    assert seconds < 7 * patience()

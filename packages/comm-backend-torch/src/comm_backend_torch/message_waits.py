@@ -3,24 +3,23 @@
 While a part of a message is on its way, gloo has its buffer in neither of the lists that it goes through when a
 connection ends (``Pair::signalException`` of torch 2.6 to 2.13): who waits for the rest waits until the timeout of the
 group, however long ago the other rank was lost. A slice of a wait that ends would close all connections of the group.
-But a message can be aborted, as far as C++ is concerned: ``c10d::Work::abort`` ends a wait in another thread, and has
-no name in Python. So :func:`wake` calls it through ctypes, after a comparison of the handle's virtual table.
+But ``c10d::Work::abort`` of C++ ends a wait in another thread. Python has no such method, so :func:`wake` calls it
+through ctypes, after a comparison of the handle's virtual table.
 """
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.distributed import ProcessGroup
 
 from comm_backend_torch.waits import NOTICE_S, Wait
 from comm_backend_torch.work import left
@@ -28,40 +27,45 @@ from comm_utils.torch_support.group_state import GroupState
 
 __all__ = ["message_wait", "wake"]
 
+logger = logging.getLogger(__name__)
+
 _KINDS = ("8SendWork", "8RecvWork")
 # Of a virtual table: what stands before its functions, at which objects point.
 _BEFORE_FUNCTIONS = 2 * ctypes.sizeof(ctypes.c_void_p)
 
-#: The handles of messages that threads wait for.
-_waited_for: WeakKeyDictionary[ProcessGroup, set[Any]] = WeakKeyDictionary()
-
 
 def message_wait(state: GroupState) -> Wait:
     """Return how messages of a group of gloo are waited for."""
-    return partial(_wait, _waited_for.setdefault(state.pg, set()))
+    return partial(_wait, state)
 
 
-def _wait(waited_for: set[Any], work: Any, end: float | None = None) -> None:
-    waited_for.add(work)
+def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
+    awaited = state.awaited_messages
+    awaited.append(work)
     try:
+        if state.broken is not None:  # whoever broke the group has not seen this wait
+            wake(state)
         has_ended = work.wait() if end is None else work.wait(left(end))
     finally:
-        waited_for.discard(work)
+        awaited.remove(work)
     if not has_ended:
         raise RuntimeError("Connection closed by peer")
 
 
 def wake(state: GroupState) -> None:
     """End the waits for messages of a broken group, those that gloo has not ended itself within ``NOTICE_S``."""
-    waited_for = _waited_for.get(state.pg)
-    if waited_for:
-        timer = threading.Timer(NOTICE_S, _abort_all, (waited_for,))
-        timer.daemon = True
+    if not state.awaited_messages:
+        return
+    timer = threading.Timer(NOTICE_S, _abort_all, (state.awaited_messages,))
+    timer.daemon = True
+    try:
         timer.start()
+    except RuntimeError:  # there are no more threads
+        _abort_all(state.awaited_messages)
 
 
-def _abort_all(waited_for: set[Any]) -> None:
-    for work in list(waited_for):
+def _abort_all(awaited: Sequence[Any]) -> None:
+    for work in list(awaited):
         address = ctypes.c_void_p.from_address(id(work) + object.__basicsize__).value  # as pybind11 lays it out
         table = None if address is None else ctypes.c_void_p.from_address(address).value
         abort = None if table is None else _aborts().get(table)
@@ -82,4 +86,8 @@ def _aborts() -> dict[int, Callable[..., None]]:
             abort = library[f"_Z{name}5abortEv"]
             abort.argtypes, abort.restype = [ctypes.c_void_p], None
             found[table] = abort
+    if not found:
+        logger.debug(
+            "torch %s hides how messages of gloo are aborted: a wait may last until the timeout", torch.__version__
+        )
     return found

@@ -8,8 +8,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,7 @@ from comm_utils.given import seconds_to_wait
 from comm_utils.torch_support.completing import COMPLETING
 from comm_utils.torch_support.gloo_connections import keep_in_memory
 from comm_utils.torch_support.gloo_workers import wait_until_idle
+from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.handle import Handle, tensors_of
 from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
 from comm_utils.torch_support.recorded_calls import Note
@@ -33,8 +35,8 @@ __all__ = ["PolledWork", "TorchWork", "forget_abandoned", "have_ended", "left"]
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
 _PATIENCE_AT_EXIT_S = 1.0
-#: Works whose handle was dropped before their end, and what the flight recorder has of them.
-_abandoned: deque[tuple[Any, Note | None]] = deque()
+#: Works whose handle was dropped before their end, what the flight recorder has of them, and how they are waited for.
+_abandoned: deque[tuple[Any, Note | None, Any]] = deque()
 # How many of these are looked at whenever a call begins or one is added.
 _LOOKS = 4
 
@@ -196,7 +198,7 @@ class TorchWork(Handle):
     def __del__(self) -> None:
         # A program that took the future of c10d's handle does not need this one.
         if not getattr(self, "_waited", True) and (self._note is not None or not self._work.is_completed()):
-            _let_go(self._work, self._note)
+            _let_go(self._work, self._note, self._own_wait)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -204,9 +206,9 @@ class TorchWork(Handle):
         return getattr(self._work, name)
 
 
-def _let_go(work: Any, note: Note | None) -> None:
+def _let_go(work: Any, note: Note | None, own_wait: Any) -> None:
     """Keep a work that nobody holds until it is complete, and note its end then."""
-    _abandoned.append((work, note))
+    _abandoned.append((work, note, own_wait))
     _look_at_abandoned()
 
 
@@ -224,7 +226,7 @@ def _look_at_abandoned(most: int = _LOOKS) -> None:
             one = _abandoned.popleft()
         except IndexError:  # another thread looks as well
             return
-        if not _has_ended(*one):
+        if not _has_ended(*one[:2]):
             _abandoned.append(one)
 
 
@@ -271,6 +273,8 @@ class PolledWork(TorchWork):
     def _watch(self) -> threading.Event:
         with self._lock:
             if self._waiter is None and not self._done.is_set():
+                if self._note is not None:
+                    self._note.wait(LIMITED)  # for the watch, to which a message in the background cannot be late
                 self._waiter = threading.Thread(target=self._wait_in_thread, name="comm-p2p-wait", daemon=True)
                 self._waiter.start()
         return self._done
@@ -315,10 +319,15 @@ class PolledWork(TorchWork):
         Handle._complete_later(self, complete)
 
 
-def have_ended(patience_s: float) -> bool:
-    """Return True where every operation that was started has ended within ``patience_s`` seconds."""
-    held = [one._work for one in gc.get_objects() if type(one) is TorchWork]
-    pending = [*held, *(work for work, _ in _abandoned)]
+def have_ended(patience_s: float, groups: Sequence[GroupState] | None = None) -> bool:
+    """Return True where every asynchronous collective has ended within ``patience_s`` seconds.
+
+    Args:
+        groups: of gloo, whose collectives are asked about; None for those of all libraries and groups.
+    """
+    held = [(one._work, one._own_wait) for one in gc.get_objects() if type(one) is TorchWork]
+    started = [*held, *((work, own_wait) for work, _, own_wait in list(_abandoned))]
+    pending = [work for work, own_wait in started if groups is None or _waits_on(own_wait, groups)]
     end = time.monotonic() + patience_s
     while pending := [work for work in pending if not work.is_completed()]:
         if time.monotonic() >= end:
@@ -327,13 +336,17 @@ def have_ended(patience_s: float) -> bool:
     return True
 
 
+def _waits_on(own_wait: Any, groups: Sequence[GroupState]) -> bool:
+    return isinstance(own_wait, partial) and any(own_wait.args[0] is one for one in groups)
+
+
 @atexit.register
 def _let_works_finish() -> None:
-    left_alone = list(_abandoned)
     were_pending = not have_ended(0.0)
     if were_pending and not have_ended(_PATIENCE_AT_EXIT_S):
+        # Their destructors would wait for what does not end.
         for group in list(internals._world.pg_map):
             keep_in_memory(group)
-    for work, note in left_alone:
+    for work, note, _ in list(_abandoned):
         _has_ended(work, note)
     wait_until_idle(unseen_s=0.02 if were_pending or c10d.is_initialized() else 0.0)

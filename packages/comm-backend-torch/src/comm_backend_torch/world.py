@@ -39,9 +39,10 @@ class World(ProcessGroups):
         wake(state)
 
     def _release(self, ended: Sequence[GroupState]) -> None:
-        if ended and not have_ended(NOTICE_S):
+        if ended and not have_ended(NOTICE_S, ended):
             for one in ended:
-                keep_in_memory(one.pg)
+                if not have_ended(0.0, [one]):
+                    keep_in_memory(one.pg)
 
     def _note(
         self,

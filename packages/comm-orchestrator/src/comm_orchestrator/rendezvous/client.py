@@ -12,7 +12,7 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from comm_orchestrator.rendezvous.dns import resolve, with_limit
+from comm_orchestrator.rendezvous.dns import ask_briefly, resolve, with_limit
 from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import who_listens
 from comm_utils.errors import CommTimeoutError, LaunchError
@@ -93,7 +93,7 @@ def unreachable_reason(host: str, port: int) -> str:
     reason = ""
     try:
         for *_, address in resolve(host, port, 0.5):
-            reason = _greet(str(address[0]), port, 0.25)
+            reason, _ = _greet(str(address[0]), port, 0.25)
             if not reason or not _known():
                 return ""
     except socket.gaierror as error:
@@ -101,33 +101,34 @@ def unreachable_reason(host: str, port: int) -> str:
     return f"rank 0 runs on {own}, but {host}:{port}, where the others look for it, {reason} from there"
 
 
-def _greet(host: str, port: int, limit_s: float) -> str:
-    """Ask the server at ``host`` whether it is a store; return what is wrong, or empty.
+def _greet(host: str, port: int, limit_s: float) -> tuple[str, str]:
+    """Ask the server at ``host`` whether it is a store; return what is wrong, or empty, and its address.
 
     torch's own client asks as well, but it waits for an answer without a limit, in C++ that ends the process if the
     interpreter ends meanwhile, and prints a page of stack frames for every wrong answer.
     """
-    number = os.urandom(4)
+    number, address = os.urandom(4), ""
     try:
         with socket.create_connection((host, port), timeout=limit_s) as sock:
+            address = str(sock.getpeername()[0])
             sock.sendall(_HELLO.pack(_VALIDATE, _MAGIC, _PING, int.from_bytes(number, sys.byteorder)))
             answer = b""
             while len(answer) < len(number) and (more := sock.recv(len(number) - len(answer))):
                 answer += more
     except TimeoutError:
-        return _SILENT
+        return _SILENT, address
     except OSError as error:
-        return _REASONS.get(error.errno or 0, str(error.strerror or error))
+        return _REASONS.get(error.errno or 0, str(error.strerror or error)), address
     if answer == number:
-        return ""
-    return f"answers with {answer!r}" if answer else "hangs up"
+        return "", address
+    return f"answers with {answer!r}" if answer else "hangs up", address
 
 
 @functools.cache
 def _known() -> bool:
     """Return whether this torch's stores answer as :func:`_greet` expects; asked only where one did not."""
     store = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=10), wait_for_workers=False)
-    return not _greet("127.0.0.1", store.port, 5.0)
+    return not _greet("127.0.0.1", store.port, 5.0)[0]
 
 
 def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCPStore:
@@ -137,11 +138,15 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCP
         CommTimeoutError: the server there is not a store.
     """
     limit_s = max(0.2, min(deadline.left_s(), _SILENCE_S))
-    reason = _greet(host, port, limit_s)
+    reason, address = _greet(host, port, limit_s)
     if not reason or not _known():
         limit = min(timeout, timedelta(seconds=limit_s))
-        # In a thread that can be left behind.
-        made = with_limit(lambda: TCPStore(host, port, None, False, limit, wait_for_workers=False), limit_s)
+
+        def make() -> TCPStore:
+            ask_briefly()
+            return TCPStore(address or host, port, None, False, limit, wait_for_workers=False)
+
+        made = with_limit(make, limit_s)  # in a thread that can be left behind
         if isinstance(made, TCPStore):
             made.set_timeout(timeout)
             return made

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-__all__ = ["resolve", "with_limit"]
+__all__ = ["ask_briefly", "resolve", "with_limit"]
+
+# The thread's struct __res_state of glibc begins with the seconds for an answer and the number of attempts. Source:
+# resolv/bits/types/res_state.h
+_Limits = ctypes.c_int * 2
+
+
+def ask_briefly() -> None:
+    """Have this thread wait for each name server for a second, once; nothing happens without glibc.
+
+    torch's store asks for the name of each address that it connects to, for its log alone. By default, glibc waits for
+    each name server that does not answer for 5 s, twice.
+    """
+    with suppress(AttributeError, OSError):
+        library = ctypes.CDLL(None)
+        initialize, state = library["__res_init"], library["__res_state"]
+        state.restype = ctypes.POINTER(_Limits)
+        if initialize() == 0:
+            state().contents[:] = 1, 1
 
 
 def resolve(host: str, port: int, limit_s: float) -> list[Any]:

@@ -19,7 +19,7 @@ from torch.distributed import Store
 
 import comm_config
 from comm_orchestrator import devices, interfaces, rank_discovery, selector
-from comm_orchestrator.rendezvous.dns import with_limit
+from comm_orchestrator.rendezvous.dns import ask_briefly, with_limit
 from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint, rendezvous
 from comm_orchestrator.rendezvous.records import (
     AGREED_SETTINGS,
@@ -112,6 +112,8 @@ def _meet_within(
     points: list[RendezvousPoint] = []
 
     def run() -> Any:
+        if launch.world_size > 1:
+            ask_briefly()  # in the thread, and not in the caller's
         points.append(open_store(launch, settings, limit, deadline, store))
         return rendezvous(replace(mine, address=points[0].address), deadline, judge, points[0])
 

@@ -57,6 +57,8 @@ def opening_connections() -> Iterator[_Opened]:
 def end_connections(group: ProcessGroup) -> int:
     """Shut down the connections that were opened for ``group``; return how many there were."""
     new = _of_group.pop(group, ())
+    if not new:
+        return 0
     ports = {port for one in new if (port := _listening_port(*one)) is not None}
     now = sorted(_sockets())
     listening = {port for one in now if (port := _listening_port(*one)) is not None}

@@ -38,6 +38,7 @@ class GroupState:
         ranks: global ranks of the members, in the order of their group ranks.
         libraries: the c10d backend of each device type.
         broken: why the group cannot be used; None while it can.
+        awaited_messages: the library's handles of messages that threads wait for.
         device_calls: by type of device, the calls that one has not completed, for :meth:`on_device`.
         trouble: why its ranks cannot go on, as the watch has found, until a call has raised it.
         inherited: the group belongs to the process that forked this one.
@@ -46,6 +47,7 @@ class GroupState:
     __slots__ = (
         "_index",
         "_opened",
+        "awaited_messages",
         "broken",
         "by_global",
         "device_calls",
@@ -69,6 +71,7 @@ class GroupState:
         self.trouble: Trouble | None = None
         self.inherited = False
         self.device_calls: dict[str, DeviceCalls] = {}
+        self.awaited_messages: list[Any] = []
         self._index, self._opened = 0, -1
 
     @property

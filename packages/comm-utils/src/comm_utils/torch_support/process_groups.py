@@ -260,7 +260,10 @@ class ProcessGroups:
         broken = [one for one in ending if one.broken is not None and not one.inherited]
         for one in broken:
             end_connections(one.pg)  # or torch would wait until what is under way there times out
-            self._wake(one)
+        for one in ending:
+            if not one.inherited:
+                self._wake(one)
+        # A device may work for a group that is not broken, until the world is.
         for one in ending if state in broken else broken:
             abort_communicators(one.pg, one.libraries)
         wait_until_idle(_PATIENCE_S)
@@ -288,7 +291,7 @@ class ProcessGroups:
         """Have the threads go on that wait in a broken group."""
 
     def _release(self, ended: Sequence[GroupState]) -> None:
-        """Let go of groups whose connections were ended, before torch does."""
+        """Keep those groups, of which the connections were ended, that torch cannot destroy without waiting."""
 
     # --- failures
 
@@ -305,7 +308,6 @@ class ProcessGroups:
                 state.fall_into(trouble)
                 self.fast_paths.clear()
                 end_connections(pg)
-                self._wake(state)
                 had_calls = state.close_device_calls()
                 if abort_communicators(pg, state.libraries) and had_calls:
                     logger.error(
@@ -316,6 +318,7 @@ class ProcessGroups:
                         trouble.text,
                         trouble.kind.__name__,
                     )
+                self._wake(state)
 
     def _look_at_devices(self) -> None:
         """Bring the records of calls on devices up to date, and end groups whose time is over."""
@@ -359,7 +362,6 @@ class ProcessGroups:
         trouble = _cause(state.for_diagnosis(), kind is CommTimeoutError)
         state.broken, state.trouble = f"{name}: {short if trouble is None else f'{short}; {trouble.short}'}", None
         self.fast_paths.clear()
-        self._wake(state)
         limit_s = state.timeout_s() if self._limit is None else self._limit.total_seconds()
         rank, of_call = state.ranks[state.rank], self._limit is not None
         if trouble is None:
