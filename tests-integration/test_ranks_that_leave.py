@@ -199,7 +199,7 @@ def test_a_peer_lost_within_a_message_is_named_long_before_the_timeout(backend: 
 
 
 def loses_the_receiver_of_two_messages(polled: bool) -> tuple[list[str], float]:
-    """Rank 1 is killed as soon as it has got the first bytes of a message; rank 0 waits for both, one after the other."""
+    """Rank 1 is killed when it has got the first bytes of a message; rank 0 waits for both, one after the other."""
     dist.init_distributed("gloo", timeout=TIMEOUT_S, verbose=False)
     rank = dist.get_rank()
     messages = [torch.full((64_000_000,), float(1 - rank)) for _ in range(2)]

@@ -43,7 +43,7 @@ def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
     awaited = state.awaited_messages
     awaited.append(work)
     try:
-        if state.broken is not None:  # whoever broke the group has not seen this wait
+        if state.broken is not None:  # which happened before this wait, so that nothing ends it
             wake(state)
         has_ended = work.wait() if end is None else work.wait(left(end))
     finally:
