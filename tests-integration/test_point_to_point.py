@@ -154,6 +154,33 @@ def test_named_and_any_source_in_turn(env: dict[str, Any], rank_environment: dic
     run_ranks(run_named_and_any, 3, timeout_s=60, env={**rank_environment, **env})
 
 
+def run_peers_of_messages() -> None:
+    """As of torch's own class, both names of the other rank are there, whichever was given."""
+    rank = dist.get_rank()
+    group = dist.new_group([2, 1])
+    tensor = torch.ones(2)
+    if rank:
+        other = 3 - rank
+        for module in (dist, c10d):
+            position = c10d.get_group_rank(group, other)
+            for given in ({"peer": other}, {"group_peer": position}):
+                message = module.P2POp(c10d.isend, tensor, group=group, **given)
+                assert (message.peer, message.group_peer) == (other, position), (module.__name__, given)
+        moved = dist.P2POp(dist.isend if rank == 1 else dist.irecv, tensor * rank, 0, group)
+        assert (moved.peer, moved.group_peer) == (0, None)
+        moved.peer = other
+        (work,) = dist.batch_isend_irecv([moved])
+        work.wait()
+        assert moved.tensor.tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match=r"^batch_isend_irecv: got both peer=1 and group_peer=1"):
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 1, group_peer=1)])
+    dist.barrier()
+
+
+def test_a_message_knows_both_names_of_the_other_rank(pools: Pools) -> None:
+    pools(3).run(run_peers_of_messages)
+
+
 def run_progress_elsewhere() -> None:
     """The receiver waits in another group's call; its receives find their messages meanwhile."""
     dist.init_distributed("ccl", verbose=False)

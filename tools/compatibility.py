@@ -33,7 +33,8 @@ _GROUP_RANK = "torch's `group_src` or `group_dst` has this position: give `prof`
 DIFFERENCES: dict[tuple[str, str], tuple[str, str]] = {
     (TORCH, "init_process_group"): (
         "pg_options is refused",
-        "`pg_options` must be None: initialise torch with them, and ours adopts it",
+        "`pg_options` must be None (initialise torch with them, and ours adopts it); a `tcp://` URL has no query: give "
+        "`rank` and `world_size`",
     ),
     **{
         (DEEPSPEED, name): (_AFTER_TORCHS, _GROUP_RANK)
@@ -64,7 +65,7 @@ REFUSED: dict[str, str] = {
     "all_gather_object": _PICKLE,
     "all_reduce": _SPARSE,
     "all_reduce_coalesced": _SPARSE,
-    "all_gather": "outputs with gaps in memory",
+    "all_gather": "outputs with gaps in memory, or that share memory, such as `[buffer] * W`",
     "broadcast_object_list": _PICKLE,
     "gather_object": _PICKLE,
     "get_process_group_ranks": "a group that this rank is not in",
@@ -143,11 +144,14 @@ BETTER: dict[str, str] = {
 }
 #: class -> what is not as it looks.
 TYPES: dict[str, str] = {
-    "P2POp": "ours and torch's are accepted, with `isend` and `irecv` of either",
+    "P2POp": "ours and torch's are accepted, with `isend` and `irecv` of either; torch's `batch_isend_irecv` takes its own "
+    "alone",
     "ProcessGroup": "torch's; DeepSpeed's is an empty shell of its own",
-    "ReduceOp": "an enum with DeepSpeed's values; torch's members are accepted too, these not by torch's functions",
+    "ReduceOp": "an enum with DeepSpeed's values; torch's members are accepted too, these not by torch's functions and "
+    "options; the two do not compare equal",
     "Work": "what every handle can: `wait(timeout)`, `is_completed()`, `exception()`, `result()`, `get_future()`, "
-    "`is_success()`, `synchronize()`; of a receive, `source_rank()`",
+    "`is_success()`, `synchronize()`; of a receive, `source_rank()`. `result()` is a tensor where the call has one, a "
+    "list with gloo's own handles. No subclass of `torch.distributed.Work`",
 }
 
 
@@ -342,7 +346,8 @@ def page() -> str:
         "## Handed on from torch.distributed as they are",
         "",
         "Groups are `torch.distributed`'s own, so these work beside everything else: `dist.NAME` is",
-        "`torch.distributed.NAME`. So is any name of a newer torch that this page does not know.",
+        "`torch.distributed.NAME`. So is any public name of a newer torch that this page does not know. Private names",
+        "are not handed on; the error names what to use.",
         "",
         *_wrapped(handed),
         "",

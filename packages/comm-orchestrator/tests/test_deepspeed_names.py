@@ -324,10 +324,32 @@ def test_every_name_of_torch_that_is_not_ours_is_torchs_own() -> None:
         assert [name for name in handed_on if getattr(dist, name) is not getattr(c10d, name)] == []
 
 
-@pytest.mark.parametrize("name", ["all_reduced", "cdb", "_world", "__wrapped__"])
-def test_names_that_nobody_has(name: str) -> None:
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError])
+def test_code_that_asks_before_the_start_catches_what_torch_raises(kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="get_rank"):
+        dist.get_rank()
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("all_reduced", ", and torch.distributed has none"),
+        ("cdb", ", and torch.distributed has none"),
+        ("_no_such_name", ""),
+        ("__wrapped__", ""),
+        (
+            "_rank_not_in_group",
+            ": private names of torch.distributed are not handed on; use torch.distributed._rank_not_in_group",
+        ),
+        (
+            "_coalescing_manager",
+            ": private names of torch.distributed are not handed on; use coalescing() or "
+            "torch.distributed._coalescing_manager",
+        ),
+    ],
+)
+def test_names_that_are_not_there(name: str, reason: str) -> None:
     with pytest.raises(AttributeError) as raised:
         getattr(dist, name)
-    handed_on = "" if name.startswith("_") else ", and torch.distributed has none"
-    assert str(raised.value) == f"module 'comm_orchestrator' has no attribute {name!r}{handed_on}"
+    assert str(raised.value) == f"module 'comm_orchestrator' has no attribute {name!r}{reason}"
     assert not hasattr(dist, name)

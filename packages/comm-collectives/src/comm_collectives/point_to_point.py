@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, overload
 
 import torch
@@ -11,11 +12,12 @@ import torch.distributed as c10d
 from comm_collectives.annotations import Group, Timeout
 from comm_collectives.arguments import check_tensor, describe, enter, group_rank_of
 from comm_collectives.collective import collective
+from comm_collectives.groups import get_global_rank, get_group_rank
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.memory import StagingBuffer, as_bytes, contiguous, copy_back
 from comm_collectives.work import After, Received, run
 from comm_utils.backend import Backend, Capabilities, Work
-from comm_utils.errors import ArgumentError, ArgumentTypeError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError
 from comm_utils.given import shown
 
 __all__ = ["P2POp", "batch_isend_irecv", "irecv", "isend", "recv", "send"]
@@ -306,10 +308,40 @@ class P2POp:
             raise ArgumentTypeError(f"P2POp: op: got {shown(op)}; expected isend or irecv")
         self.op = c10d.isend if kind == "isend" else c10d.irecv
         self.tensor = tensor
-        self.peer = peer
         self.group = group
         self.tag = tag
-        self.group_peer = group_peer
+        self._given = peer, group_peer
+
+    @property
+    def peer(self) -> int | None:
+        """Return the other rank, global; None where it was given in neither way, or is not in the group."""
+        peer, group_peer = self._given
+        if peer is None and group_peer is not None:
+            with suppress(CommError):
+                return get_global_rank(self.group, group_peer)
+        return peer
+
+    @peer.setter
+    def peer(self, peer: int | None) -> None:
+        self._given = peer, None
+
+    @property
+    def group_peer(self) -> int | None:
+        """Return the other rank within the group; None where it was given in neither way, or is not in the group."""
+        peer, group_peer = self._given
+        if group_peer is None and peer is not None:
+            with suppress(CommError):
+                return get_group_rank(self.group, peer)
+        return group_peer
+
+    @group_peer.setter
+    def group_peer(self, group_peer: int | None) -> None:
+        self._given = None, group_peer
+
+    @property
+    def given(self) -> tuple[int | None, int | None]:
+        """Return the other rank as it was given: global, and within the group."""
+        return self._given
 
 
 @collective(labels=False)
@@ -335,9 +367,8 @@ def batch_isend_irecv(p2p_op_list: list[Any], *, timeout: Timeout = None) -> lis
         if (entry.group or world) is not (group or world):
             raise ArgumentError(f"{call}: {name}.group: got another one than p2p_op_list[0] has; expected the same")
         check_tensor(call, f"{name}.tensor", entry.tensor, backend, group, written=written)
-        # torch's own class fills in both.
-        group_peer = entry.group_peer if isinstance(entry, P2POp) else None
-        position = group_rank_of(call, "peer", backend, group, entry.peer, group_peer)
+        peer, group_peer = entry.given if isinstance(entry, P2POp) else (entry.peer, None)
+        position = group_rank_of(call, "peer", backend, group, peer, group_peer)
         _check_peer(call, f"{name}.peer", backend, group, position)
         capabilities = backend.capabilities(group, entry.tensor.device.type)
         _check_tag(call, backend, group, entry.tag, capabilities.tags)

@@ -5,7 +5,7 @@ import comm_orchestrator as dist
 dist.init_distributed()
 dist.all_reduce(tensor)
 
-Names that are not here but in ``torch.distributed`` are handed on as they are.
+Public names that are not here but in ``torch.distributed`` are handed on as they are.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -46,9 +46,21 @@ __all__ = facade.__all__
 rendezvous = torch.distributed.rendezvous
 
 if not TYPE_CHECKING:
+    # Private names of torch.distributed that programs use.
+    _INSTEAD = {
+        "_all_gather_base": "all_gather_into_tensor()",
+        "_coalescing_manager": "coalescing()",
+        "_reduce_scatter_base": "reduce_scatter_tensor()",
+    }
 
     def __getattr__(name: str) -> Any:
         if not name.startswith("_") and hasattr(torch.distributed, name):
             return getattr(torch.distributed, name)
-        handed_on = "" if name.startswith("_") else ", and torch.distributed has none"
-        raise AttributeError(f"module 'comm_orchestrator' has no attribute {name!r}{handed_on}")
+        reason = ", and torch.distributed has none"
+        if name.startswith("_"):
+            reason = ""
+            if not name.startswith("__") and hasattr(torch.distributed, name):
+                own = _INSTEAD.get(name)
+                reason = f": private names of torch.distributed are not handed on; use {own + ' or ' if own else ''}"
+                reason += f"torch.distributed.{name}"
+        raise AttributeError(f"module 'comm_orchestrator' has no attribute {name!r}{reason}")

@@ -25,8 +25,8 @@ class CommError(Exception):
     """Anything that this family of packages raises on purpose."""
 
 
-class NotInitializedError(CommError, RuntimeError):
-    """A call needs the distributed environment and nothing has set it up."""
+class NotInitializedError(CommError, RuntimeError, ValueError):
+    """A call needs the distributed environment and nothing has set it up; a ValueError too, as torch's own."""
 
 
 class ArgumentError(CommError, ValueError):
