@@ -144,8 +144,8 @@ BETTER: dict[str, str] = {
 }
 #: class -> what is not as it looks.
 TYPES: dict[str, str] = {
-    "P2POp": "ours and torch's are accepted, with `isend` and `irecv` of either; torch's `batch_isend_irecv` takes its own "
-    "alone",
+    "P2POp": "ours and torch's are accepted, with `isend` and `irecv` of either; torch's `batch_isend_irecv` takes "
+    "only its own",
     "ProcessGroup": "torch's; DeepSpeed's is an empty shell of its own",
     "ReduceOp": "an enum with DeepSpeed's values; torch's members are accepted too, these not by torch's functions and "
     "options; the two do not compare equal",
