@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from comm_config import CommConfig, ConfigError, load_config, sources_of
-from comm_config.environment import environment_variables, unknown_variables
+from comm_config.environment import environment_variables
 from comm_config.keys import leaves, sections
-from comm_utils.testing import fork_server, machine
 
 
 def load(**environ: str) -> CommConfig:
@@ -146,14 +142,6 @@ def test_unknown_variables_are_logged_once_and_ignored(caplog: pytest.LogCapture
         ),
         ("comm", "WARNING", "environment variable COMM_ZZZ is not a setting and is ignored"),
     ]
-
-
-@pytest.mark.parametrize("module", [fork_server, machine])
-def test_variables_of_the_tests_of_ranks_are_known(module: ModuleType) -> None:
-    names = set(re.findall(r"COMM_TESTS_[A-Z]+", Path(str(module.__file__)).read_text(encoding="utf-8")))
-    assert names
-    assert unknown_variables(dict.fromkeys(names, "1")) == {}
-    assert unknown_variables({"COMM_TESTS_FROK": "1"}) == {"COMM_TESTS_FROK": "COMM_TESTS_FORK"}
 
 
 def test_a_single_underscore_is_recognised(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,15 +1,19 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TypeAlias
 
 import pytest
 
+from comm_config.environment import unknown_variables
 from comm_orchestrator.tools.commands import app
+from comm_utils.testing import fork_server, machine
 
 
 @dataclass
@@ -136,6 +140,14 @@ def test_check_refuses_misspelt_variables(commctl: Commctl, tmp_path: Path) -> N
     assert shown.returncode == 1
     assert "COMM_TIMEOUTS__COLECTIVE_S is not a setting; did you mean COMM_TIMEOUTS__COLLECTIVE_S?" in shown.stderr
     assert commctl("config", "check", str(file), COMM_OF_ANOTHER_PROGRAM="7").returncode == 0
+
+
+@pytest.mark.parametrize("module", [fork_server, machine])
+def test_variables_of_the_test_runner_are_known(module: ModuleType) -> None:
+    names = set(re.findall(r"COMM_TESTS_[A-Z]+", Path(str(module.__file__)).read_text(encoding="utf-8")))
+    assert names
+    assert unknown_variables(dict.fromkeys(names, "1")) == {}
+    assert unknown_variables({"COMM_TESTS_FROK": "1"}) == {"COMM_TESTS_FROK": "COMM_TESTS_FORK"}
 
 
 def test_without_its_libraries_it_says_how_to_install_them(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.watch.explanation import (
     addressed,
     age_of_failed_call,
+    all_in_call,
     cause_of_others,
     for_others,
     last_to_come,
@@ -74,6 +75,31 @@ def test_a_rank_that_came_when_the_time_was_almost_over_is_named() -> None:
     assert last_to_come(known[0], _GROUP, {**known, 1: _in_call(1, 14 * _S, "another")}) is None
     assert last_to_come(known[0], _GROUP, {0: known[0]}) is None
     assert last_to_come(None, _GROUP, known) is None
+
+
+def test_of_ranks_that_are_all_in_a_call_the_network_or_a_late_one_is_the_cause() -> None:
+    def on_host(host: str, begin_ns: int, clock_ns: int) -> RankSnapshot:
+        rank = int(host[-1])
+        header = RingHeader(rank, 2, 7, 0, 0, 0, host=host, identity=host)
+        return RankSnapshot(header, "running", (replace(_CALL, begin_ns=begin_ns),), taken_ns=clock_ns)
+
+    own, other_clock = on_host("host-0", 10 * _S, 16 * _S), 10**6 * _S
+    known = {0: own, 1: on_host("host-1", other_clock - 5 * _S, other_clock)}
+    found = all_in_call(own, _GROUP, known)
+    assert found is not None
+    assert found.text == (
+        "all ranks of the group are in barrier, so what some of them send does not arrive; check the network between "
+        "the hosts (host-0, host-1)"
+    )
+    late = all_in_call(own, _GROUP, {0: own, 1: on_host("host-1", other_clock - _S, other_clock)})
+    text = "rank 1 (pid 7 on host-1) called barrier about 5.0 s after rank 0 had"
+    assert late == Trouble(CommTimeoutError, text, (1,))
+    assert all_in_call(own, _GROUP, {0: own}) is None
+    assert all_in_call(own, _GROUP, {0: own, 1: replace(known[1], calls=())}) is None
+    assert all_in_call(own, _GROUP, {0: own, 1: replace(known[1], process="ended")}) is None
+    assert all_in_call(None, _GROUP, known) is None
+    assert all_in_call(own, _GROUP, {0: own, 1: _in_call(1, 10 * _S)}) is not None
+    assert all_in_call(_in_call(0, _S), _GROUP, {0: _in_call(0, _S), 1: _in_call(1, _S)}) is None
 
 
 def test_ranks_that_are_missing_in_a_later_call_are_no_cause() -> None:

@@ -105,6 +105,17 @@ def test_one_answer_serves_all_that_asked_before_it(box: Box) -> None:
     assert found == {0: {2: _snapshot(2)}, 1: {2: _snapshot(2)}}
 
 
+def test_a_rank_that_does_not_answer_does_not_hide_the_others(box: Box) -> None:
+    asked: list[dict[int, RankSnapshot]] = []
+    asker = threading.Thread(target=lambda: asked.append(_ranks(box, 0).ask_within([1, 2], 2.0)))
+    asker.start()
+    while box.counters.get("comm-flight/asked") != 1:
+        time.sleep(0.01)
+    _ranks(box, 1).answer()
+    asker.join()
+    assert asked == [{1: _snapshot(1)}]
+
+
 def test_an_answer_to_an_earlier_question_is_not_taken(box: Box) -> None:
     box.counters["comm-flight/asked"] = 1
     _ranks(box, 2).answer()

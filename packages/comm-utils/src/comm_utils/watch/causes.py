@@ -12,6 +12,7 @@ from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.watch.explanation import (
     addressed,
     age_of_failed_call,
+    all_in_call,
     cause_of_others,
     combined,
     is_complete,
@@ -82,13 +83,14 @@ def _look_for_cause(
             if timed_out and time.monotonic() - begin >= _SHORT_LOOK_S:
                 break
         elif timed_out and weak is None:
-            weak = last_to_come(own, group, known)
+            weak = last_to_come(own, group, known) or all_in_call(own, group, known)
             if weak is not None:
                 break
         unseen = [rank for rank in group.ranks if rank not in known]
         if unseen and not asked:
             asked = view.ask(unseen, max(0.1, end - time.monotonic()), lambda: group.name in broken)
             if asked or group.name in broken:
+                weak = None  # what was not seen then is seen now
                 continue
         if time.monotonic() >= end:
             break

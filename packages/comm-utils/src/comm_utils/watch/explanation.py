@@ -13,6 +13,7 @@ from comm_utils.watch.trouble import Trouble, error_class
 __all__ = [
     "addressed",
     "age_of_failed_call",
+    "all_in_call",
     "cause_of_others",
     "combined",
     "for_others",
@@ -28,6 +29,9 @@ _ALMOST = 0.7
 
 # The age of a failed operation that no record tells, such as the making of a group.
 _UNKNOWN_AGE_S = 30.0
+
+# Of a large job, in a message.
+_MOST_HOSTS = 8
 
 
 def combined(own_rank: int, findings: Sequence[Finding], known: Mapping[int, RankSnapshot]) -> Trouble:
@@ -137,6 +141,38 @@ def last_to_come(own: RankSnapshot | None, group: RingGroup, known: Mapping[int,
         return None
     text = f"rank {last} ({known[last].where}) called {mine.name} {late_ns / 1e9:.2f} s after rank {first} had"
     return Trouble(CommTimeoutError, text, (last,))
+
+
+def all_in_call(own: RankSnapshot | None, group: RingGroup, known: Mapping[int, RankSnapshot]) -> Trouble | None:
+    """Return why a call of ranks of several hosts timed out in which all of them are: one came late, or data is lost.
+
+    Clocks of hosts differ, so it compares for how long each has been in the call, as it said when it was asked.
+
+    Args:
+        known: snapshots by global rank, of other hosts too.
+    """
+    mine = _failed_call(own, group)
+    if mine is None or any(rank not in known or known[rank].is_gone for rank in group.ranks):
+        return None
+    ages_ns = {
+        rank: known[rank].taken_ns - call.begin_ns
+        for rank in group.ranks
+        for call in known[rank].collectives(group.name)
+        if call.in_series == mine.in_series
+    }
+    hosts = list(dict.fromkeys(known[rank].header.host for rank in group.ranks))
+    if len(ages_ns) < len(group.ranks) or len(hosts) == 1:
+        return None
+    first, last = max(ages_ns, key=lambda rank: ages_ns[rank]), min(ages_ns, key=lambda rank: ages_ns[rank])
+    late_ns = ages_ns[first] - ages_ns[last]
+    if late_ns >= _ALMOST * ages_ns[first]:
+        text = (
+            f"rank {last} ({known[last].where}) called {mine.name} about {late_ns / 1e9:.1f} s after rank {first} had"
+        )
+        return Trouble(CommTimeoutError, text, (last,))
+    named = f"{', '.join(hosts[:_MOST_HOSTS])}{', ...' if len(hosts) > _MOST_HOSTS else ''}"
+    text = f"all ranks of the group are in {mine.name}, so what some of them send does not arrive; check the network "
+    return Trouble(CommTimeoutError, text + f"between the hosts ({named})", ())
 
 
 def addressed(rank: int, trouble: Trouble) -> Trouble:

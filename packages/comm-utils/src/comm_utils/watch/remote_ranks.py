@@ -120,12 +120,19 @@ class RemoteRanks:
         Args:
             meanwhile: is called again and again until then, as the others may ask as well; True ends the wait.
         """
-        wanted, found = set(ranks), {}
+        found: dict[int, RankSnapshot] = {}
+        self._ask(found, ranks, limit_s, meanwhile)
+        return found
+
+    def _ask(
+        self, found: dict[int, RankSnapshot], ranks: Iterable[int], limit_s: float, meanwhile: Callable[[], bool]
+    ) -> None:
+        wanted = set(ranks)
         number = self._with_store(lambda box: box.add(f"{_PREFIX}/asked", 1)) if wanted else None
         if not number:
             if wanted:
                 self._warn_of_store()
-            return {}
+            return
         end = time.monotonic() + limit_s
         while wanted and self._is_usable and time.monotonic() < end:
             for rank in sorted(wanted):
@@ -133,19 +140,19 @@ class RemoteRanks:
                 answer = None if data is None else decode_answer(data)
                 if answer is not None and answer[0] >= number:
                     wanted.discard(rank)
-                    found[rank] = answer[1]
+                    if answer[1].rank == rank:
+                        found[rank] = answer[1]
             if wanted:
                 if meanwhile():
                     break
                 time.sleep(0.05)
-        return {rank: one for rank, one in found.items() if one.rank == rank}
 
     def ask_within(
         self, ranks: Iterable[int], limit_s: float, meanwhile: Callable[[], bool] = lambda: False
     ) -> dict[int, RankSnapshot]:
         """Do the same, for no longer than ``limit_s`` where the store does not answer either."""
-        found: dict[int, RankSnapshot] = {}
-        _within(limit_s, "comm-watch-ask", lambda: found.update(self.ask(ranks, limit_s, meanwhile)))
+        found: dict[int, RankSnapshot] = {}  # with what has come, when the time is over
+        _within(limit_s, "comm-watch-ask", lambda: self._ask(found, ranks, limit_s, meanwhile))
         return dict(found)
 
     # --- what has to reach all ranks
