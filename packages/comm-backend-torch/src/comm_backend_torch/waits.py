@@ -13,11 +13,17 @@ Messages have a wait of their own (``message_waits.py``): a slice that ends woul
 
 from __future__ import annotations
 
+import atexit
+import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from types import CodeType, FrameType
 from typing import Any, TypeAlias
+
+import torch.distributed.distributed_c10d as internals
 
 from comm_backend_torch.work import left
 from comm_utils.errors import BrokenGroupError
@@ -33,6 +39,9 @@ _RAISING = frozenset(("fake", "mpi"))
 _SLICE = timedelta(milliseconds=250)
 #: How long gloo may take to notice that its connections have ended.
 NOTICE_S = 0.3
+
+# The interpreter ends.
+_is_ending = False
 
 #: Takes a work of c10d, and when its time is over by the monotonic clock; None is the group's timeout.
 Wait: TypeAlias = Callable[..., None]
@@ -70,6 +79,8 @@ def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
 def _wait_to_the_end(state: GroupState, work: Any, end: float | None) -> None:
     broken_at: float | None = None
     while True:
+        if _is_ending and threading.current_thread().daemon:
+            _stay()
         try:
             work.wait(_SLICE if end is None else min(_SLICE, left(end)))
         except RuntimeError:
@@ -96,3 +107,39 @@ def _interrupted(state: GroupState) -> None:
     state.fall_into(trouble)
     WATCH.tell(state.name, BrokenGroupError(trouble.text), trouble)
     end_connections(state.pg)
+
+
+def _stay() -> None:
+    """Never return."""
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+@atexit.register
+def _keep_threads_in_waits() -> None:
+    """Let daemon threads that wait in gloo stay where they are.
+
+    One that came back while the interpreter ends would be ended by Python within C++, which aborts the process.
+    """
+    global _is_ending  # there is one interpreter
+    _is_ending = True
+    if not _waiting_frames():
+        return
+    for group in list(internals._world.pg_map):
+        keep_in_memory(group)  # as its destructor would wait for what these threads wait for
+    end = time.monotonic() + 2 * _SLICE.total_seconds()
+    while _wait_to_the_end.__code__ in _waiting_frames() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _waiting_frames() -> list[CodeType]:
+    """Return, of each other thread that waits in gloo, the innermost function of this package."""
+    found = []
+    for thread, top in sys._current_frames().items():
+        frame: FrameType | None = top if thread != threading.get_ident() else None
+        while frame is not None and not frame.f_globals.get("__name__", "").startswith(__package__ or ""):
+            frame = frame.f_back
+        if frame is not None and frame.f_globals["__name__"].endswith("waits"):
+            found.append(frame.f_code)
+    return found

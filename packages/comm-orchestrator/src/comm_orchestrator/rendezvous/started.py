@@ -43,7 +43,8 @@ class StartedRanks:
         # A forked child would speak on its parent's connection; after a failure the store may have gone.
         is_new = time.monotonic() < self._begin + _LIMIT_S
         if os.getpid() == self._pid and is_new and not RECORDER.has_failed:
-            with_limit(self._wait, _LIMIT_S)
+            with suppress(RuntimeError, MemoryError):  # there can be no more threads: the world ends without
+                with_limit(self._wait, _LIMIT_S)
 
     def _wait(self) -> None:
         end = time.monotonic() + _LIMIT_S

@@ -9,7 +9,7 @@ from comm_utils.errors import CommError, CommTimeoutError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.log import logger
-from comm_utils.torch_support.store_waits import StoreWait
+from comm_utils.torch_support.store_waits import StoreWait, answers, store_has_gone
 from comm_utils.watch.watch import WATCH
 
 if TYPE_CHECKING:
@@ -38,7 +38,18 @@ def pass_monitored_barrier(store: Store, own: int, group: RingGroup, limit_s: fl
         CommTimeoutError: on every rank that came; names those that did not.
         PeerLostError: a member has ended.
     """
-    ranks = group.ranks
+    try:
+        _pass(store, own, group, limit_s, all_missing)
+    except CommError:
+        raise
+    except RuntimeError as error:
+        if answers(store):
+            raise
+        raise store_has_gone(f"monitored_barrier on rank {group.ranks[own]}", error) from error
+
+
+def _pass(store: Store, own: int, group: RingGroup, limit_s: float, all_missing: bool) -> None:
+    ranks, interruption = group.ranks, None
     passed = f"comm/monitored_barrier/passed/{own}"
     number = store.add(passed, 0)
     prefix, before = f"comm/monitored_barrier/{number}", f"comm/monitored_barrier/{number - 1}"
@@ -48,26 +59,35 @@ def pass_monitored_barrier(store: Store, own: int, group: RingGroup, limit_s: fl
     else:
         with StoreWait("monitored_barrier", "monitored barrier", group, ranks[own], limit_s, LIMITED) as wait:
             wait.begin()
-            _await_opening(store, prefix, own, wait, limit_s, all_missing)
+            interruption = _await_opening(store, prefix, own, wait, limit_s, all_missing)
     store.add(passed, 1)
     # Who is here has left the one before.
     for key in (f"{before}/here/{own}", *((f"{before}/count", f"{before}/open") if own == 0 else ())):
         store.delete_key(key)
+    if interruption is not None:
+        raise interruption
 
 
-def _await_opening(store: Store, prefix: str, own: int, wait: StoreWait, limit_s: float, all_missing: bool) -> None:
-    """Wait until the last rank has come; count this one out again where that is in vain."""
-    lost: CommError | None = None
+def _await_opening(
+    store: Store, prefix: str, own: int, wait: StoreWait, limit_s: float, all_missing: bool
+) -> BaseException | None:
+    """Wait until the last rank has come; count this one out again where that is in vain.
+
+    Returns:
+        what a signal handler raised, where the last rank came nevertheless.
+    """
+    lost: BaseException | None = None
     try:
         if wait.until(store, [f"{prefix}/open"], limit_s):
-            return
-    except CommError as error:
+            return None
+    except BaseException as error:
         lost = error
     ranks = wait.group.ranks
     missing = [rank for place, rank in enumerate(ranks) if not _came(store, f"{prefix}/here/{place}", limit_s)]
     if store.add(f"{prefix}/count", -1) < len(ranks) - 1:
         store.set(f"{prefix}/here/{own}", str(time.time()))
         raise lost or _not_all(missing, limit_s, all_missing, len(ranks))
+    return None if isinstance(lost, CommError) else lost
 
 
 def _came(store: Store, key: str, limit_s: float) -> bool:

@@ -17,7 +17,7 @@ from torch.distributed import GroupMember, ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_utils.active import how_to_initialize
-from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, NotInitializedError, PeerLostError
+from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, NotInitializedError
 from comm_utils.fast_path import FastPathCache
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
@@ -31,7 +31,7 @@ from comm_utils.torch_support.group_agreement import agree
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.initialization import check_available, check_gloo_descriptors, device_libraries
 from comm_utils.torch_support.observed_world import begin_world, end_world
-from comm_utils.torch_support.store_waits import StoreWait
+from comm_utils.torch_support.store_waits import StoreWait, answers, store_has_gone
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -196,9 +196,10 @@ class ProcessGroups:
         call = self._call or "new_group"
         planned = RingGroup(name, tuple(ranks), group_desc or "", library)
         limit_s = None if limit is None else limit.total_seconds()
+        have_come = False
         try:
             with StoreWait(call, "making", planned, own_rank, limit_s) as wait:
-                self._await_members(wait, name, own_rank, library, limit)
+                have_come = self._await_members(wait, name, own_rank, library, limit)
                 return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
         except BackendUnavailableError:
             raise
@@ -212,28 +213,33 @@ class ProcessGroups:
             kind = classify(error)
             if kind is None or isinstance(error, CommError):
                 raise
-            if not _answers(self.get_store()):
-                raise PeerLostError(
-                    f"{call} on rank {own_rank}: the store of the world has gone: the process that holds it, which "
-                    "is rank 0 unless a launcher holds it, has ended or cannot be reached; have all ranks call "
-                    f"barrier() before that rank destroys the world [{summarize(error)}]"
-                ) from error
+            if not answers(self.get_store()):
+                raise store_has_gone(f"{call} on rank {own_rank}", error) from error
             cause = _cause(planned, timed_out=False)
             if cause is not None:  # the others were done, and had no more use for it
                 raise cause.kind(
                     f"{call} on rank {own_rank}: the group of ranks {list(ranks)} ended while it was made: "
                     f"{cause.text} [{summarize(error)}]"
                 ) from error
+            if have_come:
+                raise kind(
+                    f"{call} on rank {own_rank}: all ranks of {list(ranks)} came to make the group, but this one could "
+                    f"not be connected with each of them; check the network between their hosts [{summarize(error)}]"
+                ) from error
             raise kind(
                 f"{call} on rank {own_rank}: not every rank of {list(ranks)} came to make the group; all of them "
                 f"have to call {call}, and as often with these ranks [{summarize(error)}]"
             ) from error
 
-    def _await_members(self, wait: StoreWait, name: str, own_rank: int, library: str, limit: timedelta | None) -> None:
-        """Wait for the members of a group whose library does, and refuse it on all if one cannot open what it needs."""
+    def _await_members(self, wait: StoreWait, name: str, own_rank: int, library: str, limit: timedelta | None) -> bool:
+        """Wait for the members of a group whose library does, and refuse it on all if one cannot open what it needs.
+
+        Returns:
+            whether it waited, so that all have come.
+        """
         libraries = {*device_libraries(library).values()}
         if not libraries & _WAIT_FOR_MEMBERS:
-            return
+            return False
         refusal = None
         try:
             check_gloo_descriptors(f"{wait.call}: rank {own_rank}", library, len(wait.group.ranks))
@@ -243,6 +249,7 @@ class ProcessGroups:
         key = f"comm-ready/{name}/{self._attempts[name]}"
         default = internals._get_default_timeout(internals.Backend("gloo"))
         agree(self.get_store(), key, wait, own_rank, refusal, limit or default)
+        return True
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
         state = self._states.pop(self._state(group).pg)
@@ -398,15 +405,6 @@ def _overdue(state: GroupState, age_s: float, limit_s: float) -> Trouble:
         cause = Trouble(CommTimeoutError, "all ranks that can be seen from here are in this call", ())
     text = f"the device has not completed a call in {age_s:.1f} s (the timeout is {limit_s:g} s): {cause.text}"
     return Trouble(cause.kind, text, cause.ranks)
-
-
-def _answers(store: Store) -> bool:
-    """Return whether the server of a store is still there."""
-    try:
-        store.check(["comm-answers"])
-    except RuntimeError:
-        return False
-    return True
 
 
 def _announce(group: str, trouble: Trouble) -> None:

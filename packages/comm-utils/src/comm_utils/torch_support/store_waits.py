@@ -8,14 +8,16 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from comm_utils.errors import PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR, Kind
+from comm_utils.torch_support.failures import summarize
 from comm_utils.watch.watch import WATCH
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-__all__ = ["StoreWait"]
+__all__ = ["StoreWait", "answers", "store_has_gone"]
 
 # How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
 _FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
@@ -93,3 +95,26 @@ class StoreWait:
             )
             WATCH.tell(self.group.name, failure, trouble)
             raise failure
+
+
+def answers(store: Store) -> bool:
+    """Return whether the server of a store is still there."""
+    try:
+        store.check(["comm-answers"])
+    except RuntimeError:
+        return False
+    return True
+
+
+def store_has_gone(who: str, error: BaseException) -> PeerLostError:
+    """Return the error of a call that finds the store gone.
+
+    Args:
+        who: the call and its rank.
+        error: what torch raised.
+    """
+    return PeerLostError(
+        f"{who}: the store of the world has gone: the process that holds it, which is rank 0 unless a launcher holds "
+        "it, has ended or cannot be reached; have all ranks call barrier() before that rank destroys the world "
+        f"[{summarize(error)}]"
+    )
