@@ -79,7 +79,7 @@ def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
 def _wait_to_the_end(state: GroupState, work: Any, end: float | None) -> None:
     broken_at: float | None = None
     while True:
-        if _is_ending and threading.current_thread().daemon:
+        if _is_ending and _is_daemon_of_program(threading.current_thread()):
             _stay()
         try:
             work.wait(_SLICE if end is None else min(_SLICE, left(end)))
@@ -109,6 +109,11 @@ def _interrupted(state: GroupState) -> None:
     end_connections(state.pg)
 
 
+def _is_daemon_of_program(thread: threading.Thread) -> bool:
+    """Return whether Python ends a thread wherever it is; those of this library have ends of their own."""
+    return thread.daemon and not thread.name.startswith("comm-")
+
+
 def _stay() -> None:
     """Never return."""
     lock = threading.Lock()
@@ -118,7 +123,7 @@ def _stay() -> None:
 
 @atexit.register
 def _keep_threads_in_waits() -> None:
-    """Let daemon threads that wait in gloo stay where they are.
+    """Let daemon threads of the program that wait in gloo stay where they are.
 
     One that came back while the interpreter ends would be ended by Python within C++, which aborts the process.
     """
@@ -134,10 +139,10 @@ def _keep_threads_in_waits() -> None:
 
 
 def _waiting_frames() -> list[CodeType]:
-    """Return, of each other thread that waits in gloo, the innermost function of this package."""
-    found = []
+    """Return, of each daemon thread of the program that waits in gloo, the innermost function of this package."""
+    found, threads = [], {one.ident for one in threading.enumerate() if _is_daemon_of_program(one)}
     for thread, top in sys._current_frames().items():
-        frame: FrameType | None = top if thread != threading.get_ident() else None
+        frame: FrameType | None = top if thread in threads else None
         while frame is not None and not frame.f_globals.get("__name__", "").startswith(__package__ or ""):
             frame = frame.f_back
         if frame is not None and frame.f_globals["__name__"].endswith("waits"):
