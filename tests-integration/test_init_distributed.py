@@ -288,6 +288,20 @@ def test_4_arguments_come_before_the_launcher(bare_pools: Pools, scheme: str, tm
     assert line.endswith(f"met at {place}" if scheme != "env" else "(environment variable MASTER_ADDR)")
 
 
+@pytest.mark.parametrize("scheme", ["tcp", "file", "env"])
+def test_4_rank_and_world_size_in_the_url(bare_pools: Pools, scheme: str, tmp_path: Path, free_port: int) -> None:
+    method = {"tcp": f"tcp://127.0.0.1:{free_port}", "file": f"file://{tmp_path}/meet", "env": "env://"}[scheme]
+    urls = [f"{method}?world_size=2&rank={rank}" for rank in ((1, 0) if scheme != "env" else (0, 1))]
+    found = bare_pools(2).run(run_url, per_rank(urls))
+    assert found == ([(1, 2), (0, 2)] if scheme != "env" else [(0, 2), (1, 2)])
+
+
+def run_url(url: str) -> tuple[int, int]:
+    with world("gloo", init_method=url):
+        check_world(2)
+        return dist.get_rank(), dist.get_world_size()
+
+
 def run_store(path: str) -> list[int]:
     sizes = []
     store = c10d.FileStore(path, 2)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import io
+import logging
 import os
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -152,6 +156,93 @@ def run_named_and_any() -> None:
 @pytest.mark.parametrize("env", ENGINES)
 def test_named_and_any_source_in_turn(env: dict[str, Any], rank_environment: dict[str, Any]) -> None:
     run_ranks(run_named_and_any, 3, timeout_s=60, env={**rank_environment, **env})
+
+
+def run_dropped(count: int) -> None:
+    """Rank 0 keeps no handle; the others receive late, in another order than it sends in, and from two groups."""
+    rank, pair = dist.get_rank(), dist.new_group([0, 1])
+    dist.barrier()
+    if rank == 0:
+        for turn in range(3):
+            for peer in (2, 1):
+                dist.isend(torch.full((count,), 10.0 * peer + turn), peer)
+        dist.isend(torch.full((count,), 7.0), 1, group=pair)
+        dist.batch_isend_irecv([dist.P2POp(dist.isend, torch.full((count,), 8.0), 1, pair)])
+        gc.collect()
+        time.sleep(0.5)
+    else:
+        time.sleep(0.3)
+        got = torch.zeros(count)
+        if rank == 1:
+            for value in (7.0, 8.0):
+                dist.recv(got, 0, group=pair)
+                assert got.unique().tolist() == [value]
+        for turn in range(3):
+            dist.recv(got, 0)
+            assert got.unique().tolist() == [10.0 * rank + turn], (rank, turn)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("count", SIZES)
+def test_messages_whose_handles_nobody_keeps_arrive(pools: Pools, count: int) -> None:
+    """gloo, with torch's own handles, cancels them."""
+    pools(3).run(run_dropped, count)
+
+
+def run_dropped_at_the_end(ends: str) -> tuple[str, float]:
+    """Nobody receives what rank 0 sends, and it keeps no handle."""
+    dist.init_distributed("gloo", timeout=60, verbose=False)
+    rank, log = dist.get_rank(), io.StringIO()
+    logging.getLogger("comm").addHandler(logging.StreamHandler(log))
+    dist.barrier()
+    if rank == 0:
+        for _ in range(3):
+            dist.isend(torch.ones(5), 1)
+    begin = time.monotonic()
+    if ends == "destroy":
+        dist.destroy_process_group()
+        assert not any(name.startswith("comm-p2p") for name in (one.name for one in threading.enumerate()))
+        dist.init_distributed("gloo", timeout=60, verbose=False)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == 2
+        dist.destroy_process_group()
+    return log.getvalue(), time.monotonic() - begin
+
+
+@pytest.mark.parametrize("ends", ["destroy", "exit"])
+def test_a_message_that_nobody_receives_does_not_outlive_its_world(rank_environment: dict[str, Any], ends: str) -> None:
+    env = {**rank_environment, "COMM_TESTS_FORK": "0"}
+    outcomes = run_ranks_outcomes(run_dropped_at_the_end, 2, ends, env=env)
+    assert [(one.status, one.exit_code, one.message) for one in outcomes] == [("returned", 0, "")] * 2
+    if ends == "destroy":
+        said, _ = outcomes[0].value
+        assert said.count("a message whose handle was dropped was not received") == 3, said
+        assert outcomes[1].value[0] == ""
+        assert max(one.value[1] for one in outcomes) < 20
+
+
+def run_dropped_to_the_dead() -> str:
+    dist.init_distributed("gloo", timeout=60, verbose=False)
+    log = io.StringIO()
+    logging.getLogger("comm").addHandler(logging.StreamHandler(log))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        os._exit(0)
+    dist.isend(torch.ones(5), 1)
+    end = time.monotonic() + 20
+    while "was not received" not in log.getvalue() and time.monotonic() < end:
+        time.sleep(0.05)
+    with pytest.raises(dist.BrokenGroupError):
+        dist.barrier()
+    return log.getvalue()
+
+
+def test_a_message_to_a_rank_that_ends_is_said_to_be_lost(rank_environment: dict[str, Any]) -> None:
+    (said, *_) = run_ranks_outcomes(run_dropped_to_the_dead, 2, env=rank_environment)
+    assert said.status == "returned", said
+    assert "was not received: isend on the group of ranks [0, 1] lost a peer" in said.value, said.value
+    assert "rank 1" in said.value
 
 
 def run_peers_of_messages() -> None:

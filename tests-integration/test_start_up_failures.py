@@ -483,8 +483,23 @@ def test_processes_that_come_after_a_world_in_one_store(bare_pools: Pools) -> No
     assert bare_pools(2).run(run_as_a_new_worker, agents.port) == [2.0, 2.0]
 
 
-def test_a_url_with_a_query_is_refused(bare_pools: Pools, free_port: int) -> None:
-    url = f"tcp://127.0.0.1:{free_port}?rank=0&world_size=2"
-    (found,) = bare_pools(1).run(attempt, {}, init_method=url)
-    assert found.text.startswith("LaunchError: init_distributed: init_method: got 'tcp://127.0.0.1:")
-    assert "with rank and world_size as arguments" in found.text
+@pytest.mark.parametrize(
+    ("query", "arguments", "text"),
+    [
+        (
+            "rank=0&world_size=2",
+            {"rank": 0, "world_size": 2},
+            "ArgumentError: init_distributed: rank: got 0, and 0 in ",
+        ),
+        ("rank=first", {}, "ArgumentError: init_distributed: init_method: got rank='first'; expected a number"),
+        ("rank=-1", {}, "ArgumentError: init_distributed: init_method: got rank='-1'; expected a number"),
+        ("rank=0&rank=1", {}, "ArgumentError: init_distributed: rank: got 0, and 1 in init_method; give it once"),
+        ("timeout=3", {}, "LaunchError: init_distributed: init_method: got 'tcp://127.0.0.1:"),
+    ],
+)
+def test_a_query_of_a_url_that_is_refused(
+    bare_pools: Pools, free_port: int, query: str, arguments: dict[str, int], text: str
+) -> None:
+    url = f"tcp://127.0.0.1:{free_port}?{query}"
+    (found,) = bare_pools(1).run(attempt, {}, init_method=url, **arguments)
+    assert found.text.startswith(text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -439,3 +441,55 @@ def run_wrong(label: str) -> None:
 @pytest.mark.parametrize("label", WRONG)
 def test_wrong_arguments(pools: Pools, label: str) -> None:
     pools(4).run(run_wrong, label)
+
+
+def run_threads(is_crossed: bool) -> list[str]:
+    """Two threads of each of ranks 0 and 1 make a group each; crossed, in another order on rank 1."""
+    rank, texts, done = dist.get_rank(), [], []
+    first, second = ([0, 1], [0, 1, 2]) if not is_crossed or rank == 0 else ([0, 1, 2], [0, 1])
+
+    def make(members: list[int], timeout: float = 30) -> None:
+        try:
+            group = dist.new_group(members, timeout=timeout)
+        except dist.CommError as error:
+            texts.append(f"{type(error).__name__}: {error}")
+        else:
+            total = torch.ones(1)
+            dist.all_reduce(total, group=group)
+            done.append(total.item() == len(members))
+
+    if rank < 2:
+        limits = (6, 2) if is_crossed else (30, 30)
+        threads = [threading.Thread(target=make, args=given) for given in zip((first, second), limits, strict=True)]
+        threads[0].start()
+        time.sleep(0.2)
+        threads[1].start()
+        for thread in threads:
+            thread.join()
+    elif not is_crossed:
+        time.sleep(0.5)
+        make([0, 1, 2])
+    dist.monitored_barrier(timeout=20)
+    if not is_crossed:
+        assert done == [True] * (2 if rank < 2 else 1), (texts, done)
+    return texts
+
+
+def test_threads_make_groups_one_after_the_other(pools: Pools) -> None:
+    assert pools(3).run(run_threads, False) == [[], [], []]
+
+
+def test_threads_that_make_groups_in_another_order_learn_it(bare_pools: Pools) -> None:
+    """Each of the ranks waits in one thread for the group that the other makes later."""
+    found = bare_pools(3).run(run_threads_in_a_world)
+    assert all(found[:2]), found
+    learned = ("use their groups in different orders", "another thread of this process makes the group of ranks")
+    assert any(one in text for text in sum(found, []) for one in learned), found
+
+
+def run_threads_in_a_world() -> list[str]:
+    dist.init_distributed("gloo", timeout=30, verbose=False)
+    try:
+        return run_threads(True)
+    finally:
+        dist.destroy_process_group()

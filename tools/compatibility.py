@@ -33,8 +33,7 @@ _GROUP_RANK = "torch's `group_src` or `group_dst` has this position: give `prof`
 DIFFERENCES: dict[tuple[str, str], tuple[str, str]] = {
     (TORCH, "init_process_group"): (
         "pg_options is refused",
-        "`pg_options` must be None (initialise torch with them, and ours adopts it); a `tcp://` URL has no query: give "
-        "`rank` and `world_size`",
+        "`pg_options` must be None (initialise torch with them, and ours adopts it)",
     ),
     **{
         (DEEPSPEED, name): (_AFTER_TORCHS, _GROUP_RANK)

@@ -1,4 +1,4 @@
-"""Two hosts on one machine: namespaces with their own name, network, processes and shared memory.
+"""Two or three hosts on one machine: namespaces with their own name, network, processes and shared memory.
 
 Each host lives as long as one process that waits for the end of its input, which is first in a namespace of processes.
 The kernel ends the others with it, and removes the namespaces and the network between them: so nothing is left,
@@ -69,20 +69,42 @@ def missing() -> str:
 @contextlib.contextmanager
 def two_hosts(first: str, second: str) -> Iterator[tuple[Host, Host]]:
     """Two hosts of these names, with one network between them. Both resolve both names, and know no others."""
-    names = {first: f"{NETWORK}.1", second: f"{NETWORK}.2"}
+    with _hosts((first, second)) as (a, b):
+        link = ["ip", "link", "add", "eth0", "netns", str(a.pid), "type", "veth", "peer", "eth0", "netns", str(b.pid)]
+        _call(Command(link))
+        _set_up(a, b)
+        yield a, b
+
+
+@contextlib.contextmanager
+def three_hosts(first: str, second: str, third: str) -> Iterator[tuple[Host, Host, Host]]:
+    """Three hosts on one network, whose switch is a bridge on the first."""
+    with _hosts((first, second, third)) as (a, b, c):
+        _call(a.command(["ip", "link", "add", "eth0", "type", "bridge"]))
+        for port, host in (("port1", b), ("port2", c)):
+            link = ["ip", "link", "add", port, "netns", str(a.pid), "type", "veth", "peer", "eth0", "netns"]
+            _call(Command([*link, str(host.pid)]))
+            _call(a.command(["ip", "link", "set", port, "master", "eth0", "up"]))
+        _set_up(a, b, c)
+        yield a, b, c
+
+
+@contextlib.contextmanager
+def _hosts(names: Sequence[str]) -> Iterator[list[Host]]:
+    addresses = {name: f"{NETWORK}.{number}" for number, name in enumerate(names, 1)}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hosts-")))
         mark = stack.enter_context(marked())
         table = folder / "hosts"
-        table.write_text("127.0.0.1 localhost\n" + "".join(f"{address} {name}\n" for name, address in names.items()))
-        hosts = [Host(name, names[name], stack.enter_context(_held(name, table, mark))) for name in names]
-        a, b = hosts
-        link = ["ip", "link", "add", "eth0", "netns", str(a.pid), "type", "veth", "peer", "eth0", "netns", str(b.pid)]
-        _call(Command(link))
-        for host in hosts:
-            _call(host.command(["ip", "address", "add", f"{host.address}/24", "dev", "eth0"]))
-            _call(host.command(["ip", "link", "set", "eth0", "up"]))
-        yield a, b
+        known = "".join(f"{address} {name}\n" for name, address in addresses.items())
+        table.write_text(f"127.0.0.1 localhost\n{known}")
+        yield [Host(name, addresses[name], stack.enter_context(_held(name, table, mark))) for name in names]
+
+
+def _set_up(*hosts: Host) -> None:
+    for host in hosts:
+        _call(host.command(["ip", "address", "add", f"{host.address}/24", "dev", "eth0"]))
+        _call(host.command(["ip", "link", "set", "eth0", "up"]))
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ from comm_utils.errors import (
     PeerLostError,
 )
 from comm_utils.log import logger
+from comm_utils.reachability import Listener
+from comm_utils.torch_support.connecting import Connecting, Place
 
 __all__ = ["make_communicator"]
 
@@ -84,6 +87,14 @@ class _Factory:
         self._end = time.monotonic() + self._limit_s
 
     def communicator(self) -> Communicator:
+        interface = os.environ.get("FI_TCP_IFACE") or os.environ.get("GLOO_SOCKET_IFNAME") or ""
+        listener = Listener(interface.split(",")[0].strip())
+        try:
+            return self._communicator(listener.address)
+        finally:
+            listener.close()
+
+    def _communicator(self, address: str) -> Communicator:
         reason = shared_memory.unavailable_reason()
         mine = {
             "process": asdict(this_process()),
@@ -91,6 +102,7 @@ class _Factory:
             "failure": oneccl_library.earlier_failure(),
             "settings": shared_memory.settings(),
             "place": placement.mine().encoded(),
+            "address": address,
         }
         texts = self._exchange("process", json.dumps(mine))
         members = [member_records.member(text, self._who(rank)) for rank, text in enumerate(texts)]
@@ -110,10 +122,21 @@ class _Factory:
                 self._need_oneccl(why, members)
             else:
                 self._need_oneccl("the group spans hosts", members)
-            return OneCclCommunicator(self._store, peers, self._rank, self._timeout, self._ranks, self._end, places)
+            return OneCclCommunicator(
+                self._store, peers, self._rank, self._timeout, self._ranks, self._connecting(members), places
+            )
         except BaseException:
             peers.close()
             raise
+
+    def _connecting(self, members: Sequence[Member]) -> Connecting:
+        found = {
+            self._name(rank): Place(one.process.machine, one.process.host, one.address)
+            for rank, one in enumerate(members)
+        }
+        own, left_s = self._name(self._rank), max(0.0, self._end - time.monotonic())
+        who = f"the making of {self._group()}, on rank {own}"
+        return Connecting(self._store, "connected", who, own, found, "oneCCL", left_s)
 
     def _need_oneccl(self, why: str, members: Sequence[Member]) -> None:
         # All ranks know of it, so none waits for one that cannot take part.
@@ -239,11 +262,14 @@ class _Factory:
                     ) from error
                 if left_s > part_s:
                     continue
+                if not missing:  # the last one came just now
+                    break
                 raise CommTimeoutError(
                     f"rank {self._name(self._rank)}: ranks {[self._name(one) for one in missing]} of {self._group()} "
                     f"did not come to make it within {self._limit_s:g} s"
                 ) from error
-            return [self._store.get(key) for key in keys]
+            break
+        return [self._store.get(key) for key in keys]
 
     def _group(self) -> str:
         return f"the group of ranks {list(range(self._size)) if self._ranks is None else list(self._ranks)}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -19,9 +18,10 @@ from comm_backend_ccl.peers import Peers
 from comm_backend_ccl.shm_cleanup import sweep
 from comm_backend_ccl.store_messages import StoreMessages, StoreReceive
 from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operation
-from comm_backend_ccl.work import ANY_SOURCE, LOOK_AROUND_S, EngineHandle
+from comm_backend_ccl.work import ANY_SOURCE, EngineHandle
 from comm_utils import topology
-from comm_utils.errors import CommTimeoutError, NotInitializedError
+from comm_utils.errors import NotInitializedError
+from comm_utils.torch_support.connecting import Connecting
 
 __all__ = ["OneCclCommunicator"]
 
@@ -51,7 +51,7 @@ class OneCclCommunicator(Communicator):
         rank: int,
         timeout: timedelta,
         ranks: Sequence[int] | None,
-        end: float,
+        connecting: Connecting,
         places: Sequence[placement.Place],
     ) -> None:
         super().__init__(peers, rank, timeout, ranks)
@@ -64,59 +64,32 @@ class OneCclCommunicator(Communicator):
         interface = interface_between(len({process.machine for process in peers.processes}))
         crowded = placement.are_crowded([places[one] for one in peers.local], topology.cpus_of_launcher())
         oneccl_library.initialize(peers.local.index(rank), len(peers.local), interface, crowded)
-        self._group: oneccl_library.Group | None = self._make(end)
+        self._group: oneccl_library.Group | None = self._make(connecting)
 
     # --- how it comes to be, and ends
 
     def _put(self, key: str, value: bytes) -> None:
         self._store.set(key, value)  # type: ignore[arg-type]  # torch takes bytes as well
 
-    def _get(self, key: str, end: float) -> bytes | None:
-        self._give_up(end)
+    def _get(self, key: str, connecting: Connecting) -> bytes | None:
+        connecting.check()
         return self._store.get(key) if self._store.check([key]) else None
 
-    def _give_up(self, end: float) -> None:
-        """Raise where the group cannot be made any more."""
+    def _look(self) -> None:
+        """Raise where a member's process has ended, and so the group cannot be made any more."""
         now = time.monotonic()
         if self.peers.gone() and self._lost_at is None:
             self._lost_at = now
         if self._lost_at is not None and now > self._lost_at + _GRACE_S:
             raise self._lost("the making of the group", self.peers.gone())
-        if now > end:
-            raise CommTimeoutError(
-                f"rank {self.ranks[self.rank]}: the making of {self} was not finished within {self.timeout_s:g} s; "
-                "check that its ranks run and that the interface FI_TCP_IFACE leads from each to the others"
-            )
 
-    def _make(self, end: float) -> oneccl_library.Group:
-        """Return the group; in a thread, as oneCCL waits for ranks that do not come without an end."""
-        made: list[oneccl_library.Group] = []
-        failed: list[BaseException] = []
-        given_up: list[bool] = []
-
-        def create() -> None:
-            try:
-                made.append(oneccl_library.create(self.size, self.rank, lambda key: self._get(key, end), self._put))
-                if given_up:
-                    oneccl_library.destroy(made[0])
-            except BaseException as error:
-                failed.append(error)
-
-        thread = threading.Thread(target=create, name="comm-ccl-group", daemon=True)
-        thread.start()
-        while True:
-            thread.join(LOOK_AROUND_S)
-            if not thread.is_alive():
-                break
-            try:
-                # What the store tells has its own end, a moment earlier.
-                self._give_up(end + 2 * LOOK_AROUND_S)
-            except BaseException:
-                given_up.append(True)
-                raise
-        if failed:
-            raise failed[0]
-        return made[0]
+    def _make(self, connecting: Connecting) -> oneccl_library.Group:
+        """Return the group; oneCCL waits for ranks that do not come without an end."""
+        return connecting.run(
+            lambda: oneccl_library.create(self.size, self.rank, lambda key: self._get(key, connecting), self._put),
+            oneccl_library.destroy,
+            self._look,
+        )
 
     @property
     def group(self) -> oneccl_library.Group:

@@ -16,6 +16,7 @@ from comm_backend_ccl.libraries import LIBFABRIC, ONECCL, folder
 from comm_backend_ccl.shm_cleanup import sweep
 from comm_backend_ccl.tables import Operation
 from comm_utils.errors import BackendUnavailableError
+from comm_utils.torch_support.connecting import is_still_connecting
 
 __all__ = [
     "START_AGAIN",
@@ -107,6 +108,8 @@ def note_failure(what: str) -> None:
 
 def earlier_failure() -> str | None:
     """Return why no new group can use oneCCL in this process; None where it can."""
+    if _Loaded.failure is None and is_still_connecting("oneCCL"):
+        return "oneCCL still waits for the connections of a group that was given up"
     return _Loaded.failure and f"oneCCL failed earlier in this process ({_Loaded.failure})"
 
 

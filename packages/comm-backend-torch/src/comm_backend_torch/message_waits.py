@@ -25,7 +25,7 @@ from comm_backend_torch.waits import NOTICE_S, Wait
 from comm_backend_torch.work import left
 from comm_utils.torch_support.group_state import GroupState
 
-__all__ = ["message_wait", "wake"]
+__all__ = ["abort", "message_wait", "wake"]
 
 logger = logging.getLogger(__name__)
 
@@ -56,21 +56,22 @@ def wake(state: GroupState) -> None:
     """End the waits for messages of a broken group, those that gloo has not ended itself within ``NOTICE_S``."""
     if not state.awaited_messages:
         return
-    timer = threading.Timer(NOTICE_S, _abort_all, (state.awaited_messages,))
+    timer = threading.Timer(NOTICE_S, abort, (state.awaited_messages,))
     timer.daemon = True
     try:
         timer.start()
     except RuntimeError:  # there are no more threads
-        _abort_all(state.awaited_messages)
+        abort(state.awaited_messages)
 
 
-def _abort_all(awaited: Sequence[Any]) -> None:
+def abort(awaited: Sequence[Any]) -> None:
+    """End the waits for these messages, where torch does not hide how."""
     for work in list(awaited):
         address = ctypes.c_void_p.from_address(id(work) + object.__basicsize__).value  # as pybind11 lays it out
         table = None if address is None else ctypes.c_void_p.from_address(address).value
-        abort = None if table is None else _aborts().get(table)
-        if abort is not None:
-            abort(address)
+        end = None if table is None else _aborts().get(table)
+        if end is not None:
+            end(address)
 
 
 @cache

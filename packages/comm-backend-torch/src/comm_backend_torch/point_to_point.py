@@ -9,6 +9,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import ProcessGroup
 
+from comm_backend_torch.dropped_messages import keep
 from comm_backend_torch.message_waits import message_wait
 from comm_backend_torch.waits import how_to_wait
 from comm_backend_torch.work import PolledWork, TorchWork
@@ -114,7 +115,8 @@ class PointToPoint(World):
     ) -> Work:
         failure = partial(self._failure, operation, group)
         if state.libraries.get(tensor.device.type) == "gloo":
-            return PolledWork(work, tensor, failure, self._end, note, message_wait(state))
+            kept = partial(keep, state) if operation == "send" else None
+            return PolledWork(work, tensor, failure, self._end, note, message_wait(state), kept)
         return TorchWork(work, tensor, failure, self._end, note, how_to_wait(state, tensor.device.type))
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:

@@ -249,9 +249,12 @@ class PolledWork(TorchWork):
     gloo learns that a message has arrived only while someone waits for it, and a wait that runs into its timeout closes
     the connections of the whole group. So the first question that must not block starts a thread that waits; who only
     calls ``wait()`` never pays for one.
+
+    Args:
+        keep: takes what this handle holds when it is dropped before its end; None lets gloo cancel the message.
     """
 
-    __slots__ = ("_done", "_lock", "_waiter")
+    __slots__ = ("_done", "_keep", "_lock", "_waiter")
 
     def __init__(
         self,
@@ -261,14 +264,18 @@ class PolledWork(TorchWork):
         end: float | None,
         note: Note | None,
         own_wait: Callable[[Any, float | None], None],
+        keep: Callable[[Any, float | None, Note | None, Translate], None] | None,
     ) -> None:
         super().__init__(work, result, translate, end, note, own_wait)
+        self._keep = keep
         self._waiter: threading.Thread | None = None
         self._lock = threading.Lock()
         self._done = threading.Event()
 
     def __del__(self) -> None:
-        """No thread works on a message that nobody waits for."""
+        keep = getattr(self, "_keep", None)
+        if keep is not None and not self._done.is_set() and self._failure is None:
+            keep(self._work, self._end, self._note, self._translate)
 
     def _watch(self) -> threading.Event:
         with self._lock:

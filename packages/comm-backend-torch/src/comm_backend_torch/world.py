@@ -10,6 +10,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_backend_torch.capabilities import capabilities_of
+from comm_backend_torch.dropped_messages import settle
 from comm_backend_torch.message_waits import wake
 from comm_backend_torch.reduce_ops import set_async
 from comm_backend_torch.waits import NOTICE_S, how_to_wait
@@ -32,6 +33,8 @@ class World(ProcessGroups):
         return capabilities_of(self._state(group).libraries[device_type], device_type)
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
+        ending = [self._state(group)] if group is not None else list(self._states.values())
+        settle(NOTICE_S, ending)
         super().destroy_process_group(group)
         forget_abandoned()
 

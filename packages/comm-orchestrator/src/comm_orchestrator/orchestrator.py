@@ -7,7 +7,7 @@ import os
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ import comm_config
 from comm_orchestrator import interfaces, rank_discovery, selector
 from comm_orchestrator.environment import apply_variables, restore_variables
 from comm_orchestrator.rendezvous.authentication import remove_secrets
+from comm_orchestrator.rendezvous.init_method import without_arguments
 from comm_orchestrator.rendezvous.join import join, report_to_peers
 from comm_orchestrator.rendezvous.started import StartedRanks
 from comm_orchestrator.report import describe, headline
@@ -143,6 +144,8 @@ def finalize() -> None:
 
 def initialize(options: InitOptions) -> InitResult:
     """Do what ``comm_orchestrator.init_distributed`` promises, short of what concerns the collectives."""
+    url, rank, world_size = without_arguments(options.init_method, options.rank, options.world_size)
+    options = replace(options, init_method=url, rank=rank, world_size=world_size)
     if options.verbose:
         show_on_stderr(logging.DEBUG if options.verbose > 1 else logging.INFO)
     elif is_shown_on_stderr():  # by an earlier call

@@ -67,7 +67,8 @@ def init_distributed(
             DEBUG, which has every fact of the start with its source.
         timeout: seconds or a timedelta that an operation may take, in every group made later too; by default 30
             minutes, 10 for NCCL.
-        init_method: where the ranks meet, ``"tcp://host:port"``, ``"file:///path"`` or ``"env://"``.
+        init_method: where the ranks meet, ``"tcp://host:port"``, ``"file:///path"`` or ``"env://"``, also with
+            ``rank`` and ``world_size``, as in ``"tcp://host:port?rank=0&world_size=2"``.
         dist_init_required: False raises if nothing was initialised before; None and True initialise.
         config: a dict, a path of a JSON file (DeepSpeed's are fine) or a ``comm_config.CommConfig``.
         rank, world_size: given together, they override the launcher.

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import SplitResult, urlsplit
 
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore, rendezvous
 
@@ -29,6 +28,7 @@ from comm_orchestrator.rendezvous.authentication import (
     share_secret,
 )
 from comm_orchestrator.rendezvous.client import ConnectionEndedError, connect, unreachable_reason, wait_for_listener
+from comm_orchestrator.rendezvous.init_method import parsed
 from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint
 from comm_orchestrator.rendezvous.server import PortInUseError, listen, serve, serve_again
 from comm_utils.errors import ArgumentTypeError, CommTimeoutError, LaunchError
@@ -93,7 +93,7 @@ def open_store(
     if store is not None:
         return _persistent(store, id(store), None, "in a store (argument store)", lambda _: secret)
     init_method = settings.process_group.init_method
-    url, url_port = _parsed(init_method or "env://")
+    url, url_port = parsed(init_method or "env://")
     source = settings.sources.get("process_group.init_method", "")
     if url.scheme == "file" and not url.netloc:
         if not url.path and launch.world_size == 1:
@@ -109,7 +109,7 @@ def open_store(
         if url.hostname is None or url.query or url_port is None:
             raise LaunchError(
                 f"init_distributed: init_method: got {init_method!r}; expected tcp://host:port, with rank and "
-                "world_size as arguments beside it"
+                "world_size as arguments of init_distributed"
             )
         address = _Address(url.hostname, url_port, f"init_method, {source}")
     elif launch.master_addr is None and launch.world_size == 1:
@@ -128,17 +128,6 @@ def open_store(
         except PortInUseError as error:
             return _in_anothers(address, launch, limit, secret, error)
     return _join(address, launch, limit, deadline, secret)
-
-
-def _parsed(init_method: str) -> tuple[SplitResult, int | None]:
-    try:
-        url = urlsplit(init_method)
-        return url, url.port
-    except ValueError as error:
-        raise LaunchError(
-            f"init_distributed: init_method: got {init_method!r} ({error}); expected tcp://host:port, file:///path or "
-            "env://"
-        ) from error
 
 
 def _masters(launch: LaunchInfo, default_port: int) -> _Address:

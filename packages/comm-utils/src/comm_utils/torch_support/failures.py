@@ -49,6 +49,8 @@ def classify(error: BaseException) -> type[CommError] | None:
 
 # A place in the library's source, alone in brackets or within a sentence.
 _SOURCE = re.compile(r"\[[^\[\]]*\.\w+:\d+\]\s*|(in: )?\S+\.(cc|cpp|cu|h|hpp):\d+[,:]?\s*")
+# Of a failed check in gloo: the condition and its values come first, what happened comes last.
+_CHECK = re.compile(r"\[enforce fail at [^\]]*\].* vs .*?\. ")
 _EMOJI = re.compile("[\u2600-\u27bf\ufe0f\U0001f000-\U0001faff]")
 _WAITED = re.compile(r"waiting (\d+) ?ms")
 _LONGEST = 200
@@ -58,7 +60,7 @@ def summarize(error: BaseException) -> str:
     """Return the informative line of a failure, without source locations, emoji and advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = next((line for line in lines if any(one.search(line) for one in (_TIMEOUT, _LOST, _EXHAUSTED))), lines[0])
-    sentences = _EMOJI.sub("", _SOURCE.sub("", line)).split(". ")
+    sentences = _EMOJI.sub("", _SOURCE.sub("", _CHECK.sub("", line))).split(". ")
     sentence = next((one for one in sentences if _EXHAUSTED.search(one)), sentences[0]).strip(" .")
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
 

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from datetime import timedelta
+from typing import TypeVar
 
 from torch.distributed import Store
 
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
+from comm_utils.reachability import Listener
+from comm_utils.torch_support.connecting import Connecting, Place, spans_hosts
 from comm_utils.torch_support.store_waits import StoreWait
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["agree"]
+__all__ = ["agree", "make_with_gloo"]
 
-_READY = "ready"
+T = TypeVar("T")
+
+_READY = "ready "
 # What a rank gives as a reason, in a store in which others may write as well.
 _MOST_REASON_BYTES = 1000
 
 
 def agree(
-    store: Store, key: str, wait: StoreWait, rank: int, refusal: BackendUnavailableError | None, limit: timedelta
-) -> None:
-    """Return when every member is ready.
+    store: Store,
+    key: str,
+    wait: StoreWait,
+    rank: int,
+    refusal: BackendUnavailableError | None,
+    limit: timedelta,
+    place: Place | None = None,
+) -> dict[int, Place]:
+    """Return the places of all members, by global rank, when every one is ready.
 
     Args:
         store: of the world, whose connection is open: a process without free descriptors can use it.
@@ -28,13 +41,15 @@ def agree(
         wait: the making of the group, whose members it has.
         rank: this one's.
         refusal: why this rank cannot go on; None if it can.
+        place: this rank's, where it is known.
 
     Raises:
         BackendUnavailableError: a member cannot go on; the same on every one.
         CommTimeoutError: members did not come in time; names them.
         PeerLostError, CollectiveMismatchError: the watch has found that members do not come.
     """
-    store.set(f"{key}/{rank}", _READY if refusal is None else str(refusal))
+    own = Place() if place is None else place
+    store.set(f"{key}/{rank}", f"{_READY}{own.encoded()}" if refusal is None else str(refusal))
     if refusal is not None:
         raise refusal
     ranks = wait.group.ranks
@@ -43,12 +58,50 @@ def agree(
         missing = [one for one in ranks if not store.check([keys[one]])]
         if missing:
             doing = WATCH.absent(missing, wait.call)
+            advice = (
+                "check that their processes run, and what they printed"
+                if wait.is_alone
+                else f"all of them have to call {wait.call}, and as often with these ranks"
+            )
             raise CommTimeoutError(
                 f"{wait.call} on rank {rank}: not every rank of {list(ranks)} came to make the group: {missing} did "
-                f"not within {limit.total_seconds():g} s{f' ({doing})' if doing else ''}; all of them have to call "
-                f"{wait.call}, and as often with these ranks"
+                f"not within {limit.total_seconds():g} s{f' ({doing})' if doing else ''}; {advice}"
             )
+    places = {}
     for one in ranks:
         said = store.get(keys[one])[:_MOST_REASON_BYTES].decode(errors="replace")
-        if said != _READY:
+        if not said.startswith(_READY):
             raise BackendUnavailableError(f"{said} [reported by rank {one}; rank {rank} could go on]")
+        places[one] = Place.decoded(said.removeprefix(_READY))
+    return places
+
+
+def make_with_gloo(
+    store: Store,
+    key: str,
+    wait: StoreWait,
+    rank: int,
+    refusal: BackendUnavailableError | None,
+    limit: timedelta,
+    make: Callable[[], T],
+    discard: Callable[[T], None],
+) -> T:
+    """Return what ``make`` returns, which gloo connects with what it returns on the other members.
+
+    The arguments are those of :func:`agree`, whose errors it raises as well.
+
+    Args:
+        discard: gets what is of no use, as not all members could be connected.
+
+    Raises:
+        PeerLostError, CommTimeoutError: not all members could be connected; on all, if they run on several hosts.
+    """
+    listener = Listener(os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip())
+    try:
+        places = agree(store, key, wait, rank, refusal, limit, Place.of_this_process(listener.address))
+        if not spans_hosts(list(places.values())):
+            return make()
+        who, limit_s = f"{wait.call} on rank {rank}", limit.total_seconds()
+        return Connecting(store, f"{key}/connected", who, rank, places, "gloo", limit_s).run(make, discard, wait.look)
+    finally:
+        listener.close()

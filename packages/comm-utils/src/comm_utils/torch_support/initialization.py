@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -14,10 +14,14 @@ from torch.distributed import distributed_c10d as internals
 
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
+from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.process_limits import check_descriptors
+from comm_utils.torch_support.connecting import is_still_connecting
 from comm_utils.torch_support.device_calls import can_follow, keep_process_alive
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.gloo_connections import opening_connections
+from comm_utils.torch_support.group_agreement import make_with_gloo
+from comm_utils.torch_support.store_waits import StoreWait
 from comm_utils.watch.uncaught import put_back_hook
 from comm_utils.watch.watch import WATCH
 
@@ -110,7 +114,8 @@ def initialize(setup: Setup) -> None:
     uses_nccl = "nccl" in device_libraries(setup.backend).values()
     if uses_nccl and setup.world_size > 1 and WATCH.settings.enabled and can_follow("cuda"):
         keep_process_alive(os.environ)
-    try:
+
+    def make() -> None:
         with opening_connections() as opened:
             put_back_hook()
             c10d.init_process_group(
@@ -122,6 +127,9 @@ def initialize(setup: Setup) -> None:
                 device_id=setup.device,
             )
         opened.belong_to(internals._get_default_group())
+
+    try:
+        _make_world(setup, make)
     except (RuntimeError, MemoryError, OSError) as error:
         if isinstance(error, CommError):
             raise
@@ -143,6 +151,23 @@ def initialize(setup: Setup) -> None:
             f"rank {setup.rank} of {setup.world_size}: {happened} ({summarize(error)}); check that all "
             f"{setup.world_size} processes run and can reach each other, and what they printed"
         ) from error
+
+
+def _make_world(setup: Setup, make: Callable[[], None]) -> None:
+    libraries = {*device_libraries(setup.backend).values()}
+    if setup.world_size == 1 or "gloo" not in libraries or "ccl" in libraries:
+        return make()
+    if is_still_connecting("gloo"):  # and would make a world of its own when that succeeds
+        raise PeerLostError(
+            f"init_distributed: rank {setup.rank}: gloo still waits for connections of an earlier world, for up to "
+            "five times its timeout; start this process again, or wait"
+        )
+    planned = RingGroup("world", tuple(range(setup.world_size)), "", setup.backend)
+    limit = setup.timeout or internals._get_default_timeout(internals.Backend("gloo"))
+    wait = StoreWait("init_distributed", "connecting", planned, setup.rank, limit.total_seconds(), is_alone=True)
+    return make_with_gloo(
+        setup.store, "comm-world", wait, setup.rank, None, limit, make, lambda _: c10d.destroy_process_group()
+    )
 
 
 # Of a group of gloo, beside one for each member, with some to spare for what the program opens meanwhile.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -27,7 +28,7 @@ from comm_utils.torch_support.device_calls import abort_communicators, allow_que
 from comm_utils.torch_support.failures import after_text, classify, format_failure, is_exhausted, summarize
 from comm_utils.torch_support.gloo_connections import end_connections
 from comm_utils.torch_support.gloo_workers import wait_until_idle
-from comm_utils.torch_support.group_agreement import agree
+from comm_utils.torch_support.group_agreement import agree, make_with_gloo
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.initialization import check_available, check_gloo_descriptors, device_libraries
 from comm_utils.torch_support.observed_world import begin_world, end_world
@@ -55,7 +56,40 @@ _backends: weakref.WeakSet[ProcessGroups] = weakref.WeakSet()
 _inherited: set[Any] = set()
 
 
+class _Turn:
+    """The turn to make a group, of which a process makes one at a time.
+
+    Threads that make groups at once would wait for each other in the one connection to the store, and take sockets of
+    another group for their own.
+    """
+
+    lock = threading.Lock()
+    holder = ""
+
+    @classmethod
+    def take(cls, who: str, ranks: Sequence[int], limit: timedelta | None) -> threading.Lock:
+        """Wait for the turn; the caller releases what this returns.
+
+        Raises:
+            CommTimeoutError: another thread has it all the time; names what it makes.
+        """
+        lock, limit_s = cls.lock, -1.0 if limit is None else min(limit.total_seconds(), threading.TIMEOUT_MAX)
+        if not lock.acquire(timeout=limit_s):
+            raise CommTimeoutError(
+                f"{who}: for {limit_s:g} s, another thread of this process makes {cls.holder}, and groups are made one "
+                "after the other; have all ranks make their groups in the same order"
+            )
+        cls.holder = f"the group of ranks {list(ranks)}"
+        return lock
+
+    @classmethod
+    def renew(cls) -> None:
+        """Leave the turn to the process that forked this one."""
+        cls.lock = threading.Lock()
+
+
 def _refuse_inherited_groups() -> None:
+    _Turn.renew()
     _inherited.update(internals._world.pg_map)
     for backend in list(_backends):
         backend.fast_paths.clear()
@@ -196,11 +230,17 @@ class ProcessGroups:
         call = self._call or "new_group"
         planned = RingGroup(name, tuple(ranks), group_desc or "", library)
         limit_s = None if limit is None else limit.total_seconds()
-        have_come = False
+        waits_for_members = bool({*device_libraries(library).values()} & _WAIT_FOR_MEMBERS)
+        own_turn = _Turn.take(f"{call} on rank {own_rank}", ranks, limit)
+
+        def make() -> ProcessGroup:
+            return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
+
         try:
             with StoreWait(call, "making", planned, own_rank, limit_s) as wait:
-                have_come = self._await_members(wait, name, own_rank, library, limit)
-                return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
+                if not waits_for_members:
+                    return make()
+                return self._make_with_members(wait, name, own_rank, library, limit, make)
         except BackendUnavailableError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -221,7 +261,7 @@ class ProcessGroups:
                     f"{call} on rank {own_rank}: the group of ranks {list(ranks)} ended while it was made: "
                     f"{cause.text} [{summarize(error)}]"
                 ) from error
-            if have_come:
+            if waits_for_members:
                 raise kind(
                     f"{call} on rank {own_rank}: all ranks of {list(ranks)} came to make the group, but this one could "
                     f"not be connected with each of them; check the network between their hosts [{summarize(error)}]"
@@ -230,16 +270,19 @@ class ProcessGroups:
                 f"{call} on rank {own_rank}: not every rank of {list(ranks)} came to make the group; all of them "
                 f"have to call {call}, and as often with these ranks [{summarize(error)}]"
             ) from error
+        finally:
+            own_turn.release()
 
-    def _await_members(self, wait: StoreWait, name: str, own_rank: int, library: str, limit: timedelta | None) -> bool:
-        """Wait for the members of a group whose library does, and refuse it on all if one cannot open what it needs.
-
-        Returns:
-            whether it waited, so that all have come.
-        """
-        libraries = {*device_libraries(library).values()}
-        if not libraries & _WAIT_FOR_MEMBERS:
-            return False
+    def _make_with_members(
+        self,
+        wait: StoreWait,
+        name: str,
+        own_rank: int,
+        library: str,
+        limit: timedelta | None,
+        make: Callable[[], ProcessGroup],
+    ) -> ProcessGroup:
+        """Make a group whose library waits for all members; refuse it on all if one cannot open what it needs."""
         refusal = None
         try:
             check_gloo_descriptors(f"{wait.call}: rank {own_rank}", library, len(wait.group.ranks))
@@ -247,9 +290,12 @@ class ProcessGroups:
             refusal = error
         self._attempts[name] += 1
         key = f"comm-ready/{name}/{self._attempts[name]}"
-        default = internals._get_default_timeout(internals.Backend("gloo"))
-        agree(self.get_store(), key, wait, own_rank, refusal, limit or default)
-        return True
+        limit = limit or internals._get_default_timeout(internals.Backend("gloo"))
+        store = self.get_store()
+        if "ccl" in device_libraries(library).values():  # its members connect in their own way
+            agree(store, key, wait, own_rank, refusal, limit)
+            return make()
+        return make_with_gloo(store, key, wait, own_rank, refusal, limit, make, c10d.destroy_process_group)
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
         state = self._states.pop(self._state(group).pg)

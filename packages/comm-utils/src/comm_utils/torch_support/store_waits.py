@@ -36,13 +36,21 @@ class StoreWait:
         rank: the global rank of this process.
         limit_s: the timeout, for the record.
         state: of the record; ``layout.LIMITED`` where the ranks go on after the timeout.
+        is_alone: there is no watch yet, and no record is made.
     """
 
     def __init__(
-        self, call: str, step: str, group: RingGroup, rank: int, limit_s: float | None, state: int = WAITED_FOR
+        self,
+        call: str,
+        step: str,
+        group: RingGroup,
+        rank: int,
+        limit_s: float | None,
+        state: int = WAITED_FOR,
+        is_alone: bool = False,
     ) -> None:
         self.call, self.group = call, replace(group, name=f"{group.name} ({step})")
-        self._rank, self._limit_s, self._state = rank, limit_s, state
+        self._rank, self._limit_s, self._state, self.is_alone = rank, limit_s, state, is_alone
         self._kind: Kind | None = None
         self._number = 0
 
@@ -81,13 +89,20 @@ class StoreWait:
             if waited_s >= limit_s:
                 return False
             if waited_s >= _RECORDED_S:
-                self.begin()
-                self._raise_trouble()
+                self.look()
             time.sleep(min(pause_s, limit_s - waited_s))
             pause_s = min(2 * pause_s, longest_s)
         return True
 
-    def _raise_trouble(self) -> None:
+    def look(self) -> None:
+        """Record the call, if it is not yet; raise what the watch has found.
+
+        Raises:
+            PeerLostError, CollectiveMismatchError: the ranks wait in vain.
+        """
+        if self.is_alone:
+            return
+        self.begin()
         trouble = WATCH.trouble(self.group.name)
         if trouble is not None:
             failure = trouble.kind(

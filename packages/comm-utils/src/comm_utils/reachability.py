@@ -1,0 +1,98 @@
+"""Find out which hosts this one cannot reach, when a library could not connect them and does not say which."""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from typing import TypeVar
+
+__all__ = ["Listener", "interface_address", "unreachable"]
+
+# Of the kernel's include/uapi/linux/sockios.h.
+_SIOCGIFADDR = 0x8915
+_NO_ANSWER = "no answer"
+
+_K = TypeVar("_K")
+
+
+def interface_address(name: str) -> str:
+    """Return the IPv4 address of an interface; "" where it has none or this system cannot tell."""
+    try:
+        import fcntl
+    except ImportError:
+        return ""
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        return socket.inet_ntoa(answer[20:24])
+    return ""
+
+
+class Listener:
+    """A port at which nobody is served: who can connect to it reaches this host.
+
+    Args:
+        interface: listens there alone; the loopback, or one without an IPv4 address, opens no port.
+
+    Attributes:
+        address: such as ``"10.0.0.1:4242"``; "" where there is no port.
+    """
+
+    def __init__(self, interface: str) -> None:
+        self.address = ""
+        self._socket: socket.socket | None = None
+        host = interface_address(interface) if interface and interface != "lo" else ""
+        if not host:
+            return
+        with suppress(OSError):  # without one, messages say less
+            self._socket = socket.create_server((host, 0))
+            self.address = f"{host}:{self._socket.getsockname()[1]}"
+
+    def close(self) -> None:
+        """Close the port."""
+        opened, self._socket = self._socket, None
+        if opened is not None:
+            opened.close()
+
+
+def unreachable(addresses: Mapping[_K, str], limit_s: float) -> dict[_K, str]:
+    """Try all ``addresses`` at once, and return why those cannot be reached that do not answer in time.
+
+    Args:
+        addresses: of listeners, as :class:`Listener` has them; others, and empty ones, are left out.
+    """
+    found: dict[_K, str] = {}
+    end = time.monotonic() + limit_s
+    with ExitStack() as opened, selectors.DefaultSelector() as selector:
+        for key, address in addresses.items():
+            host, _, port = address.rpartition(":")
+            with suppress(OSError, ValueError, OverflowError):
+                socket.inet_aton(host)  # a name would have to be asked for
+                probe = opened.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+                probe.setblocking(False)
+                failure = probe.connect_ex((host, int(port)))
+                if failure == errno.EINPROGRESS:
+                    selector.register(probe, selectors.EVENT_WRITE, key)
+                    found[key] = _NO_ANSWER
+                elif failure:
+                    found[key] = os.strerror(failure)
+        while selector.get_map() and (left_s := end - time.monotonic()) > 0:
+            for ready, _ in selector.select(left_s):
+                selector.unregister(ready.fileobj)
+                failure = _outcome(ready.fileobj)
+                if failure:
+                    found[ready.data] = os.strerror(failure)
+                else:
+                    del found[ready.data]
+    return found
+
+
+def _outcome(probe: object) -> int:
+    """Return the error with which a connection ended; 0 where it stands."""
+    assert isinstance(probe, socket.socket)
+    return probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

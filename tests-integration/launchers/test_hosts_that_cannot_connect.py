@@ -1,0 +1,126 @@
+"""Two of three hosts do not reach each other, while both reach the first, on which the ranks meet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from comm_backend_ccl import provider
+from comm_utils.testing import patience
+from launchers import hosts
+from launchers.hosts import Host
+from launchers.launcher import reports
+from launchers.processes import Command, run
+
+_CCL = provider.availability()["ccl"]
+BACKENDS = ["gloo", pytest.param("ccl", marks=pytest.mark.skipif(not _CCL.usable, reason=_CCL.reason))]
+TIMEOUT_S = 4
+
+# How host C loses the way to host B: the kernel refuses at once, or nobody answers.
+REFUSED = "ip route add blackhole {address}"
+SILENT = (
+    "ip route add {address} via 192.0.2.99 dev eth0 onlink && "
+    "ip neigh replace 192.0.2.99 lladdr 02:00:00:00:00:99 dev eth0"
+)
+
+START = """
+import json, sys, time
+import comm_orchestrator as dist
+begin = time.monotonic()
+try:
+    dist.init_distributed(sys.argv[1], verbose=False, timeout=float(sys.argv[2]))
+except Exception as error:
+    found = {"kind": type(error).__name__, "text": str(error), "is_initialized": dist.is_initialized()}
+else:
+    found = {"kind": "", "text": ""}
+print(json.dumps({**found, "rank": int(sys.argv[3]), "took_s": time.monotonic() - begin}), flush=True)
+"""
+
+GROUP = """
+import json, subprocess, sys, time
+import torch
+import comm_orchestrator as dist
+dist.init_distributed(sys.argv[1], verbose=False, timeout=60)
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(1))
+if rank == 2:
+    subprocess.run(sys.argv[4], shell=True, check=True)
+dist.monitored_barrier(timeout=20)
+begin = time.monotonic()
+try:
+    dist.new_group([0, 1, 2], timeout=float(sys.argv[2]))
+except Exception as error:
+    found = {"kind": type(error).__name__, "text": str(error)}
+else:
+    found = {"kind": "", "text": ""}
+found["took_s"] = time.monotonic() - begin
+if rank < 2:  # the others go on, where the library lets them
+    try:
+        pair = dist.new_group([0, 1])
+    except dist.BackendUnavailableError as error:
+        found["then"] = str(error)
+    else:
+        t = torch.ones(1)
+        dist.all_reduce(t, group=pair)
+        found["then"] = t.item()
+print(json.dumps({**found, "rank": rank}), flush=True)
+dist.monitored_barrier(timeout=20)
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def three(request: pytest.FixtureRequest) -> Iterator[Sequence[Host]]:
+    if reason := hosts.missing():
+        pytest.skip(reason)
+    with hosts.three_hosts("hostA", "hostB", "hostC") as found:
+        yield found
+
+
+def _each(three: Sequence[Host], program: Sequence[str]) -> list[Command]:
+    common = {"WORLD_SIZE": "3", "MASTER_ADDR": three[0].name, "MASTER_PORT": "29500"}
+    return [
+        host.command(
+            [sys.executable, "-c", program[0], *program[1:3], str(rank), *program[3:]], {**common, "RANK": str(rank)}
+        )
+        for rank, host in enumerate(three)
+    ]
+
+
+def _names_the_pair(found: dict[str, object]) -> bool:
+    text = str(found["text"])
+    return (
+        "cannot connect rank 2 on hostC with all members: it does not reach rank 1 on hostB (192.0.2.2: " in text
+        or "cannot connect rank 1 on hostB with all members: it does not reach rank 2 on hostC (192.0.2.3: " in text
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("loss", [REFUSED, SILENT], ids=["refused", "silent"])
+def test_every_rank_names_the_two_at_the_start(three: Sequence[Host], backend: str, loss: str) -> None:
+    """gloo alone waits five times its timeout on one rank, tells another nothing and the third that all is well."""
+    lose = three[2].command(["sh", "-c", loss.format(address=three[1].address)])
+    subprocess.run(lose.arguments, check=True)
+    said = reports(run(_each(three, [START, backend, str(TIMEOUT_S)]), 60))
+    for found in said:
+        assert _names_the_pair(found), found
+        assert found["kind"] == ("CommTimeoutError" if loss == SILENT else "PeerLostError"), found
+        assert not found["is_initialized"]
+        assert found["took_s"] < (TIMEOUT_S + 6) * patience(), found
+    assert "reported by" in said[0]["text"], "rank 0 reaches both"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_rank_names_the_two_in_new_group_and_the_world_stays(three: Sequence[Host], backend: str) -> None:
+    loss = SILENT.format(address=three[1].address)
+    said = reports(run(_each(three, [GROUP, backend, str(TIMEOUT_S), loss]), 90))
+    for found in said:
+        assert _names_the_pair(found), found
+        assert found["took_s"] < (TIMEOUT_S + 6) * patience(), found
+    if backend == "gloo":
+        assert [found.get("then") for found in said] == [2.0, 2.0, None]
+    else:
+        assert all("oneCCL still waits for the connections" in found["then"] for found in said[:2]), said
