@@ -484,7 +484,7 @@ def test_threads_that_make_groups_in_another_order_learn_it(bare_pools: Pools) -
     found = bare_pools(3).run(run_threads_in_a_world)
     assert all(found[:2]), found
     learned = ("use their groups in different orders", "another thread of this process makes the group of ranks")
-    assert any(one in text for text in sum(found, []) for one in learned), found
+    assert any(one in text for texts in found for text in texts for one in learned), found
 
 
 def run_threads_in_a_world() -> list[str]:

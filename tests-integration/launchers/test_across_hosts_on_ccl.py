@@ -305,6 +305,38 @@ def test_all_reduce_over_a_link_of_so_many_gbit_per_s(decoyed: Hosts, folder: Pa
     assert took_s <= most_s * patience()
 
 
+# --- a host that is late
+
+LATE = """
+import json, time
+import torch
+import comm_orchestrator as dist
+dist.init_distributed("ccl", verbose=False, timeout=3)
+rank = dist.get_rank()
+dist.all_reduce(torch.ones(1))
+if rank == 1:
+    time.sleep(6)
+begin = time.monotonic()
+try:
+    for _ in range(2):  # what rank 0 gave up has left it before, and may reach rank 1
+        dist.all_reduce(torch.ones(1))
+    text = ""
+except dist.CommTimeoutError as error:
+    text = str(error)
+took_s = time.monotonic() - begin
+if rank == 0:  # which has the store
+    time.sleep(8)
+print(json.dumps({"rank": rank, "text": text, "took_s": took_s}), flush=True)
+"""
+
+
+def test_who_comes_after_the_others_gave_up_does_not_wait_in_turn(two_hosts: Hosts) -> None:
+    first, late = reports(run(_each(two_hosts, ["-c", LATE]), 60))
+    assert "timed out after 3 s, as seen by rank 0: rank 1 (pid " in first["text"]
+    assert "failed, as seen by rank 1: another rank gave up earlier: rank 1 (pid " in late["text"]
+    assert late["took_s"] < 1.5 * patience()
+
+
 # --- a host that is lost
 
 LOST = """

@@ -22,6 +22,8 @@ from comm_backend_ccl.work import ANY_SOURCE, EngineHandle
 from comm_utils import topology
 from comm_utils.errors import NotInitializedError
 from comm_utils.torch_support.connecting import Connecting
+from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.watch import WATCH
 
 __all__ = ["OneCclCommunicator"]
 
@@ -110,6 +112,10 @@ class OneCclCommunicator(Communicator):
             oneccl_library.destroy(group)
             if self.peers.gone() and os.environ.get("CCL_ATL_SHM") == "1":
                 sweep()
+
+    def trouble(self) -> Trouble | None:
+        # oneCCL tells nobody that a rank has given up.
+        return super().trouble() or WATCH.failure_elsewhere(self.name)
 
     def _knows_difference(self) -> bool:
         return self._messages.disagreed

@@ -23,7 +23,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from comm_utils.errors import BackendUnavailableError, BrokenGroupError, CollectiveMismatchError, CommTimeoutError
+from comm_utils.errors import (
+    BackendUnavailableError,
+    BrokenGroupError,
+    CollectiveMismatchError,
+    CommTimeoutError,
+    PeerLostError,
+)
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
@@ -87,6 +93,8 @@ class Watch:
         self._stop = threading.Event()
         self._signals: SignalPipe | None = None
         self._troubles: dict[str, Trouble] = {}
+        # Failures of other ranks that their library makes known; not oneCCL.
+        self._failures_elsewhere: dict[str, Trouble] = {}
         self._view = WorldView(0, 1, None)
         # None where there is no ring. All of it refers to the store, whose server ends with the last reference.
         self._looks: _Looks | None = None
@@ -191,6 +199,10 @@ class Watch:
     def trouble(self, group: str) -> Trouble | None:
         """Return why the ranks of the group of that name cannot go on; None while they can."""
         return self._troubles.get(group)
+
+    def failure_elsewhere(self, group: str) -> Trouble | None:
+        """Return the failure of another rank, after which the group of that name has broken there; None before."""
+        return self._failures_elsewhere.get(group)
 
     def explain(self, group: RingGroup, timed_out: bool) -> Trouble | None:
         """Look for the cause of a failed call, for about a second at most; None where nothing is found.
@@ -388,13 +400,18 @@ class Watch:
         """Take over what another rank found, where it concerns a group of this rank."""
         kind = error_class(error)
         own = self._view.own
-        if kind is None or own is None or group in self._troubles or kind is not CollectiveMismatchError:
+        if kind is None or own is None or group in self._troubles:
             return
         own.refresh()
-        if any(one.name == group for one in own.groups.values()):
-            trouble = Trouble(kind, text, ranks)
+        if not any(one.name == group for one in own.groups.values()):
+            return
+        trouble = Trouble(kind, text, ranks)
+        if kind is CollectiveMismatchError:
             self._enter(group, trouble)
             self._announce(group, trouble)
+        elif issubclass(kind, (BrokenGroupError, CommTimeoutError, PeerLostError)):
+            earlier = Trouble(kind, f"another rank gave up earlier: {text}", ranks)
+            self._failures_elsewhere.setdefault(group, earlier)
 
 
 #: The watch of this process.
