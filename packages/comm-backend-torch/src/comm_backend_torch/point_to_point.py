@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 from comm_backend_torch.dropped_messages import keep
 from comm_backend_torch.message_waits import message_wait
 from comm_backend_torch.waits import how_to_wait
-from comm_backend_torch.work import PolledWork, TorchWork
+from comm_backend_torch.work import Keep, PolledWork, TorchWork
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
 from comm_utils.torch_support.group_state import GroupState
@@ -72,7 +72,7 @@ class PointToPoint(World):
         peer = state.position(dst, group_dst)
         note = self._note_message("send", state, tensor, peer, tag, not is_waited_for)
         work = self._start("send", group, note, state.pg.send, [tensor], peer, tag)
-        return self._point_to_point("send", work, tensor, state, group, note)
+        return self._point_to_point("send", work, tensor, state, group, note, partial(keep, state))
 
     def irecv(
         self,
@@ -112,10 +112,15 @@ class PointToPoint(World):
         state: GroupState,
         group: ProcessGroup | None,
         note: Note,
+        kept: Keep | None = None,
     ) -> Work:
+        """Return the handle of a message.
+
+        Args:
+            kept: takes the message where the handle is dropped.
+        """
         failure = partial(self._failure, operation, group)
         if state.libraries.get(tensor.device.type) == "gloo":
-            kept = partial(keep, state) if operation == "send" else None
             return PolledWork(work, tensor, failure, self._end, note, message_wait(state), kept)
         return TorchWork(work, tensor, failure, self._end, note, how_to_wait(state, tensor.device.type))
 

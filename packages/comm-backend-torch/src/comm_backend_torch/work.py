@@ -30,7 +30,7 @@ from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
 from comm_utils.torch_support.recorded_calls import Note
 from comm_utils.watch.unfinished import record_under_way
 
-__all__ = ["PolledWork", "TorchWork", "forget_abandoned", "have_ended", "left"]
+__all__ = ["Keep", "PolledWork", "TorchWork", "forget_abandoned", "have_ended", "left"]
 
 # A worker thread of gloo that lets go of a tensor while the interpreter ends aborts the process; so the end waits for
 # what is under way, for as long as nobody would mind.
@@ -42,6 +42,9 @@ _LOOKS = 4
 
 #: Turns a failure of c10d into one of ours and marks the group as broken.
 Translate = Callable[[BaseException], BaseException]
+
+#: Takes a work, the end of its time, its note, and how its failures are translated.
+Keep = Callable[[Any, "float | None", "Note | None", Translate], None]
 
 
 def left(end: float) -> timedelta:
@@ -264,7 +267,7 @@ class PolledWork(TorchWork):
         end: float | None,
         note: Note | None,
         own_wait: Callable[[Any, float | None], None],
-        keep: Callable[[Any, float | None, Note | None, Translate], None] | None,
+        keep: Keep | None,
     ) -> None:
         super().__init__(work, result, translate, end, note, own_wait)
         self._keep = keep
