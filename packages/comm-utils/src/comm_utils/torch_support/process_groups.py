@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -28,11 +26,10 @@ from comm_utils.torch_support.device_calls import abort_communicators, allow_que
 from comm_utils.torch_support.failures import after_text, classify, format_failure, is_exhausted, summarize
 from comm_utils.torch_support.gloo_connections import end_connections
 from comm_utils.torch_support.gloo_workers import wait_until_idle
-from comm_utils.torch_support.group_agreement import agree, make_with_gloo
+from comm_utils.torch_support.group_creation import GroupMaker
 from comm_utils.torch_support.group_state import GroupState
-from comm_utils.torch_support.initialization import check_available, check_gloo_descriptors, device_libraries
+from comm_utils.torch_support.initialization import check_available
 from comm_utils.torch_support.observed_world import begin_world, end_world
-from comm_utils.torch_support.store_waits import StoreWait, answers, store_has_gone
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -45,9 +42,6 @@ _PATIENCE_S = 0.05
 # NCCL's own watchdog ends the process at a group's timeout. The watch comes so much earlier, for short ones by a part.
 _BEFORE_TIMEOUT_S, _PART_OF_TIMEOUT = 1.0, 0.25
 
-# Libraries whose groups come to be when all members have come; those of others come to be with the first call.
-_WAIT_FOR_MEMBERS = frozenset(("gloo", "ccl"))
-
 T = TypeVar("T", bound="ProcessGroups")
 
 
@@ -56,40 +50,7 @@ _backends: weakref.WeakSet[ProcessGroups] = weakref.WeakSet()
 _inherited: set[Any] = set()
 
 
-class _Turn:
-    """The turn to make a group, of which a process makes one at a time.
-
-    Threads that make groups at once would wait for each other in the one connection to the store, and take sockets of
-    another group for their own.
-    """
-
-    lock = threading.Lock()
-    holder = ""
-
-    @classmethod
-    def take(cls, who: str, ranks: Sequence[int], limit: timedelta | None) -> threading.Lock:
-        """Wait for the turn; the caller releases what this returns.
-
-        Raises:
-            CommTimeoutError: another thread has it all the time; names what it makes.
-        """
-        lock, limit_s = cls.lock, -1.0 if limit is None else min(limit.total_seconds(), threading.TIMEOUT_MAX)
-        if not lock.acquire(timeout=limit_s):
-            raise CommTimeoutError(
-                f"{who}: for {limit_s:g} s, another thread of this process makes {cls.holder}, and groups are made one "
-                "after the other; have all ranks make their groups in the same order"
-            )
-        cls.holder = f"the group of ranks {list(ranks)}"
-        return lock
-
-    @classmethod
-    def renew(cls) -> None:
-        """Leave the turn to the process that forked this one."""
-        cls.lock = threading.Lock()
-
-
 def _refuse_inherited_groups() -> None:
-    _Turn.renew()
     _inherited.update(internals._world.pg_map)
     for backend in list(_backends):
         backend.fast_paths.clear()
@@ -121,8 +82,7 @@ class ProcessGroups:
         self._states: dict[ProcessGroup, GroupState] = {}
         self.fast_paths = FastPathCache()
         self._views: dict[str, Any] = {}
-        # Of making a group, by its name, which is free again after a refusal.
-        self._attempts: Counter[str] = Counter()
+        self._maker = GroupMaker()
         _backends.add(self)
 
     def during(self: T, call: str, timeout: timedelta | None = None) -> T:
@@ -227,75 +187,12 @@ class ProcessGroups:
         own_rank = internals._get_default_group().rank()
         library = backend or internals._world.pg_map[internals._get_default_group()][0]
         limit = self._timeout if timeout is None else max(timeout, SHORTEST_TIMEOUT)
-        call = self._call or "new_group"
         planned = RingGroup(name, tuple(ranks), group_desc or "", library)
-        limit_s = None if limit is None else limit.total_seconds()
-        waits_for_members = bool({*device_libraries(library).values()} & _WAIT_FOR_MEMBERS)
-        own_turn = _Turn.take(f"{call} on rank {own_rank}", ranks, limit)
 
-        def make() -> ProcessGroup:
+        def create() -> ProcessGroup:
             return group_state.create_group(ranks, name, limit, backend, pg_options, group_desc, device_id)
 
-        try:
-            with StoreWait(call, "making", planned, own_rank, limit_s) as wait:
-                if not waits_for_members:
-                    return make()
-                return self._make_with_members(wait, name, own_rank, library, limit, make)
-        except BackendUnavailableError:
-            raise
-        except (RuntimeError, MemoryError) as error:
-            if is_exhausted(error):
-                raise BackendUnavailableError(
-                    f"{call} on rank {own_rank}: the system refused what a group of {len(ranks)} ranks needs; "
-                    "destroy groups that are not used any more, or raise the limits of descriptors (ulimit -n) and of "
-                    f"memory (ulimit -v) [{summarize(error)}]"
-                ) from error
-            kind = classify(error)
-            if kind is None or isinstance(error, CommError):
-                raise
-            if not answers(self.get_store()):
-                raise store_has_gone(f"{call} on rank {own_rank}", error) from error
-            cause = _cause(planned, timed_out=False)
-            if cause is not None:  # the others were done, and had no more use for it
-                raise cause.kind(
-                    f"{call} on rank {own_rank}: the group of ranks {list(ranks)} ended while it was made: "
-                    f"{cause.text} [{summarize(error)}]"
-                ) from error
-            if waits_for_members:
-                raise kind(
-                    f"{call} on rank {own_rank}: all ranks of {list(ranks)} came to make the group, but this one could "
-                    f"not be connected with each of them; check the network between their hosts [{summarize(error)}]"
-                ) from error
-            raise kind(
-                f"{call} on rank {own_rank}: not every rank of {list(ranks)} came to make the group; all of them "
-                f"have to call {call}, and as often with these ranks [{summarize(error)}]"
-            ) from error
-        finally:
-            own_turn.release()
-
-    def _make_with_members(
-        self,
-        wait: StoreWait,
-        name: str,
-        own_rank: int,
-        library: str,
-        limit: timedelta | None,
-        make: Callable[[], ProcessGroup],
-    ) -> ProcessGroup:
-        """Make a group whose library waits for all members; refuse it on all if one cannot open what it needs."""
-        refusal = None
-        try:
-            check_gloo_descriptors(f"{wait.call}: rank {own_rank}", library, len(wait.group.ranks))
-        except BackendUnavailableError as error:
-            refusal = error
-        self._attempts[name] += 1
-        key = f"comm-ready/{name}/{self._attempts[name]}"
-        limit = limit or internals._get_default_timeout(internals.Backend("gloo"))
-        store = self.get_store()
-        if "ccl" in device_libraries(library).values():  # its members connect in their own way
-            agree(store, key, wait, own_rank, refusal, limit)
-            return make()
-        return make_with_gloo(store, key, wait, own_rank, refusal, limit, make, c10d.destroy_process_group)
+        return self._maker.make(self._call or "new_group", planned, own_rank, self.get_store(), limit, create)
 
     def destroy_process_group(self, group: ProcessGroup | None = None) -> None:
         state = self._states.pop(self._state(group).pg)
