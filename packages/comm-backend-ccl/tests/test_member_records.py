@@ -20,6 +20,7 @@ MEMBER: dict[str, Any] = {
     "failure": None,
     "settings": ["", "1"],
     "place": ["0-3", 0, None, 0],
+    "address": "10.0.0.1:4242",
 }
 ROW = ["all_reduce", 1024, False, True, "eager", 900]
 
@@ -27,7 +28,7 @@ ROW = ["all_reduce", 1024, False, True, "eager", 900]
 def test_records_come_back() -> None:
     found = member_records.member(json.dumps(MEMBER).encode(), "rank 1")
     assert (found.process.host, found.process.pid, found.settings) == ("node01", 7, ["", "1"])
-    assert found.place.cpus == {0, 1, 2, 3}
+    assert (found.place.cpus, found.address) == ({0, 1, 2, 3}, "10.0.0.1:4242")
     memory = member_records.memory(json.dumps([5, 99, [ROW], True, "commctl tune"]).encode(), "rank 0")
     assert (memory.descriptor, memory.inode, memory.measures, memory.measured_by) == (5, 99, True, "commctl tune")
     assert [list(row) for row in memory.profile] == [ROW]
@@ -47,6 +48,7 @@ def test_records_come_back() -> None:
         json.dumps({**MEMBER, "process": {**MEMBER["process"], "pid": 1 << 40}}).encode(),
         json.dumps({**MEMBER, "failure": 3}).encode(),
         json.dumps({**MEMBER, "settings": [None]}).encode(),
+        json.dumps({**MEMBER, "address": 7}).encode(),
     ],
 )
 def test_what_no_member_writes_is_refused_with_its_name(text: bytes) -> None:
