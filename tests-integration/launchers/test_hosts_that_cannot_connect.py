@@ -72,6 +72,24 @@ dist.destroy_process_group()
 """
 
 
+INTERRUPTED = """
+import json, os, signal, sys, threading, time
+import torch.distributed
+import comm_orchestrator as dist
+if sys.argv[3] == "1":
+    torch.distributed.init_process_group = lambda **arguments: time.sleep(60)
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT)).start()
+begin = time.monotonic()
+try:
+    dist.init_distributed(sys.argv[1], verbose=False, timeout=float(sys.argv[2]))
+    text = ""
+except BaseException as error:
+    text = f"{type(error).__name__}: {error}"
+print(json.dumps({"rank": int(sys.argv[3]), "text": text, "took_s": time.monotonic() - begin}), flush=True)
+os._exit(0)
+"""
+
+
 @pytest.fixture
 def three(request: pytest.FixtureRequest) -> Iterator[Sequence[Host]]:
     if reason := hosts.missing():
@@ -124,3 +142,12 @@ def test_every_rank_names_the_two_in_new_group_and_the_world_stays(three: Sequen
         assert [found.get("then") for found in said] == [2.0, 2.0, None]
     else:
         assert all("oneCCL still waits for the connections" in found["then"] for found in said[:2]), said
+
+
+def test_a_rank_that_is_interrupted_while_it_connects_is_named(three: Sequence[Host]) -> None:
+    """The others wait in gloo, and gloo in the store."""
+    said = reports(run(_each(three, [INTERRUPTED, "gloo", "50"]), 90))
+    assert said[1]["text"].startswith("KeyboardInterrupt")
+    for found in (said[0], said[2]):
+        assert "rank 1 gave up: KeyboardInterrupt" in found["text"], found
+    assert max(found["took_s"] for found in said) < 10 * patience(), said

@@ -40,7 +40,7 @@ def test_who_listens_is_reached_and_who_has_closed_is_not(outward: Listener) -> 
     assert outward.address.startswith("127.0.0.1:")
     assert unreachable({7: outward.address}, 5) == {}
     outward.close()
-    assert unreachable({7: outward.address}, 5) == {7: "Connection refused"}
+    assert unreachable({7: outward.address}, 5) == {7: "Connection refused, as a process that has ended does"}
     outward.close()
 
 

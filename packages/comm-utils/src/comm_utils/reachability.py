@@ -17,6 +17,7 @@ __all__ = ["Listener", "interface_address", "unreachable"]
 # Of the kernel's include/uapi/linux/sockios.h.
 _SIOCGIFADDR = 0x8915
 _NO_ANSWER = "no answer"
+_REFUSED = "Connection refused, as a process that has ended does"
 
 _K = TypeVar("_K")
 
@@ -80,16 +81,20 @@ def unreachable(addresses: Mapping[_K, str], limit_s: float) -> dict[_K, str]:
                     selector.register(probe, selectors.EVENT_WRITE, key)
                     found[key] = _NO_ANSWER
                 elif failure:
-                    found[key] = os.strerror(failure)
+                    found[key] = _reason(failure)
         while selector.get_map() and (left_s := end - time.monotonic()) > 0:
             for ready, _ in selector.select(left_s):
                 selector.unregister(ready.fileobj)
                 failure = _outcome(ready.fileobj)
                 if failure:
-                    found[ready.data] = os.strerror(failure)
+                    found[ready.data] = _reason(failure)
                 else:
                     del found[ready.data]
     return found
+
+
+def _reason(failure: int) -> str:
+    return _REFUSED if failure == errno.ECONNREFUSED else os.strerror(failure)
 
 
 def _outcome(probe: object) -> int:

@@ -23,6 +23,7 @@ from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutErr
 from comm_utils.host_identity import host_identity
 from comm_utils.reachability import unreachable
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
+from comm_utils.torch_support.store_waits import answers, store_has_gone
 
 __all__ = ["Connecting", "Place", "is_still_connecting", "spans_hosts"]
 
@@ -215,6 +216,8 @@ class Connecting:
                 f"rank {self._rank} gave up: {type(error).__name__}: {summarize(error)}",
             )
             return error
+        if not isinstance(error, CommError) and not answers(self._store):
+            return store_has_gone(self._who, error)
         of_library = isinstance(error, (_NotFinishedError, BackendUnavailableError)) or not isinstance(error, CommError)
         lost = self._unreachable() if of_library else ""
         if not lost and isinstance(error, _NotFinishedError) and (reported := self._report_of_others()) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
 
@@ -102,6 +103,9 @@ def make_with_gloo(
         if not spans_hosts(list(places.values())):
             return make()
         who, limit_s = f"{wait.call} on rank {rank}", limit.total_seconds()
+        # gloo waits in the store, and nobody else can use the connection in which it does.
+        with suppress(AttributeError, RuntimeError):
+            store = store.clone()  # type: ignore[attr-defined]
         return Connecting(store, f"{key}/connected", who, rank, places, "gloo", limit_s).run(make, discard, wait.look)
     finally:
         listener.close()
