@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
-import queue
 import sys
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,7 +12,7 @@ import torch
 from torch.distributed import Work
 
 from comm_backend_ccl.work import CclWork
-from comm_utils.log import logger
+from comm_utils.torch_support.completing import COMPLETING
 
 __all__ = ["C10dWork"]
 
@@ -75,10 +72,10 @@ class C10dWork(Work):
         if self._future is None:
             self._future = torch.futures.Future()
             # In a callback of another future, nobody else would complete this one.
-            if self.is_completed() or _completing.is_this_thread():
+            if self.is_completed() or COMPLETING.is_this_thread():
                 self._complete()
             else:
-                _completing.add(self)
+                COMPLETING.add(self.is_completed, self._complete)
         return self._future if _is_called_by_python() else _for_cpp(self._future, self._outputs)
 
     getFuture = get_future
@@ -90,42 +87,6 @@ class C10dWork(Work):
             self._future.set_exception(error)
         else:
             self._future.set_result(self._outputs)
-
-
-class _Completing:
-    """Waits for operations whose future somebody has asked for, one after the other."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[C10dWork | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._lock = threading.Lock()
-
-    def add(self, work: C10dWork) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="comm-ccl-futures", daemon=True)
-                self._thread.start()
-                atexit.register(self.stop)
-        self._queue.put(work)
-
-    def is_this_thread(self) -> bool:
-        """Return whether the caller is the thread that completes futures."""
-        return threading.current_thread() is self._thread
-
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            try:
-                work._complete()
-            except Exception:
-                logger.exception("a callback of a collective's future failed")
-
-    def stop(self) -> None:
-        self._queue.put(None)
-        if self._thread is not None:
-            self._thread.join(timeout=1.0)
-
-
-_completing = _Completing()
 
 
 # --- futures for DDP's reducer and its built-in hooks, which are C++

@@ -54,6 +54,7 @@ class After(Handle):
         self._finish = finish
         self._result = result
         self._lock = threading.Lock()
+        self._failure: BaseException | None = None
 
     def wait(self, timeout: float | timedelta | None = None) -> bool:
         limit_s = seconds_to_wait(timeout)
@@ -70,15 +71,23 @@ class After(Handle):
                         raise
                     raise still_under_way(limit_s, *error.waits_for) from None
         with self._lock:
+            if self._failure is not None:
+                raise self._failure
             finish, self._finish = self._finish, None
             if finish is not None:
-                run(finish)
+                try:
+                    run(finish)
+                except BaseException as error:
+                    self._failure = error  # what it has written is not the result, and it cannot begin again
+                    raise
         return True
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
 
     def exception(self) -> BaseException | None:
+        if self._failure is not None:
+            return self._failure
         return next((error for work in self._works if (error := work.exception()) is not None), None)
 
 

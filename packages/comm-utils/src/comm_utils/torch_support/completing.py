@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -29,7 +29,10 @@ class Completing:
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[_Pending | None] = queue.SimpleQueue()
+        # Not a queue.SimpleQueue: a get() with a short timeout may wait without an end there (CPython 3.10 to 3.12).
+        self._new: deque[_Pending] = deque()
+        self._woken = threading.Event()
+        self._is_stopped = False
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
@@ -40,7 +43,8 @@ class Completing:
                 self._thread = threading.Thread(target=self._run, name="comm-futures", daemon=True)
                 self._thread.start()
                 atexit.register(self.stop)
-        self._queue.put(_Pending(is_completed, complete))
+        self._new.append(_Pending(is_completed, complete))
+        self._woken.set()
 
     def is_this_thread(self) -> bool:
         """Return whether the caller is the thread that completes futures."""
@@ -48,7 +52,8 @@ class Completing:
 
     def stop(self) -> None:
         """End the thread; what is under way is not completed."""
-        self._queue.put(None)
+        self._is_stopped = True
+        self._woken.set()
         if self._thread is not None:
             self._thread.join(timeout=1.0)
 
@@ -56,16 +61,15 @@ class Completing:
         pending: list[_Pending] = []
         nap_s = _SHORTEST_NAP_S
         while True:
-            try:
-                one = self._queue.get(timeout=nap_s if pending else None)
-            except queue.Empty:
-                nap_s = min(nap_s * 1.5, _LONGEST_NAP_S)
-            else:
-                if one is None:
-                    return
-                pending.append(one)
+            if self._woken.wait(nap_s if pending else None):
+                self._woken.clear()  # before what was added is taken
                 nap_s = _SHORTEST_NAP_S
-                del one  # it keeps tensors
+            else:
+                nap_s = min(nap_s * 1.5, _LONGEST_NAP_S)
+            if self._is_stopped:
+                return
+            while self._new:
+                pending.append(self._new.popleft())
             still = [one for one in pending if not _has_completed(one)]
             if len(still) < len(pending):
                 nap_s = _SHORTEST_NAP_S
