@@ -788,3 +788,20 @@ def every_layer_checkpointed(use_reentrant: bool) -> None:
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_every_layer_checkpointed(pools: Pools, use_reentrant: bool) -> None:
     pools(2).run(every_layer_checkpointed, use_reentrant)
+
+
+def run_backward_against_nobody() -> str:
+    """Rank 1 makes another call than the hooks of rank 0 in its backward."""
+    dist.init_distributed("gloo", verbose=False, timeout=20)
+    model = nn.Linear(3, 3)
+    dist.register_data_parallel_hooks(model)
+    loss = model(torch.ones(2, 3)).sum()
+    with pytest.raises(CollectiveMismatchError) as raised:
+        loss.backward() if dist.get_rank() == 0 else dist.barrier()
+    return str(raised.value)
+
+
+def test_errors_of_hooks_name_the_line_of_the_program(bare_pools: Callable[[int], RankPool]) -> None:
+    for text in bare_pools(2).run(run_backward_against_nobody):
+        assert "test_data_parallel.py:" in text
+        assert "/torch/" not in text, text

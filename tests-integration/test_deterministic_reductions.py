@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import pairwise
@@ -19,7 +20,7 @@ from comm_collectives import buffers
 from comm_collectives.reduction import fixed_order
 from comm_utils import parse_reduce_op
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError, LaunchError
-from comm_utils.testing import RankPool
+from comm_utils.testing import RankPool, run_ranks
 from comm_utils.torch_support.folding import fold, fold_compensated
 
 Pools = Callable[[int], RankPool]
@@ -502,3 +503,19 @@ def test_compensation_makes_sums_more_exact(pools: Pools) -> None:
     for plain, compensated in pools(4).run(run_compensated):
         assert plain > 2
         assert compensated <= 0.51
+
+
+def run_with_warnings_as_errors() -> None:
+    dist.init_distributed("gloo", verbose=False)
+    dist.set_deterministic_reductions(True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in (torch.float32, torch.complex64):
+            tensor = torch.ones(3, dtype=dtype)
+            dist.all_reduce(tensor)
+            assert tensor.tolist() == [2.0] * 3
+    dist.destroy_process_group()
+
+
+def test_the_first_call_warns_of_nothing() -> None:
+    run_ranks(run_with_warnings_as_errors, 2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -54,3 +57,42 @@ def ends_without_threads(backend: str) -> None:
 @pytest.mark.parametrize("backend", ["gloo", "ccl"])
 def test_a_world_ends_where_no_thread_can_be_started(backend: str) -> None:
     run_ranks(ends_without_threads, 2, backend)
+
+
+HANDLES = """
+import sys, torch
+import comm_orchestrator as dist
+import torch.distributed as c10d
+dist.init_distributed(sys.argv[1], verbose=False)
+if sys.argv[2] == "complete":
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+    torchs = c10d.all_reduce(torch.ones(1000), async_op=True)
+    average = dist.all_reduce(torch.ones(1000), "avg", async_op=True)
+    work.wait()
+    torchs.wait()
+    average.wait()
+    dist.barrier()
+elif dist.get_rank() == 0:
+    work = dist.all_reduce(torch.ones(1000), async_op=True)
+sys.work = work if "work" in globals() else None
+"""
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+@pytest.mark.parametrize("state", ["complete", "open"])
+def test_a_handle_that_lives_until_the_end_of_the_program_is_no_trouble(
+    backend: str, state: str, free_port: int
+) -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", HANDLES, backend, state],
+            env={**os.environ, **common, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ended = [(one.communicate(timeout=60)[1], one.returncode) for one in ranks]
+    assert [code for _, code in ended] == [0, 0], ended
+    assert not any("Traceback" in said or "ignored in" in said for said, _ in ended), ended

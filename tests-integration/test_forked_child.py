@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -86,3 +87,27 @@ def run_forked(backend: str) -> None:
 @pytest.mark.parametrize(("backend", "env"), LIBRARIES)
 def test_a_forked_child_is_refused_at_once(backend: str, env: dict[str, Any], rank_environment: dict[str, Any]) -> None:
     run_ranks(run_forked, 2, backend, timeout_s=120, env={**rank_environment, **env})
+
+
+def run_dropped_in_a_child(backend: str) -> str:
+    """A child drops a handle of an operation of its parent that is under way."""
+    dist.init_distributed(backend, verbose=False)
+    held = [dist.all_reduce(torch.ones(100_000), async_op=True)] if dist.get_rank() == 0 else []
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(writing, 2)
+        held.clear()
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as said:
+        text = said.read()
+    for work in held or [dist.all_reduce(torch.ones(100_000), async_op=True)]:
+        work.wait()
+    return text
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_a_child_drops_a_handle_of_its_parent_silently(backend: str, rank_environment: dict[str, Any]) -> None:
+    assert run_ranks(run_dropped_in_a_child, 2, backend, env=rank_environment) == ["", ""]

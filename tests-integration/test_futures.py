@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as c10d
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import comm_orchestrator as dist
 from comm_utils.testing import run_ranks, run_ranks_outcomes
+from comm_utils.torch_support.completing import Completing
 
 pytestmark = pytest.mark.cpu
 
@@ -201,3 +205,67 @@ def run_in_another_order(backend: str) -> None:
 @LIBRARIES
 def test_a_future_does_not_hold_up_others(backend: str, env: dict[str, str]) -> None:
     run_ranks(run_in_another_order, 2, backend, timeout_s=60, env=env)
+
+
+def run_torchs_calls_in_another_order() -> None:
+    """The first future's operation ends after the second's, which its end depends on."""
+    set_up("ccl")
+    first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+    store, tensors = c10d.distributed_c10d._get_default_store(), [torch.ones(4), torch.ones(4)]
+    if dist.get_rank() == 0:
+        futures = [
+            c10d.all_reduce(tensor, group=group, async_op=True).get_future()
+            for tensor, group in zip(tensors, (first, second), strict=True)
+        ]
+        futures[1].wait()
+        store.set("second", "")
+        futures[0].wait()
+    else:
+        time.sleep(0.5)
+        c10d.all_reduce(tensors[1], group=second)
+        store.wait(["second"], timedelta(seconds=20))
+        c10d.all_reduce(tensors[0], group=first)
+    assert [tensor.tolist() for tensor in tensors] == [[2.0] * 4] * 2
+
+
+@pytest.mark.parametrize("shared", ["0", "1"])
+def test_a_future_of_torchs_calls_does_not_hold_up_others(shared: str) -> None:
+    run_ranks(run_torchs_calls_in_another_order, 2, env={"CCL_SHARED_MEMORY": shared})
+
+
+def test_futures_are_completed_however_busy_the_machine_is() -> None:
+    """A wait of the completing thread may be over before it begins, and must not last for ever then."""
+    completing = Completing()
+    for number in range(5000):
+        looks, done = iter([False] * (number % 4)), threading.Event()
+        completing.add(lambda looks=looks: next(looks, True), done.set)
+        assert done.wait(20), number
+    completing.stop()
+
+
+def run_interrupted_finish(backend: str) -> None:
+    set_up(backend)
+    tensor = torch.full((200_000,), float(dist.get_rank() * 2 + 1), dtype=torch.float16)
+    work = dist.all_reduce(tensor, "avg", async_op=True)
+    while not work.is_completed():
+        time.sleep(0.001)
+    with pytest.MonkeyPatch.context() as patch:
+
+        def interrupt(*_: Any) -> None:
+            raise OSError("interrupted")
+
+        patch.setattr("comm_collectives.work.run", interrupt)
+        patch.setattr("comm_backend_ccl.work.torch.inference_mode", interrupt)
+        with pytest.raises(OSError, match="interrupted"):
+            work.wait()
+    # Nobody knows how far it came.
+    for question in (work.wait, work.get_future().wait):
+        with pytest.raises((OSError, RuntimeError), match="interrupted"):
+            question()
+    assert isinstance(work.exception(), OSError)
+    assert not work.is_success()
+    dist.barrier()
+
+
+def test_a_handle_whose_result_is_not_there_does_not_say_that_it_is() -> None:
+    run_ranks(run_interrupted_finish, 2, "gloo")

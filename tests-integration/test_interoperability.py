@@ -159,3 +159,42 @@ def test_monitored_barrier_of_a_group(env: dict[str, Any], rank_environment: dic
     assert found[:2] == [[], []]
     (text,) = found[2]
     assert text.startswith("monitored_barrier: rank 1 did not arrive within 0.2 s: rank 1 (pid ")
+
+
+def run_averages_of_integers() -> None:
+    """As Lightning's mean of a batch size; the sums are divided towards zero, as by NCCL."""
+    dist.init_distributed("ccl", verbose=False)
+    rank = dist.get_rank()
+    for dtype in (torch.int64, torch.int32, torch.int8):
+        tensor = torch.tensor([3 + rank, -3 - rank, 8], dtype=dtype)
+        c10d.all_reduce(tensor, op=c10d.ReduceOp.AVG)
+        assert tensor.tolist() == [3, -3, 8]
+        scalar = torch.tensor(5 + rank, dtype=dtype)
+        work = c10d.all_reduce(scalar, op=c10d.ReduceOp.AVG, async_op=True)
+        work.wait()
+        work.wait()
+        assert scalar.item() == 5
+        single = torch.zeros(1, dtype=dtype)
+        c10d.reduce_scatter_tensor(single, torch.tensor([4, 7], dtype=dtype) + rank, op=c10d.ReduceOp.AVG)
+        assert single.item() == (4, 7)[rank]
+        single = torch.tensor([7 + rank], dtype=dtype)
+        c10d.reduce(single, 1, op=c10d.ReduceOp.AVG)
+        assert single.item() == 7 + 0 * rank
+    with pytest.raises(dist.ArgumentError, match="an average is no integer"):
+        dist.all_reduce(torch.tensor(3), "avg")
+
+
+def run_exchange_of_other_dtypes() -> None:
+    dist.init_distributed("ccl", verbose=False)
+    outputs, inputs = [torch.zeros(9) for _ in range(2)], [torch.ones(9, dtype=torch.float64) for _ in range(2)]
+    with pytest.raises(dist.ArgumentError, match=r"got outputs of torch.float32 and inputs of torch.float64"):
+        dist.get_world_group().alltoall(outputs, inputs)
+    dist.barrier()
+
+
+@pytest.mark.parametrize("shared", ["0", "1"])
+@pytest.mark.parametrize("run", [run_averages_of_integers, run_exchange_of_other_dtypes])
+def test_torchs_calls_on_a_group_of_ours(
+    run: Callable[[], None], shared: str, rank_environment: dict[str, Any]
+) -> None:
+    run_ranks(run, 2, env={**rank_environment, "CCL_SHARED_MEMORY": shared})

@@ -158,6 +158,36 @@ def test_named_and_any_source_in_turn(env: dict[str, Any], rank_environment: dic
     run_ranks(run_named_and_any, 3, timeout_s=60, env={**rank_environment, **env})
 
 
+def run_shared_handle(second: str) -> None:
+    """Two threads ask the handle of one message; on gloo, each wait takes one message."""
+    rank = dist.get_rank()
+    for _ in range(2):
+        tensor = torch.zeros(4)
+        if rank == 1:
+            time.sleep(0.4)
+            dist.send(torch.ones(4), 0)
+        else:
+            work = dist.irecv(tensor, 1)
+            waiter = threading.Thread(target=work.wait)
+            waiter.start()
+            time.sleep(0.1)
+            if second == "wait":
+                work.wait(10)
+            else:
+                assert not work.is_completed()
+                work.wait()
+            waiter.join(10)
+            assert not waiter.is_alive()
+            assert tensor.tolist() == [1.0] * 4
+            assert not any(one.name == "comm-p2p-wait" for one in threading.enumerate())
+    dist.barrier()
+
+
+@pytest.mark.parametrize("second", ["wait", "is_completed"])
+def test_threads_share_the_handle_of_a_message(pools: Pools, second: str) -> None:
+    pools(2).run(run_shared_handle, second)
+
+
 def run_dropped(count: int) -> None:
     """Rank 0 keeps no handle; the others receive late, in another order than it sends in, and from two groups."""
     rank, pair = dist.get_rank(), dist.new_group([0, 1])

@@ -70,9 +70,14 @@ def op_of(options: Any, *tensors: torch.Tensor) -> ReduceOp:
     """Return the reduction that c10d's options name, which every dtype can do."""
     op = parse_reduce_op("sum" if options is None else getattr(options, "reduceOp", options))
     for tensor in tensors:
-        if (reason := refusal(op, tensor.dtype)) is not None:
+        if (reason := refusal(op, tensor.dtype)) is not None and not is_integer_average(op, tensor.dtype):
             raise ArgumentTypeError(reason)
     return op
+
+
+def is_integer_average(op: ReduceOp, dtype: torch.dtype) -> bool:
+    """Return whether this is an average of integers, which programs on NCCL take for granted."""
+    return op is ReduceOp.AVG and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 def check_tag(call: str, tag: int) -> int:

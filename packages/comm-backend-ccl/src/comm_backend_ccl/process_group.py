@@ -278,6 +278,8 @@ class CclProcessGroup(ProcessGroup):
     def alltoall(self, outputs: _Tensors, inputs: _Tensors, options: Any = None, *_: Any) -> C10dWork:
         for given in (outputs, inputs):
             fit("all_to_all", given, None, self.size())
+        if outputs[0].dtype is not inputs[0].dtype:
+            raise ArgumentTypeError(f"all_to_all: got outputs of {outputs[0].dtype} and inputs of {inputs[0].dtype}")
         source = flatten([one.contiguous() for one in inputs])
         target = source.new_empty(sum(one.numel() for one in outputs), dtype=outputs[0].dtype)
         work = self._open().all_to_all(

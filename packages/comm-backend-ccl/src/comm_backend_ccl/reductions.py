@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import torch
 
+from comm_backend_ccl.arguments import is_integer_average
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.work import CclWork
 from comm_utils.reduce_op import ReduceOp
@@ -21,6 +22,8 @@ __all__ = ["all_reduce", "reduce", "reduce_scatter"]
 
 def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp) -> CclWork:
     """Reduce ``tensor``, contiguous, in place."""
+    if is_integer_average(op, tensor.dtype):
+        return all_reduce(communicator, tensor, ReduceOp.SUM).then(_divide(tensor, communicator))
     encoding = encoding_for("all_reduce", op, tensor.dtype, communicator.capabilities)
     elements = tensor.view(-1)
     wire = encoding.encode(elements)
@@ -36,6 +39,9 @@ def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp) -
 
 def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: ReduceOp) -> CclWork:
     """Reduce into ``tensor``, contiguous, of ``root``."""
+    if is_integer_average(op, tensor.dtype):
+        work = reduce(communicator, tensor, root, ReduceOp.SUM)
+        return work.then(_divide(tensor, communicator) if communicator.rank == root else None)
     encoding = encoding_for("reduce", op, tensor.dtype, communicator.capabilities)
     elements = tensor.view(-1)
     wire = encoding.encode(elements)
@@ -53,6 +59,9 @@ def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: Redu
 
 def reduce_scatter(communicator: Communicator, output: torch.Tensor, input: torch.Tensor, op: ReduceOp) -> CclWork:
     """Overwrite ``output`` with this rank's part of the reduced ``input``, both contiguous."""
+    if is_integer_average(op, output.dtype):
+        work = reduce_scatter(communicator, output, input, ReduceOp.SUM)
+        return work.then(_divide(output, communicator))
     encoding = encoding_for("reduce_scatter", op, output.dtype, communicator.capabilities)
     elements = output.view(-1)
     wire = encoding.encode(input.view(-1))
@@ -66,6 +75,15 @@ def reduce_scatter(communicator: Communicator, output: torch.Tensor, input: torc
     with passing_as(input, sent):
         work = communicator.all_to_all(_bytes(parts), sent, watched=True)
     return work.then(_folder(encoding, parts, elements, communicator))
+
+
+def _divide(tensor: torch.Tensor, communicator: Communicator) -> Callable[[], None]:
+    """Return what turns sums of integers into averages: towards zero, as NCCL divides (``FuncSumPostDiv``)."""
+
+    def finish() -> None:
+        tensor.div_(communicator.size, rounding_mode="trunc")
+
+    return finish
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Set
 from contextlib import suppress
 from datetime import timedelta
@@ -204,8 +205,14 @@ class CclWork(Handle):
             raise self._failure
         if self.finish is not None:
             with _finishing, torch.inference_mode():  # another thread may wait for the same
+                if self._failure is not None:
+                    raise self._failure
                 if self.finish is not None:
-                    self.finish()
+                    try:
+                        self.finish()
+                    except BaseException as error:
+                        self._failure = error  # what it has written is not the result, and it cannot begin again
+                        raise
                     self.finish = None
         return True
 
@@ -259,29 +266,34 @@ class CclWork(Handle):
         if handle is None:
             return
         communicator = self._communicator
-        if self._done or communicator.is_complete(handle):
-            self._note_end()
-            communicator.release(handle)
-        else:
-            _abandon(communicator, handle, self.kept, self.note)
+        try:
+            if self._done or communicator.is_complete(handle):
+                self._note_end()
+                communicator.release(handle)
+            else:
+                _abandon(communicator, handle, self.kept, self.note)
+        except Exception:  # in a forked child, or as the interpreter ends, modules are not what they were
+            return
 
 
 #: Operations whose handle was dropped before their end, with the memory in which they go on reading and writing, and
 #: what the flight recorder has of them.
-_abandoned: list[tuple[Operations, EngineHandle, Any, Note | None]] = []
+_abandoned: deque[tuple[Operations, EngineHandle, Any, Note | None]] = deque()
 
 
 def _abandon(communicator: Operations, handle: EngineHandle, kept: Any, note: Note | None) -> None:
-    still: list[tuple[Operations, EngineHandle, Any, Note | None]] = [(communicator, handle, kept, note)]
-    earlier, _abandoned[:] = list(_abandoned), []
-    for one in earlier:
+    _abandoned.append((communicator, handle, kept, note))
+    for _ in range(len(_abandoned)):
+        try:
+            one = _abandoned.popleft()
+        except IndexError:  # another thread does the same
+            return
         if one[0].is_complete(one[1]):
             one[0].release(one[1])
             if one[3] is not None:
                 one[3].end()
         else:
-            still.append(one)
-    _abandoned.extend(still)
+            _abandoned.append(one)
 
 
 def seconds(call: str, timeout: float | timedelta) -> float:

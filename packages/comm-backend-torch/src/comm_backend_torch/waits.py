@@ -81,16 +81,18 @@ def _wait_to_the_end(state: GroupState, work: Any, end: float | None) -> None:
     while True:
         if _is_ending and _is_daemon_of_program(threading.current_thread()):
             _stay()
+        failure: RuntimeError | None = None
         try:
             work.wait(_SLICE if end is None else min(_SLICE, left(end)))
-        except RuntimeError:
-            if work.is_completed():
-                work.wait()  # raises its own error; it may also have ended well, just after the slice
-                return
-            if end is not None and time.monotonic() >= end:
-                raise
-        else:
+        except RuntimeError as error:  # nothing more here: it would be the context of what a signal handler raises
+            failure = error
+        if failure is None:
             return
+        if work.is_completed():
+            work.wait()  # raises its own error; it may also have ended well, just after the slice
+            return
+        if end is not None and time.monotonic() >= end:
+            raise failure
         now = time.monotonic()
         if state.broken is None:
             continue

@@ -257,7 +257,7 @@ class PolledWork(TorchWork):
         keep: takes what this handle holds when it is dropped before its end; None lets gloo cancel the message.
     """
 
-    __slots__ = ("_done", "_keep", "_lock", "_waiter")
+    __slots__ = ("_done", "_is_taken", "_keep", "_lock", "_waiter")
 
     def __init__(
         self,
@@ -272,6 +272,7 @@ class PolledWork(TorchWork):
         super().__init__(work, result, translate, end, note, own_wait)
         self._keep = keep
         self._waiter: threading.Thread | None = None
+        self._is_taken = False
         self._lock = threading.Lock()
         self._done = threading.Event()
 
@@ -282,7 +283,7 @@ class PolledWork(TorchWork):
 
     def _watch(self) -> threading.Event:
         with self._lock:
-            if self._waiter is None and not self._done.is_set():
+            if self._waiter is None and not self._is_taken and not self._done.is_set():
                 if self._note is not None:
                     self._note.wait(LIMITED)  # for the watch, to which a message in the background cannot be late
                 self._waiter = threading.Thread(target=self._wait_in_thread, name="comm-p2p-wait", daemon=True)
@@ -302,7 +303,7 @@ class PolledWork(TorchWork):
         limit_s = None if timeout is None else seconds_to_wait(timeout)
         if self._done.is_set():
             pass  # gloo would wait for one more message
-        elif limit_s is None and self._waiter is None:
+        elif limit_s is None and self._take():
             try:
                 super().wait()
             finally:
@@ -312,6 +313,14 @@ class PolledWork(TorchWork):
         if self._failure is not None:
             raise self._failure
         return True
+
+    def _take(self) -> bool:
+        """Return whether this thread alone waits in gloo, where each wait takes one message."""
+        with self._lock:
+            if self._waiter is not None or self._is_taken:
+                return False
+            self._is_taken = True
+            return True
 
     def _waited_in_thread(self, limit_s: float | None) -> bool:
         note = self._note

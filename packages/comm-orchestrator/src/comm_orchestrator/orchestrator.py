@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -256,11 +258,25 @@ def _adopt(options: InitOptions) -> None:
 
 def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
     if dist_backend is not None and dist_backend.strip().lower() not in (found, _Current.named):
-        logger.warning(
+        # DeepSpeed names its accelerator's library whatever the program has chosen, and nobody can change that.
+        level = logging.INFO if _caller() == "deepspeed" else logging.WARNING
+        logger.log(
+            level,
             "torch.distributed was already initialised with backend %s; it is kept, dist_backend=%r is ignored",
             found,
             dist_backend,
         )
+
+
+def _caller() -> str:
+    """Return the name of the package that calls this family of packages."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__") or "").partition(".")[0]
+        if not package.startswith("comm_"):
+            return package
+        frame = frame.f_back
+    return ""
 
 
 def _configure_observers(settings: comm_config.Settings) -> None:

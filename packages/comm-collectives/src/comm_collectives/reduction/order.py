@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from enum import Enum
 from functools import cache
@@ -97,7 +98,11 @@ def _is_wide(op: ReduceOp, dtype: torch.dtype, capabilities: Capabilities) -> bo
     if op in (ReduceOp.MIN, ReduceOp.MAX) or refusal(op, dtype) is not None:
         return False  # of NaN and a number, a library may take the first
     encoding = encoding_for("", op, dtype, capabilities)
-    return encoding.native and encoding.encode(torch.empty(0, dtype=dtype)).dtype in _WIDE
+    if not encoding.native:
+        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch, that complex numbers of 16-bit floats are experimental
+        return encoding.encode(torch.empty(0, dtype=dtype)).dtype in _WIDE
 
 
 def ordered_dtypes(backend: Backend, op: ReduceOp, group: ProcessGroup | None) -> frozenset[torch.dtype]:

@@ -46,6 +46,7 @@ _UNCOUNTED = Uncounted()
 _OURS = ("comm_utils", "comm_backend_torch", "comm_backend_ccl", "comm_collectives", "comm_orchestrator")
 # Generated heads of collectives have no name.
 _NAMELESS = "<head of comm_collectives."
+_TORCH = "torch"
 
 
 class FlightRecorder:
@@ -319,11 +320,15 @@ class FlightRecorder:
                 words[LANE_WORD] = number
 
     def caller(self, depth: int) -> int:
-        """Return the entry of the first frame outside of this family of packages, from ``depth`` frames above on."""
+        """Return the entry of the innermost frame of the program, from ``depth`` frames above on.
+
+        Frames of this family of packages, and of torch, which calls hooks, are not the program's.
+        """
         try:
-            frame: FrameType | None = sys._getframe(depth + 1)
+            innermost = sys._getframe(depth + 1)
         except ValueError:  # called by no Python code, as at the end of the program
             return 0
+        frame: FrameType | None = innermost
         sites = self.sites
         while frame is not None:
             code = frame.f_code
@@ -333,12 +338,27 @@ class FlightRecorder:
             if found >= 0:
                 return found
             frame = frame.f_back
+        return self._site_in_torch(innermost)
+
+    def _site_in_torch(self, innermost: FrameType) -> int:
+        """Return the entry of the innermost frame of torch, where a thread runs nothing else but our packages."""
+        frame: FrameType | None = innermost
+        while frame is not None:
+            if _package_of(frame) == _TORCH:
+                place = id(frame.f_code), -1 - frame.f_lasti  # which no frame has
+                found = self.sites.get(place)
+                return self._note_site(frame, frame.f_code, place) if found is None else found
+            frame = frame.f_back
         return 0
 
     def _learn_site(self, frame: FrameType, code: CodeType) -> int:
-        """Remember a place of a program: its entry, or -1 where it is in one of our packages."""
-        module = str(frame.f_globals.get("__name__") or "")
-        if module.partition(".")[0] in _OURS or code.co_filename.startswith(_NAMELESS):
+        """Remember a place of a program: its entry, or -1 where it is in one of our packages or torch."""
+        place, package = (id(code), frame.f_lasti), _package_of(frame)
+        is_program = package not in _OURS and package != _TORCH and not code.co_filename.startswith(_NAMELESS)
+        return self._note_site(frame, code, place, is_program)
+
+    def _note_site(self, frame: FrameType, code: CodeType, place: tuple[int, int], is_program: bool = True) -> int:
+        if not is_program:
             found = -1
         else:
             text = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
@@ -349,7 +369,7 @@ class FlightRecorder:
         if len(self.sites) >= _MOST_SITES:
             return found
         self._codes.append(code)
-        self.sites[id(code), frame.f_lasti] = found
+        self.sites[place] = found
         return found
 
     def failure(self, group: str, error: str, cause: str, ranks: Sequence[int] = ()) -> None:
@@ -370,6 +390,10 @@ class FlightRecorder:
             "at": perf_counter_ns(),
         }
         self._memory.add_entry(EntryType.FAILURE, content)
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__") or "").partition(".")[0]
 
 
 def own_identity() -> str:
