@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -181,3 +182,20 @@ def test_both_ranks_learn_that_one_has_no_memory_for_a_call(rank_environment: di
     assert waiting == "CommTimeoutError"
     assert "rank 1 (pid " in seen
     assert "gave up in all_gather_into_tensor: DefaultCPUAllocator: can't allocate memory" in seen
+
+
+def start_without_threads() -> str:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(dist.BackendUnavailableError) as caught:
+            dist.init_distributed("gloo", verbose=False, timeout=5, config={"timeouts": {"init_s": 5}})
+    return str(caught.value)
+
+
+def test_a_process_that_can_start_no_thread_names_the_limit() -> None:
+    for text in run_ranks(start_without_threads, 2):
+        assert text.startswith("init_distributed: this process cannot start another thread; the user's limit is ")
+        assert "ulimit -u" in text

@@ -73,6 +73,8 @@ def test_several_hosts_of_which_no_address_is_known(monkeypatch: pytest.MonkeyPa
 
 def test_on_one_host_it_is_the_loopback_interface() -> None:
     assert interfaces.variables({}, None, FOUND, ccl=False) == {"GLOO_SOCKET_IFNAME": "lo"}
+    only_ipv6 = {"eth0": ["fd00::1"], "lo": ["::1"]}
+    assert interfaces.variables({}, None, only_ipv6, ccl=False) == {"GLOO_SOCKET_IFNAME": "lo"}
     assert interfaces.variables({"NCCL_SOCKET_IFNAME": "^lo"}, None, FOUND, ccl=False) == {"GLOO_SOCKET_IFNAME": "lo"}
 
 

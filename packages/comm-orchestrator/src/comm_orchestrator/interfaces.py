@@ -78,7 +78,10 @@ def interface_for(address: str | None, found: Addresses) -> str | None:
         if address in own:
             return name
     if ipaddress.ip_address(address).is_loopback:
-        return next((name for name, own in found.items() if "127.0.0.1" in own), None)
+        has_loopback = (
+            name for name, own in found.items() if any(ipaddress.ip_address(one).is_loopback for one in own)
+        )
+        return next(has_loopback, None)
     return None
 
 

@@ -27,7 +27,7 @@ from comm_orchestrator.rendezvous.started import StartedRanks
 from comm_orchestrator.report import describe, headline
 from comm_utils import active, process_limits
 from comm_utils.backend import Setup
-from comm_utils.errors import CommError, ConfigurationError, NotInitializedError
+from comm_utils.errors import BackendUnavailableError, CommError, ConfigurationError, NotInitializedError
 from comm_utils.flight_recorder import RECORDER, FlightRecorderSettings
 from comm_utils.launch import LaunchInfo
 from comm_utils.log import is_shown_on_stderr, logger, remember_rank, show_on_stderr
@@ -187,6 +187,8 @@ def initialize(options: InitOptions) -> InitResult:
     except BaseException as error:
         remember_rank(None)
         _let_go(error)
+        if isinstance(error, RuntimeError) and (lack := process_limits.lack_of_threads(error)):
+            raise BackendUnavailableError(f"init_distributed: {lack}") from error
         raise
     return InitResult(settings, fresh=True, host_of=host_of)
 

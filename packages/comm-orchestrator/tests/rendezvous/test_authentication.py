@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -132,3 +133,18 @@ def test_the_variable_of_a_job_over_several_hosts() -> None:
     assert first != second
     with pytest.raises(LaunchError, match=f"{SECRET_VARIABLE}: got 3 characters; expected at least 16"):
         environment_secret({SECRET_VARIABLE: "abc"})
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_no_room_for_a_secret_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int) -> None:
+    def refuse(path: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(authentication, "_PARENTS", (tmp_path, tmp_path / "elsewhere"))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.setattr(authentication, "_write", refuse)
+    with pytest.raises(LaunchError) as caught:
+        authentication.share_secret("job")
+    said = f"no room is left in {tmp_path} ({os.strerror(number)}) and {tmp_path / 'elsewhere'} "
+    assert said in str(caught.value)
+    assert "COMM_JOB_SECRET" in str(caught.value)

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from pathlib import Path
 
 from comm_utils.errors import BackendUnavailableError
 
-__all__ = ["check_address_space", "check_descriptors", "free_descriptors"]
+__all__ = ["check_address_space", "check_descriptors", "free_descriptors", "lack_of_threads"]
+
+# Of Python, and of C++'s std::thread.
+_NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable", re.IGNORECASE)
 
 
 def check_descriptors(who: str, needed: int) -> None:
@@ -78,3 +82,15 @@ def _limit(name: str) -> int | None:
 
     soft = resource.getrlimit(getattr(resource, name))[0]
     return None if soft == resource.RLIM_INFINITY else int(soft)
+
+
+def lack_of_threads(error: BaseException) -> str:
+    """Return that this user may start no more threads, and how to raise the limit; "" for other failures."""
+    found = _NO_THREAD.search(str(error))
+    if found is None:
+        return ""
+    return (
+        f"this process cannot start another thread; the user's limit is {_limit('RLIMIT_NPROC')}: raise it before the "
+        "start (ulimit -u, TasksMax= of a service, or pids.max of a container's cgroup), or have other "
+        f"programs end [{found[0]}]"
+    )

@@ -30,6 +30,7 @@ from comm_utils.flight_recorder.directory import prune
 from comm_utils.flight_recorder.kinds import Kind
 from comm_utils.flight_recorder.layout import IN_BACKGROUND
 from comm_utils.flight_recorder.memory import ring_bytes
+from comm_utils.flight_recorder.recorder import own_identity
 from comm_utils.testing.recording import call, writers
 
 
@@ -513,7 +514,7 @@ def test_old_jobs_are_pruned_but_not_those_that_run(tmp_path: Path) -> None:
                 ranks[0].kill()
             os.utime(tmp_path / f"ended-{number}", (number, number))
         (tmp_path / "not-a-job").mkdir()
-        prune(tmp_path, 2)
+        prune(tmp_path, 2, own_identity())
         assert sorted(path.name for path in tmp_path.iterdir()) == ["ended-3", "ended-4", "not-a-job", "runs"]
 
 
@@ -533,8 +534,10 @@ def test_a_job_of_another_container_is_not_pruned(tmp_path: Path) -> None:
         looked_at = max(1, time.perf_counter_ns() - age_s * 10**9)
         with writers(tmp_path, {0: [["looked_at", looked_at]]}, job=job) as ranks:
             ranks[0].kill()
-    prune(tmp_path, 0)
+    prune(tmp_path, 0, "another container")
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+    prune(tmp_path, 0, own_identity())  # from where it could be seen
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_turned_off(recorder: FlightRecorder, tmp_path: Path) -> None:

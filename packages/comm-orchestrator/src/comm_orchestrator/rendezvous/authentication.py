@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import hashlib
 import hmac
 import json
@@ -158,8 +159,9 @@ def share_secret(identity: str) -> bytes | None:
         None where this host has no folder for it.
 
     Raises:
-        LaunchError: somebody else has a folder of that name.
+        LaunchError: somebody else has a folder of that name, or there is no room for the file.
     """
+    full = []
     for parent in _PARENTS:
         path = parent / f"comm-{os.getuid()}" / _file_name(identity)
         for _ in range(10):  # another rank may remove the folder while it is empty
@@ -177,8 +179,15 @@ def share_secret(identity: str) -> bytes | None:
                 continue
             except LaunchError:
                 raise
-            except OSError:
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    full.append(f"{parent} ({os.strerror(error.errno)})")
                 break
+    if full:
+        raise LaunchError(
+            f"init_distributed: the ranks share a secret in a file, for which no room is left in {' and '.join(full)}; "
+            f"free some space or inodes there, or set {SECRET_VARIABLE} to the same random text on every rank"
+        )
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import stat
@@ -104,15 +105,19 @@ def rings_in(folder: Path) -> list[Path]:
     return sorted(folder.rglob(f"*{RING_SUFFIX}"), key=lambda path: (str(path.parent), len(path.name), path.name))
 
 
-def prune(directory: Path, keep: int) -> None:
-    """Remove the folders of jobs that have ended, but for the ``keep`` newest."""
+def prune(directory: Path, keep: int, identity: str) -> None:
+    """Remove the folders of jobs that have ended, but for the ``keep`` newest.
+
+    Args:
+        identity: in the rings of processes that this one would see if they lived.
+    """
     ended = []
     with suppress(OSError):
         for folder in directory.iterdir():
             with suppress(OSError):
                 found = os.lstat(folder)
                 rings = list(folder.glob(f"*{RING_SUFFIX}"))
-                if stat.S_ISDIR(found.st_mode) and rings and not any(_is_in_use(ring) for ring in rings):
+                if stat.S_ISDIR(found.st_mode) and rings and not any(_is_in_use(ring, identity) for ring in rings):
                     ended.append((found.st_mtime, folder, rings))
     ended.sort(key=lambda one: one[0])
     for _, _, rings in ended[: max(0, len(ended) - keep)]:
@@ -129,14 +134,21 @@ def remove_rings_of(pids: Collection[int]) -> None:
                     remove_ring(ring)
 
 
-def _is_in_use(ring: Path) -> bool:
+def _is_in_use(ring: Path, identity: str) -> bool:
     """Return whether the process that wrote a ring lives, as far as this host can tell.
 
     A process of another container or host that uses the same folder cannot be seen, but its watch looks around all the
     time.
     """
     pid, started, looked_s = _writer(ring)
-    return pid > 0 and (is_alive(pid, started) or abs(time.time() - looked_s) < _RECENT_S)
+    if pid <= 0 or is_alive(pid, started):
+        return pid > 0
+    return abs(time.time() - looked_s) < _RECENT_S and not _has(ring, identity)
+
+
+def _has(ring: Path, identity: str) -> bool:
+    with ring.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        return memory.find(identity.encode()) >= 0
 
 
 def _writer(ring: Path) -> tuple[int, int, float]:

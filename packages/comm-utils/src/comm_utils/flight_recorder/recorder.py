@@ -119,7 +119,7 @@ class FlightRecorder:
             try:
                 folder, is_new = create_folder(directory, job)
                 if is_new:
-                    prune(directory, settings.keep)
+                    prune(directory, settings.keep, own_identity())
                 path, descriptor = create_ring(folder, rank, ring_bytes(records))
             except OSError as error:
                 logger.warning(
