@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tracemalloc
 import uuid
+from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy
@@ -188,6 +190,9 @@ VALUES = [
     defaultdict(list, a=[1]),
     defaultdict(None, {1: 2}),
     Counter("hello"),
+    Namespace(),
+    Namespace(lr=1e-3, layers=[1, 2], inner=Namespace(name="adam")),
+    SimpleNamespace(a=None, __class__=3),
     deque([1, "x"]),
     deque([1, 2], maxlen=5),
     deque(maxlen=0),
@@ -978,7 +983,9 @@ def test_keys_that_were_made_to_collide() -> None:
 
 MEASURE = """
 import gc, os, sys
+from argparse import Namespace
 from collections import *
+from types import SimpleNamespace
 from pathlib import PurePosixPath
 import numpy, torch
 from comm_collectives.object_codec import HEADER_BYTES, decode_object, encode_object
@@ -1002,6 +1009,7 @@ def measure(value):
     assert len(found) == count and times <= MOST_TIMES + 4, f"{value!r:.60}: {times:.1f} times"
 
 values = [
+    Namespace(), SimpleNamespace(a=1),
     [], (None,), set(), {1}, frozenset([None]), {}, {1: None}, OrderedDict(), Counter(), defaultdict(int), deque(),
     deque([1]), slice(None), bytearray(), 2**70, PurePosixPath("a"), torch.Size([]), torch.ones(0, dtype=torch.uint8),
     torch.tensor(1, dtype=torch.uint8), torch.ones(1, dtype=torch.uint8), torch.nn.Parameter(torch.ones(1)),
@@ -1070,3 +1078,16 @@ def test_truncated_messages(number: int) -> None:
     for length in lengths:
         with pytest.raises(ObjectDecodeError):
             decode_object(message[:length])
+
+
+def test_attributes_of_a_namespace_have_names_that_differ() -> None:
+    odd = Namespace()
+    vars(odd)[3] = 1  # type: ignore[index]
+    with pytest.raises(ArgumentTypeError, match="a namespace with the attribute 3"):
+        encode_object(odd)
+    with pytest.raises(ArgumentTypeError, match=r"\.hook"):
+        encode_object(Namespace(hook=print))
+    message = bytes(encode_object(Namespace(a=1, b=2)))
+    for found in (message.replace(b"b", b"a"), message.replace(bytes((Tag.STR,)), bytes((Tag.BYTES,)))):
+        with pytest.raises(ObjectDecodeError):
+            decode_object(found)

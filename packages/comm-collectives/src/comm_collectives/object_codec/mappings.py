@@ -1,9 +1,12 @@
-"""Mappings: dict, and those of :mod:`collections`, in their order."""
+"""Mappings: dict, and those of :mod:`collections`, in their order; and namespaces, which have attributes instead."""
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from comm_collectives.object_codec.errors import ObjectDecodeError, Refused
@@ -109,11 +112,46 @@ def _read_default_dict(reader: Reader) -> defaultdict[Any, Any]:
     return defaultdict(_FACTORIES[factory], _read_pairs(reader))
 
 
+def _write_namespace(tag: Tag, writer: Writer, namespace: Namespace | SimpleNamespace) -> None:
+    writer.begin(tag)
+    writer.enter()
+    attributes = vars(namespace)
+    writer.size(len(attributes))
+    for name, value in attributes.items():
+        if type(name) is not str:
+            raise Refused(f"got a namespace with the attribute {name!r:.60}; the names of attributes are text")
+        writer.value(name)
+        try:
+            writer.value(value)
+        except Refused as refused:
+            raise refused.within(namespace, f".{name:.60}") from None
+    writer.leave()
+
+
+def _read_namespace(tag: Tag, make: type[Any], reader: Reader) -> Any:
+    reader.skip_filler(tag)
+    reader.enter()
+    result = make()
+    attributes = vars(result)
+    count = reader.count(2)
+    for _ in range(count):
+        name = reader.value()
+        if type(name) is not str:
+            raise ObjectDecodeError("a namespace has an attribute whose name is not text")
+        attributes[name] = reader.value()
+    if len(attributes) != count:
+        raise ObjectDecodeError("a namespace has two equal attributes")
+    reader.leave()
+    return result
+
+
 WRITERS: Mapping[type, Write] = {
     dict: _write_dict,
     OrderedDict: _write_ordered_dict,
     defaultdict: _write_default_dict,
     Counter: _write_counter,
+    Namespace: partial(_write_namespace, Tag.NAMESPACE),
+    SimpleNamespace: partial(_write_namespace, Tag.SIMPLE_NAMESPACE),
 }
 
 READERS: Mapping[int, Read] = {
@@ -121,4 +159,6 @@ READERS: Mapping[int, Read] = {
     Tag.ORDERED_DICT: _read_ordered_dict,
     Tag.DEFAULT_DICT: _read_default_dict,
     Tag.COUNTER: _read_counter,
+    Tag.NAMESPACE: partial(_read_namespace, Tag.NAMESPACE, Namespace),
+    Tag.SIMPLE_NAMESPACE: partial(_read_namespace, Tag.SIMPLE_NAMESPACE, SimpleNamespace),
 }

@@ -69,6 +69,8 @@ class Tag(IntEnum):
     LIST_OF_FLOATS = 42
     TUPLE_OF_INTS = 43
     TUPLE_OF_FLOATS = 44
+    NAMESPACE = 45
+    SIMPLE_NAMESPACE = 46
     DATACLASS = 64
     ENUM = 65
     NAMED_TUPLE = 66
@@ -83,13 +85,15 @@ class Tag(IntEnum):
 
 
 #: Zeros between the tag and the value. Part of the format. On 64-bit CPython with torch 2.13, an empty set takes
-#: about 230 bytes, a deque 480 to 780, a tensor of one element 820, a slice 65, a path 190.
+#: about 230 bytes, a deque 480 to 780, a tensor of one element 820, a slice 65, a path 190, a namespace 350.
 FILLER_BYTES: Mapping[Tag, int] = {
     Tag.SET: 8,
     Tag.FROZENSET: 8,
     Tag.SLICE: 4,
     Tag.PATH: 4,
     Tag.DEQUE: 32,
+    Tag.NAMESPACE: 16,
+    Tag.SIMPLE_NAMESPACE: 16,
     Tag.TENSOR: 48,
 }
 
