@@ -47,6 +47,11 @@ GLOO = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/"
             "allocate 134217728 bytes. Error code 12 (Cannot allocate memory)",
             "DefaultCPUAllocator: can't allocate memory: you tried to allocate 134217728 bytes",
         ),
+        (
+            "[enforce fail at /torch/third_party/gloo/gloo/transport/tcp/socket.cc:142] rv != -1. -1 vs -1. connect: "
+            "Invalid argument",
+            "connect: Invalid argument",
+        ),
         ("\n  \nOperation timed out!\nframe #0: c10::Error (0x7f in libc10.so)", "Operation timed out!"),
         ("", "RuntimeError"),
         ("timeout " * 100, ("timeout " * 100)[:200] + "..."),

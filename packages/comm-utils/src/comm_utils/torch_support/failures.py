@@ -60,7 +60,8 @@ def summarize(error: BaseException) -> str:
     """Return the informative line of a failure, without source locations, emoji and advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     line = next((line for line in lines if any(one.search(line) for one in (_TIMEOUT, _LOST, _EXHAUSTED))), lines[0])
-    sentences = _EMOJI.sub("", _SOURCE.sub("", _CHECK.sub("", line))).split(". ")
+    line = _CHECK.sub("", line)
+    sentences = _EMOJI.sub("", _SOURCE.sub("", line)).split(". ")
     sentence = next((one for one in sentences if _EXHAUSTED.search(one)), sentences[0]).strip(" .")
     return sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]}..."
 
