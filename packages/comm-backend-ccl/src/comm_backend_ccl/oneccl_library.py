@@ -272,7 +272,10 @@ def create(size: int, rank: int, get: Callable[[str], bytes | None], put: Callab
     if not made:
         if failure:
             raise failure[0]
-        raise BackendUnavailableError(f"oneCCL could not make a group: {buffer.value.decode(errors='replace')}")
+        provider = os.environ.get("FI_PROVIDER")
+        advice = f"; FI_PROVIDER={provider} chooses how libfabric connects: unset it" if provider else ""
+        said = buffer.value.decode(errors="replace")
+        raise BackendUnavailableError(f"oneCCL could not make a group: {said}{advice}")
     return made
 
 
