@@ -69,12 +69,20 @@ def agree(
                 f"not within {limit.total_seconds():g} s{f' ({doing})' if doing else ''}; {advice}"
             )
     places = {}
-    for one in ranks:
-        said = store.get(keys[one])[:_MOST_REASON_BYTES].decode(errors="replace")
+    for one, value in zip(ranks, _values(store, list(keys.values())), strict=True):
+        said = value[:_MOST_REASON_BYTES].decode(errors="replace")
         if not said.startswith(_READY):
             raise BackendUnavailableError(f"{said} [reported by rank {one}; rank {rank} could go on]")
         places[one] = Place.decoded(said.removeprefix(_READY))
     return places
+
+
+def _values(store: Store, keys: list[str]) -> list[bytes]:
+    """Return the values of ``keys``, with one question where the store can answer it."""
+    if store.has_extended_api():  # type: ignore[attr-defined]
+        found: list[bytes] = store.multi_get(keys)
+        return found
+    return [store.get(key) for key in keys]
 
 
 def make_with_gloo(
