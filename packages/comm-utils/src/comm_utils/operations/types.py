@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import cached_property
@@ -209,7 +209,19 @@ class Pattern:
         """Return whether all the data goes to the root."""
         return any(move.receivers is Side.ROOT for move in self.moves)
 
-    def sources(self, rank: int, ranks: Sequence[int], root: int) -> set[int]:
+    @cached_property
+    def is_symmetric(self) -> bool:
+        """Return whether every rank of the group sends to all of them."""
+        return bool(self.moves) and all(move.senders is move.receivers is Side.ALL for move in self.moves)
+
+    def needs(self, rank: int, other: int, root: int) -> bool:
+        """Return whether ``other`` is among the :meth:`sources` of ``rank``, both of one group."""
+        return any(
+            _is_member(move.receivers, rank, rank, root) and _is_member(move.senders, other, rank, root)
+            for move in self.moves
+        )
+
+    def sources(self, rank: int, ranks: Collection[int], root: int) -> set[int]:
         """Return the ranks whose data ``rank`` needs, itself among them where it is one of the senders.
 
         Args:
@@ -222,7 +234,7 @@ class Pattern:
                 found.update(_members(move.senders, rank, ranks, root))
         return found
 
-    def targets(self, rank: int, ranks: Sequence[int], root: int) -> set[int]:
+    def targets(self, rank: int, ranks: Collection[int], root: int) -> set[int]:
         """Return the ranks that need data of ``rank``; arguments as for :meth:`sources`."""
         found: set[int] = set()
         for move in self.moves:
@@ -231,10 +243,14 @@ class Pattern:
         return found
 
 
-def _members(side: Side, rank: int, ranks: Sequence[int], root: int) -> Sequence[int]:
+def _members(side: Side, rank: int, ranks: Collection[int], root: int) -> Collection[int]:
     if side is Side.ALL:
         return ranks
     return (rank,) if side is Side.CALLER else (root,)
+
+
+def _is_member(side: Side, one: int, rank: int, root: int) -> bool:
+    return side is Side.ALL or one == (rank if side is Side.CALLER else root)
 
 
 @dataclass(frozen=True)

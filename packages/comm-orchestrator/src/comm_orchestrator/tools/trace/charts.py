@@ -90,7 +90,7 @@ def _fill(axes: Any, shown: dict[tuple[str, bool], list[tuple[float, float, floa
         path = paths.Path(corners, codes * len(boxes))
         color = _color(look, waiting)
         # A thin line of the same colour keeps bars visible that are narrower than a pixel of a smaller copy.
-        axes.add_patch(patches.PathPatch(path, facecolor=color, edgecolor=color, linewidth=0.2, rasterized=many))
+        axes.add_artist(patches.PathPatch(path, facecolor=color, edgecolor=color, linewidth=0.2, rasterized=many))
 
 
 def _legend(figure: Any, shown: Iterable[tuple[str, bool]], asynchronous: bool, thin: bool) -> None:

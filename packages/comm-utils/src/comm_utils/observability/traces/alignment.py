@@ -17,8 +17,8 @@ __all__ = [
     "group_of",
     "is_nothing",
     "matches",
-    "needed_by",
     "on_first_clock",
+    "signature_of",
 ]
 
 Group: TypeAlias = tuple[str, tuple[int, ...]]
@@ -130,13 +130,13 @@ def _shift(most: int, counted: Mapping[int, Event], rank: int, events: Sequence[
 
 
 def matches(rank: int, event: Event, other: int, others: Event, doubt_ns: int = 0) -> bool:
-    """Return whether two ranks may have recorded one and the same call.
+    """Return whether two ranks of a group may have recorded one and the same call.
 
     Args:
         doubt_ns: how wrong their clocks may be.
     """
     mine, theirs = event.operation, others.operation
-    if _signature(mine) != _signature(theirs):
+    if signature_of(mine) != signature_of(theirs):
         return False
 
     if is_nothing(mine):
@@ -150,16 +150,12 @@ def matches(rank: int, event: Event, other: int, others: Event, doubt_ns: int = 
         if pattern.is_send == theirs.pattern.is_send:
             return False
         return ends_after(others, event) if pattern.is_send else ends_after(event, others)
-    needs, is_needed = other in needed_by(rank, mine), rank in needed_by(other, theirs)
+    needs, is_needed = pattern.needs(rank, other, mine.root), pattern.needs(other, rank, mine.root)
     return (not needs or ends_after(event, others)) and (not is_needed or ends_after(others, event))
 
 
-def needed_by(rank: int, operation: Operation) -> set[int]:
-    """Return the ranks whose data ``rank`` needs before its call can end."""
-    return operation.pattern.sources(rank, operation.ranks, operation.root)
-
-
-def _signature(operation: Operation) -> tuple[object, ...]:
+def signature_of(operation: Operation) -> tuple[object, ...]:
+    """Return the properties that the records of one call have in common on all ranks."""
     if operation.pattern.is_message:
         return "message", operation.size_bytes
     # Uneven exchanges have different sizes on every rank; each rank chooses its own names.

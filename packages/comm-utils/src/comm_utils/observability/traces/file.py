@@ -130,7 +130,8 @@ def load(folder: Path | str) -> list[RankTrace]:
     found = {int(match[1]): path for path in Path(folder).glob("rank*.jsonl") if (match := _NAME.fullmatch(path.name))}
     if not found:
         raise ArgumentError(f"{folder}: no trace here; expected a folder with rank0.jsonl, as start_trace() writes it")
-    traces = [load_rank(found[rank]) for rank in sorted(found)]
+    groups: dict[tuple[int, ...], tuple[int, ...]] = {}
+    traces = [load_rank(found[rank], groups) for rank in sorted(found)]
     for rank, trace in zip(sorted(found), traces, strict=True):
         if trace.rank != rank:
             raise ArgumentError(f"{found[rank]}: got the trace of rank {trace.rank}; expected that of rank {rank}")
@@ -161,8 +162,12 @@ def _listed(names: Sequence[object]) -> str:
     return ", ".join([*map(str, names[:_NAMED]), *(["..."] if len(names) > _NAMED else [])])
 
 
-def load_rank(path: Path | str) -> RankTrace:
+def load_rank(path: Path | str, groups: dict[tuple[int, ...], tuple[int, ...]] | None = None) -> RankTrace:
     """Return the trace in one file; the last line may have been cut off.
+
+    Args:
+        groups: the ranks of the groups in files that were loaded before; those of this file are added. Equal ones are
+            shared, so that they are compared and kept once, not once a rank.
 
     Raises:
         ArgumentError: it is no trace, or of another version; names the file and the line.
@@ -185,7 +190,10 @@ def load_rank(path: Path | str) -> RankTrace:
                     setattr(trace, name, value)
             else:
                 key = integers([found.pop("number")])[0]
-                operations[key] = Operation(**operation_fields(found))
+                values = operation_fields(found)
+                if groups is not None and "ranks" in values:
+                    values["ranks"] = groups.setdefault(values["ranks"], values["ranks"])
+                operations[key] = Operation(**values)
         except (ValueError, TypeError, LookupError, AttributeError) as error:
             if not whole:
                 break  # the process ended while it wrote

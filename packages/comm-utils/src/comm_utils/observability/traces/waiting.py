@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from heapq import nlargest, nsmallest
 from typing import NamedTuple, TypeAlias
 
-from comm_utils.observability.traces.alignment import channel_of, is_nothing, matches, needed_by
+from comm_utils.observability.traces.alignment import channel_of, is_nothing, matches, signature_of
 from comm_utils.observability.traces.events import Event, Operation, RankTrace
 
 __all__ = ["Account", "Key", "Share", "Straggler", "account", "key_of", "split", "together"]
@@ -140,11 +141,12 @@ def account(traces: Sequence[RankTrace]) -> Account:
                 stretches.append((rank, stretch))
                 if not event.operation.asynchronous:  # nothing else was done meanwhile
                     held_up.add(rank, stretch)
+        last_two = nlargest(2, calls, key=lambda rank: calls[rank].begin_ns)
         for rank in {waited_for for waiting_ns, waited_for in waited.values() if waiting_ns}:
             one = late[rank]
             one.last += 1
-            others = [event.begin_ns for other, event in calls.items() if other != rank]
-            one.late_ns.append(max(calls[rank].begin_ns - max(others), 0))
+            before = calls[last_two[last_two[0] == rank]].begin_ns
+            one.late_ns.append(max(calls[rank].begin_ns - before, 0))
     for _, (begin_ns, end_ns, waited_for) in stretches:
         for rank, caused_ns in held_up.blame(waited_for, begin_ns, end_ns):
             late[rank].caused_ns += caused_ns
@@ -199,32 +201,74 @@ def split(calls: Mapping[int, Event], doubt_ns: int = 0) -> dict[int, tuple[int,
     """Return how long each rank waited in one operation, ns, and for which rank.
 
     Args:
-        calls: by global rank.
+        calls: by global rank, all of one group.
         doubt_ns: how wrong the clocks may be.
 
     Returns:
         Only ranks of which everyone that they need is in ``calls``, and has made the same call as far as one can see.
     """
     found = {}
+    everyone: _Everyone | None = None
+    members: frozenset[int] = frozenset(next(iter(calls.values())).operation.ranks) if calls else frozenset()
     for rank, event in calls.items():
-        needed = set(_needed(rank, event, calls))
-        if not needed <= calls.keys():
-            continue
-        if any(not matches(rank, event, other, calls[other], doubt_ns) for other in needed if other != rank):
-            continue
-        last = max(sorted(needed), key=lambda one: calls[one].begin_ns)
-        # No longer than the operation itself, which only an error of the clocks would make it.
-        waiting_ns = min(max(calls[last].begin_ns - event.begin_ns, 0), max(event.duration_ns, 0))
-        found[rank] = waiting_ns, last
+        # What every rank needs of all others is compared once for all of them, not once a pair.
+        if event.operation.pattern.is_symmetric and not is_nothing(event.operation) and rank in members:
+            if everyone is None:
+                everyone = _Everyone(calls, members, doubt_ns)
+            last = everyone.last_for(rank, event)
+        else:
+            last = _last_for(rank, event, calls, members, doubt_ns)
+        if last is not None:
+            # No longer than the operation itself, which only an error of the clocks would make it.
+            waiting_ns = min(max(calls[last].begin_ns - event.begin_ns, 0), max(event.duration_ns, 0))
+            found[rank] = waiting_ns, last
     return found
 
 
-def _needed(rank: int, event: Event, calls: Mapping[int, Event]) -> Iterable[int]:
+class _Everyone:
+    """The calls of a whole group in which every rank needs all others."""
+
+    def __init__(self, calls: Mapping[int, Event], members: Set[int], doubt_ns: int) -> None:
+        self._doubt_ns = doubt_ns
+        # Whether all have made the same call; the times of each rank are compared in :meth:`last_for`.
+        self._are_alike = (
+            members <= calls.keys() and len({signature_of(calls[rank].operation) for rank in members}) == 1
+        )
+        if self._are_alike:
+            self._last = nlargest(2, members, key=lambda rank: (calls[rank].begin_ns, -rank))
+            self._begins = [calls[rank].begin_ns for rank in self._last]
+            self._first_through = nsmallest(2, members, key=lambda rank: calls[rank].end_ns)
+            self._ends = [calls[rank].end_ns for rank in self._first_through]
+
+    def last_for(self, rank: int, event: Event) -> int | None:
+        """Return the rank that called last; None where these cannot be the records of one call of ``rank``."""
+        if not self._are_alike:
+            return None
+        if len(self._last) > 1:
+            # Nobody was through before another had begun; a rank is not compared with itself.
+            last_begin_ns = self._begins[self._last[0] == rank]
+            first_end_ns = self._ends[self._first_through[0] == rank]
+            if event.end_ns + self._doubt_ns < last_begin_ns or first_end_ns + self._doubt_ns < event.begin_ns:
+                return None
+        return self._last[0]
+
+
+def _last_for(rank: int, event: Event, calls: Mapping[int, Event], members: Set[int], doubt_ns: int) -> int | None:
+    """Return the rank that called last of those that ``rank`` needs; None where one of them has not made this call."""
+    needed = _needed(rank, event, calls, members)
+    if not needed <= calls.keys():
+        return None
+    if any(not matches(rank, event, other, calls[other], doubt_ns) for other in needed if other != rank):
+        return None
+    return max(needed, key=lambda one: (calls[one].begin_ns, -one))
+
+
+def _needed(rank: int, event: Event, calls: Mapping[int, Event], members: Set[int]) -> set[int]:
     operation = event.operation
     if is_nothing(operation):
-        return (rank,)
-    if sources := needed_by(rank, operation):
+        return {rank}
+    if sources := operation.pattern.sources(rank, members, operation.root):
         return sources | {rank}
     # What was given away before the other side asked for it was kept by the library.
-    targets = operation.pattern.targets(rank, operation.ranks, operation.root)
+    targets = operation.pattern.targets(rank, members, operation.root)
     return {rank} | {one for one in targets if one not in calls or calls[one].begin_ns <= event.end_ns}
