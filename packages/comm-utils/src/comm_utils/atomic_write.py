@@ -29,7 +29,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     """
     target = Path(os.path.realpath(path))
     try:
-        mode = target.stat().st_mode
+        # Of the path as given: the real path of an open pipe, such as /dev/stdout, is the name of nothing.
+        mode = os.stat(path).st_mode
     except FileNotFoundError:
         mode = None
     except NotADirectoryError:
@@ -37,7 +38,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[IO[str]]:
     if mode is not None and stat.S_ISDIR(mode):
         raise ArgumentError(f"{path}: got a folder, expected the path of a file")
     if mode is not None and not stat.S_ISREG(mode):
-        with target.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        with open(path, "w", encoding="utf-8", errors="backslashreplace", newline="") as file:
             yield file
         return
     if not target.parent.is_dir():

@@ -54,6 +54,12 @@ def test_summary_is_text_or_one_document(folder: Path) -> None:
         (["summary", "nothing"], "nothing: got nothing; expected a folder with rank0.jsonl"),
         (["merge", "trace", "-o", "no/m.json"], "no/m.json: cannot be written: No such file or directory"),
         (["merge", "trace", "-o", "."], "got a folder; expected the name of a file"),
+        (["merge", "trace", "-o", "trace/rank0.jsonl"], "--output: trace/rank0.jsonl is a file of the trace"),
+        (["merge", "trace", "-o", "link"], "--output: link is a file of the trace that is read; expected another name"),
+        (["merge", "linked", "-o", "real"], "--output: real is a file of the trace"),
+        (["merge", "trace", "-o", "trace/rank7.jsonl"], "--output: trace/rank7.jsonl is a file of the trace"),
+        (["plot", "pictures", "-o", "it.svg"], "--output: it.svg is a file of the trace"),
+        (["replay", "trace", "--json", "trace/../trace/rank1.jsonl"], "rank1.jsonl is a file of the trace"),
         (["merge", "half", "-o", "m.json"], "got 1 of 2 ranks' files; missing: rank1.jsonl"),
         (["plot", "trace", "-o", "it.gif"], "expected .svg or .png"),
         (["plot", "trace", "-o", "it.svg", "--kind", "bars"], "expected one of timeline, traffic, both"),
@@ -77,14 +83,38 @@ def test_a_wrong_call_gets_one_sentence(
         monkeypatch.delenv(name, raising=False)
     save("empty", RankTrace(0, 1))
     save("half", RankTrace(0, 2))
-    before = sorted(folder.rglob("*"))
+    (folder / "link").symlink_to("trace/rank1.jsonl")
+    for name, target in (("linked", "real"), ("pictures", "it.svg")):
+        save(name, RankTrace(0, 1)).rename(target)
+        Path(name, "rank0.jsonl").symlink_to(folder / target)
+    before = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
     done = CliRunner().invoke(app, ["trace", *arguments])
     assert done.exit_code == 2
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert done.stderr.count("\n") == 1
     assert expected in done.stderr
-    assert sorted(folder.rglob("*")) == before
+    assert {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(("command", "place"), [("merge", "/dev/stdout"), ("merge", ">(cat)"), ("plot", "it.png")])
+def test_output_may_be_a_pipe(folder: Path, command: str, place: str) -> None:
+    """A picture too, where the name of the pipe says which kind."""
+    (folder / "it.png").symlink_to("/dev/stdout")
+    line = f"{sys.executable} -m comm_orchestrator trace {command} trace -o {place} | cat"
+    done = subprocess.run(["bash", "-c", line], cwd=folder, capture_output=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if command == "merge":
+        assert json.loads(done.stdout)["otherData"]["world_size"] == 2
+    else:
+        assert done.stdout.startswith(b"\x89PNG")
+        assert done.stdout.endswith(b"IEND\xaeB`\x82")
+
+
+def test_who_stops_reading_a_merged_trace_sees_no_error(folder: Path) -> None:
+    command = f"{sys.executable} -m comm_orchestrator trace merge {folder / 'trace'} -o /dev/stdout | head -c 0"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_who_stops_reading_sees_no_error(folder: Path) -> None:

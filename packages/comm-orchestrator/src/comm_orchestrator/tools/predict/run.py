@@ -18,7 +18,7 @@ from comm_orchestrator.tools.predict.job import Job, predict
 from comm_orchestrator.tools.predict.placement import SUBGROUPS, Placement
 from comm_orchestrator.tools.predict.plotting import check_plot, plot_residuals
 from comm_orchestrator.tools.predict.rendering import fits_table, held_out_table, job_tables, show
-from comm_orchestrator.tools.trace.files import read
+from comm_orchestrator.tools.trace.files import check_output, read
 from comm_utils.atomic_write import replacing
 from comm_utils.errors import ArgumentError
 from comm_utils.observability import bench_results
@@ -114,6 +114,8 @@ def run_predict(
     link = None if network is None else parse_link(network)
     if json_file is not None and json_file.resolve() == model.resolve():
         raise ArgumentError(f"--json: got {json_file}, which is the model; expected another name")
+    if json_file is not None:
+        check_output("--json", json_file, folder)
     loaded = load_model(model)
     traces = read(folder)
     placement = Placement.of(traces, nodes, ranks_per_node, subgroups)

@@ -54,6 +54,7 @@ def merge(
     from comm_orchestrator.tools.trace import files
 
     with _errors():
+        files.check_output("--output", output, folder)
         files.merge(files.read(folder), output)
 
 
@@ -74,6 +75,7 @@ def plot(
     with _errors():
         wanted = plotting.Wanted(kind, from_s, to_s, plotting.ranks_of(ranks) if ranks else ())
         plotting.check(output, wanted)
+        files.check_output("--output", output, folder)
         plotting.plot(files.read(folder), output, wanted)
 
 

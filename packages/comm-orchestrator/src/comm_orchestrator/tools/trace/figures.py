@@ -86,4 +86,6 @@ def draw(path: Path, size_inches: tuple[float, float], fill: Callable[[Any], Non
         figure = figures.Figure(figsize=size_inches, layout="constrained")
         fill(figure)
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        figure.savefig(place, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)
+        # Of a name, matplotlib would make a file that it can also read, which a pipe is not.
+        with place.open("wb") as file:
+            figure.savefig(file, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)

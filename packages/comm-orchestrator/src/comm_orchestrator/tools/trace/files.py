@@ -15,10 +15,10 @@ from comm_utils.errors import ArgumentError
 from comm_utils.observability.traces import Event, Operation, RankTrace
 from comm_utils.observability.traces.alignment import aligned
 from comm_utils.observability.traces.chrome import write
-from comm_utils.observability.traces.file import load, path_of
+from comm_utils.observability.traces.file import belongs_to, load, path_of
 from comm_utils.observability.traces.waiting import split, together
 
-__all__ = ["check", "merge", "read", "replaced", "waiting_of"]
+__all__ = ["check", "check_output", "merge", "read", "replaced", "waiting_of"]
 
 
 def read(folder: Path) -> list[RankTrace]:
@@ -96,21 +96,35 @@ def _whole(values: Iterable[object]) -> bool:
     return all(type(value) is int for value in values)
 
 
+def check_output(option: str, output: Path, folder: Path) -> None:
+    """Refuse to write a file of the trace in ``folder``, which is what is read.
+
+    Raises:
+        ArgumentError: names the option.
+    """
+    if belongs_to(folder, output):
+        raise ArgumentError(f"{option}: {output} is a file of the trace that is read; expected another name")
+
+
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
     """Yield a file to write instead of ``path``; it replaces ``path`` at the end of the block, unless that fails.
 
-    Where ``path`` is a link, what it leads to is replaced.
+    Where ``path`` is a link, what it leads to is replaced. A device or a pipe is written to as it is.
 
     Raises:
         ArgumentError: nothing can be written there.
+        BrokenPipeError: nobody reads from the pipe any more.
     """
     given, path = path, Path(os.path.realpath(path))
     if path.is_dir():
         raise ArgumentError(f"{given}: got a folder; expected the name of a file to write")
-    if path.exists() and not path.is_file():  # a device or a pipe, which stays what it is
+    # The real path of an open pipe, such as /dev/stdout, is the name of nothing.
+    if given.exists() and not path.is_file():
         try:
-            yield path
+            yield given
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise _unwritable(given, error) from None
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from comm_orchestrator import facade
-from comm_orchestrator.tools.trace.files import replaced
+from comm_orchestrator.tools.trace.files import check_output, replaced
 from comm_orchestrator.tools.trace.replay_plan import Plan
 from comm_utils.errors import ArgumentError, BackendUnavailableError
 from comm_utils.observability.traces import RankTrace
@@ -69,6 +69,7 @@ def check_files(options: Options) -> None:
     """
     if options.json:
         path = Path(options.json)
+        check_output("--json", path, Path(options.folder))
         before = path.exists()
         if before and not path.is_file() and not path.is_dir():
             raise ArgumentError(f"--json: {path} is no file")

@@ -30,7 +30,7 @@ from comm_utils.json_files import parse, read_lines
 from comm_utils.observability.traces.events import Event, Operation, RankTrace, Wait
 from comm_utils.observability.traces.lines import header_fields, integers, operation_fields
 
-__all__ = ["FORMAT", "VERSION", "TraceWriter", "load", "load_rank", "path_of", "remove_beyond", "save"]
+__all__ = ["FORMAT", "VERSION", "TraceWriter", "belongs_to", "load", "load_rank", "path_of", "remove_beyond", "save"]
 
 FORMAT, VERSION = "comm-trace", 1
 _NAME = re.compile(r"rank(0|[1-9][0-9]{0,17})\.jsonl")
@@ -42,6 +42,18 @@ _NAMED = 8
 def path_of(folder: Path | str, rank: int) -> Path:
     """Return the path of the trace of ``rank``."""
     return Path(folder) / f"rank{rank}.jsonl"
+
+
+def belongs_to(folder: Path | str, path: Path | str) -> bool:
+    """Return whether the trace in ``folder`` has, or would have, a file at ``path``, whatever links lead there."""
+    target = os.path.realpath(path)
+    if os.path.dirname(target) == os.path.realpath(folder) and _NAME.fullmatch(os.path.basename(target)):
+        return True
+    return target in map(os.path.realpath, _files_of(folder).values())
+
+
+def _files_of(folder: Path | str) -> dict[int, Path]:
+    return {int(match[1]): path for path in Path(folder).glob("rank*.jsonl") if (match := _NAME.fullmatch(path.name))}
 
 
 class TraceWriter:
@@ -127,7 +139,7 @@ def load(folder: Path | str) -> list[RankTrace]:
         ArgumentError: it has none, lacks some, or they are of several jobs or of another format.
         OSError: a file cannot be read.
     """
-    found = {int(match[1]): path for path in Path(folder).glob("rank*.jsonl") if (match := _NAME.fullmatch(path.name))}
+    found = _files_of(folder)
     if not found:
         raise ArgumentError(f"{folder}: no trace here; expected a folder with rank0.jsonl, as start_trace() writes it")
     groups: dict[tuple[int, ...], tuple[int, ...]] = {}
