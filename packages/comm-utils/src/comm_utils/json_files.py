@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from comm_utils.errors import ArgumentError
+from comm_utils.regular_file import open_regular
 
 __all__ = ["MAX_DEPTH", "MAX_DOCUMENT_BYTES", "MAX_LINE_BYTES", "parse", "read_document", "read_lines"]
 
@@ -84,9 +85,9 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, bool]]:
 
     Raises:
         ArgumentError: a line is not UTF-8 or longer than :data:`MAX_LINE_BYTES`; names the file and the line.
-        OSError: the file cannot be read.
+        OSError: the file cannot be read, or is no regular one.
     """
-    with _opened(path) as file:
+    with _opened(path, open_regular) as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
@@ -96,9 +97,9 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, bool]]:
             yield number, _text(line.removesuffix(b"\n"), where), line.endswith(b"\n")
 
 
-def _opened(path: str | os.PathLike[str]) -> IO[bytes]:
+def _opened(path: str | os.PathLike[str], opener: Callable[[str], int] | None = None) -> IO[bytes]:
     try:
-        return open(path, "rb")
+        return open(path if opener is None else opener(os.fspath(path)), "rb")
     except ValueError as error:  # a null character in the name
         raise ArgumentError(f"{str(path)!r:.200}: not the name of a file: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 
 from comm_orchestrator.tools.commands import app
 from comm_utils.flight_recorder import default_directory, rings_in
+from comm_utils.flight_recorder.directory import prune
 from comm_utils.testing.recording import Plan, call, writers
 
 Postmortem: TypeAlias = Callable[..., tuple[int, str]]
@@ -255,3 +257,12 @@ def test_dumps_for_torch(postmortem: Postmortem, tmp_path: Path) -> None:
     assert f"python -m torch.distributed.flight_recorder.fr_trace {dumps}" in shown
     assert again[0] == 2
     assert "expected an empty one" in again[1]
+
+
+def test_nobody_waits_for_the_writer_of_a_pipe(postmortem: Postmortem, tmp_path: Path) -> None:
+    pipe = tmp_path / "job" / "rank-0.ring"
+    pipe.parent.mkdir()
+    os.mkfifo(pipe)
+    expected = f"error: {tmp_path}: no ring can be read: {pipe}: not a regular file\n"
+    assert postmortem(tmp_path) == (2, expected)
+    prune(tmp_path, keep=0)

@@ -60,6 +60,8 @@ def test_summary_is_text_or_one_document(folder: Path) -> None:
         (["merge", "trace", "-o", "trace/rank7.jsonl"], "--output: trace/rank7.jsonl is a file of the trace"),
         (["plot", "pictures", "-o", "it.svg"], "--output: it.svg is a file of the trace"),
         (["replay", "trace", "--json", "trace/../trace/rank1.jsonl"], "rank1.jsonl is a file of the trace"),
+        (["summary", "fifo"], "fifo: the trace cannot be read: [Errno 22] not a regular file: 'fifo/rank0.jsonl'"),
+        (["summary", "endless"], "not a regular file: 'endless/rank0.jsonl'"),
         (["merge", "half", "-o", "m.json"], "got 1 of 2 ranks' files; missing: rank1.jsonl"),
         (["plot", "trace", "-o", "it.gif"], "expected .svg or .png"),
         (["plot", "trace", "-o", "it.svg", "--kind", "bars"], "expected one of timeline, traffic, both"),
@@ -87,6 +89,10 @@ def test_a_wrong_call_gets_one_sentence(
     for name, target in (("linked", "real"), ("pictures", "it.svg")):
         save(name, RankTrace(0, 1)).rename(target)
         Path(name, "rank0.jsonl").symlink_to(folder / target)
+    for name in ("fifo", "endless"):
+        (folder / name).mkdir()
+    os.mkfifo("fifo/rank0.jsonl")
+    (folder / "endless" / "rank0.jsonl").symlink_to("/dev/zero")
     before = {path: path.is_file() and path.read_bytes() for path in folder.rglob("*")}
     done = CliRunner().invoke(app, ["trace", *arguments])
     assert done.exit_code == 2

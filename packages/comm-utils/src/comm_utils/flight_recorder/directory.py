@@ -16,6 +16,7 @@ from pathlib import Path
 
 from comm_utils.flight_recorder.layout import HEADER, HEADER_BYTES, MAGIC, WORDS
 from comm_utils.process_state import is_alive
+from comm_utils.regular_file import open_regular
 
 __all__ = [
     "RING_SUFFIX",
@@ -155,8 +156,11 @@ def _writer(ring: Path) -> tuple[int, int, float]:
     """Return the pid of a ring's process, when it began, and when its watch last looked, as a time of day in seconds.
 
     All are 0 where the file does not say.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
     """
-    with ring.open("rb") as file:
+    with open(open_regular(ring), "rb") as file:
         head = file.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
         return 0, 0, 0.0

@@ -40,6 +40,7 @@ from comm_utils.flight_recorder.layout import (
     WORDS,
     unpacked_kind,
 )
+from comm_utils.regular_file import open_regular
 
 __all__ = ["NativeKind", "RingError", "RingReader", "open_ring"]
 
@@ -60,9 +61,9 @@ def open_ring(path: str | os.PathLike[str]) -> RingReader:
 
     Raises:
         RingError: it is no ring.
-        OSError: it cannot be opened.
+        OSError: it cannot be opened, or is no regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    descriptor = open_regular(path, os.O_NOFOLLOW)
     try:
         size = os.fstat(descriptor).st_size
         if not HEADER_BYTES <= size <= _LARGEST_RING_BYTES:
