@@ -133,6 +133,16 @@ def test_check_of_a_bad_file_names_file_and_key(commctl: Commctl, tmp_path: Path
     assert "Traceback" not in shown.stderr
 
 
+def test_check_shows_no_commands_to_terminals(commctl: Commctl, tmp_path: Path) -> None:
+    file = tmp_path / "odd[red].json"
+    file.write_text(json.dumps({"a\x1b[31m\x9bb": 1}))
+    shown = commctl("config", "check", str(file))
+    assert shown.returncode == 1
+    assert r"a\x1b[31m\x9bb" in shown.stderr
+    file.write_text('{"comms_logger": {"enabled": true}}')
+    assert "odd[red].json" in commctl("config", "check", str(file)).stdout.splitlines()[3]
+
+
 def test_check_refuses_misspelt_variables(commctl: Commctl, tmp_path: Path) -> None:
     file = tmp_path / "good.json"
     file.write_text("{}")

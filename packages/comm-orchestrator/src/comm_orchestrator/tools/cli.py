@@ -22,6 +22,9 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
     try:
+        from comm_orchestrator.tools.output import accept_any_text
+
+        accept_any_text()
         from comm_orchestrator.tools.commands import app
 
         app()

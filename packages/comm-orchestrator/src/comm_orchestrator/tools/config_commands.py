@@ -10,10 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import comm_config
 from comm_config.errors import closest
 from comm_orchestrator import selector
+from comm_orchestrator.tools.output import printable
 
 __all__ = ["app"]
 
@@ -47,14 +49,15 @@ def check(
         _print_errors(errors)
         raise typer.Exit(1)
     if as_json:
-        print(config.model_dump_json(indent=2))
+        # With escapes for what is not ASCII, which some terminals do not show.
+        print(json.dumps(json.loads(config.model_dump_json()), indent=2))
         return
     sources = comm_config.sources_of(config)
     rows = [(key, value) for key, value in _leaves("", config.model_dump()) if key in sources]
     shown = [(key, value) for key, value in rows if show_all or sources[key] != "default"]
     table = Table("key", "value", "from")
     for key, value in shown:
-        table.add_row(key, json.dumps(value), sources[key])
+        table.add_row(*(Text(printable(cell)) for cell in (key, json.dumps(value), sources[key])))
     if shown:
         Console().print(table)
     others = len(rows) - len(shown)
@@ -63,7 +66,7 @@ def check(
 
 def _print_errors(errors: list[str]) -> None:
     for error in errors:
-        print(f"error: {error}", file=typer.get_text_stream("stderr"))
+        print(f"error: {printable(error, lines=True)}", file=typer.get_text_stream("stderr"))
 
 
 def _backend_errors(config: comm_config.CommConfig) -> list[str]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, ParamSpec
 
+from comm_orchestrator.tools.output import printable
 from comm_utils.errors import CommError
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def print_error(what: str, *, rank: int | None = None) -> None:
     """Print an error, of ``rank`` where it may be that rank's alone, on stderr, after what was printed before."""
     with suppress(OSError):
         sys.stdout.flush()
-    print(f"error: {'' if rank is None else f'rank {rank}: '}{what}", file=sys.stderr, flush=True)
+    who = "" if rank is None else f"rank {rank}: "
+    print(f"error: {who}{printable(what, lines=True)}", file=sys.stderr, flush=True)
 
 
 def tell_in_turn(error: CommError, launch: LaunchInfo) -> int:

@@ -10,6 +10,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from comm_orchestrator.tools.output import printable
+
 __all__ = ["FittedTable"]
 
 
@@ -27,8 +29,8 @@ class FittedTable:
         self._rows: list[list[str]] = []
 
     def add_row(self, *cells: str) -> None:
-        """Add a row; cells that are missing at its end are empty."""
-        self._rows.append([*cells, *[""] * (len(self._columns) - len(cells))])
+        """Add a row, with escapes for what is not printable; cells that are missing at its end are empty."""
+        self._rows.append([*map(printable, cells), *[""] * (len(self._columns) - len(cells))])
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         widths = [self._width(place) for place in range(len(self._columns))]
@@ -38,7 +40,7 @@ class FittedTable:
         elif sum(widths) + gaps <= options.max_width:
             yield self._as_table(widths, int(sum(widths) + 2 * gaps <= options.max_width))
         else:
-            yield Text("\n".join(self._lines(options.max_width)))
+            yield Text("\n".join(self._lines(options.max_width, "-" if options.ascii_only else "─")))
 
     def _width(self, place: int) -> int:
         cells = [len(row[place]) for row in self._rows]
@@ -53,7 +55,7 @@ class FittedTable:
             table.add_row(*map(Text, row))
         return table
 
-    def _lines(self, width: int) -> list[str]:
+    def _lines(self, width: int, rule: str) -> list[str]:
         places = [place for place in range(len(self._columns)) if place not in self._above]
         widths = [self._width(place) for place in places]
         gap = " " * (2 if sum(widths) + 2 * len(widths) <= width else 1)
@@ -67,7 +69,7 @@ class FittedTable:
         stacked = [["", *[""] * (height - len(title) - 1), *title][-height:] for title in titles]
         above = ", ".join(self._columns[place] for place in self._above)
         lines = [above, *map(line, zip(*stacked, strict=True))]
-        lines.append("─" * min(width, max(map(len, lines))))
+        lines.append(rule * min(width, max(map(len, lines))))
         before = ""
         for row in self._rows:
             named = ", ".join(filter(None, (row[place] for place in self._above)))

@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import comm_config
+from comm_orchestrator.tools.output import printable
 from comm_utils.errors import ArgumentError
 from comm_utils.flight_recorder import RingError, RingReader, default_directory, open_ring, rings_in
 from comm_utils.flight_recorder.recorder import own_identity
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.process_state import process_state
 
-__all__ = ["JobRings", "opened_job", "printable", "seconds", "state_in_words", "state_of"]
+__all__ = ["JobRings", "opened_job", "seconds", "state_in_words", "state_of"]
 
 _ENDS = {0: "dead", 1: "ended", 2: "ended after a failure"}
 
@@ -67,7 +68,7 @@ def opened_job(where: str | None, prefers_running: bool = False) -> Iterator[Job
             except RingError as error:
                 damaged.append(printable(str(error)))
             except OSError as error:
-                damaged.append(f"{path}: {error.strerror}")
+                damaged.append(printable(f"{path}: {error.strerror}"))
             else:
                 by_job[reader.header.job].append(reader)
         if not by_job:
@@ -135,11 +136,6 @@ def state_in_words(snapshot: RankSnapshot) -> str:
     if snapshot.process in ("stopped", "unknown"):
         return snapshot.process
     return _ENDS.get(state, "dead")
-
-
-def printable(text: str) -> str:
-    """Return text of another process without what terminals take as commands."""
-    return "".join(one if one.isprintable() or one == "\n" else "�" for one in text)
 
 
 def seconds(value_ns: float) -> str:

@@ -183,7 +183,7 @@ def test_a_program_that_fails_and_a_launcher_that_kills_the_others(postmortem: P
 def test_an_error_that_nothing_explains(postmortem: Postmortem, tmp_path: Path) -> None:
     with writers(tmp_path, {0: [*STEP, ["failure", "world", "no route\nto \x1b[31mhost"]], 1: STEP}):
         code, shown = postmortem(tmp_path)
-    assert (code, verdict(shown)) == (1, "verdict: failure: rank 0 raised CommTimeoutError: no route to �[31mhost")
+    assert (code, verdict(shown)) == (1, "verdict: failure: rank 0 raised CommTimeoutError: no route to \\x1b[31mhost")
 
 
 def test_a_call_that_takes_long_on_all_ranks(postmortem: Postmortem, tmp_path: Path) -> None:

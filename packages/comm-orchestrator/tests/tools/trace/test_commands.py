@@ -137,3 +137,54 @@ def test_output_that_has_no_place(folder: Path, more: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=100)
     assert (done.returncode, done.stderr) == (2, "error: [Errno 28] No space left on device\n")
+
+
+@pytest.mark.parametrize("columns", ["", "60"])
+def test_a_terminal_without_some_characters(folder: Path, columns: str) -> None:
+    command = [sys.executable, "-m", "comm_orchestrator", "trace", "summary", str(folder / "trace")]
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": columns}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("?") == 1, "the sign of the clocks' uncertainty"
+
+
+def hostile(folder: Path) -> Path:
+    """A trace whose texts are commands to terminals, and formulas that are none."""
+    texts = [f"a{character}[31m$x_" for character in "\x1b\x9b\x00\x07\n\r\u202e\u2028"]
+    operations = [Operation(text, "all_reduce", 4096, (0,), text, "float32", "sum", method=text) for text in texts]
+    events = [Event(one, number, number, number + 1, number + 1) for number, one in enumerate(operations)]
+    save(folder / "hostile", RankTrace(0, 1, texts[0], 1, texts[0], events=events))
+    return folder / "hostile"
+
+
+def is_harmless(text: str) -> bool:
+    return all(character.isprintable() or character == "\n" for character in text)
+
+
+def test_names_give_no_commands_to_the_terminal(folder: Path) -> None:
+    trace = str(hostile(folder))
+    shown = CliRunner().invoke(app, ["trace", "summary", trace])
+    assert shown.exit_code == 0
+    assert is_harmless(shown.output)
+    for escape in ("\\x1b", "\\x9b", "\\x00", "\\x07", "\\n", "\\u202e"):
+        assert f"a{escape}[31m$x_" in shown.output
+    wrong = CliRunner().invoke(app, ["trace", "replay", trace, "--backend", "\x1b[31m"])
+    assert (wrong.exit_code, is_harmless(wrong.output)) == (2, True)
+
+
+def test_a_picture_shows_any_name_without_warnings(folder: Path) -> None:
+    command = [sys.executable, "-m", "comm_orchestrator", "trace", "plot", str(hostile(folder))]
+    done = subprocess.run([*command, "-o", str(folder / "it.svg")], capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = (folder / "it.svg").read_text()
+    assert r"on a\x1b[31m$x_" in text
+    assert is_harmless(text)
+
+
+def test_an_error_shows_names_with_escapes(folder: Path) -> None:
+    operation = Operation("\x1b[31mred", "all_reduce", 4096, (0,), "0", "float32", "sum")
+    save(folder / "wrong", RankTrace(0, 1, events=[Event(operation, 0, 5, 1, 1)]))
+    done = CliRunner().invoke(app, ["trace", "summary", str(folder / "wrong")])
+    assert done.exit_code == 2
+    assert "\\x1b[31mred ends before it begins" in done.stderr
+    assert is_harmless(done.stderr)

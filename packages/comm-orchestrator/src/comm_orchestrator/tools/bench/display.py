@@ -15,6 +15,7 @@ from comm_orchestrator.tools.bench.libraries import Library
 from comm_orchestrator.tools.bench.operations import IN_PLACE, OUT_OF_PLACE
 from comm_orchestrator.tools.bench.options import AVERAGES, Options
 from comm_orchestrator.tools.bench.plan import Plan, Row
+from comm_orchestrator.tools.output import printable
 from comm_utils.observability.bench_results import BenchFile, BenchResult, load
 from comm_utils.sizes import format_size
 
@@ -299,6 +300,7 @@ class Printer:
     def _print(self, lines: Sequence[str]) -> None:
         with self._progress.hidden():
             for line in lines:
+                line = printable(line, lines=True)
                 print(line if self._width is None else _wrapped(line, self._width))
             sys.stdout.flush()
 

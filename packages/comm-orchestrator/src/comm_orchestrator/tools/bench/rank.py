@@ -23,6 +23,7 @@ from comm_orchestrator.tools.bench.results import Seen, Setting, summed_up
 from comm_orchestrator.tools.bench.system import Exchange
 from comm_orchestrator.tools.errors import let_others_speak, print_error, print_nothing_more
 from comm_orchestrator.tools.local_ranks import FAILED
+from comm_orchestrator.tools.output import accept_any_text
 from comm_utils.errors import ArgumentError, BrokenGroupError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.observability.bench_results import BenchResult
 
@@ -194,6 +195,7 @@ def _told(error: BaseException) -> str:
 def main(text: str) -> None:
     """Run a rank that :mod:`.command` started, with its options; end the process."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    accept_any_text()
     code = run(Options.loads(text))
     with suppress(OSError):
         sys.stdout.flush()

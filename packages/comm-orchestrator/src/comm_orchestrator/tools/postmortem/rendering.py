@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import Any
 
 from comm_orchestrator.rendezvous.records import format_ranks
+from comm_orchestrator.tools.output import printable
 from comm_orchestrator.tools.postmortem.evidence import Evidence
 from comm_orchestrator.tools.postmortem.verdict import Found, in_words
-from comm_orchestrator.tools.rings import JobRings, printable, seconds, state_in_words
+from comm_orchestrator.tools.rings import JobRings, seconds, state_in_words
 from comm_utils.flight_recorder import Call
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 
@@ -34,7 +35,7 @@ def as_text(job: JobRings, evidence: Evidence, found: Sequence[Found], calls: in
         lines += ["", *_rank(evidence, rank, calls)]
     if len(shown) < len(evidence.ranks):
         lines += ["", f"{len(evidence.ranks) - len(shown)} more ranks: --json has all"]
-    return printable("\n".join(lines)) + "\n"
+    return printable("\n".join(lines), lines=True) + "\n"
 
 
 def _job(job: JobRings, evidence: Evidence) -> Iterator[str]:

@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from comm_orchestrator.tools.fitted_table import FittedTable
+from comm_orchestrator.tools.output import printable
 from comm_orchestrator.tools.predict.job import Interval, Job, Row
 from comm_utils.observability.cost_model import MARKS, NOT_MEASURED, Fit, FittedPoint, Key, Link, Model, Shape
 from comm_utils.observability.cost_model.accuracy import Errors, errors_of
@@ -33,7 +34,8 @@ def show(stream: TextIO, parts: Iterable[RenderableType]) -> None:
     # A terminal that is narrower breaks lines; a table that is narrower loses digits.
     console = Console(file=stream, highlight=False, width=max(width, _LEAST_WIDTH))
     with console.capture() as captured:
-        for part in parts:
+        for one in parts:
+            part = Text(printable(one.plain)) if isinstance(one, Text) else one
             console.print(part, soft_wrap=isinstance(part, Text) and width == _UNLIMITED)
     text = "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
     # A terminal that cannot show a µ shows something else.

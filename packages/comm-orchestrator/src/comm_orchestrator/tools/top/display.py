@@ -17,7 +17,8 @@ from rich.text import Text
 
 from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.fitted_table import FittedTable
-from comm_orchestrator.tools.rings import JobRings, printable, seconds
+from comm_orchestrator.tools.output import printable
+from comm_orchestrator.tools.rings import JobRings, seconds
 from comm_orchestrator.tools.top.rows import Row
 from comm_orchestrator.tools.trace.tables import significant
 from comm_utils.sizes import format_size
@@ -33,7 +34,7 @@ def parts(job: JobRings, rows: Sequence[Row]) -> Parts:
     """Return a headline, the table, and what is missing."""
     found = FittedTable(_COLUMNS, left=(2, 3, 5, 9), above=())
     for row in rows:
-        found.add_row(*map(printable, _cells(row)))
+        found.add_row(*_cells(row))
     lines = [f"damaged: {one}" for one in job.damaged]
     lines += [f"no ring: {format_ranks(job.absent)} (of another host, or ended)"] if job.absent else []
     return [f"job {printable(job.name)} of {job.world_size} rank{'s' if job.world_size != 1 else ''}", found, *lines]

@@ -58,7 +58,7 @@ def draw_timeline(figure: Any, lanes: Sequence[Lane], begin_ns: int, end_ns: int
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(f"time since the first call ({unit})")
     axes.set_ylabel("rank and group")
-    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_title(title, loc="left", fontsize="medium", parse_math=False)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     _legend(figure, shown, any(lane.half for lane in lanes), thin)
@@ -149,6 +149,6 @@ def draw_traffic(figure: Any, found: Traffic, ranks: Sequence[int], title: str, 
     axes.tick_params(length=0)
     axes.set_xlabel("to rank")
     axes.set_ylabel("from rank")
-    axes.set_title(title, loc="left", fontsize="medium")
+    axes.set_title(title, loc="left", fontsize="medium", parse_math=False)
     bar = figure.colorbar(mesh, ax=axes, shrink=0.85)
     bar.set_label(f"bytes sent ({_BYTE_UNITS[power]})")

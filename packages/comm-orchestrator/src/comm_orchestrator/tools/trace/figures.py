@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,5 +88,7 @@ def draw(path: Path, size_inches: tuple[float, float], fill: Callable[[Any], Non
         fill(figure)
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
         # Of a name, matplotlib would make a file that it can also read, which a pipe is not.
-        with place.open("wb") as file:
+        with place.open("wb") as file, warnings.catch_warnings():
+            # A name may have characters that the font lacks.
+            warnings.filterwarnings("ignore", "Glyph .* missing from")
             figure.savefig(file, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)

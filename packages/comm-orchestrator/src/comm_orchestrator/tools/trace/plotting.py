@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from comm_orchestrator.tools.output import printable
 from comm_orchestrator.tools.trace.charts import draw_timeline, draw_traffic, height_inches, side_inches
 from comm_orchestrator.tools.trace.figures import check_format, draw, library
 from comm_orchestrator.tools.trace.files import waiting_of
@@ -88,7 +89,7 @@ def plot(traces: Sequence[RankTrace], path: Path, wanted: Wanted) -> None:
         raise ArgumentError(f"--ranks: got {outside[0]}; the trace has the ranks 0 to {W - 1}")
     if not any(trace.events for trace in traces):
         raise ArgumentError("the trace has no operations, so there is nothing to draw")
-    backend = ", ".join(sorted({trace.backend for trace in traces if trace.backend}))
+    backend = printable(", ".join(sorted({trace.backend for trace in traces if trace.backend})))
     rows: list[tuple[float, Any]] = []
     if wanted.kind != "traffic":
         found, begin, end = _lanes(traces, ranks, wanted)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.fitted_table import FittedTable
+from comm_orchestrator.tools.output import printable
 from comm_orchestrator.tools.trace.summary import OperationRow, Summary
 from comm_utils.sizes import format_size
 
@@ -73,7 +74,7 @@ def render(parts: Iterable[FittedTable | str], stream: TextIO) -> str:
         for number, part in enumerate(parts):
             if number and not isinstance(part, str):
                 console.print()
-            console.print(Text(part) if isinstance(part, str) else part)
+            console.print(Text(printable(part)) if isinstance(part, str) else part)
     return "\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n"
 
 
