@@ -13,6 +13,7 @@ from torch.distributed import Work
 
 from comm_backend_ccl.work import CclWork
 from comm_utils.torch_support.completing import COMPLETING
+from comm_utils.torch_support.uncompiled import uncompiled
 
 __all__ = ["C10dWork"]
 
@@ -20,6 +21,7 @@ __all__ = ["C10dWork"]
 _NO_LIMIT = timedelta(0)
 
 
+@uncompiled
 class C10dWork(Work):
     """A :class:`CclWork`, or several, as one handle of c10d.
 

@@ -29,6 +29,7 @@ from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import flatten
 from comm_utils.torch_support.monitored_barrier import pass_monitored_barrier
 from comm_utils.torch_support.passed_tensors import passing_joined
+from comm_utils.torch_support.uncompiled import uncompiled
 
 __all__ = ["NAME", "CclProcessGroup"]
 
@@ -36,6 +37,7 @@ NAME = "ccl"
 _Tensors = list[torch.Tensor]
 
 
+@uncompiled
 class CclProcessGroup(ProcessGroup):
     """The group's methods under every name that releases of torch since 2.6 call.
 

@@ -10,10 +10,12 @@ from typing import Any
 import torch
 
 from comm_utils.torch_support.completing import COMPLETING
+from comm_utils.torch_support.uncompiled import uncompiled
 
 __all__ = ["Handle", "tensors_of"]
 
 
+@uncompiled
 class Handle(ABC):
     """See ``comm_utils.backend.Work``. Subclasses say how to wait, and have in ``_result`` what is there afterwards."""
 
@@ -21,6 +23,10 @@ class Handle(ABC):
 
     _result: Any = None
     _future: Any = None
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        uncompiled(cls)
 
     @abstractmethod
     def wait(self, timeout: float | timedelta | None = None) -> bool: ...

@@ -1,0 +1,52 @@
+"""Code that ``torch.compile`` leaves alone where it meets a call of it outside of its graphs.
+
+Below a compiled function, Dynamo evaluates every call that is in no graph: the methods of a process group, which C++
+calls, and whatever a function calls that it gave up. It would trace these calls one by one, which they are not made for:
+it fails on the attributes of a process group, for example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+
+__all__ = ["uncompiled"]
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def uncompiled(target: T) -> T:
+    """Have Dynamo run a function, or every method of a class, and all that these call, without compiling anything.
+
+    Calls that Dynamo traces into the graph of their caller are traced as before. Marks the code, so that calls cost
+    what they did, and does not import Dynamo.
+    """
+    for function in _functions(target):
+        _mark(function.__code__)
+    return target
+
+
+def _functions(target: Any) -> Iterator[FunctionType]:
+    if not isinstance(target, type):
+        yield target
+        return
+    for found in vars(target).values():
+        for one in (found, getattr(found, "fget", None), getattr(found, "__func__", None)):
+            if isinstance(one, FunctionType):
+                yield one
+
+
+def _make_mark() -> Callable[[Any], None]:
+    module: Any = torch._C._dynamo.eval_frame
+    try:
+        skip = module._FrameAction.SKIP
+        strategy = module._FrameExecStrategy(skip, skip)
+    except AttributeError:  # torch 2.6
+        return getattr(module, "skip_code", lambda code: None)  # type: ignore[no-any-return]
+    return lambda code: module.set_code_exec_strategy(code, strategy)
+
+
+_mark = _make_mark()
