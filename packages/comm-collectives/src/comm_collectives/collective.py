@@ -31,6 +31,7 @@ from comm_collectives.help_texts import COLLECTIVE_ERRORS, WRONG_ARGUMENTS, with
 from comm_utils.active import slot
 from comm_utils.fast_path import FastPathKey
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.uncompiled import uncompiled
 
 __all__ = ["INLINE", "collective"]
 
@@ -190,7 +191,8 @@ def _make_head(
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     exec(compile(source, filename, "exec"), known)
     head: Callable[..., Any] = functools.wraps(body)(known[name])
-    known["head"] = head
+    # A call that is not traced into the graph of its caller gains nothing from a graph of its own.
+    known["head"] = uncompiled(head)
     communicates = any(one.name == "timeout" for one in parameters)
     with_full_help(head, COLLECTIVE_ERRORS if communicates else WRONG_ARGUMENTS)
     head.takes_labels = labels  # type: ignore[attr-defined]

@@ -71,7 +71,8 @@ def _serves(operation: str, op: Any, dtype: torch.dtype, device: str, group: Pro
         op: :data:`NO_OP` if nothing is reduced.
     """
     if not is_active():
-        return True  # torch.distributed alone was set up: there is nothing of ours to call instead
+        # If torch.distributed alone was set up, there is nothing of ours to call instead.
+        return torch.distributed.is_initialized()
     try:
         capabilities = slot.backend.capabilities(group, device)
         slot.backend.check_group(group)

@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from comm_collectives.help_texts import WRONG_ARGUMENTS, with_full_help
 from comm_utils.errors import ArgumentTypeError
+from comm_utils.torch_support.uncompiled import uncompiled
 
 __all__ = ["explain_call", "with_keyword_errors"]
 
@@ -81,4 +82,4 @@ def with_keyword_errors(function: Callable[Parameters, Result]) -> Callable[Para
                     raise explained from None
             raise
 
-    return with_full_help(checked, WRONG_ARGUMENTS)
+    return with_full_help(uncompiled(checked), WRONG_ARGUMENTS)

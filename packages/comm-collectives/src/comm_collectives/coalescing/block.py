@@ -17,6 +17,7 @@ from comm_utils.backend import Backend, Work
 from comm_utils.errors import ArgumentError
 from comm_utils.given import seconds_to_wait
 from comm_utils.torch_support.handle import Handle
+from comm_utils.torch_support.uncompiled import uncompiled
 
 __all__ = ["Coalescing", "coalescing"]
 
@@ -92,6 +93,7 @@ def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
 _lock = threading.Lock()
 
 
+@uncompiled
 class _Block(AbstractContextManager[Coalescing]):
     """One ``with`` block. The first one of all threads puts a backend into the slot, and the last one takes it out."""
 

@@ -1,8 +1,8 @@
 """Code that ``torch.compile`` leaves alone where it meets a call of it outside of its graphs.
 
 Below a compiled function, Dynamo evaluates every call that is in no graph: the methods of a process group, which C++
-calls, and whatever a function calls that it gave up. It would trace these calls one by one, which they are not made for:
-it fails on the attributes of a process group, for example.
+calls, and whatever a function calls that it gave up. It would trace these calls one by one, and fail: on the attributes
+of a process group, for example.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def _make_mark() -> Callable[[Any], None]:
         skip = module._FrameAction.SKIP
         strategy = module._FrameExecStrategy(skip, skip)
     except AttributeError:  # torch 2.6
-        return getattr(module, "skip_code", lambda code: None)  # type: ignore[no-any-return]
+        skip_one: Callable[[Any], None] = getattr(module, "skip_code", lambda code: None)
+        return skip_one
     return lambda code: module.set_code_exec_strategy(code, strategy)
 
 
