@@ -660,6 +660,106 @@ def test_compiled_with_a_break(pools: Pools, name: str) -> None:
         assert said != "did not break"
 
 
+needs_recursive_skips = pytest.mark.skipif(
+    not hasattr(torch._C._dynamo.eval_frame, "_FrameExecStrategy"), reason="torch 2.6 skips single frames only"
+)
+
+
+def run_ddp_compiled() -> None:
+    """DDP's reducer is C++, which calls the methods of the group within what Dynamo evaluates."""
+    from torch.nn.parallel import DistributedDataParallel
+
+    def trained(compiled: bool) -> list[torch.Tensor]:
+        torch.manual_seed(7)
+        model = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4))
+        run: Any = DistributedDataParallel(model)
+        if compiled:
+            run = torch.compile(run, backend="eager")
+        for step in range(2):
+            inputs, wanted = batch(step)
+            torch.nn.functional.mse_loss(run(inputs[own_part()]), wanted[own_part()]).backward()
+        return [*model.buffers(), *(parameter.grad for parameter in model.parameters())]
+
+    torch._dynamo.reset()
+    for expected, found in zip(trained(False), trained(True), strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.slow
+@needs_recursive_skips
+def test_ddp_compiled(pools: Pools) -> None:
+    pools(2).run(run_ddp_compiled)
+
+
+def torch_broadcast(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor * 2
+    c10d.broadcast(tensor, 1)
+    return tensor + 1
+
+
+def torch_reduced_asynchronously(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor * 2
+    work = c10d.all_reduce(tensor, async_op=True)
+    work.wait()
+    return tensor + 1
+
+
+def torch_sent(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor * 2
+    if c10d.get_rank() == 0:
+        c10d.send(tensor, 1)
+    else:
+        c10d.recv(tensor, 0)
+    return tensor + 1
+
+
+def run_calls_of_torch(function: Function) -> None:
+    expected = function(own_tensor())
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(own_tensor()), expected)
+
+
+@needs_recursive_skips
+@pytest.mark.parametrize("function", [torch_broadcast, torch_reduced_asynchronously, torch_sent])
+def test_calls_of_torch_in_a_compiled_function(pools: Pools, function: Function) -> None:
+    pools(2).run(run_calls_of_torch, function)
+
+
+def run_called_too_early(backend: str) -> None:
+    def reduced(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor * 2
+        dist.all_reduce(tensor)
+        return tensor + 1
+
+    def in_a_block(tensor: torch.Tensor) -> torch.Tensor:
+        try:
+            print(end="")  # torch gives up a function whose graph breaks within try
+            with dist.coalescing():
+                dist.all_reduce(tensor)
+            dist.all_reduce(tensor, async_op=True).wait()
+        finally:
+            print(end="")
+        return tensor
+
+    torch._dynamo.reset()
+    compiled, block = torch.compile(reduced, backend="eager"), torch.compile(in_a_block, backend="eager")
+    for _ in range(2):
+        with pytest.raises(dist.NotInitializedError):
+            compiled(torch.ones(2))
+        dist.init_distributed(backend, verbose=False)
+        for size in (2, 3):
+            assert compiled(torch.ones(size)).tolist() == [2 * dist.get_world_size() + 1] * size
+        assert block(torch.ones(2)).tolist() == [dist.get_world_size() ** 2] * 2
+        dist.destroy_process_group()
+
+
+@needs_recursive_skips
+def test_compiled_and_called_before_the_set_up(bare_pools: Pools) -> None:
+    bare_pools(2).run(run_called_too_early, os.environ.get("TESTS_BACKEND", "gloo"))
+
+
 def run_with_gradients() -> list[Any]:
     """In place on a tensor that autograd follows: the sum is no part of what it differentiates, compiled or not."""
 
