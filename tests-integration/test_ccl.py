@@ -219,8 +219,8 @@ def run_plain_torch() -> None:
             "torch.float8_e5m2 tensors can be moved but not reduced",
         ),
         (
-            lambda: c10d.all_reduce(torch.ones(2, dtype=torch.int32), c10d.ReduceOp.AVG),
-            "op 'avg' is not defined for torch.int32",
+            lambda: c10d.all_reduce(torch.ones(2, dtype=torch.bool), c10d.ReduceOp.AVG),
+            "op 'avg' is not defined for torch.bool",
         ),
         (lambda: c10d.send(torch.ones(2), 1 - rank, tag=-3), "send: tag: got -3; expected an integer of 0"),
     ):

@@ -798,6 +798,7 @@ def run_backward_against_nobody() -> str:
     loss = model(torch.ones(2, 3)).sum()
     with pytest.raises(CollectiveMismatchError) as raised:
         loss.backward() if dist.get_rank() == 0 else dist.barrier()
+    dist.destroy_process_group()
     return str(raised.value)
 
 

@@ -117,6 +117,7 @@ def _members() -> Sequence[bytes]:
         "failure": "no",
         "settings": ["", "0"],
         "place": ["0-3,8", 0, None, 0],
+        "address": "10.0.0.1:4242",
     }
     return [json.dumps(mine).encode()]
 
@@ -204,7 +205,7 @@ DECODERS = (
     ),
     Decoder("announced", _announced, (RuntimeError,), lambda: [b"3", b"x"], "text"),
     Decoder("barrier", _barrier, (), lambda: [b"waiting", b"1764000000.5", b"nan"], "text"),
-    Decoder("group-agreement", _group, (CommError,), lambda: [b"ready", b"no GPU"], "text"),
+    Decoder("group-agreement", _group, (CommError,), lambda: [b"ready id\thost\t10.0.0.1:4242", b"no GPU"], "text"),
     Decoder(
         "cpu-list",
         lambda data: topology.parse_cpu_list(data.decode("latin-1")),
