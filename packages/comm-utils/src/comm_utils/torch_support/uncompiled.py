@@ -40,14 +40,15 @@ def _functions(target: Any) -> Iterator[FunctionType]:
 
 
 def _make_mark() -> Callable[[Any], None]:
-    module: Any = torch._C._dynamo.eval_frame
+    compiler: Any = getattr(torch._C, "_dynamo", None)
+    module = getattr(compiler, "eval_frame", None)
     try:
         skip = module._FrameAction.SKIP
-        strategy = module._FrameExecStrategy(skip, skip)
-    except AttributeError:  # torch 2.6
+        strategy, set_strategy = module._FrameExecStrategy(skip, skip), module.set_code_exec_strategy
+    except AttributeError:  # torch 2.6, or one without Dynamo
         skip_one: Callable[[Any], None] = getattr(module, "skip_code", lambda code: None)
         return skip_one
-    return lambda code: module.set_code_exec_strategy(code, strategy)
+    return lambda code: set_strategy(code, strategy)
 
 
 _mark = _make_mark()
