@@ -41,7 +41,7 @@ def _functions(target: Any) -> Iterator[FunctionType]:
 
 def _make_mark() -> Callable[[Any], None]:
     compiler: Any = getattr(torch._C, "_dynamo", None)
-    module = getattr(compiler, "eval_frame", None)
+    module: Any = getattr(compiler, "eval_frame", None)
     try:
         skip = module._FrameAction.SKIP
         strategy, set_strategy = module._FrameExecStrategy(skip, skip), module.set_code_exec_strategy
