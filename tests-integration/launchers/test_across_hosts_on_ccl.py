@@ -330,8 +330,8 @@ print(json.dumps({"rank": rank, "text": text, "took_s": took_s}), flush=True)
 """
 
 
-def test_who_comes_after_the_others_gave_up_does_not_wait_in_turn(two_hosts: Hosts) -> None:
-    first, late = reports(run(_each(two_hosts, ["-c", LATE]), 60))
+def test_who_comes_after_the_others_gave_up_does_not_wait_in_turn(decoyed: Hosts) -> None:
+    first, late = reports(run(_each(decoyed, ["-c", LATE]), 60))
     assert "timed out after 3 s, as seen by rank 0: rank 1 (pid " in first["text"]
     assert "failed, as seen by rank 1: another rank gave up earlier: rank 1 (pid " in late["text"]
     assert late["took_s"] < 1.5 * patience()
