@@ -265,4 +265,4 @@ def test_nobody_waits_for_the_writer_of_a_pipe(postmortem: Postmortem, tmp_path:
     os.mkfifo(pipe)
     expected = f"error: {tmp_path}: no ring can be read: {pipe}: not a regular file\n"
     assert postmortem(tmp_path) == (2, expected)
-    prune(tmp_path, keep=0)
+    prune(tmp_path, keep=0, identity="")

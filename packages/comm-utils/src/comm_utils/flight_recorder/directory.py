@@ -148,7 +148,7 @@ def _is_in_use(ring: Path, identity: str) -> bool:
 
 
 def _has(ring: Path, identity: str) -> bool:
-    with ring.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+    with open(open_regular(ring), "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         return memory.find(identity.encode()) >= 0
 
 
