@@ -46,6 +46,8 @@ class Message(NamedTuple):
 
 _kept: deque[Message] = deque()
 _waiting: list[Message] = []
+#: Of the process that forked this one: their destructors would ask for locks that its threads may have held.
+_inherited: list[Message] = []
 
 
 def keep(
@@ -128,6 +130,7 @@ atexit.register(settle, _PATIENCE_AT_EXIT_S)
 
 def _forget() -> None:
     """Leave the messages of the process that forked this one to it."""
+    _inherited.extend((*_kept, *_waiting))
     _kept.clear()
     _waiting.clear()
 
