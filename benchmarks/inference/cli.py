@@ -23,7 +23,7 @@ from peers.report import rewrite
 
 from inference import report
 from inference.results import TARGETS, Results, Round, describe
-from inference.variants import ALONE, COMPILER, RANKS, VARIANTS
+from inference.variants import ALONE, COMPILER, NOTHING_SENT, RANKS, VARIANTS
 
 __all__ = ["main"]
 
@@ -87,7 +87,8 @@ def measure(sets: Sequence[Ranks], reference: Path, results: Results, options: a
         first = number % len(sets)
         for one in (*sets[first:], *sets[:first]):
             answers = one.ask(compared)
-            check(one.peer.name, answers, results, options)
+            if one.peer is not NOTHING_SENT:
+                check(one.peer.name, answers, results, options)
             if number:
                 results.add(one.peer.name, Round.of(answers))
     results.rounds = {one.peer.name: results.rounds[one.peer.name] for one in sets}

@@ -123,6 +123,10 @@ def parallelize(communication: str, build: Callable[[], Any], ranks: int, dtype:
 
         comm_orchestrator.init_distributed("ccl", verbose=False)
         close = comm_orchestrator.destroy_process_group
+    elif communication == "fake":
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        c10d.init_process_group("fake", store=FakeStore(), rank=int(os.environ["RANK"]), world_size=ranks)
     else:
         c10d.init_process_group(communication)
     styles = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
@@ -146,5 +150,5 @@ ENGINES: dict[str, Callable[[Callable[[], Any], int, torch.dtype], Engine]] = {
     "alone": alone,
     "compiler": compiler,
     **{f"auto_tp_{name}": functools.partial(auto_tp, name) for name in ("ours", "operator", "gloo")},
-    **{f"parallelize_{name}": functools.partial(parallelize, name) for name in ("ours", "gloo")},
+    **{f"parallelize_{name}": functools.partial(parallelize, name) for name in ("ours", "gloo", "fake")},
 }

@@ -190,6 +190,14 @@ TARGETS = (
         most=0.6,
         must=False,
     ),
+    Target(
+        "torch, communication of a group that sends nothing: at most 0.1 times gloo",
+        "torch, nothing sent",
+        "torch, gloo",
+        "communication_us",
+        most=0.1,
+        must=False,
+    ),
 )
 
 

@@ -6,7 +6,7 @@ import functools
 
 from peers.catalogue import DEEPSPEED, Peer
 
-__all__ = ["ALONE", "COMPILER", "RANKS", "VARIANTS"]
+__all__ = ["ALONE", "COMPILER", "NOTHING_SENT", "RANKS", "VARIANTS"]
 
 RANKS = 2
 
@@ -17,6 +17,9 @@ _OURS = ("comm_orchestrator", "comm_backend_ccl")
 ALONE = _variant("one process", "alone", ("transformers",))
 # Compiles DeepSpeed's operator, so that a late start of its ranks is not the compiler's.
 COMPILER = _variant("DeepSpeed's compiler", "compiler", ("deepspeed",), DEEPSPEED)
+# torch's own part of a reduction: its fake group returns at once, and leaves every rank its own part of each sum. Its
+# tokens are therefore others, after as much computing.
+NOTHING_SENT = _variant("torch, nothing sent", "parallelize_fake", ("transformers",))
 
 # In the order of all tables.
 VARIANTS = {
@@ -27,5 +30,6 @@ VARIANTS = {
         _variant("AutoTP, gloo", "auto_tp_gloo", ("transformers", "deepspeed"), DEEPSPEED),
         _variant("torch, ours", "parallelize_ours", ("transformers", *_OURS)),
         _variant("torch, gloo", "parallelize_gloo", ("transformers",)),
+        NOTHING_SENT,
     )
 }

@@ -169,6 +169,13 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken_links(page) == []
 
 
+def test_each_decision_has_its_own_number() -> None:
+    decisions = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+    numbers = [int(path.name.split("-")[0]) for path in decisions]
+    assert numbers == list(range(1, len(decisions) + 1))
+    assert [path.read_text().partition(".")[0] for path in decisions] == [f"# {number}" for number in numbers]
+
+
 def test_broken_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(

@@ -134,6 +134,35 @@ TEST(watched) {
     });
 }
 
+// While the progress thread looks by itself, when it ceases to, and long after.
+TEST(watched_one_at_a_time) {
+    Random random{options.seed};
+    constexpr int pauses_us[] = {0, 0, 100, 900, 1100, 5000, 19000, 20000, 21000, 60000};
+    std::vector<Job> jobs;
+    for (int turn = 0; turn < 60; ++turn) {
+        Job job;
+        job.operation = turn % 3 == 0 ? broadcast : all_reduce;
+        job.root = job.operation == broadcast ? turn % 2 : -1;
+        job.count = 1 + random.below(1000);
+        jobs.push_back(prepared(std::move(job), 2, random));
+    }
+    World world(2);
+    world.run([&](Group &group) {
+        Random mine{options.seed + static_cast<uint64_t>(group.rank())};
+        for (const Job &job : jobs) {
+            std::this_thread::sleep_for(std::chrono::microseconds(pauses_us[mine.below(std::size(pauses_us))]));
+            Part part(job, group);
+            const Handle task = group.start(part.request(), true);
+            const auto end = Clock::now() + std::chrono::duration<double>(options.patience);
+            while (task->now() == pending) {
+                CHECK(Clock::now() < end, "rank " << group.rank() << " watched for too long");
+                std::this_thread::sleep_for(std::chrono::microseconds(200));
+            }
+            part.finish();
+        }
+    });
+}
+
 TEST(waited_for_by_several_threads) {
     Random random{options.seed};
     for (int round = 0; round < 8; ++round) {

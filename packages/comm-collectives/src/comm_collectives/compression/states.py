@@ -105,9 +105,10 @@ class StatesByMemory:
 
     def _freed(self, storage: int, _: object) -> None:
         self._alive.pop(storage, None)
-        for key in [key for key in self._states if any(place[0] == storage for place in key[0])]:
-            _, (uses,) = self._states.pop(key)
-            self._used_once += uses == 1
+        # A finalizer may run in one thread while others add states, or run this too: list() copies all keys at once.
+        for key in [key for key in list(self._states) if any(place[0] == storage for place in key[0])]:
+            if (found := self._states.pop(key, None)) is not None:
+                self._used_once += found[1][0] == 1
         if self._used_once == _SUSPICIOUS:
             self._used_once += 1
             logger.warning(
