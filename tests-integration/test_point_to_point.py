@@ -493,3 +493,9 @@ def test_messages_with_tags_on_oneccl_are_bounded_and_compared(rank_environment:
     assert "receive earlier ones first, or send without a tag" in refused
     assert "rank 1 sends 2000 bytes of torch.float32 with tag 1" in different
     assert "rank 0 expects 2000 bytes of torch.int32" in different
+
+
+def test_a_message_of_a_batch_shows_what_it_is() -> None:
+    shown = repr(dist.P2POp(dist.isend, torch.ones(2, 3), 1, tag=4))
+    assert shown == "P2POp(isend, (2, 3) torch.float32, peer=1, group=None, tag=4)"
+    assert "group_peer=0" in repr(dist.P2POp(dist.irecv, torch.ones(1), group_peer=0))

@@ -295,6 +295,13 @@ def run_wrong_start() -> None:
         ({"device_id": "cpu"}, ArgumentTypeError, "init_process_group: device_id: got 'cpu'; expected a torch.device"),
         ({"device_id": True}, ArgumentTypeError, "init_process_group: device_id: got True; expected a torch.device"),
     ]
+    wrong.append(
+        (
+            {"init_method": "tcp://127.0.0.1:1", "store": c10d.HashStore(), "rank": 0, "world_size": 1},
+            dist.ArgumentError,
+            "init_distributed: got both init_method='tcp://127.0.0.1:1' and store; expected one of them",
+        )
+    )
     for given, error, text in wrong:
         with pytest.raises(error) as raised:
             dist.init_process_group("gloo", **given)

@@ -141,8 +141,11 @@ BETTER: dict[str, str] = {
     "send_object_list": _OBJECTS,
     "split_group": "with every backend",
 }
-#: class -> what is not as it looks.
+#: class or function -> what is not as it looks.
 TYPES: dict[str, str] = {
+    "get_backend": "one library for all devices: `gloo` after `init_process_group('cpu:gloo')`",
+    "new_subgroups_by_enumeration": "a rank that is in none of the groups gets `GroupMember.NON_GROUP_MEMBER`, with "
+    "which calls do nothing; torch returns None, which its calls take for the world",
     "P2POp": "ours and torch's are accepted, with `isend` and `irecv` of either; torch's `batch_isend_irecv` takes "
     "only its own",
     "ProcessGroup": "torch's; DeepSpeed's is an empty shell of its own",

@@ -109,7 +109,7 @@ def test_ranks_saw_different_data_and_learned(trained: Trained) -> None:
 
 
 SUBMODULES = """
-import importlib, json
+import importlib.util, json
 import comm_orchestrator as ours
 from comm_orchestrator import deepspeed as replacement
 replacement.replace_comm()
@@ -125,6 +125,7 @@ assert ReduceOp is ours.ReduceOp is deepspeed.comm.ReduceOp
 assert deepspeed.init_distributed is deepspeed.comm.init_distributed
 assert deepspeed.init_distributed.__wrapped__ is ours.init_distributed
 found = {}
+assert importlib.util.find_spec("deepspeed.comm.torch") is not None
 for name in (*replacement.REPLACED, *replacement.KEPT, *replacement.GONE, *replacement.COMPRESSED):
     try:
         found[name] = str(importlib.import_module(name).__spec__.origin)

@@ -375,6 +375,12 @@ def test_timeouts_that_no_clock_can_count(timeout: float) -> None:
         as_timedelta("call", timeout)
 
 
+@pytest.mark.parametrize(("timeout", "expected"), [(1e-9, "at least a microsecond"), (1e300, "at most 36525 days")])
+def test_timeouts_that_are_too_short_or_too_long(timeout: float, expected: str) -> None:
+    with pytest.raises(ArgumentError, match=rf"^call: timeout: got 1e.*; expected {expected}"):
+        as_timedelta("call", timeout)
+
+
 def test_timeouts_of_another_kind() -> None:
     with pytest.raises(ArgumentTypeError, match=r"^call: timeout: got '30'; expected seconds or a timedelta$"):
         as_timedelta("call", "30")  # type: ignore[arg-type]

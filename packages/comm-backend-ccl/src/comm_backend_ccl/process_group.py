@@ -18,12 +18,13 @@ from comm_backend_ccl.communicator_factory import make_communicator
 from comm_backend_ccl.fast_path.kinds import Kind
 from comm_backend_ccl.fast_path.shared import started_natively
 from comm_backend_ccl.layout import for_writing, unflatten_any
+from comm_backend_ccl.overloads import overloaded
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
 from comm_backend_ccl.sparse import all_reduce_sparse
 from comm_backend_ccl.work import ANY_SOURCE, CclWork, seconds
 from comm_utils.backend import Capabilities
-from comm_utils.errors import ArgumentTypeError
+from comm_utils.errors import ArgumentTypeError, BackendUnavailableError
 from comm_utils.fast_path import FastPath
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.flattening import flatten
@@ -35,6 +36,9 @@ __all__ = ["NAME", "CclProcessGroup"]
 
 NAME = "ccl"
 _Tensors = list[torch.Tensor]
+_OF_THE_LIBRARY = (
+    "{}: groups of the backend 'ccl' cannot do this themselves; call new_group() or split_group() of comm_orchestrator"
+)
 
 
 @uncompiled
@@ -174,7 +178,8 @@ class CclProcessGroup(ProcessGroup):
         work = path(*tensors)
         return None if work is None else self._started(work, operation, tensors[:1], options)
 
-    def allreduce(self, tensors: _Tensors | torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
+    @overloaded("allreduce", (("tensors", "tensor"),), "op", "timeout")
+    def allreduce(self, tensors: _Tensors | torch.Tensor, options: Any) -> C10dWork:
         tensor = one(tensors, "allreduce", sparse=True)
         plain = self._plain("all_reduce", [tensor], options, op_of(options))
         if plain is not None:
@@ -187,7 +192,8 @@ class CclProcessGroup(ProcessGroup):
         work = reductions.all_reduce(self._open(), memory, op)
         return self._started(work.then(finish), "all_reduce", [tensor], options)
 
-    def allreduce_coalesced(self, tensors: _Tensors, options: Any = None) -> C10dWork:
+    @overloaded("allreduce_coalesced", (("tensors",),))
+    def allreduce_coalesced(self, tensors: _Tensors, options: Any) -> C10dWork:
         for tensor in tensors:
             one(tensor, "allreduce_coalesced")
         communicator, op = self._open(), op_of(options, *tensors)
@@ -198,16 +204,17 @@ class CclProcessGroup(ProcessGroup):
             work = reductions.all_reduce(communicator, flat, op)
         return self._started(work.then(lambda: unflatten_any(flat, tensors)), "all_reduce", tensors, options)
 
-    def reduce(self, tensors: _Tensors | torch.Tensor, root: Any = None, *rest: Any) -> C10dWork:
-        tensor, options = one(tensors, "reduce"), root
+    @overloaded("reduce", (("tensors", "tensor"),), "root", "op", "timeout")
+    def reduce(self, tensors: _Tensors | torch.Tensor, options: Any) -> C10dWork:
+        tensor = one(tensors, "reduce")
         op = op_of(options, tensor)
         memory, finish = for_writing(tensor, read=True)
         work = reductions.reduce(self._open(), memory, options.rootRank, op)
         return self._started(work.then(finish), "reduce", [tensor], options)
 
-    def broadcast(self, tensors: _Tensors | torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
-        tensor = one(tensors, "broadcast")
-        root = options if isinstance(options, int) else options.rootRank
+    @overloaded("broadcast", (("tensors", "tensor"),), "root", "timeout")
+    def broadcast(self, tensors: _Tensors | torch.Tensor, options: Any) -> C10dWork:
+        tensor, root = one(tensors, "broadcast"), options.rootRank
         plain = self._plain("broadcast", [tensor], options, ReduceOp.SUM, root)
         if plain is not None:
             return plain
@@ -215,8 +222,9 @@ class CclProcessGroup(ProcessGroup):
         work = self._open().broadcast(memory, root, True)
         return self._started(work.then(finish), "broadcast", [tensor], options)
 
-    def allgather(self, outputs: Any, inputs: Any, options: Any = None, *_: Any) -> C10dWork:
-        targets = outputs[0] if isinstance(outputs[0], (list, tuple)) else outputs
+    @overloaded("allgather", (("output_tensors",), ("input_tensors", "input_tensor")), "timeout")
+    def allgather(self, outputs: Any, inputs: Any, options: Any) -> C10dWork:
+        targets = _of_one(outputs)
         source = one(inputs, "allgather")
         fit("allgather", targets, source, self.size())
         communicator = self._open()
@@ -224,7 +232,8 @@ class CclProcessGroup(ProcessGroup):
         work = communicator.all_gather(flat, source.contiguous(), True)
         return self._started(work.then(lambda: unflatten_any(flat, targets)), "all_gather", targets, options)
 
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None, *_: Any) -> C10dWork:
+    @overloaded("all_gather_single", (("output",), ("input",)), "timeout")
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> C10dWork:
         plain = self._plain("all_gather_into_tensor", [output, input], options, ReduceOp.SUM)
         if plain is not None:
             return plain
@@ -233,37 +242,39 @@ class CclProcessGroup(ProcessGroup):
         work = self._open().all_gather(memory, input.contiguous(), True)
         return self._started(work.then(finish), "all_gather_into_tensor", [output], options)
 
-    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _allgather_base = all_gather_single
 
-    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, options: Any = None) -> C10dWork:
+    @overloaded("all_gather_single_coalesced", (("outputs",), ("inputs",)))
+    def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, options: Any) -> C10dWork:
         works = [self.all_gather_single(output, input, options) for output, input in zip(outputs, inputs, strict=True)]
         return C10dWork.of_all(works, outputs)
 
-    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
-    def allgather_coalesced(self, outputs: list[_Tensors], inputs: _Tensors, options: Any = None) -> C10dWork:
+    @overloaded("allgather_coalesced", (("output_lists",), ("input_list",)))
+    def allgather_coalesced(self, outputs: list[_Tensors], inputs: _Tensors, options: Any) -> C10dWork:
         # outputs[r][i] is tensor i of rank r.
         works = [
             self.allgather([[row[index] for row in outputs]], [tensor], options) for index, tensor in enumerate(inputs)
         ]
         return C10dWork.of_all(works, [tensor for row in outputs for tensor in row])
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None, *_: Any) -> C10dWork:
+    @overloaded("reduce_scatter", (("output_tensors", "output"), ("input_tensors", "input")), "op", "timeout")
+    def reduce_scatter(self, outputs: Any, inputs: Any, options: Any) -> C10dWork:
         output = one(outputs, "reduce_scatter")
-        sources = inputs[0] if isinstance(inputs[0], (list, tuple)) else inputs
+        sources = _of_one(inputs)
         fit("reduce_scatter", sources, output, self.size())
         return self._reduce_scatter(output, flatten([one.contiguous() for one in sources]), "reduce_scatter", options)
 
-    def reduce_scatter_single(
-        self, output: torch.Tensor, input: torch.Tensor, options: Any = None, *_: Any
-    ) -> C10dWork:
+    @overloaded("reduce_scatter_single", (("outputTensor", "output"), ("inputTensor", "input")), "op", "timeout")
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> C10dWork:
         plain = self._plain("reduce_scatter_tensor", [output, input], options, op_of(options))
         if plain is not None:
             return plain
         fit("reduce_scatter_tensor", [input], output, 1, self.size())
         return self._reduce_scatter(output, input.contiguous(), "reduce_scatter_tensor", options)
 
-    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, name: str, options: Any) -> C10dWork:
         op = op_of(options, output)
@@ -271,13 +282,15 @@ class CclProcessGroup(ProcessGroup):
         work = reductions.reduce_scatter(self._open(), memory, source, op)
         return self._started(work.then(finish), name, [output], options)
 
-    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, options: Any = None) -> C10dWork:
+    @overloaded("reduce_scatter_single_coalesced", (("outputs",), ("inputs",)))
+    def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, options: Any) -> C10dWork:
         pairs = zip(outputs, inputs, strict=True)
         return C10dWork.of_all([self.reduce_scatter_single(one, other, options) for one, other in pairs], outputs)
 
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def alltoall(self, outputs: _Tensors, inputs: _Tensors, options: Any = None, *_: Any) -> C10dWork:
+    @overloaded("alltoall", (("output_tensors",), ("input_tensors",)), "timeout")
+    def alltoall(self, outputs: _Tensors, inputs: _Tensors, options: Any) -> C10dWork:
         for given in (outputs, inputs):
             fit("all_to_all", given, None, self.size())
         if outputs[0].dtype is not inputs[0].dtype:
@@ -289,14 +302,16 @@ class CclProcessGroup(ProcessGroup):
         )
         return self._started(work.then(lambda: unflatten_any(target, outputs)), "all_to_all", outputs, options)
 
+    @overloaded(
+        "all_to_all_single", (("output",), ("input",), ("output_split_sizes",), ("input_split_sizes",)), "timeout"
+    )
     def all_to_all_single(
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        output_split_sizes: Sequence[int] = (),
-        input_split_sizes: Sequence[int] = (),
-        options: Any = None,
-        *_: Any,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        options: Any,
     ) -> C10dWork:
         for tensor, rows in ((output, output_split_sizes), (input, input_split_sizes)):
             check_splits(one(tensor, "all_to_all_single"), rows, self.size())
@@ -307,32 +322,34 @@ class CclProcessGroup(ProcessGroup):
         work = self._open().all_to_all_rows(memory, source, output_split_sizes, input_split_sizes, True)
         return self._started(work.then(finish), "all_to_all_single", [output], options)
 
-    alltoall_base = all_to_all_single  # type: ignore[assignment]
+    alltoall_base = all_to_all_single
 
-    def gather(self, outputs: Any, inputs: Any, options: Any = None, *_: Any) -> C10dWork:
+    @overloaded("gather", (("output_tensors",), ("input_tensors", "input_tensor")), "root", "timeout")
+    def gather(self, outputs: Any, inputs: Any, options: Any) -> C10dWork:
         communicator, source = self._open(), one(inputs, "gather")
         if communicator.rank != options.rootRank:
             work = communicator.gather(None, source.contiguous(), options.rootRank, True)
             return self._started(work, "gather", [], options)
-        targets: _Tensors = outputs[0]
+        targets: _Tensors = _of_one(outputs)
         fit("gather", targets, source, self.size())
         flat = source.new_empty(source.numel() * communicator.size)
         work = communicator.gather(flat, source.contiguous(), options.rootRank, True)
         return self._started(work.then(lambda: unflatten_any(flat, targets)), "gather", targets, options)
 
-    def scatter(self, outputs: Any, inputs: Any, options: Any = None, *_: Any) -> C10dWork:
+    @overloaded("scatter", (("output_tensors", "output_tensor"), ("input_tensors",)), "root", "timeout")
+    def scatter(self, outputs: Any, inputs: Any, options: Any) -> C10dWork:
         communicator, output = self._open(), one(outputs, "scatter")
         mine = communicator.rank == options.rootRank
+        sources = _of_one(inputs) if mine else []
         if mine:
-            fit("scatter", inputs[0], output, self.size())
-        source = flatten([one.contiguous() for one in inputs[0]]) if mine else None
+            fit("scatter", sources, output, self.size())
+        source = flatten([one.contiguous() for one in sources]) if mine else None
         memory, finish = for_writing(output)
         work = communicator.scatter(memory, source, options.rootRank, True)
         return self._started(work.then(finish), "scatter", [output], options)
 
-    def barrier(  # type: ignore[override]
-        self, options: Any = None, *_: Any, **__: Any
-    ) -> C10dWork:
+    @overloaded("barrier", (), "timeout")
+    def barrier(self, options: Any) -> C10dWork:
         return self._started(self._open().barrier(True), "barrier", [], options)
 
     def monitored_barrier(self, timeout: timedelta | float | None = None, wait_all_ranks: bool = False) -> None:
@@ -351,6 +368,14 @@ class CclProcessGroup(ProcessGroup):
         # Of comm's own function, too, so that ranks may call either.
         _, store = internals._world.pg_map.get(self, (None, self._store))
         pass_monitored_barrier(store, communicator.rank, communicator.for_diagnosis(), limit_s, wait_all_ranks)
+
+    # --- what torch's own methods, in C++, would end the process over
+
+    def split_group(self, *_: Any, **__: Any) -> Any:
+        raise BackendUnavailableError(_OF_THE_LIBRARY.format("split_group"))
+
+    def merge_remote_group(self, *_: Any, **__: Any) -> Any:
+        raise BackendUnavailableError(_OF_THE_LIBRARY.format("merge_remote_group"))
 
     # --- point to point
 
@@ -379,3 +404,8 @@ class CclProcessGroup(ProcessGroup):
 
     startCoalescing = _start_coalescing
     endCoalescing = _end_coalescing
+
+
+def _of_one(lists: Any) -> Any:
+    """Return the tensors of one input or output, which torch passes as the only one of a list."""
+    return lists[0] if lists and isinstance(lists[0], list | tuple) else lists

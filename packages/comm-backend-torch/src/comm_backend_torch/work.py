@@ -20,13 +20,12 @@ from torch.distributed import distributed_c10d as internals
 from comm_utils.errors import CommTimeoutError
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
-from comm_utils.given import seconds_to_wait
+from comm_utils.given import SHORTEST_TIMEOUT, seconds_to_wait
 from comm_utils.torch_support.completing import COMPLETING
 from comm_utils.torch_support.gloo_connections import keep_in_memory
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.handle import Handle, tensors_of
-from comm_utils.torch_support.process_groups import SHORTEST_TIMEOUT
 from comm_utils.torch_support.recorded_calls import Note
 from comm_utils.watch.unfinished import record_under_way
 

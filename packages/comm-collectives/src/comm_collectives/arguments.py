@@ -5,6 +5,7 @@ Every message names the call, the argument, what was given, what was expected, a
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Sequence
@@ -304,14 +305,17 @@ def as_timedelta(call: str, timeout: float | timedelta | None) -> timedelta | No
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float, timedelta)):
         raise ArgumentTypeError(f"{call}: timeout: got {shown(timeout)}; expected seconds or a timedelta")
-    try:
-        limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-    except (OverflowError, ValueError):  # no number, or more days than a timedelta counts
-        limit = timedelta(0)
-    if limit <= timedelta(0):
+    none = timedelta(0)
+    if not (timeout > none if isinstance(timeout, timedelta) else 0 < timeout < math.inf):
         raise ArgumentError(
             f"{call}: timeout: got {shown(timeout)}; expected seconds or a timedelta of more than 0, and finite"
         )
+    try:
+        limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    except OverflowError:  # more days than a timedelta counts
+        limit = timedelta.max
+    if limit == none:
+        raise ArgumentError(f"{call}: timeout: got {shown(timeout)}; expected at least a microsecond, 1e-6")
     if limit > LONGEST:
         raise ArgumentError(
             f"{call}: timeout: got {shown(timeout)}; expected at most {LONGEST.days} days, which libraries can count"

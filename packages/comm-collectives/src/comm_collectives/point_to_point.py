@@ -312,6 +312,13 @@ class P2POp:
         self.tag = tag
         self._given = peer, group_peer
 
+    def __repr__(self) -> str:
+        peer, group_peer = self._given
+        place = f"peer={peer}" if group_peer is None else f"group_peer={group_peer}"
+        group = getattr(self.group, "group_name", self.group)
+        tensor = f"{tuple(self.tensor.shape)} {self.tensor.dtype}" if isinstance(self.tensor, torch.Tensor) else "?"
+        return f"P2POp({self.op.__name__}, {tensor}, {place}, group={group}, tag={self.tag})"
+
     @property
     def peer(self) -> int | None:
         """Return the other rank, global; None where it was given in neither way, or is not in the group."""

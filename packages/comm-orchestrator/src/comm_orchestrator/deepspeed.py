@@ -48,12 +48,8 @@ class _Replacing(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname in GONE:
-            raise ModuleNotFoundError(
-                f"{fullname} is not there: comm_orchestrator.deepspeed.replace_comm() has replaced deepspeed.comm, and "
-                "this is a part of its inside",
-                name=fullname,
-            )
+        if fullname in GONE:  # find_spec(), by which programs look for modules, does not raise
+            return ModuleSpec(fullname, _Gone())
         if fullname in COMPRESSED or fullname in AMENDED:
             return self._find_in_runtime(fullname, path)
         if fullname not in REPLACED:
@@ -84,6 +80,17 @@ class _Replacing(MetaPathFinder, Loader):
         if "init_distributed" in names:
             module.__dict__["init_distributed"] = _init_distributed
         module.__doc__ = f"{module.__name__}, replaced by comm_orchestrator."
+
+
+class _Gone(Loader):
+    """Explains, when it is imported, where a module has gone."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        raise ModuleNotFoundError(
+            f"{module.__name__} is not there: comm_orchestrator.deepspeed.replace_comm() has replaced deepspeed.comm, "
+            "and this is a part of its inside",
+            name=module.__name__,
+        )
 
 
 class _Amending(SourceFileLoader):

@@ -27,8 +27,15 @@ from comm_orchestrator.rendezvous.started import StartedRanks
 from comm_orchestrator.report import describe, headline
 from comm_utils import active, process_limits
 from comm_utils.backend import Setup
-from comm_utils.errors import BackendUnavailableError, CommError, ConfigurationError, NotInitializedError
+from comm_utils.errors import (
+    ArgumentError,
+    BackendUnavailableError,
+    CommError,
+    ConfigurationError,
+    NotInitializedError,
+)
 from comm_utils.flight_recorder import RECORDER, FlightRecorderSettings
+from comm_utils.given import shown
 from comm_utils.launch import LaunchInfo
 from comm_utils.log import is_shown_on_stderr, logger, remember_rank, show_on_stderr
 from comm_utils.watch import WATCH, WatchSettings
@@ -153,6 +160,10 @@ def initialize(options: InitOptions) -> InitResult:
     elif is_shown_on_stderr():  # by an earlier call
         show_on_stderr(logging.WARNING)
     if not active.is_active() and not c10d.is_initialized():
+        if options.init_method is not None and options.store is not None:
+            raise ArgumentError(
+                f"init_distributed: got both init_method={shown(options.init_method)} and store; expected one of them"
+            )
         _check_limits_early(options)
     try:
         settings = _settings(options)

@@ -7,11 +7,13 @@ from datetime import timedelta
 
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["LONGEST", "seconds_to_wait", "shown"]
+__all__ = ["LONGEST", "SHORTEST_TIMEOUT", "seconds_to_wait", "shown"]
 
 _MOST = 60
 # A century. The libraries add a timeout in ns to the time of day, in 64 bits, which overflows in the year 2262.
 LONGEST = timedelta(days=36_525)
+#: c10d counts milliseconds, and takes none for no limit.
+SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 
 
 def shown(value: object) -> str:

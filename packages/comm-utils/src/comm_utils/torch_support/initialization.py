@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as internals
 from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.given import SHORTEST_TIMEOUT
 from comm_utils.process_limits import check_descriptors
 from comm_utils.torch_support.connecting import is_still_connecting
 from comm_utils.torch_support.device_calls import can_follow, keep_process_alive
@@ -39,11 +40,16 @@ _NOT_BUILT = "this build of torch ({}) was made without {}"
 
 
 def availability() -> Mapping[str, Availability]:
-    """Return every library that torch knows, and whether this build and this machine have it."""
+    """Return every library that torch knows, and whether this build and this machine have it.
+
+    Among them those that the program has registered with torch, except Intel's, of which packages know more.
+    """
     version = torch.__version__
     gpu = torch.cuda.is_available()
     nccl = c10d.is_nccl_available()
+    registered = [name for name in map(str.lower, c10d.Backend._plugins) if "ccl" not in name]
     return {
+        **{name: Availability(True, "this program has registered it with torch") for name in registered},
         "gloo": _built("gloo", c10d.is_gloo_available(), "install torch from PyPI"),
         "nccl": Availability(True, f"torch {version} has NCCL and sees {torch.cuda.device_count()} GPUs")
         if nccl and gpu
@@ -123,7 +129,7 @@ def initialize(setup: Setup) -> None:
                 store=setup.store,
                 rank=setup.rank,
                 world_size=setup.world_size,
-                timeout=setup.timeout,
+                timeout=setup.timeout and max(setup.timeout, SHORTEST_TIMEOUT),
                 device_id=setup.device,
             )
         opened.belong_to(internals._get_default_group())

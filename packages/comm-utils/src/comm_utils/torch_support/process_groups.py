@@ -20,6 +20,7 @@ from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutErr
 from comm_utils.fast_path import FastPathCache
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.given import SHORTEST_TIMEOUT
 from comm_utils.log import logger
 from comm_utils.torch_support import group_state
 from comm_utils.torch_support.device_calls import abort_communicators, allow_queries, restore_settings
@@ -33,10 +34,8 @@ from comm_utils.torch_support.observed_world import begin_world, end_world
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["SHORTEST_TIMEOUT", "ProcessGroups"]
+__all__ = ["ProcessGroups"]
 
-#: c10d counts milliseconds, and takes none for no limit.
-SHORTEST_TIMEOUT = timedelta(milliseconds=1)
 # gloo's threads of other groups may be busy all the time.
 _PATIENCE_S = 0.05
 # NCCL's own watchdog ends the process at a group's timeout. The watch comes so much earlier, for short ones by a part.
