@@ -595,7 +595,9 @@ def test_5_ccl_that_is_installed_and_unusable(bare_pools: Pools) -> None:
 
 def test_5_ccl_that_is_not_installed(bare_pools: Pools) -> None:
     for found, warnings in bare_pools(2).run(run_without_ccl, False):
-        assert re.match(r"BackendUnavailableError: backend 'ccl' is not installed \(usable here: (fake, )?gloo\)", found)
+        assert re.match(
+            r"BackendUnavailableError: backend 'ccl' is not installed \(usable here: (fake, )?gloo\)", found
+        )
         assert found.endswith("install it with: pip install 'comm-orchestrator[ccl]'")
         assert warnings == []  # nobody expects it
 

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import resource
+import shutil
 import signal
 import stat
 import subprocess
@@ -526,6 +527,44 @@ def test_a_new_job_prunes(recorder: FlightRecorder, tmp_path: Path) -> None:
         os.utime(tmp_path / f"ended-{number}", (number, number))
     opened(recorder).close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["ended-2", "job"]
+
+
+_IN_A_SMALL_FILE_SYSTEM = """
+import os, sys
+from pathlib import Path
+from comm_utils.flight_recorder import FlightRecorderSettings
+from comm_utils.flight_recorder.directory import prune
+from comm_utils.flight_recorder.recorder import FlightRecorder
+
+here = Path(sys.argv[1])
+room = os.statvfs(here).f_blocks * os.statvfs(here).f_frsize
+for number in range(4):
+    folder = here / f"ended-{number}"
+    folder.mkdir()
+    (folder / "rank-0.ring").write_bytes(bytes(room // 20))
+    os.utime(folder, (number, number))
+prune(here, 4, "nobody")
+print(sorted(path.name for path in here.iterdir()))
+(here / "ended-3" / "rank-1.ring").write_bytes(bytes(os.statvfs(here).f_bavail * os.statvfs(here).f_frsize - 4096))
+recorder = FlightRecorder()
+recorder.settings = FlightRecorderSettings(directory=str(here), records=16)
+recorder.open(0, 1, "job")
+print(sorted(str(path.relative_to(here)) for path in here.rglob("*.ring")))
+"""
+
+
+def test_kept_jobs_leave_room_in_a_small_file_system(tmp_path: Path) -> None:
+    def mounted(*command: str) -> subprocess.CompletedProcess[str]:
+        script = f"mount -t tmpfs -o size=4m tmpfs {tmp_path} && exec " + '"$@"'
+        line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command]
+        return subprocess.run(line, capture_output=True, text=True, timeout=60)
+
+    if shutil.which("unshare") is None or mounted("true").returncode != 0:
+        pytest.skip("needs a mount namespace of its own")
+    found = mounted(sys.executable, "-c", _IN_A_SMALL_FILE_SYSTEM, str(tmp_path))
+    assert found.returncode == 0, found.stderr
+    # A twentieth of the file system each, of which an eighth stays; then none, as the new job has no room otherwise.
+    assert found.stdout.splitlines() == ["['ended-2', 'ended-3']", "['job/rank-0.ring']"]
 
 
 def test_a_job_of_another_container_is_not_pruned(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import mmap
 import os
 import re
@@ -35,6 +36,8 @@ _LONGEST_JOB = 80
 _WORD = struct.Struct("<Q")
 # The watch looks four times a second at least, unless its process is stopped.
 _RECENT_S = 60.0
+# What ended jobs may keep of the file system: containers often have 64 MiB of shared memory, which torch needs, too.
+_KEPT_SHARE = 1 / 8
 
 
 def default_directory() -> Path:
@@ -109,6 +112,8 @@ def rings_in(folder: Path) -> list[Path]:
 def prune(directory: Path, keep: int, identity: str) -> None:
     """Remove the folders of jobs that have ended, but for the ``keep`` newest.
 
+    Of these, all but the newest go where they take more than an eighth of the file system.
+
     Args:
         identity: in the rings of processes that this one would see if they lived.
     """
@@ -119,11 +124,21 @@ def prune(directory: Path, keep: int, identity: str) -> None:
                 found = os.lstat(folder)
                 rings = list(folder.glob(f"*{RING_SUFFIX}"))
                 if stat.S_ISDIR(found.st_mode) and rings and not any(_is_in_use(ring, identity) for ring in rings):
-                    ended.append((found.st_mtime, folder, rings))
-    ended.sort(key=lambda one: one[0])
-    for _, _, rings in ended[: max(0, len(ended) - keep)]:
-        for ring in rings:
-            remove_ring(ring)
+                    ended.append((found.st_mtime, sum(ring.stat().st_size for ring in rings), rings))
+    ended.sort(key=lambda one: one[0], reverse=True)
+    kept_bytes, most_bytes = 0, _most_kept_bytes(directory)
+    for place, (_, taken_bytes, rings) in enumerate(ended):
+        kept_bytes += taken_bytes
+        if place >= keep or (place > 0 and kept_bytes > most_bytes):
+            for ring in rings:
+                remove_ring(ring)
+
+
+def _most_kept_bytes(directory: Path) -> float:
+    with suppress(OSError):
+        found = os.statvfs(directory)
+        return found.f_blocks * found.f_frsize * _KEPT_SHARE
+    return math.inf
 
 
 def remove_rings_of(pids: Collection[int]) -> None:

@@ -9,6 +9,7 @@ so that callers need not ask.
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import platform
 import socket
@@ -117,10 +118,7 @@ class FlightRecorder:
             records = 1 << max(4, min(settings.records, LARGEST_RECORDS) - 1).bit_length()
             directory = default_directory() if settings.directory is None else Path(settings.directory)
             try:
-                folder, is_new = create_folder(directory, job)
-                if is_new:
-                    prune(directory, settings.keep, own_identity())
-                path, descriptor = create_ring(folder, rank, ring_bytes(records))
+                path, descriptor = self._create_ring(directory, job, rank, ring_bytes(records))
             except OSError as error:
                 logger.warning(
                     "the flight recorder has no file (%s): the calls of rank %d are recorded in private memory, which "
@@ -142,6 +140,19 @@ class FlightRecorder:
                 "program": " ".join(sys.argv)[:400],
             }
             self._memory.add_entry(EntryType.PROCESS, process)
+
+    def _create_ring(self, directory: Path, job: str, rank: int, size_bytes: int) -> tuple[Path, int]:
+        folder, is_new = create_folder(directory, job)
+        if is_new:
+            prune(directory, self.settings.keep, own_identity())
+        try:
+            return create_ring(folder, rank, size_bytes)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+        prune(directory, 0, own_identity())
+        folder, _ = create_folder(directory, job)
+        return create_ring(folder, rank, size_bytes)
 
     def close(self) -> None:
         """End the world's records: the ring is removed, unless a call failed."""
