@@ -239,3 +239,74 @@ TEST(memory_of_what_failed_is_not_used_again) {
         Arena::instance().free(next);
     }
 }
+
+// What a peer writes after this rank has given up does not reach the tensor, which keeps its content.
+TEST(late_ranks_do_not_change_a_tensor) {
+    constexpr size_t skipped = 100, bytes = size_t{3} << 20, rest = 5000;
+    for (const bool is_whole : {true, false}) {
+        World world(2);
+        Arena &arena = Arena::instance();
+        const Allocated tensor(is_whole ? bytes - skipped : skipped + bytes + rest);
+        char *const begin = is_whole ? tensor.begin : tensor.begin + skipped;
+        const size_t written = is_whole ? bytes - skipped : bytes;
+        const Place place = arena.find(tensor.begin, 1);
+        const int file = open_memory(getpid(), place.descriptor, place.inode, 0);
+        const size_t file_bytes = size_of(file);
+        char *const peers = static_cast<char *>(map_memory(file, file_bytes)) + place.offset;
+        std::memset(begin, 1, written);
+        tensor.begin[0] = begin[written - 1] = 2;
+        Request request;
+        request.operation = all_reduce;
+        request.dtype = uint8;
+        request.count = written;
+        request.input = request.output = begin;
+        const Handle task = world[0].start(std::move(request), false);
+        world[0].time_out();
+        CHECK(world[0].wait(*task, options.patience) == failed, task->now());
+        CHECK(arena.find(begin, written).inode == 0, "peers would not see it");
+        // Pages that hold something else as well are still shared.
+        const size_t page = Layout::page(1), head = is_whole ? 0 : page - skipped;
+        const size_t tail = is_whole ? 0 : (skipped + written) % page;
+        std::memset(peers + (begin - tensor.begin) + head, 3, written - head - tail);
+        CHECK(std::all_of(begin + 1, begin + written - 1, [](char byte) { return byte == 1; }), "changed");
+        CHECK(tensor.begin[0] == 2 && begin[written - 1] == 2, "lost");
+        if (!is_whole) {
+            peers[skipped + written + page] = 4;
+            CHECK(tensor.begin[skipped + written + page] == 4, "another operation's part is not shared any more");
+        }
+        unmap_memory(peers - place.offset, file_bytes);
+        close_memory(file);
+    }
+    Arena::instance().trim();
+}
+
+TEST(a_rank_stops_writing_to_those_that_gave_up) {
+    constexpr size_t bytes = size_t{64} << 20;
+    World world(2);
+    const Allocated first(bytes), second(bytes);
+    std::memset(first.begin, 1, bytes);
+    std::memset(second.begin, 1, bytes);
+    const auto request_for = [&](const Allocated &tensor) {
+        Request request;
+        request.operation = all_reduce;
+        request.dtype = uint8;
+        request.count = bytes;
+        request.input = request.output = tensor.begin;
+        return request;
+    };
+    const Handle task = world[0].start(request_for(first), false);
+    std::thread late([&] {
+        const Handle its = world[1].start(request_for(second), false);
+        CHECK(world[1].wait(*its, options.patience) == failed, its->now());
+    });
+    // The first byte that the other rank reduces.
+    const volatile char *const seen = first.begin + bytes / 2;
+    while (*seen == 1) {
+        std::this_thread::yield();
+    }
+    world[0].time_out();
+    CHECK(world[0].wait(*task, options.patience) == failed, task->now());
+    std::memset(first.begin, 5, bytes);
+    late.join();
+    CHECK(std::all_of(first.begin, first.begin + bytes, [](char byte) { return byte == 5; }), "changed");
+}

@@ -1,8 +1,16 @@
 #include "algorithms/zero_copy.hpp"
 
+#include <algorithm>
 #include <cstring>
 
 namespace shm {
+
+namespace {
+
+// Of a slice that is reduced between two looks for a failure.
+constexpr size_t part_bytes = size_t{1} << 20;
+
+}  // namespace
 
 bool ZeroCopy::plan(Group &group, const Operands &operands, uint64_t number) {
     const auto is_hidden = [&](int rank) { return group.record_of(rank, number).input.inode == 0; };
@@ -86,13 +94,19 @@ void ZeroCopy::act(const Group &group, const Operands &operands) {
                              request.count);
         break;
     case all_reduce: {
+        // In parts: after a failure the others' tensors are theirs again.
         const Slice mine = operands.slice_of(request.count, me);
-        void *outputs[max_ranks] = {tensors_[me] + mine.begin * item};
-        int count = 1;
-        for (const int to : group.reading_order()) {
-            outputs[count++] = tensors_[to] + mine.begin * item;
+        const size_t most = part_bytes / item;
+        for (size_t done = 0; done < mine.count && !group.broken(); done += most) {
+            const size_t at = (mine.begin + done) * item;
+            void *outputs[max_ranks] = {tensors_[me] + at};
+            int count = 1;
+            for (const int to : group.reading_order()) {
+                outputs[count++] = tensors_[to] + at;
+            }
+            operands.reduce_from([&](int one) { return tensors_[one] + at; }, outputs, count,
+                                 std::min(most, mine.count - done));
         }
-        operands.reduce_from([&](int one) { return tensors_[one] + mine.begin * item; }, outputs, count, mine.count);
         break;
     }
     default:

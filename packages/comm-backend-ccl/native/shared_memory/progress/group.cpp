@@ -213,8 +213,12 @@ bool Group::advance(const Handle &task) {
 
 void Group::end_all(State state) {
     for (const Handle &task : collectives_) {
-        if (task->exposed) {  // others may yet write to its memory
-            Arena::instance().retire(task->request.input);
+        if (task->exposed) {
+            // Late ranks write into the tensors of an all_reduce in place. Where nobody learns of the end, nobody uses
+            // them.
+            const Request &request = task->request;
+            const bool is_written = request.operation == all_reduce && request.input == request.output;
+            Arena::instance().retire(request.input, is_written && state == failed ? request.bytes() : 0);
         }
         finish(*task, state);
     }

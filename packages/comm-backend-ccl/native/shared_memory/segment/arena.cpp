@@ -26,6 +26,7 @@ void *Arena::allocate(size_t bytes) {
         throw SharedMemoryError(std::string(what) + " needs " + mebibytes(bytes) +
                                 " of shared memory, more than any process can address");
     }
+    const size_t asked = bytes;
     bytes = Layout::page(bytes == 0 ? 1 : bytes);
     const std::lock_guard<std::mutex> alone(mutex_);
     Found found = best_run(bytes);
@@ -47,6 +48,7 @@ void *Arena::allocate(size_t bytes) {
         reserve(*found.region, found.offset, bytes);
     }
     set(*found.region, found.offset, bytes, used);
+    found.region->extents[found.offset].asked = asked;
     ++tensors_;
     remember();
     return found.region->begin + found.offset;
@@ -66,6 +68,7 @@ void Arena::free(void *begin) {
     --tensors_;
     if (found->second.state == retired) {
         return_memory(region->descriptor, offset, found->second.bytes);  // its place stays taken
+        drop_pages(begin, found->second.bytes);
         retired_bytes_ -= found->second.bytes;
         return;
     }
@@ -81,24 +84,41 @@ Place Arena::find(const void *begin, size_t bytes) {
     }
     const size_t offset = static_cast<size_t>(static_cast<const char *>(begin) - region->begin);
     const auto next = std::prev(region->extents.upper_bound(offset));
-    const bool in_use = next->second.state == used || next->second.state == retired;
     // Tensors of a program may lie side by side, but a request is part of one.
-    if (!in_use || bytes > next->first + next->second.bytes - offset) {
+    if (next->second.state != used || bytes > next->first + next->second.bytes - offset) {
         return {};
     }
     return Place{region->inode, offset, region->descriptor};
 }
 
-void Arena::retire(const void *begin) {
-    const std::lock_guard<std::mutex> alone(mutex_);
-    if (Region *region = region_of(begin)) {
-        const size_t offset = static_cast<size_t>(static_cast<const char *>(begin) - region->begin);
-        Extent &extent = std::prev(region->extents.upper_bound(offset))->second;
+void Arena::retire(const void *begin, size_t written) {
+    const auto *first = static_cast<const char *>(begin);
+    size_t end = written;
+    int descriptor;
+    char *file;
+    {
+        const std::lock_guard<std::mutex> alone(mutex_);
+        Region *region = region_of(begin);
+        if (region == nullptr) {
+            return;
+        }
+        descriptor = region->descriptor;
+        file = region->begin;
+        const auto offset = static_cast<size_t>(first - file);
+        const auto around = std::prev(region->extents.upper_bound(offset));
+        Extent &extent = around->second;
         if (extent.state == used) {
             extent.state = retired;
             used_bytes_ -= extent.bytes;
             retired_bytes_ += extent.bytes;
         }
+        if (offset + written == around->first + extent.asked) {
+            end = around->first + extent.bytes - offset;  // nothing else is behind it
+        }
+    }
+    if (written > 0) {
+        // Without the mutex: it takes as long as a copy.
+        make_private(const_cast<char *>(first), end, descriptor, file);
     }
 }
 

@@ -26,10 +26,13 @@ public:
     static Arena &instance();
     void *allocate(size_t bytes);
     void free(void *begin);
-    // Where peers find [begin, begin + bytes); none unless all of it is in one tensor's memory.
+    // Where peers find [begin, begin + bytes); none unless all of it is in one tensor's memory, which is not retired.
     Place find(const void *begin, size_t bytes);
-    // Never again uses the memory around `begin` for another tensor: a peer may yet write to it.
-    void retire(const void *begin);
+    // Never again uses the memory of the tensor around `begin` for another one: a peer may yet write to the first
+    // `written` bytes from there. Private pages take the place of theirs, so that the tensor does not change. A page
+    // that has other bytes of the tensor stays, as another operation may be using those. Nobody frees the tensor
+    // meanwhile.
+    void retire(const void *begin, size_t written);
     // Returns to the system what no tensor uses.
     void trim();
     Statistics statistics();
@@ -44,6 +47,7 @@ private:
     struct Extent {
         size_t bytes;
         State state;
+        size_t asked = 0;  // of `bytes`, what the tensor has
     };
     using Extents = std::map<size_t, Extent>;  // by offset; they cover the region without gaps
     struct Region {

@@ -110,6 +110,16 @@ std::string limit_of_files() {
     throw SharedMemoryError(what + ": " + std::strerror(error));
 }
 
+// The pages that are all in [begin, begin + bytes).
+struct Pages {
+    Pages(void *begin, size_t bytes) {
+        const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+        first = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page);
+        end = reinterpret_cast<char *>((reinterpret_cast<uintptr_t>(begin) + bytes) / page * page);
+    }
+    char *first, *end;
+};
+
 }  // namespace
 
 std::string mebibytes(size_t bytes) { return std::to_string((bytes >> 20) + (bytes % (1 << 20) != 0)) + " MiB"; }
@@ -213,12 +223,35 @@ void map_pages(void *begin, size_t bytes, bool writes) {
     // and the faults come one by one.
     constexpr int populate_read = 22, populate_write = 23;
     // Only pages that are all in it: others have the rest, and may not have reserved it.
-    const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-    const uintptr_t first = (reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page;
-    const uintptr_t end = (reinterpret_cast<uintptr_t>(begin) + bytes) / page * page;
-    if (first < end) {
-        madvise(reinterpret_cast<void *>(first), end - first, writes ? populate_write : populate_read);
+    const Pages pages(begin, bytes);
+    if (pages.first < pages.end) {
+        madvise(pages.first, static_cast<size_t>(pages.end - pages.first), writes ? populate_write : populate_read);
     }
+}
+
+void make_private(char *begin, size_t bytes, int descriptor, const char *file) noexcept {
+    // Each part costs a mapping, of which a process has 65530, and as much memory until the file's is returned.
+    constexpr size_t part = size_t{64} << 20;
+    const Pages pages(begin, bytes);
+    for (char *at = pages.first; at < pages.end;) {
+        const size_t next = std::min(part, static_cast<size_t>(pages.end - at));
+        void *copy = mmap(nullptr, next, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (copy == MAP_FAILED) {
+            return;
+        }
+        std::memcpy(copy, at, next);
+        if (mremap(copy, next, next, MREMAP_MAYMOVE | MREMAP_FIXED, at) == MAP_FAILED) {
+            munmap(copy, next);
+            return;
+        }
+        return_memory(descriptor, static_cast<size_t>(at - file), next);
+        at += next;
+    }
+}
+
+void drop_pages(void *begin, size_t bytes) noexcept {
+    [[maybe_unused]] const void *kept =
+        mmap(begin, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
 }
 
 }  // namespace shm

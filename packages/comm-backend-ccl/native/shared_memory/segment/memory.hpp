@@ -41,6 +41,12 @@ void unmap_memory(void *begin, size_t bytes);
 // and whoever measures how long a copy takes measures faults.
 void map_pages(void *begin, size_t bytes, bool writes);
 
+// Replaces the pages that are all in [begin, begin + bytes), of the file mapped at `file`, by private ones with the same
+// content, and returns theirs to the system. Pages for which there is no memory stay.
+void make_private(char *begin, size_t bytes, int descriptor, const char *file) noexcept;
+// Gives up the pages at these addresses, which stay taken.
+void drop_pages(void *begin, size_t bytes) noexcept;
+
 std::string mebibytes(size_t bytes);
 
 }  // namespace shm
