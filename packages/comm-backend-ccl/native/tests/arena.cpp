@@ -4,8 +4,10 @@
 #include "ranks.hpp"
 #include "segment/memory.hpp"
 
+#include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -309,4 +311,36 @@ TEST(a_rank_stops_writing_to_those_that_gave_up) {
     std::memset(first.begin, 5, bytes);
     late.join();
     CHECK(std::all_of(first.begin, first.begin + bytes, [](char byte) { return byte == 5; }), "changed");
+}
+
+// While a thread reserves memory, which takes long, others free and find theirs.
+TEST(arena_is_open_while_memory_is_reserved) {
+    constexpr size_t bytes = size_t{512} << 20;
+    Arena &arena = Arena::instance();
+    arena.trim();
+    const Allocated mine(5000);
+    const int file = arena.find(mine.begin, 1).descriptor;
+    const auto filled = [&] {
+        struct stat found{};
+        CHECK(fstat(file, &found) == 0, "no file");
+        return static_cast<size_t>(found.st_blocks) * 512;
+    };
+    bool was_open = false;
+    // A busy machine may run this thread only when the other is done.
+    for (int turn = 0; turn < 50 && !was_open; ++turn) {
+        void *other = arena.allocate(100);
+        const size_t before = filled();
+        std::atomic<void *> large{nullptr};
+        std::thread reserves([&] { large.store(arena.allocate(bytes)); });
+        while (filled() == before) {
+            std::this_thread::yield();
+        }
+        arena.free(other);
+        CHECK(arena.find(mine.begin, 5000).inode != 0, "not found");
+        was_open = filled() < before + bytes;
+        reserves.join();
+        arena.free(large.load());
+        arena.trim();
+    }
+    CHECK(was_open, "freeing a tensor waits for the end of the reservation");
 }

@@ -28,7 +28,7 @@ void *Arena::allocate(size_t bytes) {
     }
     const size_t asked = bytes;
     bytes = Layout::page(bytes == 0 ? 1 : bytes);
-    const std::lock_guard<std::mutex> alone(mutex_);
+    std::unique_lock<std::mutex> alone(mutex_);
     Found found = best_run(bytes);
     if (found.region == nullptr || found.missing > 0) {
         // Before anything is reserved: the system would end a process instead of refusing it memory.
@@ -44,14 +44,29 @@ void *Arena::allocate(size_t bytes) {
     if (found.region == nullptr) {
         found = Found{&add_region(bytes), 0, bytes, bytes};
     }
+    Region &region = *found.region;
     if (found.missing > 0) {
-        reserve(*found.region, found.offset, bytes);
+        const std::vector<Run> holes = holes_in(region, found.offset, bytes);
+        set(region, found.offset, bytes, reserving);
+        // It takes seconds where there is much, and others need the mutex, some with the interpreter's lock.
+        alone.unlock();
+        try {
+            for (const Run &one : holes) {
+                reserve_memory(region.descriptor, one.offset, one.bytes, what);
+            }
+        } catch (...) {
+            return_memory(region.descriptor, found.offset, bytes);
+            alone.lock();
+            set(region, found.offset, bytes, hole);
+            throw;
+        }
+        alone.lock();
     }
-    set(*found.region, found.offset, bytes, used);
-    found.region->extents[found.offset].asked = asked;
+    set(region, found.offset, bytes, used);
+    region.extents[found.offset].asked = asked;
     ++tensors_;
     remember();
-    return found.region->begin + found.offset;
+    return region.begin + found.offset;
 }
 
 void Arena::free(void *begin) {
@@ -199,27 +214,16 @@ Arena::Region *Arena::region_of(const void *begin) {
     return nullptr;
 }
 
-// Of [offset, offset + bytes), what is a hole.
-void Arena::reserve(Region &region, size_t offset, size_t bytes) {
+// Of [offset, offset + bytes), where an extent begins.
+std::vector<Arena::Run> Arena::holes_in(const Region &region, size_t offset, size_t bytes) {
+    std::vector<Run> holes;
     const size_t end = offset + bytes;
     for (auto one = region.extents.find(offset); one != region.extents.end() && one->first < end; ++one) {
-        if (one->second.state != hole) {
-            continue;
-        }
-        const size_t part = std::min(one->second.bytes, end - one->first);
-        try {
-            reserve_memory(region.descriptor, one->first, part, what);
-        } catch (...) {
-            // Holes before this one were filled, and still count as holes.
-            for (auto before = region.extents.find(offset); before->first <= one->first; ++before) {
-                if (before->second.state == hole) {
-                    return_memory(region.descriptor, before->first,
-                                  std::min(before->second.bytes, end - before->first));
-                }
-            }
-            throw;
+        if (one->second.state == hole) {
+            holes.push_back({one->first, std::min(one->second.bytes, end - one->first)});
         }
     }
+    return holes;
 }
 
 // Gives [offset, offset + bytes) a state; where it begins, an extent does.

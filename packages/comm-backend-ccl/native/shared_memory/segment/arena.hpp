@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <vector>
 
 namespace shm {
 
@@ -43,7 +44,8 @@ public:
     static constexpr size_t remembered_allocations = 256;
 
 private:
-    enum State : uint8_t { hole, kept, used, retired };
+    // `reserving`: of a tensor that is being allocated, without the mutex.
+    enum State : uint8_t { hole, kept, reserving, used, retired };
     struct Extent {
         size_t bytes;
         State state;
@@ -57,6 +59,9 @@ private:
         uint64_t inode;
         Extents extents;
     };
+    struct Run {
+        size_t offset, bytes;
+    };
     struct Found {
         Region *region = nullptr;
         size_t offset = 0, missing = 0, run = 0;
@@ -65,7 +70,7 @@ private:
     Found best_run(size_t bytes);
     Region &add_region(size_t bytes);
     Region *region_of(const void *begin);
-    void reserve(Region &region, size_t offset, size_t bytes);
+    static std::vector<Run> holes_in(const Region &region, size_t offset, size_t bytes);
     void set(Region &region, size_t offset, size_t bytes, State state);
     static Extents::iterator merge(Extents &extents, Extents::iterator at);
     void return_beyond(size_t bound);
