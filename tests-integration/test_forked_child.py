@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -111,3 +113,24 @@ def run_dropped_in_a_child(backend: str) -> str:
 @pytest.mark.parametrize("backend", ["gloo", "ccl"])
 def test_a_child_drops_a_handle_of_its_parent_silently(backend: str, rank_environment: dict[str, Any]) -> None:
     assert run_ranks(run_dropped_in_a_child, 2, backend, env=rank_environment) == ["", ""]
+
+
+def run_forked_while_reserving() -> None:
+    dist.init_distributed("ccl", verbose=False)
+    kept = [dist.empty_shared(1024)]
+    reserving = threading.Thread(target=lambda: kept.append(dist.empty_shared((2**29,), torch.uint8)))
+    reserving.start()
+    is_first = True
+    while is_first or reserving.is_alive():
+        is_first = False
+        child = os.fork()
+        if child == 0:
+            signal.alarm(int(20 * patience()))
+            os._exit(0 if dist.shared_memory_stats()["tensors"] >= 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    reserving.join()
+    dist.destroy_process_group()
+
+
+def test_a_child_forked_while_memory_is_reserved_has_statistics(rank_environment: dict[str, Any]) -> None:
+    run_ranks(run_forked_while_reserving, 1, env={**rank_environment, "CCL_SHARED_MEMORY": "1"})

@@ -180,7 +180,11 @@ PyModuleDef definition{
 }  // namespace shm
 
 PyMODINIT_FUNC PyInit__shared_memory() {
-    pthread_atfork(nullptr, nullptr, [] { shm::forked = shm::forked || shm::used; });
+    pthread_atfork([] { shm::Arena::instance().lock(); }, [] { shm::Arena::instance().unlock(); },
+                   [] {
+                       shm::Arena::instance().unlock();
+                       shm::forked = shm::forked || shm::used;
+                   });
     PyObject *module = PyModule_Create(&shm::definition);
     if (module != nullptr &&
         !(shm::add_group_type(module) && shm::add_operation_type(module) && shm::add_block_type(module) &&

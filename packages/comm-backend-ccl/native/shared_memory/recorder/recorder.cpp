@@ -108,8 +108,12 @@ void Lane::leave() {
 
 void record_to(int descriptor) {
     std::unique_ptr<Lane> next = descriptor >= 0 ? std::make_unique<Lane>(descriptor) : nullptr;
-    static const int noticed_forks =
-        pthread_atfork(nullptr, nullptr, [] { current.store(nullptr, std::memory_order_release); });
+    // Nobody holds the mutex in a child, which may record by itself.
+    static const int noticed_forks = pthread_atfork([] { changing().lock(); }, [] { changing().unlock(); },
+                                                    [] {
+                                                        changing().unlock();
+                                                        current.store(nullptr, std::memory_order_release);
+                                                    });
     static_cast<void>(noticed_forks);
     const std::lock_guard<std::mutex> alone(changing());
     static auto &left = *new std::vector<std::unique_ptr<Lane>>;

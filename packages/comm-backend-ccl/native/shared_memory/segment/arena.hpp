@@ -37,6 +37,9 @@ public:
     // Returns to the system what no tensor uses.
     void trim();
     Statistics statistics();
+    // Around a fork, so that no thread that the child lacks holds the mutex there.
+    void lock() { mutex_.lock(); }
+    void unlock() { mutex_.unlock(); }
 
     // Pages that are kept at least.
     static constexpr size_t least_kept_bytes = size_t{64} << 20;
