@@ -2,6 +2,7 @@
 
 #include "ranks.hpp"
 
+#include <cerrno>
 #include <chrono>
 
 using namespace tests;
@@ -216,5 +217,21 @@ TEST(invalid_sizes_of_all_to_all_v) {
             request.input_counts.assign(in, 1), request.output_counts.assign(out, 1);
             CHECK((in == 2 && out == 2) || is_invalid(world[0], request), in << " and " << out << " sizes for 2 ranks");
         }
+    }
+}
+
+TEST(why_memory_is_out_of_reach) {
+    const std::pair<int, const char *> expected[] = {{ESRCH, "it has ended"},
+                                                     {EPERM, "not dumpable"},
+                                                     {EACCES, "Yama"},
+                                                     {EMFILE, "ulimit"},
+                                                     {EFAULT, "Bad address"}};
+    for (const auto &[error, words] : expected) {
+        World world(2);
+        world[0].fail_to_reach(error, 1, 3);
+        const std::string text = world[1].failure();
+        CHECK(text.find(std::string("rank 0 cannot reach the memory of rank 1: ")) == 0, text);
+        CHECK(text.find(words) != std::string::npos, text);
+        CHECK((text.find("ended") != std::string::npos) == (error == ESRCH), text);
     }
 }

@@ -2,12 +2,18 @@
 
 #include "ranks.hpp"
 #include "segment/memory.hpp"
+#include "segment/peer_memory.hpp"
+#include "segment/peer_windows.hpp"
 
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <atomic>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <new>
 #include <thread>
 
@@ -90,7 +96,60 @@ void run_processes(int size) {
     CHECK(failures == 0, failures << " of " << size << " processes");
 }
 
+// A process that is not dumpable is closed to others of its user, except to root.
+void be_refused() {
+    if (getuid() == 0 && setuid(65534) != 0) {
+        throw std::runtime_error("cannot give up root");
+    }
+    int pipes[2];
+    CHECK(pipe(pipes) == 0, std::strerror(errno));
+    const int value = 1, pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_DUMPABLE, 0);
+        static_cast<void>(!write(pipes[1], &value, 1));
+        pause();
+        _exit(0);
+    }
+    char byte;
+    CHECK(read(pipes[0], &byte, 1) == 1, std::strerror(errno));
+    int here = 0, error = 0;
+    const auto reads = [&] { return read_peer(pid, &here, reinterpret_cast<uint64_t>(&value), sizeof(here)); };
+    const bool has_read = reads();
+    const int refusal = errno;
+    PeerWindows windows;
+    const bool has_mapped = windows.find(pid, Place{1, 0, pipes[0]}, error) != nullptr;
+    kill(pid, SIGKILL);
+    waitpid(pid, nullptr, 0);
+    CHECK(!has_read && refusal == EPERM, std::strerror(refusal));
+    CHECK(!has_mapped && error == EACCES, std::strerror(error));
+    CHECK(!reads() && errno == ESRCH, std::strerror(errno));
+    CHECK(windows.find(pid, Place{1, 0, pipes[0]}, error) == nullptr && error == ESRCH, std::strerror(error));
+}
+
 }  // namespace
+
+TEST(refused_memory_is_not_that_of_an_ended_process) {
+    const int there = 1;
+    int here = 0;
+    if (!read_peer(getpid(), &here, reinterpret_cast<uint64_t>(&there), sizeof(there))) {
+        std::printf("       without process_vm_readv: %s\n", std::strerror(errno));
+        return;
+    }
+    const int child = fork();
+    if (child == 0) {
+        alarm(options.limit);
+        try {
+            be_refused();
+        } catch (const std::exception &error) {
+            std::fprintf(stderr, "%s\n", error.what());
+            _exit(1);
+        }
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0, status);
+}
 
 TEST(ranks_are_processes) {
     for (const int size : {2, 3, 5}) {

@@ -2,6 +2,8 @@
 
 #include "segment/peer_memory.hpp"
 
+#include <cerrno>
+
 namespace shm {
 
 namespace {
@@ -13,7 +15,7 @@ public:
 
     void read(int rank, char *to, uint64_t address, size_t bytes) const {
         if (bytes > 0 && !group_.broken() && !read_peer(group_.pid(rank), to, address, bytes)) {
-            group_.fail(unreachable, rank, number_);
+            group_.fail_to_reach(errno, rank, number_);
         }
     }
     // From byte `offset` of its input.

@@ -48,9 +48,10 @@ bool ZeroCopy::plan(Group &group, const Operands &operands, uint64_t number) {
 }
 
 void ZeroCopy::reach(Group &group, int rank, uint64_t number) {
-    tensors_[rank] = group.mapped(rank, group.record_of(rank, number).input);
+    int error = 0;
+    tensors_[rank] = group.mapped(rank, group.record_of(rank, number).input, error);
     if (tensors_[rank] == nullptr) {
-        group.fail(unreachable, rank, number);
+        group.fail_to_reach(error, rank, number);
     }
 }
 

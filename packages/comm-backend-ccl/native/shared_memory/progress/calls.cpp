@@ -2,6 +2,7 @@
 
 #include "progress/group.hpp"
 
+#include <cerrno>
 #include <cstring>
 #include <numeric>
 #include <stdexcept>
@@ -55,6 +56,24 @@ std::string described(const Record &record) {
     text += ')';
     const Shown &passed = record.passed;
     return passed.number == call.number ? text.append(passed.text, strnlen(passed.text, sizeof passed.text)) : text;
+}
+
+// Why the memory of a process is out of reach.
+std::string obstacle(int error) {
+    switch (error) {
+    case ESRCH:
+        return "it has ended";
+    case EPERM:
+    case EACCES:
+        return "permission denied: its process is not dumpable, as after a change of its user id, or Yama or seccomp "
+               "forbids it";
+    case EMFILE:
+    case ENFILE:
+    case ENOMEM:
+        return "too many files are open or mapped (ulimit -n, vm.max_map_count)";
+    default:
+        return std::strerror(error);
+    }
 }
 
 }  // namespace
@@ -201,8 +220,8 @@ std::string Group::failure() {
                " has not enough shared memory; its own error says how much is needed";
     }
     if (kind == unreachable) {
-        return "rank " + std::to_string(finder) + " cannot reach the memory of rank " + std::to_string(other) +
-               ": it has ended, or too many files are open or mapped (ulimit -n, vm.max_map_count)";
+        return "rank " + std::to_string(finder) + " cannot reach the memory of rank " + std::to_string(other) + ": " +
+               obstacle(static_cast<int>(at<Difference>(layout_.differences)[finder].error));
     }
     const auto settings_of = [&](int rank) { return at<Identity>(layout_.identities)[rank].settings; };
     if (settings_of(finder) != settings_of(other)) {

@@ -266,8 +266,14 @@ public:
         at<Difference>(layout_.differences)[rank_] = difference;
         fail(different_sizes, other, number);
     }
+    // This rank cannot reach the memory of `other`, for the reason `error`, as in errno.
+    void fail_to_reach(int error, int other, uint64_t number) {
+        at<Difference>(layout_.differences)[rank_].error = static_cast<uint64_t>(error);
+        fail(unreachable, other, number);
+    }
     void finish(Task &task, State state);
-    char *mapped(int rank, const Place &place) { return mapped_.find(pids_[rank], place); }
+    // nullptr where it cannot be; sets `error` then, as in errno.
+    char *mapped(int rank, const Place &place, int &error) { return mapped_.find(pids_[rank], place, error); }
 
     Channel &channel(int from, int to) {
         return at<Channel>(layout_.channels)[static_cast<size_t>(from) * layout_.size + to];

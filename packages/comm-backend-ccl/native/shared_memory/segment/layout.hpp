@@ -112,11 +112,13 @@ struct Announcement {
     uint32_t dtype;
     int32_t tag;
 };
-// What a rank found another to send, and expected of it, or for whom it waited; written before it says so.
+// What a rank found another to send, and expected of it, for whom it waited, or why it cannot reach another's memory;
+// written before it says so.
 struct alignas(line) Difference {
     uint64_t sent_bytes, expected_bytes;
     uint64_t sent_dtype, expected_dtype;
     uint64_t missing = 0;  // the ranks, as bits, for which it waited in vain
+    uint64_t error = 0;    // why it cannot reach the memory of another, as in errno
 };
 
 struct alignas(line) Header {

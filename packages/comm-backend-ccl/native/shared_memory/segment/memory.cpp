@@ -190,8 +190,10 @@ int open_memory(int pid, int descriptor, uint64_t inode, size_t bytes) {
         throw_for_descriptor("the shared memory of process " + std::to_string(pid) + " cannot be opened", errno);
     }
     if (opened < 0) {
+        const int error = errno;
         throw Inaccessible("the shared memory of process " + std::to_string(pid) + " cannot be opened (" + path + ": " +
-                           std::strerror(errno) + "); ranks that share memory run as one user in one pid namespace");
+                               std::strerror(error) + "); ranks that share memory run as one user in one pid namespace",
+                           error == ENOENT ? ESRCH : error);
     }
     // The number may stand for another file by now.
     struct stat found{};
@@ -199,7 +201,7 @@ int open_memory(int pid, int descriptor, uint64_t inode, size_t bytes) {
         (bytes != 0 && found.st_size != static_cast<off_t>(bytes)) ||
         (fcntl(opened, F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
         close(opened);
-        throw Inaccessible("the shared memory of process " + std::to_string(pid) + " is not there any more");
+        throw Inaccessible("the shared memory of process " + std::to_string(pid) + " is not there any more", ESRCH);
     }
     return opened;
 }

@@ -15,7 +15,8 @@ struct SharedMemoryError : std::runtime_error {
 };
 // Another process's memory is out of reach.
 struct Inaccessible : SharedMemoryError {
-    using SharedMemoryError::SharedMemoryError;
+    Inaccessible(const std::string &what, int error) : SharedMemoryError(what), error(error) {}
+    const int error;  // as in errno; ESRCH where the process has ended
 };
 // A limit of this process, such as that of open files, is used up.
 struct LimitError : SharedMemoryError {
@@ -41,8 +42,8 @@ void unmap_memory(void *begin, size_t bytes);
 // and whoever measures how long a copy takes measures faults.
 void map_pages(void *begin, size_t bytes, bool writes);
 
-// Replaces the pages that are all in [begin, begin + bytes), of the file mapped at `file`, by private ones with the same
-// content, and returns theirs to the system. Pages for which there is no memory stay.
+// Replaces the pages that are all in [begin, begin + bytes), of the file mapped at `file`, by private ones with the
+// same content, and returns theirs to the system. Pages for which there is no memory stay.
 void make_private(char *begin, size_t bytes, int descriptor, const char *file) noexcept;
 // Gives up the pages at these addresses, which stay taken.
 void drop_pages(void *begin, size_t bytes) noexcept;

@@ -13,6 +13,9 @@ bool read_peer(int pid, void *to, uint64_t address, size_t bytes) noexcept {
         if (done < 0 && errno == EINTR) {
             continue;
         }
+        if (done == 0) {
+            errno = EFAULT;
+        }
         if (done <= 0) {
             return false;
         }

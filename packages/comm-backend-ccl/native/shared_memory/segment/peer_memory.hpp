@@ -7,7 +7,7 @@
 
 namespace shm {
 
-// Whether all of it was read. Yama, seccomp, a container or other user ids may forbid it.
+// Whether all of it was read; errno says why not. Yama, seccomp, a container or other user ids may forbid it.
 bool read_peer(int pid, void *to, uint64_t address, size_t bytes) noexcept;
 
 }  // namespace shm

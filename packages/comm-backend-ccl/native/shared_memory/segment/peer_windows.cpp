@@ -2,6 +2,8 @@
 
 #include "segment/memory.hpp"
 
+#include <cerrno>
+
 namespace shm {
 
 PeerWindows::~PeerWindows() {
@@ -10,18 +12,25 @@ PeerWindows::~PeerWindows() {
     }
 }
 
-char *PeerWindows::find(int pid, const Place &place) noexcept {
+char *PeerWindows::find(int pid, const Place &place, int &error) noexcept {
     const auto key = std::make_pair(pid, place.inode);
     auto known = windows_.find(key);
     if (known == windows_.end()) {
         int descriptor = -1;
         Window window{nullptr, 0};
+        error = ENOMEM;
         try {
             descriptor = open_memory(pid, place.descriptor, place.inode, 0);
             window.bytes = size_of(descriptor);
             window.begin = map_memory(descriptor, window.bytes);
             known = windows_.emplace(key, window).first;
+        } catch (const Inaccessible &found) {
+            error = found.error;
+        } catch (const LimitError &) {
+            error = EMFILE;
         } catch (...) {  // of whatever kind, the group fails with this rank's number
+        }
+        if (known == windows_.end()) {
             if (window.begin != nullptr) {
                 unmap_memory(window.begin, window.bytes);
             }
@@ -32,6 +41,7 @@ char *PeerWindows::find(int pid, const Place &place) noexcept {
         }
         close_memory(descriptor);
     }
+    error = EFAULT;
     return place.offset < known->second.bytes ? static_cast<char *>(known->second.begin) + place.offset : nullptr;
 }
 

@@ -16,8 +16,9 @@ public:
     PeerWindows() = default;
     ~PeerWindows();
     PeerWindows(const PeerWindows &) = delete;
-    // nullptr where it cannot be mapped. The first use of a peer's file maps all of it, until the group ends.
-    char *find(int pid, const Place &place) noexcept;
+    // nullptr where it cannot be mapped; sets `error` then, as in errno. The first use of a peer's file maps all of it,
+    // until the group ends.
+    char *find(int pid, const Place &place, int &error) noexcept;
 
 private:
     struct Window {
