@@ -4,6 +4,7 @@
 #include "ranks.hpp"
 #include "segment/memory.hpp"
 
+#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <algorithm>
@@ -218,6 +219,18 @@ TEST(mappings_of_their_own) {
         thrown = true;
     }
     CHECK(thrown, "opened what is not there");
+}
+
+TEST(a_file_without_seals_is_refused) {
+    const int other = open("/dev/null", O_RDWR);
+    bool thrown = false;
+    try {
+        close_memory(open_memory(getpid(), other, inode_of(other), 0));
+    } catch (const Inaccessible &) {
+        thrown = true;
+    }
+    close_memory(other);
+    CHECK(thrown, "others could cut it");
 }
 
 TEST(memory_of_what_failed_is_not_used_again) {

@@ -197,9 +197,9 @@ int open_memory(int pid, int descriptor, uint64_t inode, size_t bytes) {
     }
     // The number may stand for another file by now.
     struct stat found{};
+    const int seals = fcntl(opened, F_GET_SEALS);  // -1 of a file that cannot have any
     if (fstat(opened, &found) != 0 || found.st_ino != inode ||
-        (bytes != 0 && found.st_size != static_cast<off_t>(bytes)) ||
-        (fcntl(opened, F_GET_SEALS) & F_SEAL_SHRINK) == 0) {
+        (bytes != 0 && found.st_size != static_cast<off_t>(bytes)) || seals < 0 || (seals & F_SEAL_SHRINK) == 0) {
         close(opened);
         throw Inaccessible("the shared memory of process " + std::to_string(pid) + " is not there any more", ESRCH);
     }
