@@ -10,6 +10,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -217,6 +218,61 @@ def run_dropped(count: int) -> None:
 def test_messages_whose_handles_nobody_keeps_arrive(pools: Pools, count: int) -> None:
     """gloo, with torch's own handles, cancels them."""
     pools(3).run(run_dropped, count)
+
+
+def run_many_dropped() -> None:
+    """A drop looks at a few of the operations that were dropped before it, and the drops together at all of them."""
+    dist.init_distributed("ccl", verbose=False)
+    count = 200
+    if dist.get_rank() == 1:
+        dist.barrier()
+        for tag in range(2 * count):
+            if tag == count:
+                dist.barrier()
+                dist.barrier()
+            dist.send(torch.full((3,), float(tag)), 0, tag=tag)
+        dist.destroy_process_group()
+        return
+    communicator = importlib.import_module("comm_backend_ccl.shared_communicator").SharedCommunicator
+    is_complete, looks = communicator.is_complete, 0
+
+    def counted(self: Any, handle: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return bool(is_complete(self, handle))
+
+    def drop(tags: range) -> list[torch.Tensor]:
+        received = [torch.zeros(3) for _ in tags]
+        for tag, one in zip(tags, received, strict=True):
+            before = looks
+            dist.irecv(one, 1, tag=tag)
+            assert looks - before <= 10, (tag, looks - before)
+        return received
+
+    communicator.is_complete = counted
+    try:
+        received = drop(range(count))
+        dist.barrier()
+        dist.barrier()
+        deadline = time.monotonic() + 60
+        while received[-1][0] != count - 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert [one[0].item() for one in received] == list(range(count))
+        kept = [weakref.ref(one) for one in received]
+        del received
+        others = drop(range(count, 2 * count))
+        assert [one() for one in kept] == [None] * count
+        dist.barrier()
+    finally:
+        communicator.is_complete = is_complete
+    while others[-1][0] != 2 * count - 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [one[0].item() for one in others] == list(range(count, 2 * count))
+    dist.destroy_process_group()
+
+
+def test_many_operations_whose_handles_nobody_keeps(rank_environment: dict[str, Any]) -> None:
+    run_ranks(run_many_dropped, 2, env={**rank_environment, **SHARED})
 
 
 def run_dropped_at_the_end(ends: str) -> tuple[str, float]:

@@ -279,11 +279,13 @@ class CclWork(Handle):
 #: Operations whose handle was dropped before their end, with the memory in which they go on reading and writing, and
 #: what the flight recorder has of them.
 _abandoned: deque[tuple[Operations, EngineHandle, Any, Note | None]] = deque()
+#: At so many of them, in turn, each drop looks: it must not take longer the more there are.
+_LOOKS = 4
 
 
 def _abandon(communicator: Operations, handle: EngineHandle, kept: Any, note: Note | None) -> None:
     _abandoned.append((communicator, handle, kept, note))
-    for _ in range(len(_abandoned)):
+    for _ in range(min(_LOOKS, len(_abandoned))):
         try:
             one = _abandoned.popleft()
         except IndexError:  # another thread does the same

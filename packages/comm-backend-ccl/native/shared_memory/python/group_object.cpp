@@ -16,7 +16,7 @@ PyObject *close(PyObject *self, PyObject *arguments) {
             const GilRelease released;
             group->close(quietly != 0);
         }
-        release_what_ended();
+        release_what_ended(SIZE_MAX);
     }
     Py_RETURN_NONE;
 }

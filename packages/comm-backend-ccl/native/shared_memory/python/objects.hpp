@@ -29,8 +29,9 @@ struct OperationObject {
 // How long a call waits before Python handles signals and looks for lost ranks.
 constexpr double at_once_s = 0.05;
 
-// Lets go of operations that were dropped before their end, and of their tensors, where that has come since.
-void release_what_ended() noexcept;
+// Lets go of operations that were dropped before their end, and of their tensors, where that has come since. Looks at
+// `most` of them, in turn: calls do not take longer the more there are.
+void release_what_ended(size_t most = 64) noexcept;
 
 // A new reference.
 PyObject *make_operation(const Shared &group, Handle task, PyObject *kept);

@@ -1,5 +1,6 @@
 #include "python/objects.hpp"
 
+#include <algorithm>
 #include <vector>
 
 namespace shm {
@@ -16,6 +17,7 @@ struct Abandoned {
     PyObject *kept;
 };
 std::vector<Abandoned> &abandoned = *new std::vector<Abandoned>;
+size_t next = 0;  // of these, to be looked at
 
 // wait(seconds) -> 0 under way, 1 complete, -1 failed
 PyObject *wait(PyObject *self, PyObject *arguments) {
@@ -103,18 +105,19 @@ PyObject *type = nullptr;
 
 }  // namespace
 
-void release_what_ended() noexcept {
-    for (size_t index = 0; index < abandoned.size();) {
-        const Abandoned one = abandoned[index];
+void release_what_ended(size_t most) noexcept {
+    most = std::min(most, abandoned.size());
+    for (size_t look = 0; look < most && !abandoned.empty(); ++look) {
+        next = next < abandoned.size() ? next : 0;
+        const Abandoned one = abandoned[next];
         if (one.held->task->now() == pending) {
-            ++index;
+            ++next;
             continue;
         }
-        abandoned[index] = abandoned.back();
+        abandoned[next] = abandoned.back();
         abandoned.pop_back();
         delete one.held;
         Py_XDECREF(one.kept);  // may come here again
-        index = 0;
     }
 }
 
