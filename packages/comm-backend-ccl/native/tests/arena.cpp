@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <vector>
 
 using namespace tests;
 using namespace shm;
@@ -174,6 +175,41 @@ TEST(arena_keeps_and_gives_back) {
     CHECK(none != nullptr, "no address");
     arena.free(none);
     arena.trim();
+}
+
+// What is free is found again, in any order of allocations, and no two tensors overlap.
+TEST(arena_among_many_tensors) {
+    Random random{options.seed};
+    Arena &arena = Arena::instance();
+    const size_t before = held_bytes();
+    struct Held {
+        char *begin;
+        size_t bytes;
+        char value;
+    };
+    std::vector<Held> held;
+    for (int turn = 0; turn < 3000; ++turn) {
+        if (held.size() < 20 || (held.size() < 200 && random.below(2) == 0)) {
+            const size_t bytes = 1 + random.below(random.below(10) == 0 ? 2000000 : 20000);
+            held.push_back({static_cast<char *>(arena.allocate(bytes)), bytes, static_cast<char>(turn)});
+            std::memset(held.back().begin, held.back().value, bytes);
+        } else {
+            std::swap(held[random.below(held.size())], held.back());
+            const Held one = held.back();
+            held.pop_back();
+            CHECK(std::all_of(one.begin, one.begin + one.bytes, [&](char byte) { return byte == one.value; }), turn);
+            arena.free(one.begin);
+        }
+        if (random.below(100) == 0) {
+            arena.trim();
+            CHECK(arena.statistics().free_bytes == 0, arena.statistics().free_bytes);
+        }
+    }
+    for (const Held &one : held) {
+        arena.free(one.begin);
+    }
+    arena.trim();
+    CHECK(held_bytes() == before, held_bytes());
 }
 
 TEST(arena_used_by_many_threads) {

@@ -159,18 +159,15 @@ Arena::Statistics Arena::statistics() {
 Arena::Found Arena::best_run(size_t bytes) {
     Found best;
     for (Region &region : regions_) {
-        auto one = region.extents.begin();
-        while (one != region.extents.end()) {
-            if (one->second.state != hole && one->second.state != kept) {
-                ++one;
-                continue;
-            }
-            Found run{&region, one->first, 0, 0};
-            for (; one != region.extents.end() && (one->second.state == hole || one->second.state == kept); ++one) {
-                if (one->second.state == hole && run.run < bytes) {
-                    run.missing += std::min(one->second.bytes, bytes - run.run);
+        auto one = region.free_extents.begin();
+        while (one != region.free_extents.end()) {
+            Found run{&region, *one, 0, 0};
+            for (; one != region.free_extents.end() && *one == run.offset + run.run; ++one) {
+                const Extent &extent = region.extents.find(*one)->second;
+                if (extent.state == hole && run.run < bytes) {
+                    run.missing += std::min(extent.bytes, bytes - run.run);
                 }
-                run.run += one->second.bytes;
+                run.run += extent.bytes;
             }
             if (run.run >= bytes && (best.region == nullptr || run.missing < best.missing ||
                                      (run.missing == best.missing && run.run < best.run))) {
@@ -188,8 +185,9 @@ Arena::Region &Arena::add_region(size_t bytes) {
         try {
             descriptor = create_memory(size);
             auto *begin = static_cast<char *>(map_memory(descriptor, size));
-            regions_.push_back(Region{begin, size, descriptor, inode_of(descriptor), {}});
+            regions_.push_back(Region{begin, size, descriptor, inode_of(descriptor), {}, {}});
             regions_.back().extents[0] = Extent{size, hole};
+            regions_.back().free_extents.insert(0);
             return regions_.back();
         } catch (const LimitError &) {
             throw;
@@ -244,29 +242,39 @@ void Arena::set(Region &region, size_t offset, size_t bytes, State state) {
         const State before = one->second.state;
         count(before, std::min(until, end) - begin, false);
         one = region.extents.erase(one);
+        region.free_extents.erase(begin);
         if (until > end) {
             region.extents.emplace_hint(one, end, Extent{until - end, before});
+            if (is_free(before)) {
+                region.free_extents.insert(end);
+            }
         }
     }
     count(state, bytes, true);
-    merge(region.extents, region.extents.emplace(offset, Extent{bytes, state}).first);
+    if (is_free(state)) {
+        region.free_extents.insert(offset);
+    }
+    merge(region, region.extents.emplace(offset, Extent{bytes, state}).first);
     peak_bytes_ = std::max(peak_bytes_, used_bytes_);
 }
 
 // Joins free neighbours of one state.
-Arena::Extents::iterator Arena::merge(Extents &extents, Extents::iterator at) {
-    if (at->second.state != hole && at->second.state != kept) {
+Arena::Extents::iterator Arena::merge(Region &region, Extents::iterator at) {
+    if (!is_free(at->second.state)) {
         return at;
     }
+    Extents &extents = region.extents;
     const auto next = std::next(at);
     if (next != extents.end() && next->second.state == at->second.state) {
         at->second.bytes += next->second.bytes;
+        region.free_extents.erase(next->first);
         extents.erase(next);
     }
     if (at != extents.begin()) {
         const auto before = std::prev(at);
         if (before->second.state == at->second.state) {
             before->second.bytes += at->second.bytes;
+            region.free_extents.erase(at->first);
             extents.erase(at);
             return before;
         }
@@ -277,9 +285,10 @@ Arena::Extents::iterator Arena::merge(Extents &extents, Extents::iterator at) {
 // From the end: tensors are placed as far to the front as they fit.
 void Arena::return_beyond(size_t bound) {
     for (auto region = regions_.rbegin(); region != regions_.rend() && kept_bytes_ > bound; ++region) {
-        auto one = region->extents.end();
-        while (one != region->extents.begin() && kept_bytes_ > bound) {
-            --one;
+        auto next = region->free_extents.end();
+        while (next != region->free_extents.begin() && kept_bytes_ > bound) {
+            --next;
+            auto one = region->extents.find(*next);
             if (one->second.state != kept) {
                 continue;
             }
@@ -289,10 +298,11 @@ void Arena::return_beyond(size_t bound) {
             if (much < one->second.bytes) {
                 one->second.bytes -= much;
                 one = region->extents.emplace(offset, Extent{much, kept}).first;
+                region->free_extents.insert(offset);
             }
             kept_bytes_ -= much;
             one->second.state = hole;
-            one = merge(region->extents, one);
+            next = region->free_extents.find(merge(*region, one)->first);
         }
     }
 }

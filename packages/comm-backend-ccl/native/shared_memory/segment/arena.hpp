@@ -10,6 +10,7 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 namespace shm {
@@ -61,6 +62,7 @@ private:
         int descriptor;
         uint64_t inode;
         Extents extents;
+        std::set<size_t> free_extents;  // where holes and kept ones begin: tensors in use may be many
     };
     struct Run {
         size_t offset, bytes;
@@ -75,7 +77,8 @@ private:
     Region *region_of(const void *begin);
     static std::vector<Run> holes_in(const Region &region, size_t offset, size_t bytes);
     void set(Region &region, size_t offset, size_t bytes, State state);
-    static Extents::iterator merge(Extents &extents, Extents::iterator at);
+    static Extents::iterator merge(Region &region, Extents::iterator at);
+    static bool is_free(State state) { return state == hole || state == kept; }
     void return_beyond(size_t bound);
     size_t bound() const;
     void remember();
