@@ -10,7 +10,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives.compression.settings import Compression, forget_states
 from comm_utils.active import slot
 
-__all__ = ["default_of", "forget_defaults", "set_default"]
+__all__ = ["default_of", "forget_defaults", "no_default", "set_default"]
 
 
 class _Defaults:
@@ -37,3 +37,12 @@ def forget_defaults() -> None:
 def default_of(group: ProcessGroup | None) -> Compression | None:
     """Return what compresses calls on ``group``; None for nothing."""
     return _Defaults.world if group is None else _Defaults.groups.get(group, _Defaults.world)
+
+
+def no_default(group: ProcessGroup | None) -> str | None:
+    """Return the ``compression`` of a call on ``group`` that is to travel as it is, whatever the default.
+
+    Returns:
+        None where there is no default, as a fast path serves only calls that say nothing.
+    """
+    return None if default_of(group) is None else "none"

@@ -10,6 +10,7 @@ from torch import nn
 
 from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
+from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.buckets import FlatLayout, flat_layout, flat_memory
 from comm_utils.backend import Work
@@ -130,7 +131,9 @@ class FlatShard:
             return
         if self.frees:
             self.full.untyped_storage().resize_(self._size_bytes)
-        self._work = all_gather_into_tensor(self.full, self.shard, self.group, async_op=True)
+        # In stages 1 and 2 the part is a slice of the result: encoded, it would lose small updates of the optimizer.
+        compression = no_default(self.group)
+        self._work = all_gather_into_tensor(self.full, self.shard, self.group, async_op=True, compression=compression)
 
     def finish_gather(self) -> None:
         """Wait for the gathering, which is started where it was not."""
