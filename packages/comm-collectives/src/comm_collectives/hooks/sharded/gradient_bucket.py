@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import torch
 
+from comm_collectives.compression.states import owned_by
 from comm_collectives.hooks.gradient_reduction import GradientReduction
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.gradient_memory import GradientMemory
@@ -112,7 +113,9 @@ class GradientBucket:
             self.view_segments()
         accumulates = any(segment.parameter.grad is not None for segment in self.flat.segments)
         self._output = torch.empty_like(self._shard) if accumulates else self._shard
-        self._work = self._reduction.start_scatter(self._output, self._full, self.flat.group)
+        # Not to the flat memory, which other buckets use as well.
+        with owned_by([self.flat.shard]):
+            self._work = self._reduction.start_scatter(self._output, self._full, self.flat.group)
 
     def view_segments(self) -> None:
         """Make the gradients of the optimizer's tensors, after these were made anew."""
