@@ -7,14 +7,18 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import comm_orchestrator as dist
 from comm_collectives.hooks import (
     DataParallelOptions,
     GradientReduction,
+    Handle,
     register_data_parallel_hooks,
     register_sharded_hooks,
+    use_reduction,
 )
+from comm_utils.errors import ArgumentError
 from comm_utils.testing import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -72,21 +76,25 @@ def make_products() -> nn.Sequential:
     return nn.Sequential(*(Product(torch.randn(256, generator=draw) * 10.0 ** (place % 3)) for place in range(6)))
 
 
-def mean_updates(stage: int, method: str, steps: int) -> list[float]:
-    """Return the relative error of the mean update of each parameter; each bucket has one of them."""
+def with_hooks(model: nn.Sequential, stage: int, compression: dist.Compression) -> tuple[Handle, torch.optim.Optimizer]:
+    """Register hooks with buckets of one parameter each; stage 0 stands for data-parallel ones."""
+    reduction, size_bytes = GradientReduction(compression=compression), 1024
+    if not stage:
+        handle = register_data_parallel_hooks(model, DataParallelOptions(reduction, size_bytes, size_bytes))
+        assert handle is not None
+        return handle, torch.optim.SGD(model.parameters(), lr=1.0)
+    sharded = register_sharded_hooks(model, stage, bucket_size_bytes=size_bytes, reduction=reduction)
+    assert sharded is not None
+    optimizer = torch.optim.SGD(sharded.parameter_groups(), lr=1.0)
+    sharded.attach(optimizer)
+    return sharded, optimizer
+
+
+def mean_updates(stage: int, method: str, steps: int, name: str = "") -> list[float]:
+    """Return the relative error of the mean update of each parameter."""
     model = make_products()
     compression = dist.Compression(method, error_feedback=True)
-    reduction, size_bytes = GradientReduction(compression=compression), 1024
-    if stage:
-        handle = register_sharded_hooks(model, stage, bucket_size_bytes=size_bytes, reduction=reduction)
-        assert handle is not None
-        optimizer = torch.optim.SGD(handle.parameter_groups(), lr=1.0)
-        handle.attach(optimizer)
-    else:
-        options = DataParallelOptions(reduction, size_bytes, size_bytes)
-        handle = register_data_parallel_hooks(model, options)
-        assert handle is not None
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    handle, optimizer = with_hooks(model, stage, compression.of(name) if name else compression)
     for _ in range(steps):
         optimizer.zero_grad()
         model(torch.zeros(())).backward()
@@ -103,3 +111,71 @@ def test_hooks_make_up_for_what_each_bucket_lost(
 ) -> None:
     for errors in pools(2).run(mean_updates, stage, method, steps):
         assert max(errors) < limit
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_name_serves_all_buckets_of_a_model(pools: Pools, stage: int) -> None:
+    for errors in pools(2).run(mean_updates, stage, "int4", 40, "gradients"):
+        assert max(errors) < 0.02
+
+
+def mean_of_ddp(name: str) -> tuple[float, list[str]]:
+    """Return the largest relative error of a mean gradient of DDP, and the names of all states."""
+    model = make_products()
+    compression = dist.Compression("int4", error_feedback=True)
+    hooked = DistributedDataParallel(model, bucket_cap_mb=1024 / 2**20)
+    use_reduction(hooked, GradientReduction(compression=compression.of(name)))
+    totals = [torch.zeros(256) for _ in model]
+    for _ in range(40):
+        hooked.zero_grad()
+        hooked(torch.zeros(())).backward()
+        for one, total in zip(model, totals, strict=True):
+            total += one.weight.grad
+    errors = [float((t / 40 - m.gradient).norm() / m.gradient.norm()) for m, t in zip(model, totals, strict=True)]
+    return max(errors), list(compression.state_dict()["tensors"])
+
+
+def test_a_name_serves_all_buckets_of_ddp(pools: Pools) -> None:
+    for error, names in pools(2).run(mean_of_ddp, "gradients"):
+        assert error < 0.03
+        assert len(names) > 2
+        assert all(one.startswith("gradients.") for one in names)
+
+
+def mean_of_fsdp2() -> tuple[float, list[str]]:
+    """Return the largest relative error of a mean gradient of FSDP2, and the names of all states."""
+    from torch.distributed.fsdp import fully_shard  # not before 2.6; takes seconds
+
+    model = make_products()
+    compression = dist.Compression("int4", error_feedback=True)
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    for one in (*model, model):
+        fully_shard(one, mesh=mesh)
+    use_reduction(model, GradientReduction(compression=compression.of("gradients")))
+    totals = [torch.zeros(256) for _ in model]
+    for _ in range(40):
+        model.zero_grad()
+        model(torch.zeros(1)).sum().backward()
+        for one, total in zip(model, totals, strict=True):
+            total += one.weight.grad.full_tensor()
+    errors = [float((t / 40 - m.gradient).norm() / m.gradient.norm()) for m, t in zip(model, totals, strict=True)]
+    return max(errors), list(compression.state_dict()["tensors"])
+
+
+@pytest.mark.slow
+def test_a_name_serves_all_modules_of_fsdp2(pools: Pools) -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(getattr(fsdp, "FSDPModule", None), "set_custom_reduce_scatter"):
+        pytest.skip("FSDP2 of this torch takes no such hook")
+    for error, names in pools(2).run(mean_of_fsdp2):
+        assert error < 0.03
+        assert names == [f"gradients.{place}.256" for place in reversed(range(6))]
+
+
+def test_a_default_has_no_name(pools: Pools) -> None:
+    pools(1).run(refuse_a_named_default)
+
+
+def refuse_a_named_default() -> None:
+    with pytest.raises(ArgumentError, match="set_compression: compression: got one with the name 'w'"):
+        dist.set_compression(dist.Compression("int4", error_feedback=True).of("w"))

@@ -109,6 +109,11 @@ class Compression:
         feedback, where = "+error_feedback" * self.error_feedback, " between hosts" * self.between_hosts
         return f"{self.codec!r}{feedback}{where}"
 
+    @property
+    def name(self) -> str | None:
+        """The name of the tensor that :meth:`of` was called with; None for none."""
+        return self._name
+
     def of(self, name: str) -> Compression:
         """Return the same compression for the tensor ``name``, whose state has that name and can be saved."""
         if not isinstance(name, str) or not name:

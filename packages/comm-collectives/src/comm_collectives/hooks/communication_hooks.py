@@ -47,20 +47,20 @@ def use_reduction(model: nn.Module, reduction: GradientReduction | None = None) 
         agree_on_model(_CALL, {}, {"reduction": reduction}, model.process_group)
         model.register_comm_hook(BucketState(reduction, model.process_group), reduce_bucket)
         return
-    parts = [one for one in model.modules() if hasattr(one, "set_custom_reduce_scatter")] if _is_module(model) else []
+    modules = model.named_modules() if _is_module(model) else ()
+    parts = {name: one for name, one in modules if hasattr(one, "set_custom_reduce_scatter")}
     if not parts:
         raise ArgumentTypeError(
             f"{_CALL}: model: got {type(model).__name__}; expected a DistributedDataParallel, or a model of "
             "fully_shard() in torch 2.8 and later; for other modules, call register_data_parallel_hooks()"
         )
-    hook = ReduceScatter(reduction)
-    for part in cast("list[Any]", parts):
+    for name, part in cast("dict[str, Any]", parts).items():
         if reduction.op == "sum":
             if not hasattr(part, "set_force_sum_reduction_for_comms"):
                 raise ArgumentError(f"{_CALL}: reduction: got op='sum'; FSDP2 of this torch averages: use op='avg'")
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
-        part.set_custom_reduce_scatter(hook)
+        part.set_custom_reduce_scatter(ReduceScatter(reduction.of_bucket(name or "model")))
 
 
 def _is_module(model: object) -> bool:
@@ -95,7 +95,9 @@ def reduce_bucket(state: BucketState, bucket: GradBucket) -> torch.futures.Futur
     flat = bucket.buffer()
     make: Callable[..., Any] = torch.futures.Future
     future = make() if flat.device.type == "cpu" else make(devices=[flat.device])
-    state.started.append((state.reduction.start(flat, state.group), future, flat))
+    # DDP makes its buckets anew after the first backward; those of another size have another state.
+    reduction = state.reduction.of_bucket(f"{bucket.index()}.{flat.numel()}")
+    state.started.append((reduction.start(flat, state.group), future, flat))
     if bucket.is_last():
         started, state.started = state.started, []
         for work, one, reduced in started:
@@ -146,7 +148,8 @@ class ReduceScatter:
                 f"reduce_scatter of FSDP2: op: got {shown(op)}; expected a sum or an average: leave "
                 "set_gradient_divide_factor() to GradientReduction(predivide_factor=...)"
             )
-        reduction = self.reduction
+        # Without the parameters that a backward does not use, FSDP2 reduces fewer elements.
+        reduction = self.reduction.of_bucket(str(input_tensor.numel()))
         if wanted is ReduceOp.SUM:
             reduction = replace(reduction, op="sum", prescale=False)
         elif reduction.op == "sum":

@@ -25,14 +25,21 @@ class GradientBucket:
         names, parameters: those whose gradients the bucket has, of one dtype and device.
         flags: elements behind the gradients, for what else ranks want to add up; 0 for none.
         group: the group that the bucket is reduced over.
+        reduction: how gradients of the ranks become one.
     """
 
     def __init__(
-        self, names: Sequence[str], parameters: Sequence[torch.nn.Parameter], flags: int, group: Group
+        self,
+        names: Sequence[str],
+        parameters: Sequence[torch.nn.Parameter],
+        flags: int,
+        group: Group,
+        reduction: GradientReduction,
     ) -> None:
         layout = flat_layout(parameters, extra_numel=flags)
         first = parameters[0]
         self.names, self.parameters, self._group = tuple(names), tuple(parameters), group
+        self._reduction = reduction.of_bucket(names[0])
         self.flat = flat_memory(layout.numel, first.dtype, first.device, group)
         self.views = [view_of(self.flat, span, one) for span, one in zip(layout.spans, parameters, strict=True)]
         #: (flags,), a view.
@@ -66,9 +73,9 @@ class GradientBucket:
                 parameter.grad = view
         return missing
 
-    def start(self, reduction: GradientReduction) -> None:
+    def start(self) -> None:
         """Start the reduction of the bucket in place."""
-        self._work = reduction.start(self.flat, self._group)
+        self._work = self._reduction.start(self.flat, self._group)
 
     def wait(self) -> None:
         """Wait for the reduction that was started."""

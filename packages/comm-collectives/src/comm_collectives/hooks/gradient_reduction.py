@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,7 +11,7 @@ from comm_collectives.annotations import Compressing, Group
 from comm_collectives.collectives import all_reduce
 from comm_collectives.compression.defaults import default_of
 from comm_collectives.compression.selection import DTYPES
-from comm_collectives.compression.settings import as_compression
+from comm_collectives.compression.settings import Compression, as_compression
 from comm_collectives.groups import get_world_size
 from comm_collectives.reduce_scatter import reduce_scatter_tensor
 from comm_collectives.work import After
@@ -39,7 +39,8 @@ class GradientReduction:
         predivide_factor: divide gradients by it before they are added, and an average by W / predivide_factor after;
             a sum is multiplied by it after. DeepSpeed's ``gradient_predivide_factor``.
         compression: a codec such as ``"int8"``, or a ``Compression``, for float32, float16 and bfloat16; None for what
-            :func:`comm_collectives.set_compression` set for the group.
+            :func:`comm_collectives.set_compression` set for the group. Hooks give the error feedback of each bucket a
+            name that begins with that of the ``Compression``, if it has one; then it can be saved.
 
     Raises:
         ArgumentError: another op; a factor that is not finite and above 0; prescale with a sum or a factor.
@@ -78,6 +79,18 @@ class GradientReduction:
             return before, after
         W = get_world_size(group)
         return (1.0 / W, 1.0) if self.prescale else (before, after / W)
+
+    def of_bucket(self, bucket: str) -> GradientReduction:
+        """Return the same reduction for one of several buckets, which has a state of its own.
+
+        Args:
+            bucket: added to the name of the compression; without such a name nothing changes, as a state then belongs
+                to the memory of a bucket.
+        """
+        given = self.compression
+        if not isinstance(given, Compression) or given.name is None:
+            return self
+        return replace(self, compression=given.of(f"{given.name}.{bucket}"))
 
     def compresses(self, dtype: torch.dtype, group: Group = None) -> bool:
         """Return whether tensors of ``dtype`` may be compressed, so that single elements of them are not exact."""

@@ -159,7 +159,7 @@ class Synchronization:
         is_last = self._started == len(self.buckets)
         if is_last:
             self._set_flags(bucket)
-        bucket.start(self._reduction)
+        bucket.start()
         if is_last and self._flags is not bucket.flags:
             assert self._flags is not None
             self._flags_work = all_reduce(self._flags, "max", self._group, True, compression="none")
@@ -224,6 +224,7 @@ class Synchronization:
                     [self._parameters[place] for place in places],
                     len(order) if number == len(assigned) - 1 else 0,
                     self._group,
+                    self._reduction,
                 )
             )
             for place in places:

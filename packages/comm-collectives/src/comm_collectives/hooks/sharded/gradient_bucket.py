@@ -31,7 +31,7 @@ class GradientBucket:
     """
 
     def __init__(self, flat: FlatShard, reduction: GradientReduction, memory: GradientMemory | None) -> None:
-        self.flat, self._reduction, self._memory = flat, reduction, memory
+        self.flat, self._reduction, self._memory = flat, reduction.of_bucket(flat.names[0]), memory
         self.pending = len(flat.parameters)
         self.is_started = False
         self._full: torch.Tensor | None = None
