@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -19,6 +21,7 @@ from comm_collectives.hooks import (
     use_reduction,
 )
 from comm_utils.errors import ArgumentError
+from comm_utils.log import logger
 from comm_utils.testing import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -179,3 +182,56 @@ def test_a_default_has_no_name(pools: Pools) -> None:
 def refuse_a_named_default() -> None:
     with pytest.raises(ArgumentError, match="set_compression: compression: got one with the name 'w'"):
         dist.set_compression(dist.Compression("int4", error_feedback=True).of("w"))
+
+
+# --- saving
+
+
+def interrupted(stage: int, is_interrupted: bool) -> list[torch.Tensor]:
+    """Return the parameters after eight steps; after four, hooks and compression may be made anew."""
+    model, compression = make_products(), dist.Compression("onebit")
+    handle, optimizer = with_hooks(model, stage, compression.of("gradients"))
+    for step in range(8):
+        if step == 4 and is_interrupted:
+            saved = compression.state_dict()
+            assert list(saved["tensors"]) == [f"gradients.{place}.weight" for place in reversed(range(6))]
+            handle.remove()
+            compression = dist.Compression("onebit")
+            compression.load_state_dict(saved)
+            handle, optimizer = with_hooks(model, stage, compression.of("gradients"))
+        optimizer.zero_grad()
+        model(torch.zeros(1)).sum().backward()
+        optimizer.step()
+    handle.remove()
+    return [one.detach().clone() for one in model.parameters()]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_what_hooks_lost_can_be_saved(pools: Pools, stage: int) -> None:
+    whole, parts = (pools(2).run(interrupted, stage, is_interrupted) for is_interrupted in (False, True))
+    for expected, got in zip(whole, parts, strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
+
+
+def warnings_of_states_without_a_name() -> list[str]:
+    compression, said = dist.Compression("onebit"), io.StringIO()
+    handler = logging.StreamHandler(said)
+    logger.addHandler(handler)
+    try:
+        compression.state_dict()
+        handle, _ = with_hooks(make_products(), 2, compression)
+        handle.model(torch.zeros(1)).sum().backward()
+        for _ in range(2):
+            assert compression.state_dict()["tensors"] == {}
+        handle.remove()
+    finally:
+        logger.removeHandler(handler)
+    return said.getvalue().splitlines()
+
+
+def test_a_warning_says_that_states_without_a_name_are_not_saved(pools: Pools) -> None:
+    for lines in pools(2).run(warnings_of_states_without_a_name):
+        assert [line for line in lines if "state_dict" in line] == [
+            "Compression.state_dict: the error feedback of 6 tensors without a name is not saved; name them with "
+            "Compression.of(name), in GradientReduction(compression=...) as well"
+        ]

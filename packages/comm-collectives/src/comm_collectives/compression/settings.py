@@ -204,7 +204,11 @@ class Compression:
     # --- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank, of tensors that have a name; copies."""
+        """Return the state of this rank, of tensors that have a name; copies.
+
+        The first call that leaves out states of tensors without a name logs a warning.
+        """
+        self._unnamed.warn_unsaved()
         found: dict[str, Any] = {}
         for name, state in self._states.items():
             other = state.reduced if isinstance(state, Feedback) else state.factor

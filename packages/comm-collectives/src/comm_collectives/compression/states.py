@@ -77,6 +77,7 @@ class StatesByMemory:
         self._states: dict[_Key, tuple[State, list[int]]] = {}
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._used_once = 0
+        self._warned_unsaved = False
 
     def __reduce__(self) -> tuple[type[StatesByMemory], tuple[()]]:
         """Copy nothing: a copy, in this process or another, meets other tensors."""
@@ -102,6 +103,16 @@ class StatesByMemory:
         """Forget all states."""
         self._states.clear()
         self._alive.clear()
+
+    def warn_unsaved(self) -> None:
+        """Log, the first time, that these states are not saved, if there are any."""
+        if self._states and not self._warned_unsaved:
+            self._warned_unsaved = True
+            logger.warning(
+                "Compression.state_dict: the error feedback of %d tensors without a name is not saved; name them with "
+                "Compression.of(name), in GradientReduction(compression=...) as well",
+                len(self._states),
+            )
 
     def _freed(self, storage: int, _: object) -> None:
         self._alive.pop(storage, None)
