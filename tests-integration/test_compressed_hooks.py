@@ -20,7 +20,7 @@ from comm_collectives.hooks import (
     register_sharded_hooks,
     use_reduction,
 )
-from comm_utils.errors import ArgumentError
+from comm_utils.errors import ArgumentError, CollectiveMismatchError
 from comm_utils.log import logger
 from comm_utils.testing import RankPool
 
@@ -235,3 +235,20 @@ def test_a_warning_says_that_states_without_a_name_are_not_saved(pools: Pools) -
             "Compression.state_dict: the error feedback of 6 tensors without a name is not saved; name them with "
             "Compression.of(name), in GradientReduction(compression=...) as well"
         ]
+
+
+# --- what is compared and refused at registration
+
+
+def other_sizes(stage: int) -> str:
+    compression = dist.Compression("int8", min_size_bytes=1000 * dist.get_rank())
+    with pytest.raises(CollectiveMismatchError) as caught:
+        with_hooks(make_products(), stage, compression)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_ranks_that_compress_from_other_sizes_on(pools: Pools, stage: int) -> None:
+    for text in pools(2).run(other_sizes, stage):
+        assert "int8(block_size=256) with min_size_bytes=1000" in text
+        assert "int8(block_size=256) with min_size_bytes=0" in text

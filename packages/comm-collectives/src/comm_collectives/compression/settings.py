@@ -109,6 +109,10 @@ class Compression:
         feedback, where = "+error_feedback" * self.error_feedback, " between hosts" * self.between_hosts
         return f"{self.codec!r}{feedback}{where}"
 
+    def describe(self) -> str:
+        """Return what ranks have to agree on before the first call: ``repr()``, and the least size."""
+        return f"{self!r} with min_size_bytes={self.min_size_bytes!r}"
+
     @property
     def name(self) -> str | None:
         """The name of the tensor that :meth:`of` was called with; None for none."""

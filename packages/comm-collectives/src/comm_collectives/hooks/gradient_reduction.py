@@ -72,6 +72,15 @@ class GradientReduction:
             )
         as_compression(_CALL, self.compression)
 
+    def __repr__(self) -> str:
+        """Return what ranks have to agree on."""
+        given = self.compression
+        compression = given.describe() if isinstance(given, Compression) else repr(given)
+        return (
+            f"{_CALL}(op={self.op!r}, prescale={self.prescale!r}, predivide_factor={self.predivide_factor!r}, "
+            f"compression={compression})"
+        )
+
     def scales(self, group: Group = None) -> tuple[float, float]:
         """Return what to multiply gradients by before they are added, and their sum by after."""
         before, after = 1.0 / self.predivide_factor, self.predivide_factor
