@@ -252,3 +252,42 @@ def test_ranks_that_compress_from_other_sizes_on(pools: Pools, stage: int) -> No
     for text in pools(2).run(other_sizes, stage):
         assert "int8(block_size=256) with min_size_bytes=1000" in text
         assert "int8(block_size=256) with min_size_bytes=0" in text
+
+
+def refused(stage: int, method: str) -> str:
+    model = make_products()
+    with pytest.raises(ArgumentError) as caught:
+        with_hooks(model, stage, dist.Compression(method))
+    with_hooks(model, stage, dist.Compression("int8", min_size_bytes=1 << 20))[0].remove()  # nothing is so large
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_codec_for_all_reduce_alone_is_refused_at_registration(pools: Pools, stage: int) -> None:
+    for text in pools(2).run(refused, stage, "powersgd"):
+        reason = "reduce_scatter_tensor: compression: powersgd compresses all_reduce alone"
+        assert text == f"register_sharded_hooks: reduction: {reason}"
+
+
+def refused_where_deterministic(stage: int) -> list[str]:
+    dist.set_deterministic_reductions(True)
+    try:
+        found = [refused(stage, "int8")]
+        dist.set_compression("bf16")
+        with pytest.raises(ArgumentError) as caught:
+            register_data_parallel_hooks(make_products())
+        found.append(str(caught.value))
+    finally:
+        dist.set_compression(None)
+        dist.set_deterministic_reductions(False)
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_compression_is_refused_at_registration_where_reductions_are_deterministic(pools: Pools, stage: int) -> None:
+    kind, operation = ("sharded", "reduce_scatter_tensor") if stage else ("data_parallel", "all_reduce")
+    for own, default in pools(2).run(refused_where_deterministic, stage):
+        assert own.startswith(
+            f"register_{kind}_hooks: reduction: {operation}: compression: got 'int8' in this call on a group with "
+        )
+        assert "all_reduce: compression: got 'bf16' from set_compression() on a group with determ" in default

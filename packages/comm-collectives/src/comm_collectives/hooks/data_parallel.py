@@ -12,6 +12,7 @@ from torch import nn
 
 from comm_collectives.annotations import Group
 from comm_collectives.arguments import enter
+from comm_collectives.collectives import all_reduce
 from comm_collectives.hooks.gradient_reduction import GradientReduction
 from comm_collectives.hooks.handle import (
     GRADIENTS,
@@ -183,7 +184,8 @@ def register_data_parallel_hooks(
     Raises:
         CollectiveMismatchError: on all ranks, if models or options differ; names the rank and the first difference.
         ArgumentError: a parameter has such hooks already, or none requires a gradient; ``model`` does not have an
-            ignored parameter; on the other ranks, that a rank refused its arguments.
+            ignored parameter; gradients cannot be compressed as ``options`` say; on the other ranks, that a rank
+            refused its arguments.
         ArgumentTypeError: ``model`` is no module, or a parameter has no shape yet.
     """
     call = _CALL
@@ -198,6 +200,9 @@ def register_data_parallel_hooks(
         ignored.extend(_ignored(check_module(call, model), ignored_parameters))
         parameters = trainable_parameters(call, model, ignored)
         check_unregistered(call, parameters, group=group, model=model, ignored=ignored)
+        by_rows = sparse_parameters(model) if chosen.sparse_gradients else set()
+        dense = [one for one in parameters.values() if one not in by_rows]
+        chosen.reduction.check_compression(call, all_reduce, dense, group)
         return parameters, {"options": chosen}
 
     check_on_all_ranks(call, prepare, group)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from comm_collectives.annotations import Compressing, Group
 from comm_collectives.collectives import all_reduce
 from comm_collectives.compression.defaults import default_of
-from comm_collectives.compression.selection import DTYPES
+from comm_collectives.compression.selection import DTYPES, choose
 from comm_collectives.compression.settings import Compression, as_compression
 from comm_collectives.groups import get_world_size
+from comm_collectives.measured_choice import AUTO
 from comm_collectives.reduce_scatter import reduce_scatter_tensor
 from comm_collectives.work import After
 from comm_utils.backend import Work
@@ -100,6 +103,33 @@ class GradientReduction:
         if not isinstance(given, Compression) or given.name is None:
             return self
         return replace(self, compression=given.of(f"{given.name}.{bucket}"))
+
+    def check_compression(
+        self, call: str, collective: Callable[..., Any], parameters: Iterable[torch.Tensor], group: Group = None
+    ) -> None:
+        """Check that gradients can be compressed as is asked for, before the first backward.
+
+        Where a measurement is to decide which sizes are compressed, the backward checks it.
+
+        Args:
+            call: the user's call, for messages.
+            collective: reduces the gradients.
+            parameters: a bucket has at least as many bytes as one of them.
+            group: this rank is a member; None is the world group.
+
+        Raises:
+            ArgumentError: the codec is not for this collective, or reductions on the group are deterministic.
+        """
+        found = default_of(group) if self.compression is None else as_compression(_CALL, self.compression)
+        if found is None or found.min_size_bytes == AUTO:
+            return
+        for one in parameters:
+            if one.dtype not in DTYPES:
+                continue
+            try:
+                choose(collective.__name__, self.compression, one, ReduceOp.SUM, group)
+            except ArgumentError as error:
+                raise ArgumentError(f"{call}: reduction: {error}") from None
 
     def compresses(self, dtype: torch.dtype, group: Group = None) -> bool:
         """Return whether tensors of ``dtype`` may be compressed, so that single elements of them are not exact."""

@@ -18,6 +18,7 @@ from comm_collectives.hooks.handle import (
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.sharded.handle import Sharded
 from comm_collectives.keyword_errors import with_keyword_errors
+from comm_collectives.reduce_scatter import reduce_scatter_tensor
 from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.given import shown
 
@@ -56,8 +57,8 @@ def register_sharded_hooks(
 
     Raises:
         CollectiveMismatchError: on all ranks, if models or settings differ; names the rank and the first difference.
-        ArgumentError: an unknown stage; a parameter has such hooks already, or none requires a gradient; on the other
-            ranks, that a rank refused its arguments.
+        ArgumentError: an unknown stage; a parameter has such hooks already, or none requires a gradient; gradients
+            cannot be compressed as ``reduction`` says; on the other ranks, that a rank refused its arguments.
         ArgumentTypeError: ``model`` is no module, or a parameter has no shape yet.
     """
     if not is_member(_CALL, group):
@@ -70,6 +71,7 @@ def register_sharded_hooks(
         check_unregistered(_CALL, trainable, group=group, model=model)
         if stage == 3:
             _refuse_compiled(model)
+        chosen.check_compression(_CALL, reduce_scatter_tensor, trainable.values(), group)
         settings = {"stage": stage, "bucket_size_bytes": bucket_size_bytes, "reduction": chosen, "prefetch": prefetch}
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}, settings
 
