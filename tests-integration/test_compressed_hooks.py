@@ -19,6 +19,7 @@ from comm_collectives.hooks import (
     register_data_parallel_hooks,
     register_sharded_hooks,
     use_reduction,
+    vocabulary_parallel_cross_entropy,
 )
 from comm_utils.errors import ArgumentError, CollectiveMismatchError
 from comm_utils.log import logger
@@ -57,6 +58,35 @@ def test_a_default_compression_keeps_small_steps_of_the_optimizer(pools: Pools, 
     for least, most in pools(2).run(small_steps, stage, codec):
         assert least == pytest.approx(5e-3, rel=0.02)
         assert most == pytest.approx(5e-3, rel=0.02)
+
+
+def losses_and_norms() -> tuple[list[float], list[float]]:
+    """Return a loss and a norm without and with a default compression."""
+    rank, W = dist.get_rank(), dist.get_world_size()
+    logits = torch.randn(4, 64 * W, generator=torch.Generator().manual_seed(0))[:, rank * 64 : (rank + 1) * 64]
+    targets = torch.arange(4) * 16 * W
+    losses, norms = [], []
+    for codec in (None, "int4"):
+        torch.manual_seed(0)
+        model = nn.Linear(16, 16)
+        dist.set_compression(codec)
+        try:
+            losses.append(float(vocabulary_parallel_cross_entropy(logits.contiguous(), targets)))
+            with_norm = register_sharded_hooks(model, 2, reduction=GradientReduction(compression="none"))
+            assert with_norm is not None
+            torch.optim.SGD(with_norm.parameter_groups(), lr=1.0)
+            model(torch.ones(1, 16)).square().sum().backward()
+            norms.append(float(with_norm.clip_grad_norm(1e9)))
+            with_norm.remove()
+        finally:
+            dist.set_compression(None)
+    return losses, norms
+
+
+def test_a_default_compression_leaves_losses_and_norms_alone(pools: Pools) -> None:
+    for losses, norms in pools(2).run(losses_and_norms):
+        assert losses[0] == losses[1]
+        assert norms[0] == norms[1]
 
 
 # --- error feedback

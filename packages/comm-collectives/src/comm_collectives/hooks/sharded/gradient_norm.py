@@ -9,6 +9,7 @@ import torch
 
 from comm_collectives.annotations import Group
 from comm_collectives.collectives import all_reduce
+from comm_collectives.compression.defaults import no_default
 from comm_utils.errors import ArgumentError
 
 __all__ = ["clip_to_norm", "total_norm"]
@@ -52,7 +53,7 @@ def total_norm(
         all_reduce(total, "max", group)
         return total
     total = (torch.stack(norms) ** order).sum() if norms else torch.zeros((), dtype=dtype, device=device)
-    all_reduce(total, "sum", group)
+    all_reduce(total, "sum", group, compression=no_default(group))
     return total ** (1 / order)
 
 

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from comm_collectives.annotations import Group
 from comm_collectives.collective import collective
 from comm_collectives.collectives import all_reduce
+from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.apply import apply
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -116,7 +117,7 @@ class _CrossEntropy(torch.autograd.Function):
         if smoothing:
             torch.sum(shifted, -1, out=sums[2])
         if W > 1:
-            all_reduce(sums, "sum", group)
+            all_reduce(sums, "sum", group, compression=no_default(group))
         logarithm = sums[0].log()
         losses = logarithm - sums[1]
         if smoothing:
