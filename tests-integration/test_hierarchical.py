@@ -466,3 +466,60 @@ def test_calls_are_encoded_between_hosts_by_default(bare_pools: Pools) -> None:
     of_world = {("all_reduce", 4000): "fp16 between hosts", ("all_reduce", 400): "", ("all_to_all_single", 16000): ""}
     found = bare_pools(4).run(on, "gloo", HOST_BY_HOST, between_hosts_by_default)
     assert found == [of_world | {("all_reduce", 8000): ""}] * 2 + [of_world] * 2
+
+
+def disagreeing_between_hosts() -> list[tuple[str, bool]]:
+    """Return the errors of calls in which ranks of one host differ, or of several, and that the groups work after."""
+    rank, found = dist.get_rank(), []
+    odd, is_last = rank % 2 == 1, rank == 3
+
+    def between(codec: str, between_hosts: bool = True) -> dist.Compression:
+        return dist.Compression(codec, between_hosts=between_hosts)
+
+    def scattered(op: str) -> None:
+        dist.reduce_scatter_tensor(torch.zeros(500), torch.ones(2000), op, group=group, compression=between("int8"))
+
+    def reduced(tensor: torch.Tensor, op: str, compression: Any, async_op: bool = False) -> None:
+        work = dist.all_reduce(tensor, op, group, async_op, compression=compression)
+        if work is not None:
+            work.wait()
+
+    def gathered(codec: str) -> None:
+        dist.all_gather_into_tensor(torch.zeros(4000), torch.ones(1000), group=group, compression=between(codec))
+
+    calls: list[Callable[[], None]] = [
+        lambda: reduced(torch.ones(1000), "avg" if odd else "sum", between("int8")),
+        lambda: reduced(torch.ones(1000), "sum", between("int4" if odd else "int8")),
+        lambda: reduced(torch.ones(1000), "sum", between("int4" if rank > 1 else "int8")),
+        lambda: reduced(torch.ones(1000 + is_last), "sum", between("int8")),
+        lambda: reduced(torch.ones(1000, dtype=torch.bfloat16 if odd else torch.float32), "sum", between("int8")),
+        lambda: reduced(torch.ones(1000), "sum", between("int8", not is_last)),
+        lambda: reduced(torch.ones(1000), "sum", between("int8", not is_last), True),
+        lambda: reduced(torch.ones(1000), "avg" if odd else "sum", between("int8"), True),
+        lambda: scattered("avg" if odd else "sum"),
+        lambda: gathered("int4" if odd else "int8"),
+    ]
+    for is_first in (True, False):  # a group without steps of its own so far, and one that has them
+        group = dist.new_group([0, 1, 2, 3])
+        for call in calls:
+            if is_first:
+                group = dist.new_group([0, 1, 2, 3])
+            with pytest.raises(CollectiveMismatchError) as caught:
+                call()
+            tensor = torch.ones(1000)
+            for async_op in (False, True):
+                reduced(tensor, "sum", between("int8"), async_op)
+            found.append((str(caught.value), bool((tensor == 16).all())))
+    return found
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shared memory"])
+def test_nothing_is_sent_where_ranks_disagree_between_hosts(bare_pools: Pools, backend: str) -> None:
+    for found in bare_pools(4).run(on, backend, HOST_BY_HOST, disagreeing_between_hosts):
+        assert len(found) == 20
+        for text, works in found:
+            assert text.startswith(
+                "the ranks disagree about a compressed collective, of which nothing was sent: rank 0: "
+            )
+            assert "; rank 3: " in text
+            assert works

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def run(
     method: str = "",
     wire_bytes: int = 0,
     root: tuple[int | None, int | None] = NO_ROOT,
-    prepare: Callable[[ProcessGroup], object] | None = None,
+    prepare: Callable[[Backend, ProcessGroup], object] | None = None,
     was_plain: Callable[[], bool] | None = None,
 ) -> Work | None:
     """Do ``body``, which gets the group to communicate in, now or in the group's thread, recorded as one ``call``.
@@ -89,6 +90,7 @@ def run(
             with torch.inference_mode(), passing(what):
                 body(inner, own)
 
-        return background.start(call, backend, group, in_thread, result, prepare)
+        prepared = None if prepare is None else partial(prepare, inner)
+        return background.start(call, backend, group, in_thread, result, prepared)
 
     return observed(call, backend, group, counted, op, async_op, started, method, wire_bytes, root, was_plain)

@@ -6,7 +6,6 @@ Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Mod
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -14,11 +13,13 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives import composed
 from comm_collectives.compression import pipeline
+from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.failures import broken
-from comm_collectives.compression.link import Link
+from comm_collectives.compression.link import Link, Sizes
 from comm_collectives.compression.settings import Compression
 from comm_collectives.hierarchy.between import Between
+from comm_collectives.hierarchy.layout import Layout
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import CommError
@@ -79,20 +80,30 @@ def run(
     op: ReduceOp | None,
     async_op: bool,
     compression: Compression,
-    wire_bytes: Callable[[Plan, Link], int],
+    what: str,
+    wire_bytes: Callable[[Layout, Sizes], int],
     steps: Steps,
     result: Any,
 ) -> Work | None:
     """Do ``steps``, now or in the group's thread, and have them recorded as one call of the user's.
 
+    All ranks of the group compare what they are about to do before they send anything else.
+
     Args:
-        wire_bytes: what this rank sends to other hosts, over a link.
+        what: the collective, its sizes and its dtype.
+        wire_bytes: what this rank sends to other hosts, in pieces of these sizes.
     """
-    codec = compression.codec
+    codec, layout = compression.codec, find_layout(backend, group)
     assert codec is not None
+    assert layout is not None
+    of_all = f"{what}{' (avg)' if op is ReduceOp.AVG else ''} with {compression!r}"
+
+    def agreed_plan(inner: Backend, used: ProcessGroup | None) -> Plan:
+        Agreement(inner, used, of_all).check()
+        return find_plan(inner, used)
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
-        plan = find_plan(inner, used)
+        plan = agreed_plan(inner, used)
         try:
             steps(inner, plan, EncodedBetween(inner, plan, codec, op is ReduceOp.AVG))
         except Exception as error:
@@ -104,10 +115,8 @@ def run(
                 raise
             raise broken(call, inner, used, compression, error) from error
 
-    plan = find_plan(backend, group)
-    sent = wire_bytes(plan, Link(backend, plan.between, codec))
-    prepare = partial(find_plan, backend)
+    sent = wire_bytes(layout, Sizes(codec, len(layout.hosts), layout.host))
     method = repr(compression)
     return composed.run(
-        call, backend, group, counted, op, async_op, body, result, method, sent, composed.NO_ROOT, prepare
+        call, backend, group, counted, op, async_op, body, result, method, sent, composed.NO_ROOT, agreed_plan
     )

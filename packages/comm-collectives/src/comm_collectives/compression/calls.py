@@ -12,10 +12,11 @@ from comm_collectives import composed, reduction
 from comm_collectives.compression import between_hosts, low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.failures import broken
-from comm_collectives.compression.link import Link
+from comm_collectives.compression.link import Link, Sizes
 from comm_collectives.compression.settings import Compression
 from comm_collectives.compression.states import State
 from comm_collectives.hierarchy import algorithms
+from comm_collectives.hierarchy.layout import Layout
 from comm_collectives.hierarchy.plan import Plan
 from comm_collectives.memory import memory_view
 from comm_utils import operations
@@ -107,11 +108,12 @@ def all_reduce(
         def in_steps(inner: Backend, plan: Plan, between: between_hosts.EncodedBetween) -> None:
             algorithms.all_reduce(inner, plan, elements, ReduceOp.SUM, between)
 
-        def bytes_between(plan: Plan, link: Link) -> int:
-            return _bytes_of_all_reduce(link, -(-elements.numel() // plan.layout.ranks_per_host))
+        def bytes_between(layout: Layout, sizes: Sizes) -> int:
+            return _bytes_of_all_reduce(sizes, -(-elements.numel() // layout.ranks_per_host))
 
+        what = f"all_reduce of {elements.numel()} {elements.dtype}"
         return between_hosts.run(
-            call, backend, group, tensor, op, async_op, compression, bytes_between, in_steps, tensor
+            call, backend, group, tensor, op, async_op, compression, what, bytes_between, in_steps, tensor
         )
     sizing = _make_link(backend, compression, group)
     owned = _slices(sizing, elements.numel())[sizing.rank]
@@ -135,17 +137,17 @@ def _add_losses(elements: torch.Tensor, state: State) -> None:
     state.local.zero_()
 
 
-def _slices(link: Link, count: int) -> list[int]:
+def _slices(sizes: Sizes, count: int) -> list[int]:
     """Return how many of ``count`` elements each rank adds up."""
-    length = link.slice_elements(count)
-    return [max(0, min(length, count - rank * length)) for rank in range(link.size)]
+    length = sizes.slice_elements(count)
+    return [max(0, min(length, count - rank * length)) for rank in range(sizes.size)]
 
 
-def _bytes_of_all_reduce(link: Link, count: int) -> int:
-    counts = _slices(link, count)
-    to_owners = sum(link.wire_bytes(one) for rank, one in enumerate(counts) if rank != link.rank)
-    summed = counts[link.rank] if link.size == 2 else counts[0]  # several ranks send as much as the first
-    return to_owners + (link.size - 1) * link.wire_bytes(summed)
+def _bytes_of_all_reduce(sizes: Sizes, count: int) -> int:
+    counts = _slices(sizes, count)
+    to_owners = sum(sizes.wire_bytes(one) for rank, one in enumerate(counts) if rank != sizes.rank)
+    summed = counts[sizes.rank] if sizes.size == 2 else counts[0]  # several ranks send as much as the first
+    return to_owners + (sizes.size - 1) * sizes.wire_bytes(summed)
 
 
 def _all_reduce_low_rank(
@@ -205,11 +207,12 @@ def reduce_scatter(
             algorithms.reduce_scatter(inner, plan, output, slices, ReduceOp.SUM, between)
             finish()
 
-        def bytes_between(plan: Plan, link: Link) -> int:
-            return (link.size - 1) * link.wire_bytes(output.numel())
+        def bytes_between(layout: Layout, sizes: Sizes) -> int:
+            return (sizes.size - 1) * sizes.wire_bytes(output.numel())
 
+        what = f"reduce_scatter of {len(slices)}x{output.numel()} {output.dtype}"
         return between_hosts.run(
-            call, backend, group, counted, op, async_op, compression, bytes_between, in_steps, output
+            call, backend, group, counted, op, async_op, compression, what, bytes_between, in_steps, output
         )
     count, average = sum(one.numel() for one in slices), op is ReduceOp.AVG
     feedback, refusal = _state(lambda ranks: compression.feedback(place, count, 0, average, ranks), backend, group)
@@ -247,11 +250,12 @@ def all_gather(
             algorithms.all_gather(inner, plan, targets, source, between)
             finish()
 
-        def bytes_between(plan: Plan, link: Link) -> int:
-            return (link.size - 1) * link.wire_bytes(source.numel())
+        def bytes_between(layout: Layout, sizes: Sizes) -> int:
+            return (sizes.size - 1) * sizes.wire_bytes(source.numel())
 
+        what = f"all_gather of {source.numel()} {source.dtype}"
         return between_hosts.run(
-            call, backend, group, source, None, async_op, compression, bytes_between, in_steps, result
+            call, backend, group, source, None, async_op, compression, what, bytes_between, in_steps, result
         )
     sizing = _make_link(backend, compression, group)
     wire_bytes = (sizing.size - 1) * sizing.wire_bytes(source.numel())

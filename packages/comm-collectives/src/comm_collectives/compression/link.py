@@ -13,7 +13,7 @@ from comm_collectives.compression.codec import Codec
 from comm_collectives.pieces import pieces
 from comm_utils.backend import Backend, Work
 
-__all__ = ["Link", "decode_into", "sum_in"]
+__all__ = ["Link", "Sizes", "decode_into", "sum_in"]
 
 # Bytes on the wire of a piece: long enough to hide what starting an operation costs, short enough to overlap.
 _PIECE_BYTES = 1 << 20
@@ -28,7 +28,23 @@ _TAG = 0x636F6D70
 _ALIGNMENT = 16
 
 
-class Link:
+class Sizes:
+    """The sizes of what one of ``size`` ranks, ``rank``, exchanges encoded."""
+
+    def __init__(self, codec: Codec, size: int, rank: int) -> None:
+        self.codec, self.size, self.rank = codec, size, rank
+
+    def wire_bytes(self, count: int) -> int:
+        """Return the bytes of ``count`` elements, with what aligns the next ones."""
+        return -(-self.codec.encoded_bytes(count) // _ALIGNMENT) * _ALIGNMENT
+
+    def slice_elements(self, count: int) -> int:
+        """Return the elements of a slice of a tensor of ``count``; the last slices may have fewer."""
+        unit = max(16, self.codec.granularity)
+        return -(-count // (self.size * unit)) * unit
+
+
+class Link(Sizes):
     """The exchange of encoded pieces within a group.
 
     Args:
@@ -40,9 +56,9 @@ class Link:
     def __init__(
         self, backend: Backend, group: ProcessGroup | None, codec: Codec, compression: str = "", refusal: str = ""
     ) -> None:
-        self.backend, self.group, self.codec = backend, group, codec
+        super().__init__(codec, backend.get_world_size(group), backend.get_rank(group))
+        self.backend, self.group = backend, group
         self._compression, self._refusal = compression or repr(codec), refusal
-        self.size, self.rank = backend.get_world_size(group), backend.get_rank(group)
 
     def agree(self, what: str, number: int = 0) -> Agreement:
         """Begin to compare what the ranks are about to do; "with" the compression is added."""
@@ -62,15 +78,6 @@ class Link:
         longest = max(1, min(most_elements // unit, int(piece_bytes / bytes_of_units)))
         shortest = max(1, longest // _SHORTEST_PART)
         return list(pieces(most, unit, longest * unit, shortest * unit, first=longest * unit))
-
-    def wire_bytes(self, count: int) -> int:
-        """Return the bytes of ``count`` elements, with what aligns the next ones."""
-        return -(-self.codec.encoded_bytes(count) // _ALIGNMENT) * _ALIGNMENT
-
-    def slice_elements(self, count: int) -> int:
-        """Return the elements of a slice of a tensor of ``count``; the last slices may have fewer."""
-        unit = max(16, self.codec.granularity)
-        return -(-count // (self.size * unit)) * unit
 
     def exchange(
         self, received: torch.Tensor, sent: torch.Tensor, rows: Sequence[int], columns: Sequence[int], even: bool

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -162,7 +161,7 @@ class HierarchicalBackend(BackendWrapper):
             f"{HIERARCHICAL}({self._plan.layout})",
             wire_bytes,
             root,
-            partial(find_plan, self.inner),
+            find_plan,
         )
 
 
