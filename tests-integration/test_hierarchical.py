@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ import torch
 from torch.distributed import distributed_c10d
 
 import comm_orchestrator as dist
+from comm_collectives.compression.between_hosts import EncodedBetween
 from comm_collectives.hierarchy import algorithms, choice
 from comm_collectives.hierarchy import plan as plans
+from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.layout import layout_of, set_hosts
 from comm_utils.errors import ArgumentError, CollectiveMismatchError, CommError
 from comm_utils.testing import RankPool, patience, run_ranks_outcomes
@@ -311,6 +314,60 @@ def test_a_rank_that_is_lost(backend: str) -> None:
         first, second = outcome.value
         assert first in ("PeerLostError", "CommTimeoutError")
         assert second == "BrokenGroupError"
+
+
+def fail_on_one_rank(error: type[Exception] | None, between_hosts: bool, ends: str) -> list[str]:
+    """Fail in a step on rank 3, or be killed there; return how the call ends on each rank, and the next one.
+
+    Ranks stay until all have got that far, so that nobody's end ends the wait of another.
+    """
+    dist.set_hierarchical(0)
+    group = dist.new_group([0, 1, 2, 3], timeout=600)
+    compression: Any = dist.Compression("int8", between_hosts=True) if between_hosts else "none"
+    dist.all_reduce(torch.ones(1000), group=group, compression=compression)
+
+    def fail(*_: Any) -> None:
+        if error is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            raise error("out of luck")
+
+    if dist.get_rank() == 3:
+        Between.all_reduce = EncodedBetween.all_reduce = fail  # type: ignore[assignment, method-assign]
+    found = []
+    for _ in range(2):
+        try:
+            dist.all_reduce(torch.ones(1000), group=group, compression=compression)
+        except CommError as raised:
+            found.append(f"{type(raised).__name__}: {raised}")
+    (Path(ends) / str(dist.get_rank())).touch()
+    end = time.monotonic() + 60 * patience()
+    while len(os.listdir(ends)) < (3 if error is None else 4) and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("between_hosts", [False, True])
+@pytest.mark.parametrize("error", [RuntimeError, MemoryError, None])
+@pytest.mark.parametrize("backend", ["gloo", "shared memory"])
+def test_a_step_that_fails_ends_the_call_on_every_rank(
+    tmp_path: Path, backend: str, error: type[Exception] | None, between_hosts: bool
+) -> None:
+    args = error, between_hosts, str(tmp_path)
+    outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, fail_on_one_rank, *args, timeout_s=90 * patience())
+    for rank, outcome in enumerate(outcomes[: 3 if error is None else 4]):
+        first, second = outcome.value
+        if rank == 3:
+            assert first.startswith("BrokenGroupError: all_reduce: ")
+            assert f"raised {error.__name__}: out of luck" in first
+        elif error is None:
+            assert first.startswith("PeerLostError: ")
+            assert "rank 3 (pid " in first
+        else:
+            assert first.startswith("CollectiveMismatchError: ")
+            assert "rank 3 gave up in all_reduce" in first
+            assert f"raised {error.__name__}: out of luck" in first
+        assert second.startswith("BrokenGroupError: ")
 
 
 def asking_for_different_sizes() -> tuple[str, bool]:

@@ -19,6 +19,7 @@ from comm_collectives.compression.failures import broken
 from comm_collectives.compression.link import Link, Sizes
 from comm_collectives.compression.settings import Compression
 from comm_collectives.hierarchy.between import Between
+from comm_collectives.hierarchy.failures import failed_step
 from comm_collectives.hierarchy.layout import Layout
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
 from comm_utils.backend import Backend, Work
@@ -106,13 +107,12 @@ def run(
         plan = agreed_plan(inner, used)
         try:
             steps(inner, plan, EncodedBetween(inner, plan, codec, op is ReduceOp.AVG))
+        except CommError as error:
+            failed_step(call, inner, used, plan, error)
+            raise
         except Exception as error:
-            # Ranks may disagree about how far each step has come, and those within the host may be under way.
             for one in (plan.within, plan.between):
                 inner.mark_broken(one, f"{call}: {error}")
-            if isinstance(error, CommError):
-                inner.mark_broken(used, f"{call}: {error}")
-                raise
             raise broken(call, inner, used, compression, error) from error
 
     sent = wire_bytes(layout, Sizes(codec, len(layout.hosts), layout.host))

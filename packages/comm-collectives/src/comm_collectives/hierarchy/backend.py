@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives import composed
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.between import Between
+from comm_collectives.hierarchy.failures import failed_step
 from comm_collectives.hierarchy.plan import Plan, find_plan
 from comm_collectives.memory import memory_view
 from comm_collectives.wrapping import BackendWrapper
@@ -145,9 +146,10 @@ class HierarchicalBackend(BackendWrapper):
             try:
                 steps(inner, plan)
             except CommError as error:
-                # A step failed on one of the groups; ranks may disagree about how far this one has come.
-                inner.mark_broken(used, f"{operation}: {error}")
+                failed_step(operation, inner, used, plan, error)
                 raise
+            except Exception as error:  # other ranks wait for what this one does not send
+                raise failed_step(operation, inner, used, plan, error) from error
 
         return composed.run(
             operation,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
@@ -12,6 +13,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives.hierarchy.layout import Layout, host_count_of, layout_of, spans_hosts
 from comm_utils.backend import Backend, Capabilities
 from comm_utils.torch_support.initialization import timeout_of
+from comm_utils.watch.watch import WATCH
 
 __all__ = ["Plan", "find_host_count", "find_layout", "find_plan", "forget_plans"]
 
@@ -89,16 +91,27 @@ def _make(backend: Backend, group: ProcessGroup | None, layout: Layout) -> Plan:
     ranks = backend.get_process_group_ranks(group)
     limit = None if group is None else timeout_of(group)
     # Groups of the same ranks have different names, and so have those made here of each.
-    parent = str(getattr(_key(backend, group), "group_name", ""))
+    parent = _name(_key(backend, group))
     digest = hashlib.sha256(f"{parent} {ranks}".encode()).hexdigest()[:16]
+    of_host, of_position = (
+        f"comm-hierarchy-{digest}-{one}" for one in (f"host-{layout.host}", f"local-rank-{layout.local}")
+    )
+    WATCH.has_steps(parent, (of_host, of_position))  # another rank may be done, and fail in a step, before this one
 
     def create(members: list[int], name: str) -> ProcessGroup:
-        name = f"comm-hierarchy-{digest}-{name}"
-        return backend.create_group([ranks[one] for one in members], name, limit, backend.get_backend(group))
+        made = backend.create_group([ranks[one] for one in members], name, limit, backend.get_backend(group))
+        trouble = WATCH.trouble(name)
+        if trouble is not None:
+            backend.mark_broken(made, trouble.short)
+        return made
 
-    within = create(list(layout.hosts[layout.host]), f"host-{layout.host}")
-    between = create([members[layout.local] for members in layout.hosts], f"local-rank-{layout.local}")
+    within = create(list(layout.hosts[layout.host]), of_host)
+    between = create([members[layout.local] for members in layout.hosts], of_position)
     return Plan(layout, within, between)
+
+
+def _name(group: Any) -> str:
+    return str(getattr(group, "group_name", ""))
 
 
 def forget_plans(group: ProcessGroup | None = None) -> list[ProcessGroup]:
@@ -114,5 +127,6 @@ def forget_plans(group: ProcessGroup | None = None) -> list[ProcessGroup]:
         return []
     _host_counts.pop(group, None)
     _layouts.pop(group, None)
+    WATCH.has_steps(_name(group), ())
     plan = _plans.pop(group, None)
     return [] if plan is None else [plan.between, plan.within]

@@ -95,6 +95,8 @@ class Watch:
         self._troubles: dict[str, Trouble] = {}
         # Failures of other ranks that their library makes known; not oneCCL.
         self._failures_elsewhere: dict[str, Trouble] = {}
+        # Of calls in steps: by group, the groups of these steps.
+        self._steps: dict[str, tuple[str, ...]] = {}
         self._view = WorldView(0, 1, None)
         # None where there is no ring. All of it refers to the store, whose server ends with the last reference.
         self._looks: _Looks | None = None
@@ -188,6 +190,17 @@ class Watch:
     def found(self, group: str, trouble: Trouble) -> None:
         """Note trouble of a group that a function of :meth:`before_each_look` has found."""
         self._found(group, trouble)
+
+    def has_steps(self, group: str, steps: Sequence[str]) -> None:
+        """Note in which other groups of this rank the calls on ``group`` go in steps; none from its end on.
+
+        A rank that gives up in ``group`` takes part in no further step. Others wait for that in groups that it may
+        not belong to: calls in these groups end when this rank hears of it.
+        """
+        if steps:
+            self._steps[group] = tuple(steps)
+        else:
+            self._steps.pop(group, None)
 
     @property
     def is_running(self) -> bool:
@@ -400,12 +413,18 @@ class Watch:
         """Take over what another rank found, where it concerns a group of this rank."""
         kind = error_class(error)
         own = self._view.own
-        if kind is None or own is None or group in self._troubles:
+        if kind is None or own is None:
+            return
+        trouble = Trouble(kind, text, ranks)
+        for step in self._steps.get(group, ()):
+            if step not in self._troubles:
+                self._troubles[step] = trouble
+                self._announce(step, trouble)
+        if group in self._troubles:
             return
         own.refresh()
         if not any(one.name == group for one in own.groups.values()):
             return
-        trouble = Trouble(kind, text, ranks)
         if kind is CollectiveMismatchError:
             self._enter(group, trouble)
             self._announce(group, trouble)
