@@ -20,6 +20,7 @@ import comm_orchestrator as dist
 from comm_utils.errors import CommError
 from comm_utils.flight_recorder import RECORDER, open_ring, recorder, rings_in
 from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
+from comm_utils.torch_support import group_state
 from comm_utils.watch import WATCH, local_ranks
 
 pytestmark = pytest.mark.slow
@@ -514,6 +515,32 @@ def test_a_group_that_one_rank_makes_while_the_other_calls(backend: str, env: di
     for _, text, seconds in found:
         assert "ranks 0 and 1 use their groups in different orders and wait for each other" in text
         assert seconds < 3 + patience()
+
+
+def finish_late(backend: str, is_in_new_group: bool) -> float:
+    rank, tensor = _start(backend)
+    if rank == 0:
+        create = group_state.create_group
+
+        def finish(*arguments: Any) -> Any:
+            made = create(*arguments)
+            time.sleep(1.5)
+            return made
+
+        group_state.create_group = finish
+    else:
+        time.sleep(0.5)
+    group = dist.new_group([0, 1])
+    dist.all_reduce(tensor.fill_(1), group=group if is_in_new_group else None)
+    dist.barrier()
+    dist.destroy_process_group()
+    return tensor[0].item()
+
+
+@BACKENDS
+@pytest.mark.parametrize("is_in_new_group", [True, False])
+def test_a_rank_may_finish_the_making_of_a_group_late(backend: str, env: dict[str, str], is_in_new_group: bool) -> None:
+    assert run_ranks(finish_late, 2, backend, is_in_new_group, env={**QUIET, **env}) == [2.0, 2.0]
 
 
 # --- again in the same process

@@ -338,6 +338,9 @@ def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mappi
                 continue
             if call.is_limited or theirs.is_limited:  # that ends by itself
                 continue
+            # Who calls on a group has made it.
+            if _is_step_of(call.group, theirs.group) or _is_step_of(theirs.group, call.group):
+                continue
             if known[rank].threads > 1 or known[other].threads > 1:  # another thread may still come
                 continue
             # A rank that has given up in a group makes no call there any more, which is found without the order.
@@ -356,6 +359,11 @@ def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mappi
             ranks = first[0], second[0]
             return [Finding(FindingKind.ORDER, group, ranks, text, call.in_series, theirs.group)]
     return []
+
+
+def _is_step_of(step: RingGroup, group: RingGroup) -> bool:
+    """Return whether ``step`` has the waits of a group's members in a store, such as those to make it."""
+    return step.name.startswith(f"{group.name} (")
 
 
 def _has_failed_in(one: RankSnapshot, group: RingGroup) -> bool:

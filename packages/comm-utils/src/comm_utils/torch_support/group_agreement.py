@@ -50,6 +50,8 @@ def agree(
         PeerLostError, CollectiveMismatchError: the watch has found that members do not come.
     """
     own = Place() if place is None else place
+    if not wait.is_alone:  # recorded before others go on: they may wait for one that has not seen yet that all came
+        wait.begin()
     store.set(f"{key}/{rank}", f"{_READY}{own.encoded()}" if refusal is None else str(refusal))
     if refusal is not None:
         raise refusal

@@ -14,6 +14,7 @@ from torch.distributed import distributed_c10d as internals
 
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError
 from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
 from comm_utils.torch_support.initialization import check_gloo_descriptors, device_libraries
@@ -96,7 +97,9 @@ class GroupMaker:
         try:
             limit_s = None if limit is None else limit.total_seconds()
             with StoreWait(call, "making", planned, rank, limit_s) as wait:
-                return self._with_members(wait, rank, store, limit, create) if waits_for_members else create()
+                made = self._with_members(wait, rank, store, limit, create) if waits_for_members else create()
+            RECORDER.end_group(wait.group.name)
+            return made
         except BackendUnavailableError:
             raise
         except (RuntimeError, MemoryError) as error:
