@@ -147,6 +147,45 @@ def test_an_answer_says_which_questions_it_is_to() -> None:
     assert decode_answer(encode_answer(7, _snapshot(2))) == (7, _snapshot(2))
 
 
+# --- notices
+
+
+def _heard(ranks: RemoteRanks) -> list[tuple[str, str, str]]:
+    """Return what is heard in all looks until one hears nothing."""
+    found: list[tuple[str, str, str]] = []
+    while new := ranks.notices():
+        found += new
+    return found
+
+
+def test_notices_are_heard_however_many_there_were_before(box: Box) -> None:
+    teller, hears = _ranks(box, 0), _ranks(box, 1)
+    said = [(f"group {number}", "PeerLostError", "rank 2 has ended") for number in range(1200)]
+    for one in said:
+        teller.tell(*one)
+    assert _heard(hears) == said
+    last = "world", "CollectiveMismatchError", "the ranks' calls differ"
+    teller.tell(*last)
+    assert _heard(hears) == [last]
+
+
+def test_a_look_reads_a_part_of_very_many_notices(box: Box) -> None:
+    teller, hears = _ranks(box, 0), _ranks(box, 1)
+    for number in range(1000):
+        teller.tell(f"group {number}", "PeerLostError", "rank 2 has ended")
+    assert 0 < len(hears.notices()) <= remote_ranks._MOST_NOTICES
+
+
+def test_few_members_tell_of_the_failure_of_their_group(box: Box) -> None:
+    for rank in range(50):
+        _ranks(box, rank).tell("world", "PeerLostError", f"rank 50 has ended, says rank {rank}")
+    _ranks(box, 0).tell("world", "CollectiveMismatchError", "the ranks' calls differ")
+    heard = _heard(_ranks(box, 60))
+    assert heard[0] == ("world", "PeerLostError", "rank 50 has ended, says rank 0")
+    assert heard[-1] == ("world", "CollectiveMismatchError", "the ranks' calls differ")
+    assert len(heard) == remote_ranks._MOST_TELLERS + 1
+
+
 # --- a store that does not answer, or raises
 
 

@@ -22,6 +22,10 @@ _T = TypeVar("_T")
 _PREFIX = "comm-flight"
 _GONE = (RuntimeError, OSError)
 _LARGEST_BYTES = 1 << 20
+# Of the notices of others, so many are read in a row: the questions of other ranks are answered after that.
+_MOST_NOTICES = 100
+# So many ranks tell of the same error in a group, as one may end before it has: its other members say the same.
+_MOST_TELLERS = 3
 # After an error, the store is tried again so much later, twice as late each time.
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
 # The end of a world does not wait longer for a store that does not answer.
@@ -158,10 +162,12 @@ class RemoteRanks:
     # --- what has to reach all ranks
 
     def tell(self, group: str, error: str, text: str) -> None:
-        """Tell all ranks of other hosts why the ranks of a group cannot go on."""
+        """Tell all ranks of other hosts why the ranks of a group cannot go on, unless enough others have."""
         data = json.dumps({"group": group, "error": error, "text": text[:4000]}).encode()
 
         def publish(box: Mailbox) -> None:
+            if box.add(f"{_PREFIX}/tellers/{error}/{group}", 1) > _MOST_TELLERS:
+                return
             # Written before it is counted: who sees the count finds it.
             box.set(f"{_PREFIX}/notice/{box.add(f'{_PREFIX}/notice-places', 1)}", data)
             box.add(f"{_PREFIX}/notices", 1)
@@ -173,10 +179,11 @@ class RemoteRanks:
         _within(limit_s, "comm-watch-tell", lambda: self.tell(group, error, text))
 
     def notices(self) -> list[tuple[str, str, str]]:
-        """Return the notices since the last time: group, error and text of each."""
+        """Return notices that were not returned before, the earliest ones: group, error and text of each."""
         count = self._with_store(lambda box: box.add(f"{_PREFIX}/notices", 0)) or 0
         found = []
-        while self._read_notices < min(count, 1000):
+        end = min(count, self._read_notices + _MOST_NOTICES)
+        while self._read_notices < end:
             data = self._get(f"notice/{self._read_notices + 1}")
             if data is None:  # another one was counted before it is there
                 break
