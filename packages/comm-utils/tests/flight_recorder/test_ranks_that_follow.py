@@ -17,6 +17,15 @@ def left(ring: Ring) -> RankSnapshot:
     return snapshot
 
 
+def begun(ring: Ring) -> Ring:
+    ring.begin()
+    return ring
+
+
+def lost(ring: Ring) -> RankSnapshot:
+    return replace(take_snapshot(ring.reader), process="ended")
+
+
 def terminated(ring: Ring) -> RankSnapshot:
     snapshot = take_snapshot(ring.reader)
     return replace(snapshot, process="ended", header=replace(snapshot.header, signal=int(signal.SIGTERM)))
@@ -49,6 +58,16 @@ def found(known: dict[int, RankSnapshot]) -> list[tuple[FindingKind, tuple[int, 
 def test_a_rank_that_left_because_another_one_had_left_is_not_the_cause() -> None:
     known = {0: left(failed(ring(0), 1)), 1: left(ring(1)), 2: waiting(ring(2))}
     assert found(known) == [(FindingKind.LOST, (1,))]
+
+
+def test_a_rank_that_ended_without_an_exit_because_another_one_had_is_not_the_cause() -> None:
+    known = {0: lost(failed(ring(0), 2)), 1: waiting(ring(1)), 2: lost(begun(ring(2)))}
+    assert found(known) == [(FindingKind.LOST, (2,))]
+
+
+def test_of_ranks_that_have_ended_those_that_noted_no_failure_come_first() -> None:
+    known = {0: lost(failed(ring(0))), 1: waiting(ring(1)), 2: lost(begun(ring(2)))}
+    assert found(known) == [(FindingKind.LOST, (2,)), (FindingKind.LOST, (0,))]
 
 
 def test_a_rank_that_failed_by_itself_is_the_cause() -> None:

@@ -113,7 +113,7 @@ def diagnose(snapshots: Sequence[RankSnapshot]) -> list[Finding]:
     found = [finding for group in groups.values() for finding in diagnose_group(known, group)]
     if not found:  # a rank may have died outside of all calls
         world = RingGroup("", tuple(sorted(known)))
-        lost = [one for one in known.values() if one.is_lost or _is_first_to_be_ended(one, known)]
+        lost = [one for one in known.values() if _is_lost(world, one, known)]
         found = [_lost(one, world) for one in sorted(lost, key=lambda one: one.rank)]
     unique = {
         (one.kind, one.ranks if one.kind in (FindingKind.LOST, FindingKind.STOPPED) else one.text): one for one in found
@@ -140,7 +140,7 @@ def diagnose_group(known: Mapping[int, RankSnapshot], group: RingGroup) -> list[
     for rank, one in here.items():
         if rank not in needed:
             continue
-        if one.is_lost or _is_first_to_be_ended(one, known):
+        if _is_lost(group, one, known):
             found.append(_lost(one, group))
         elif one.process == "stopped":
             found.append(Finding(FindingKind.STOPPED, group, (rank,), _stopped(one)))
@@ -148,7 +148,9 @@ def diagnose_group(known: Mapping[int, RankSnapshot], group: RingGroup) -> list[
         found += _given_up(group, here, calls, waiting)
         found += _circles(known, group, waiting)
         found += _missing(known, group, calls, waiting)
-    return sorted(found, key=lambda one: (one.kind, one.number, one.ranks))
+    # A rank that noted a failure may have ended because of it.
+    noted = {rank for rank, one in here.items() if _has_failed_in(one, group)}
+    return sorted(found, key=lambda one: (one.kind, one.number, not noted.isdisjoint(one.ranks), one.ranks))
 
 
 def _needed(group: RingGroup, here: Mapping[int, RankSnapshot], waiting: Mapping[int, Call]) -> set[int]:
@@ -164,6 +166,13 @@ def _needed(group: RingGroup, here: Mapping[int, RankSnapshot], waiting: Mapping
         is_hopeless = call.peer < 0 and all(here[other].is_gone for other in others)
         needed |= {call.peer} if call.peer >= 0 else others if is_hopeless else set()
     return needed
+
+
+def _is_lost(group: RingGroup, one: RankSnapshot, known: Mapping[int, RankSnapshot]) -> bool:
+    """Return whether a rank has ended unexpectedly, and not because another one had before."""
+    if one.is_lost:
+        return not _follows_others(group, one, known)
+    return _is_first_to_be_ended(one, known)
 
 
 def _is_first_to_be_ended(one: RankSnapshot, known: Mapping[int, RankSnapshot]) -> bool:

@@ -13,7 +13,7 @@ from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKin
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.log import logger
 from comm_utils.watch.absence import NOBODY, describe_missing
-from comm_utils.watch.explanation import addressed
+from comm_utils.watch.explanation import addressed, cause_of_others
 from comm_utils.watch.settings import WatchSettings
 from comm_utils.watch.trouble import Trouble, error_class
 from comm_utils.watch.world_view import WorldView
@@ -28,6 +28,8 @@ _FIRST_LOOK_S, _NEXT_LOOK_S = 0.4, 0.2
 _SECOND_GROUP_S = 0.3
 # What a rank sent before it ended may still be on its way.
 _GRACE_S = 1.0
+# No failure in another group is so young.
+_OF_THIS_GROUP = -1
 #: Takes them once a look.
 _Snapshots: TypeAlias = Callable[[], Mapping[int, RankSnapshot]]
 
@@ -117,14 +119,18 @@ class WaitingCalls:
 
     def _missed(self, group: RingGroup, ended: Sequence[int], snapshots: _Snapshots) -> Iterator[tuple[str, Trouble]]:
         """Find out whether a call waits for ranks that have gone, for longer than they may still be heard."""
-        findings = [one for one in diagnose_group(snapshots(), group) if one.kind <= FindingKind.MISSING]
+        known = snapshots()
+        findings = [one for one in diagnose_group(known, group) if one.kind <= FindingKind.MISSING]
         causes = [one for one in findings if set(one.ranks) & set(ended) or one.kind is FindingKind.MISMATCH]
         if not causes:
             self._missed_at.pop(group.name, None)
             return
         since = self._missed_at.setdefault(group.name, time.monotonic())
         if time.monotonic() - since >= _GRACE_S:
-            yield group.name, Trouble.of(causes[0])
+            # Who has ended may have followed a rank that is not seen from here.
+            first = {rank: known[rank] for rank in causes[0].ranks if causes[0].kind is FindingKind.LOST}
+            said = cause_of_others(self._view.rank, group, first, True, _OF_THIS_GROUP)
+            yield group.name, Trouble.of(causes[0]) if said is None else addressed(self._view.rank, said)
 
 
 def _has_given_up(one: RankSnapshot, call: Call) -> Trouble | None:
