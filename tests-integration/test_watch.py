@@ -384,6 +384,29 @@ def test_ctrl_c_ends_a_call_that_waits(backend: str, env: dict[str, str]) -> Non
     assert "rank 0" in text if has_failed else "CCL_SHARED_MEMORY" not in env and backend == "ccl"
 
 
+def interrupted_and_stays(backend: str, done: str) -> str:
+    rank, tensor = _start(backend)
+    seen = ""
+    if rank == 1:
+        time.sleep(2.5)
+        _, seen, _ = _error(lambda: dist.all_reduce(tensor))
+        Path(done).touch()
+    else:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        with pytest.raises(KeyboardInterrupt):
+            dist.all_reduce(tensor)
+        end = time.monotonic() + 30
+        while not Path(done).exists() and time.monotonic() < end:
+            time.sleep(0.05)
+    dist.destroy_process_group()
+    return seen
+
+
+def test_a_rank_that_goes_on_after_ctrl_c_is_named(tmp_path: Path) -> None:
+    _, text = run_ranks(interrupted_and_stays, 2, "gloo", str(tmp_path / "done"), env=QUIET)
+    assert "rank 0 was interrupted (SIGINT) in a call" in text
+
+
 # --- waits with a timeout of their own
 
 

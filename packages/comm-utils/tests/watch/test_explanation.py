@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from comm_utils.errors import CommTimeoutError
+from comm_utils.errors import CommTimeoutError, PeerLostError
 from comm_utils.flight_recorder.calls import Call, Failure, RingGroup, RingHeader
 from comm_utils.flight_recorder.diagnosis import Finding, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot
@@ -43,6 +43,12 @@ def test_the_clock_of_another_host_does_not_matter(clock_ns: int) -> None:
 
 def test_a_failure_in_the_group_itself_counts_whenever_it_was() -> None:
     assert cause_of_others(0, _GROUP, _known("here", 4 * _S, 10 * _S), False, 3 * _S) is not None
+
+
+def test_a_rank_that_was_interrupted_is_the_cause() -> None:
+    failure = Failure("here", "BrokenGroupError", "rank 1 was interrupted (SIGINT) in a call", 1, (1,))
+    known = {1: RankSnapshot(RingHeader(1, 2, 1, 0, 0, 0), "running", (), (failure,), taken_ns=2)}
+    assert cause_of_others(0, _GROUP, known, True, 3 * _S) == Trouble(PeerLostError, failure.text, (1,))
 
 
 def test_the_failed_call_is_the_open_one_or_else_the_last() -> None:

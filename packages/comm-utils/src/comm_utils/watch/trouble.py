@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from comm_utils.errors import (
     BackendUnavailableError,
+    BrokenGroupError,
     CollectiveMismatchError,
     CommError,
     CommTimeoutError,
@@ -17,6 +18,8 @@ __all__ = ["Trouble", "error_class"]
 
 _CLASSES: dict[str, type[CommError]] = {
     **{one.__name__: one for one in (CollectiveMismatchError, CommTimeoutError, PeerLostError)},
+    # A rank that was interrupted in a call, or left one half done, makes no other on the group.
+    BrokenGroupError.__name__: PeerLostError,
     # What one rank lacks keeps the others waiting.
     BackendUnavailableError.__name__: CommTimeoutError,
 }
