@@ -29,11 +29,18 @@ def describe_missing(view: WorldView, group: RingGroup, asks: bool = True) -> st
         asks: ranks of other hosts, which takes up to a second.
     """
     known = _seen(view, group.ranks, asks)
-    texts, named = [], set[int]()
+    texts: list[str] = []
+    named, more = set[int](), set[int]()
     for one in diagnose_group(known, group):
-        if not named.issuperset(one.ranks):  # a rank that has ended is missing as well
+        if named.issuperset(one.ranks):  # a rank that has ended is missing as well
+            continue
+        if len(texts) < _MOST:
             texts.append(one.text)
-            named.update(one.ranks)
+        else:
+            more.update(set(one.ranks) - named)
+        named.update(one.ranks)
+    if more:
+        texts.append(f"{rank_list(more)} {'keeps' if len(more) == 1 else 'keep'} it waiting as well")
     unseen = [rank for rank in group.ranks if rank not in known and rank not in named]
     if unseen:
         nothing = [] if texts else [NOBODY]
