@@ -11,10 +11,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache, partial
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.matching import agreed, at_caller, by_kind, compare_calls, compare_parts, rank_list
-from comm_utils.flight_recorder.message_matching import compare_messages, crossed_tags, has_come
+from comm_utils.flight_recorder.message_matching import compare_messages, crossed_tags, has_come, received_from_any
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 
 __all__ = [
@@ -161,10 +162,10 @@ def _needed(group: RingGroup, here: Mapping[int, RankSnapshot], waiting: Mapping
     for rank, call in waiting.items():
         if not call.is_message:
             return set(here)
-        others = set(here) - {rank}
-        # From any rank: one that lives is enough.
-        is_hopeless = call.peer < 0 and all(here[other].is_gone for other in others)
-        needed |= {call.peer} if call.peer >= 0 else others if is_hopeless else set()
+        if call.peer >= 0:
+            needed.add(call.peer)
+        elif all(one.is_gone for other, one in here.items() if other != rank):  # of any rank, one that lives is enough
+            needed |= set(here) - {rank}
     return needed
 
 
@@ -305,45 +306,72 @@ def _follows_others(group: RingGroup, one: RankSnapshot, here: Mapping[int, Rank
     )
 
 
-def _awaited(
-    group: RingGroup, rank: int, call: Call, latest: Mapping[int, int], known: Mapping[int, RankSnapshot]
-) -> list[int]:
-    """Return the ranks that have not begun what belongs to a call of ``rank``.
+class _Awaited:
+    """Finds out which ranks have not begun what belongs to the calls in which others wait, for one group.
 
     Args:
-        latest: the number of the last collective of each rank; 0 of none.
+        calls: collectives by global rank and by number in the group.
     """
-    if call.is_message:
-        if call.peer < 0:  # from any rank: one that lives is enough
-            gone = [other for other in group.ranks if other != rank and other in known and known[other].is_gone]
-            return gone if len(gone) == len(group.ranks) - 1 else []
-        return [] if has_come(group, rank, call, known) else [call.peer]
-    return [rank for rank in group.ranks if latest.get(rank, 0) < call.in_series]
 
+    def __init__(
+        self, group: RingGroup, known: Mapping[int, RankSnapshot], calls: Mapping[int, Mapping[int, Call]]
+    ) -> None:
+        self._group, self._known = group, known
+        # The number of the last collective of each rank; 0 of none.
+        latest = {rank: max(of_rank, default=0) for rank, of_rank in calls.items()}
+        self._latest = {rank: latest.get(rank, 0) for rank in group.ranks}
+        # Of a large group, very many ranks wait in one call.
+        self._behind: dict[int, list[int]] = {}
+        self.from_any = cache(partial(received_from_any, group, known))
 
-def _first_missed(
-    group: RingGroup, rank: int, call: Call, latest: Mapping[int, int], known: Mapping[int, RankSnapshot]
-) -> tuple[Call, list[int]]:
-    """Return the call of ``rank`` that others have not begun, and which: ``call``, or a later one on its device."""
-    awaited = [other for other in _awaited(group, rank, call, latest, known) if other != rank]
-    if not awaited and call.is_on_device and len(group.ranks) > 1:
-        least = min(latest.get(other, 0) for other in group.ranks if other != rank)
-        for one in known[rank].calls_on_device(group.name):
-            if not one.is_message and one.in_series > least:
-                return one, [other for other in _awaited(group, rank, one, latest, known) if other != rank]
-    return call, awaited
+    def _ranks(self, rank: int, call: Call) -> list[int]:
+        """Return the ranks that have not begun what belongs to a call of ``rank``."""
+        group, known = self._group, self._known
+        if call.is_message:
+            if call.peer < 0:  # from any rank: one that lives is enough
+                others = (other for other in group.ranks if other != rank)
+                is_hopeless = all(other in known and known[other].is_gone for other in others)
+                return [other for other in group.ranks if other != rank] if is_hopeless else []
+            has_peer = call.peer == rank or has_come(group, rank, call, known, self.from_any)
+            return [] if has_peer else [call.peer]
+        if call.in_series not in self._behind:
+            self._behind[call.in_series] = [one for one, last in self._latest.items() if last < call.in_series]
+        return [one for one in self._behind[call.in_series] if one != rank]
+
+    def first_missed(self, rank: int, call: Call) -> tuple[Call, list[int]]:
+        """Return the call of ``rank`` that others have not begun, and which: ``call`` or a later one on its device."""
+        awaited = self._ranks(rank, call)
+        if not awaited and call.is_on_device and len(self._latest) > 1:
+            least = min(last for other, last in self._latest.items() if other != rank)
+            for one in self._known[rank].calls_on_device(self._group.name):
+                if not one.is_message and one.in_series > least:
+                    return one, self._ranks(rank, one)
+        return call, awaited
 
 
 def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mapping[int, Call]) -> list[Finding]:
     """Return two ranks that wait for each other in different groups."""
+
+    @cache
+    def latest(rank: int, name: str) -> int:
+        """Return the number of the last collective of a rank on a group; -1 of none."""
+        return max((one.in_series for one in known[rank].collectives(name)), default=-1)
+
+    members = cache(frozenset[int])
+    # By rank, the collective on another group in which it waits.
+    elsewhere: dict[int, Call] = {}
+    for rank in group.ranks:
+        waits = () if rank not in known else known[rank].waiting_calls()
+        theirs = next((one for one in waits if not one.is_message), None)
+        if theirs is not None and theirs.group.name != group.name:
+            elsewhere[rank] = theirs
     for rank, call in waiting.items():
-        for other in group.ranks:
-            if other == rank or other not in known or call.is_message:
+        for other, theirs in elsewhere.items():
+            if other == rank or call.is_message:
                 continue
-            theirs = next((one for one in known[other].waiting_calls() if not one.is_message), None)
-            if call.is_on_device or (theirs is not None and theirs.is_on_device):  # the host may still come
+            if call.is_on_device or theirs.is_on_device:  # the host may still come
                 continue
-            if theirs is None or theirs.group.name == group.name or rank not in theirs.group.ranks:
+            if rank not in members(theirs.group.ranks):
                 continue
             if call.is_limited or theirs.is_limited:  # that ends by itself
                 continue
@@ -355,9 +383,7 @@ def _circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mappi
             # A rank that has given up in a group makes no call there any more, which is found without the order.
             if _has_failed_in(known[rank], theirs.group) or _has_failed_in(known[other], group):
                 continue
-            mine = {one.in_series for one in known[rank].collectives(theirs.group.name)}
-            has_begun = {one.in_series for one in known[other].collectives(group.name)}
-            if (mine and max(mine) >= theirs.in_series) or (has_begun and max(has_begun) >= call.in_series):
+            if latest(rank, theirs.group.name) >= theirs.in_series or latest(other, group.name) >= call.in_series:
                 continue
             first, second = sorted(((rank, call), (other, theirs)), key=lambda one: one[0])
             text = (
@@ -394,15 +420,15 @@ def _missing(
     found: list[Finding] = []
     reported: set[int] = set()
     crossed: set[int] = set()
-    latest = {rank: max(of_rank, default=0) for rank, of_rank in calls.items()}
-    for sender, receiver, text in crossed_tags(group, waiting, known):
+    all_awaited = _Awaited(group, known, calls)
+    for sender, receiver, text in crossed_tags(group, waiting, known, all_awaited.from_any):
         crossed |= {sender, receiver}
         number = waiting[sender].in_series
         found.append(Finding(FindingKind.MISSING, group, tuple(sorted((sender, receiver))), text, number))
     for rank, first in sorted(waiting.items(), key=lambda one: one[1].in_series):
         if rank in crossed:
             continue
-        call, awaited = _first_missed(group, rank, first, latest, known)
+        call, awaited = all_awaited.first_missed(rank, first)
         missed = call.name if not call.is_message else "recv" if call.is_send else "send"
         others = [one for one in awaited if one not in reported]
         reported.update(others)

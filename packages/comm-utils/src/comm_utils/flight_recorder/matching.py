@@ -127,10 +127,16 @@ def compare_parts(group: RingGroup, at: Mapping[int, Call], where: str = "") -> 
     if all(call.sent is None and call.elements == first.elements for call in at.values()):
         return "", ()
     size = len(group.ranks)
+    places = {rank: place for place, rank in enumerate(group.ranks)}
+    targets = [places[rank] for rank in at]
+    wanted_of = [_parts(call.received, call.elements, size) for call in at.values()]
     for source, sending in at.items():
-        for target, receiving in at.items():
-            sent = _part(sending.sent, sending.elements, size, group.ranks.index(target))
-            wanted = _part(receiving.received, receiving.elements, size, group.ranks.index(source))
+        sent_to, place = _parts(sending.sent, sending.elements, size), places[source]
+        # For very many pairs: first whether there is one, and then which.
+        if [sent_to[target] for target in targets] == [wanted[place] for wanted in wanted_of]:
+            continue
+        for target, to, wanted_by in zip(at, targets, wanted_of, strict=True):
+            sent, wanted = sent_to[to], wanted_by[place]
             if sent is not None and wanted is not None and sent != wanted:
                 text = (
                     f"the ranks' calls differ in the split sizes: {where + ', ' if where else ''}rank {source} sends "
@@ -141,7 +147,8 @@ def compare_parts(group: RingGroup, at: Mapping[int, Call], where: str = "") -> 
     return "", ()
 
 
-def _part(parts: tuple[int, ...] | None, elements: int, size: int, other: int) -> int | None:
+def _parts(parts: tuple[int, ...] | None, elements: int, size: int) -> Sequence[int | None]:
+    """Return the elements for each of the ranks of a group, or from each; None where they are not known."""
     if parts is None:
-        return elements
-    return parts[other] if len(parts) == size else None
+        return (elements,) * size
+    return parts if len(parts) == size else (None,) * size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
@@ -94,8 +94,18 @@ def describe_difference(sent: Call, received: Call) -> str:
     )
 
 
-def has_come(group: RingGroup, rank: int, call: Call, known: Mapping[int, RankSnapshot]) -> bool:
-    """Return whether the peer has begun, or may have begun, what belongs to a message of ``rank``."""
+def has_come(
+    group: RingGroup,
+    rank: int,
+    call: Call,
+    known: Mapping[int, RankSnapshot],
+    from_any: Callable[[], Container[tuple[int, int]]],
+) -> bool:
+    """Return whether the peer has begun, or may have begun, what belongs to a message of ``rank``.
+
+    Args:
+        from_any: returns :func:`received_from_any`.
+    """
     peer = known.get(call.peer)
     if peer is None:
         return False
@@ -109,7 +119,7 @@ def has_come(group: RingGroup, rank: int, call: Call, known: Mapping[int, RankSn
     ]
     receiver = call.peer if call.is_send else rank
     numbers = [other.in_series for other in theirs if other.peer == rank]
-    if (receiver, call.tag) not in received_from_any(group, known):
+    if (receiver, call.tag) not in from_any():
         return bool(numbers) and (max(numbers) >= call.in_series or 0 in numbers)  # 0: they are not counted
     # How many messages of this pair went to those calls is not known.
     if peer.is_gone:
@@ -118,12 +128,16 @@ def has_come(group: RingGroup, rank: int, call: Call, known: Mapping[int, RankSn
 
 
 def crossed_tags(
-    group: RingGroup, waiting: Mapping[int, Call], known: Mapping[int, RankSnapshot]
+    group: RingGroup,
+    waiting: Mapping[int, Call],
+    known: Mapping[int, RankSnapshot],
+    from_any: Callable[[], Container[tuple[int, int]]],
 ) -> list[tuple[int, int, str]]:
     """Return senders and receivers that wait for each other with different tags, and a sentence about each pair.
 
     Args:
         waiting: by rank, the call of the group in which it waits.
+        from_any: as for :func:`has_come`.
     """
     found = []
     for rank, call in sorted(waiting.items()):
@@ -131,7 +145,9 @@ def crossed_tags(
         if not call.is_send or theirs is None or not theirs.is_message or theirs.is_send or theirs.peer != rank:
             continue
         peer = call.peer
-        if theirs.tag == call.tag or has_come(group, rank, call, known) or has_come(group, peer, theirs, known):
+        if theirs.tag == call.tag or has_come(group, rank, call, known, from_any):
+            continue
+        if has_come(group, peer, theirs, known, from_any):
             continue
         text = (
             f"rank {rank} ({known[rank].where}) sends with tag {call.tag}{at_caller(call.caller)}, and rank {peer} "
