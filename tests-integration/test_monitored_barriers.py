@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 import comm_orchestrator as dist
-from comm_utils.errors import PeerLostError
+from comm_utils.errors import CommTimeoutError, PeerLostError
 from comm_utils.testing import run_ranks, run_ranks_outcomes
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "ccl"])
@@ -52,6 +53,40 @@ def is_interrupted(backend: str, comes_meanwhile: bool) -> tuple[float, float]:
 def test_a_barrier_that_a_signal_ends_counts_its_rank_once(backend: str, comes_meanwhile: bool) -> None:
     ends = run_ranks(is_interrupted, 2, backend, comes_meanwhile)
     assert min(passed for _, passed in ends) >= max(came for came, _ in ends)
+
+
+def gives_up_by_another_clock(backend: str, folder: str) -> str:
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
+    dist.barrier()
+    has_given_up, done = Path(folder, "has_given_up"), Path(folder, "done")
+    rank, text = dist.get_rank(), ""
+    if rank == 1:
+        real = time.time
+        time.time = lambda: real() + 3600
+    else:
+        _await(has_given_up)
+    with pytest.raises(CommTimeoutError) as raised:
+        dist.monitored_barrier(timeout=0.5)
+    if rank == 1:
+        has_given_up.touch()
+        _await(done)
+    else:
+        text = str(raised.value)
+        done.touch()
+    dist.destroy_process_group()
+    return text
+
+
+def _await(path: Path) -> None:
+    end = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+@BACKENDS
+def test_a_rank_that_gave_up_before_is_missing_whatever_its_clock_shows(backend: str, tmp_path: Path) -> None:
+    text, _ = run_ranks(gives_up_by_another_clock, 2, backend, str(tmp_path))
+    assert text.startswith("monitored_barrier: rank 1 did not arrive within 0.5 s")
 
 
 def outlives_the_store(backend: str) -> None:

@@ -143,7 +143,7 @@ def _announced(data: bytes) -> None:
 
 
 def _barrier(data: bytes) -> None:
-    monitored_barrier._came(_stored("here", data), "here", 1.0)
+    monitored_barrier._came(_stored("here", data), "here", 1)
 
 
 def _group(data: bytes) -> None:
@@ -204,7 +204,7 @@ DECODERS = (
         ],
     ),
     Decoder("announced", _announced, (RuntimeError,), lambda: [b"3", b"x"], "text"),
-    Decoder("barrier", _barrier, (), lambda: [b"waiting", b"1764000000.5", b"nan"], "text"),
+    Decoder("barrier", _barrier, (), lambda: [b"waiting", b"12", b"-1"], "text"),
     Decoder("group-agreement", _group, (CommError,), lambda: [b"ready id\thost\t10.0.0.1:4242", b"no GPU"], "text"),
     Decoder(
         "cpu-list",

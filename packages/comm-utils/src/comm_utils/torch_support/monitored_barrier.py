@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from comm_utils.errors import CommError, CommTimeoutError
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["pass_monitored_barrier"]
 
 _WAITING = "waiting"
-# Of a time, as a rank that gives up writes it.
-_MOST_TIME_BYTES = 32
+# Of the number that a rank writes that gives up.
+_MOST_NUMBER_BYTES = 20
 
 
 def pass_monitored_barrier(store: Store, own: int, group: RingGroup, limit_s: float, all_missing: bool) -> None:
@@ -62,7 +61,8 @@ def _pass(store: Store, own: int, group: RingGroup, limit_s: float, all_missing:
             interruption = _await_opening(store, prefix, own, wait, limit_s, all_missing)
     store.add(passed, 1)
     # Who is here has left the one before.
-    for key in (f"{before}/here/{own}", *((f"{before}/count", f"{before}/open") if own == 0 else ())):
+    of_all = [f"{before}/{name}" for name in ("count", "open", "given_up")] if own == 0 else []
+    for key in (f"{before}/here/{own}", *of_all):
         store.delete_key(key)
     if interruption is not None:
         raise interruption
@@ -77,28 +77,31 @@ def _await_opening(
         what a signal handler raised, where the last rank came nevertheless.
     """
     lost: BaseException | None = None
+    # Ranks that give up are counted, as clocks of hosts differ.
+    given_up, before = f"{prefix}/given_up", 0
     try:
+        before = store.add(given_up, 0)
         if wait.until(store, [f"{prefix}/open"], limit_s):
             return None
     except BaseException as error:
         lost = error
     ranks = wait.group.ranks
-    missing = [rank for place, rank in enumerate(ranks) if not _came(store, f"{prefix}/here/{place}", limit_s)]
+    missing = [rank for place, rank in enumerate(ranks) if not _came(store, f"{prefix}/here/{place}", before)]
     if store.add(f"{prefix}/count", -1) < len(ranks) - 1:
-        store.set(f"{prefix}/here/{own}", str(time.time()))
+        store.set(f"{prefix}/here/{own}", str(store.add(given_up, 1)))
         raise lost or _not_all(missing, limit_s, all_missing, len(ranks))
     return None if isinstance(lost, CommError) else lost
 
 
-def _came(store: Store, key: str, limit_s: float) -> bool:
-    """Return whether a rank is at the barrier, or has only just given up."""
+def _came(store: Store, key: str, before: int) -> bool:
+    """Return whether a rank is at the barrier, or has given up since ``before`` had."""
     if not store.check([key]):
         return False
     found = store.get(key)
     if found == _WAITING.encode():
         return True
     try:
-        return float(found[:_MOST_TIME_BYTES]) > time.time() - limit_s
+        return int(found[:_MOST_NUMBER_BYTES]) > before
     except ValueError:  # no rank writes that
         return False
 
