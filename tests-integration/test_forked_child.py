@@ -134,3 +134,32 @@ def run_forked_while_reserving() -> None:
 
 def test_a_child_forked_while_memory_is_reserved_has_statistics(rank_environment: dict[str, Any]) -> None:
     run_ranks(run_forked_while_reserving, 1, env={**rank_environment, "CCL_SHARED_MEMORY": "1"})
+
+
+def _future_of_own_world(backend: str, pipe: Any) -> None:
+    """Make a world of children, and complete a future in it."""
+    dist.init_distributed(backend, verbose=False)
+    completed = threading.Event()
+    work = dist.all_reduce(tensor := torch.ones(3), async_op=True)
+    work.get_future().then(lambda _: completed.set())
+    pipe.send((completed.wait(60), tensor.tolist()))
+    dist.destroy_process_group()
+
+
+def run_future_in_own_world(backend: str) -> tuple[bool, list[float]]:
+    dist.init_distributed(backend, verbose=False)
+    dist.all_reduce(torch.ones(3), async_op=True).get_future().wait()
+    dist.destroy_process_group()
+    mine, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_future_of_own_world, args=(backend, theirs))
+    process.start()
+    assert mine.poll(100), "the child hangs"
+    said: tuple[bool, list[float]] = mine.recv()
+    process.join(20)
+    return said
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_futures_of_a_child_with_its_own_world_complete(backend: str, rank_environment: dict[str, Any]) -> None:
+    said = run_ranks(run_future_in_own_world, 2, backend, timeout_s=120, env=rank_environment)
+    assert said == [(True, [2.0] * 3)] * 2

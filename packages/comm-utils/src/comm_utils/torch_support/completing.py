@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -29,6 +30,9 @@ class Completing:
     """
 
     def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
         # Not a queue.SimpleQueue: a get() with a short timeout may wait without an end there (CPython 3.10 to 3.12).
         self._new: deque[_Pending] = deque()
         self._woken = threading.Event()
@@ -49,6 +53,10 @@ class Completing:
     def is_this_thread(self) -> bool:
         """Return whether the caller is the thread that completes futures."""
         return threading.current_thread() is self._thread
+
+    def leave_to_parent(self) -> None:
+        """Forget in a forked child what its parent waits for; the child has no thread yet."""
+        self._begin()
 
     def stop(self) -> None:
         """End the thread; what is under way is not completed."""
@@ -88,3 +96,4 @@ def _has_completed(one: _Pending) -> bool:
 
 
 COMPLETING = Completing()
+os.register_at_fork(after_in_child=COMPLETING.leave_to_parent)
