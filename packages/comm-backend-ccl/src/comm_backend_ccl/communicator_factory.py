@@ -29,13 +29,12 @@ from comm_utils.errors import (
 from comm_utils.log import logger
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.connecting import Connecting, Place
+from comm_utils.torch_support.store_waits import await_keys
 
 __all__ = ["make_communicator"]
 
 _NO_TIMEOUT_S = 10.0**6
 _LAST_MOMENT_S = 5.0
-# Interval in which a waiting rank checks that its peers live.
-_POLL_S = 0.25
 
 
 def make_communicator(
@@ -246,30 +245,30 @@ class _Factory:
         return self._await([f"{what}/{rank}" for rank in range(self._size)], range(self._size), peers)
 
     def _await(self, keys: list[str], ranks: Sequence[int], peers: Peers | None = None) -> list[bytes]:
-        while True:
-            left_s = min(self._end - time.monotonic(), _NO_TIMEOUT_S)
-            try:
-                part_s = left_s if peers is None else min(left_s, _POLL_S)
-                self._store.wait(keys, timedelta(seconds=max(0.001, part_s)))
-            except RuntimeError as error:
-                missing = [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]
-                lost = sorted(set(missing) & peers.gone()) if peers is not None else []
-                if lost:
-                    who = ", ".join(f"rank {self._name(one)} ({peers.processes[one]})" for one in lost if peers)
-                    raise PeerLostError(
-                        f"the making of {self._group()} lost a peer, as seen by rank {self._name(self._rank)}: {who} "
-                        "ended; its own output says why"
-                    ) from error
-                if left_s > part_s:
-                    continue
-                if not missing:  # the last one came just now
-                    break
+        def look() -> None:
+            if (
+                peers is not None
+                and (gone := peers.gone())
+                and (lost := sorted(gone & set(self._missing(keys, ranks))))
+            ):
+                who = ", ".join(f"rank {self._name(one)} ({peers.processes[one]})" for one in lost)
+                raise PeerLostError(
+                    f"the making of {self._group()} lost a peer, as seen by rank {self._name(self._rank)}: {who} "
+                    "ended; its own output says why"
+                )
+
+        if not await_keys(self._store, keys, self._end - time.monotonic(), look):
+            look()
+            missing = self._missing(keys, ranks)
+            if missing:  # the last one has not come just now
                 raise CommTimeoutError(
                     f"rank {self._name(self._rank)}: ranks {[self._name(one) for one in missing]} of {self._group()} "
                     f"did not come to make it within {self._limit_s:g} s"
-                ) from error
-            break
+                )
         return [self._store.get(key) for key in keys]
+
+    def _missing(self, keys: list[str], ranks: Sequence[int]) -> list[int]:
+        return [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]
 
     def _group(self) -> str:
         return f"the group of ranks {list(range(self._size)) if self._ranks is None else list(self._ranks)}"

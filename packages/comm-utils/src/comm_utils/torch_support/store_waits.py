@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from comm_utils.watch.watch import WATCH
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-__all__ = ["StoreWait", "answers", "store_has_gone"]
+__all__ = ["StoreWait", "answers", "await_keys", "store_has_gone"]
 
 # How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
 _FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
@@ -81,18 +81,7 @@ class StoreWait:
         Raises:
             PeerLostError, CollectiveMismatchError: the watch has found that the ranks wait in vain.
         """
-        begin, pause_s = time.monotonic(), _FIRST_PAUSE_S
-        longest_s = max(_PAUSE_S, _PAUSE_S_OF_A_KEY * len(keys))
-        # Not store.wait(), of which each that ends in vain prints two warnings.
-        while not store.check(list(keys)):
-            waited_s = time.monotonic() - begin
-            if waited_s >= limit_s:
-                return False
-            if waited_s >= _RECORDED_S:
-                self.look()
-            time.sleep(min(pause_s, limit_s - waited_s))
-            pause_s = min(2 * pause_s, longest_s)
-        return True
+        return await_keys(store, keys, limit_s, self.look)
 
     def look(self) -> None:
         """Record the call, if it is not yet; raise what the watch has found.
@@ -110,6 +99,26 @@ class StoreWait:
             )
             WATCH.tell(self.group.name, failure, trouble)
             raise failure
+
+
+def await_keys(store: Store, keys: Sequence[str], limit_s: float, look: Callable[[], object]) -> bool:
+    """Wait until ``keys`` are in the store; return False when the time is over.
+
+    Args:
+        look: is called while a wait that takes a moment goes on; raises where it is in vain.
+    """
+    begin, pause_s = time.monotonic(), _FIRST_PAUSE_S
+    longest_s = max(_PAUSE_S, _PAUSE_S_OF_A_KEY * len(keys))
+    # Not store.wait(), of which each that ends in vain prints two warnings.
+    while not store.check(list(keys)):
+        waited_s = time.monotonic() - begin
+        if waited_s >= limit_s:
+            return False
+        if waited_s >= _RECORDED_S:
+            look()
+        time.sleep(min(pause_s, limit_s - waited_s))
+        pause_s = min(2 * pause_s, longest_s)
+    return True
 
 
 def answers(store: Store) -> bool:
