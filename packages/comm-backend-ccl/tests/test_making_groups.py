@@ -12,9 +12,18 @@ import pytest
 import torch.distributed as c10d
 
 from comm_backend_ccl import communicator_factory, shared_memory
+from comm_backend_ccl.communicator import Communicator
 from comm_utils.testing import run_ranks
 
 pytestmark = pytest.mark.skipif(shared_memory.unavailable_reason() is not None, reason="no shared memory")
+
+
+def end(made: Communicator, store: c10d.Store) -> None:
+    """End a group; the process that holds the store stays until all have made theirs."""
+    store.set(f"made/{made.rank}", "")
+    if made.rank == 0:
+        store.wait([f"made/{one}" for one in range(made.size)], timedelta(seconds=60))
+    made.close()
 
 
 def run_slow_first_member() -> str:
@@ -38,10 +47,33 @@ def run_slow_first_member() -> str:
             made = communicator_factory.make_communicator(store, rank, size, timedelta(seconds=60))
         finally:
             os.dup2(stderr, 2)
-        made.close()
+        end(made, store)
         output.seek(0)
         return output.read().decode()
 
 
 def test_members_wait_without_warnings() -> None:
     assert run_ranks(run_slow_first_member, 2, env={"CCL_SHARED_MEMORY_PROFILE": "0"}) == ["", ""]
+
+
+class CountingStore(c10d.TCPStore):
+    """Counts the single values that are asked for."""
+
+    gets = 0
+
+    def get(self, key: str) -> bytes:
+        self.gets += 1
+        return super().get(key)
+
+
+def run_counted(ranks: int) -> int:
+    rank = int(os.environ["RANK"])
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = CountingStore(address, port, ranks, rank == 0, timedelta(seconds=60))
+    made = communicator_factory.make_communicator(store, rank, ranks, timedelta(seconds=60))
+    end(made, store)
+    return store.gets
+
+
+def test_members_do_not_ask_for_the_records_of_others_one_by_one() -> None:
+    assert run_ranks(run_counted, 3, 3, env={"CCL_SHARED_MEMORY_PROFILE": "0"}) == [0, 0, 0]

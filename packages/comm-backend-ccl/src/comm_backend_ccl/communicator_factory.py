@@ -29,7 +29,7 @@ from comm_utils.errors import (
 from comm_utils.log import logger
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.connecting import Connecting, Place
-from comm_utils.torch_support.store_waits import await_keys
+from comm_utils.torch_support.store_waits import await_keys, values_of
 
 __all__ = ["make_communicator"]
 
@@ -265,7 +265,7 @@ class _Factory:
                     f"rank {self._name(self._rank)}: ranks {[self._name(one) for one in missing]} of {self._group()} "
                     f"did not come to make it within {self._limit_s:g} s"
                 )
-        return [self._store.get(key) for key in keys]
+        return values_of(self._store, keys)
 
     def _missing(self, keys: list[str], ranks: Sequence[int]) -> list[int]:
         return [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]

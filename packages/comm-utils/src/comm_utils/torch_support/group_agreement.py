@@ -13,7 +13,7 @@ from torch.distributed import Store
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.connecting import Connecting, Place, spans_hosts
-from comm_utils.torch_support.store_waits import StoreWait
+from comm_utils.torch_support.store_waits import StoreWait, values_of
 from comm_utils.watch.watch import WATCH
 
 __all__ = ["agree", "make_with_gloo"]
@@ -71,20 +71,12 @@ def agree(
                 f"not within {limit.total_seconds():g} s{f' ({doing})' if doing else ''}; {advice}"
             )
     places = {}
-    for one, value in zip(ranks, _values(store, list(keys.values())), strict=True):
+    for one, value in zip(ranks, values_of(store, list(keys.values())), strict=True):
         said = value[:_MOST_REASON_BYTES].decode(errors="replace")
         if not said.startswith(_READY):
             raise BackendUnavailableError(f"{said} [reported by rank {one}; rank {rank} could go on]")
         places[one] = Place.decoded(said.removeprefix(_READY))
     return places
-
-
-def _values(store: Store, keys: list[str]) -> list[bytes]:
-    """Return the values of ``keys``, with one question where the store can answer it."""
-    if store.has_extended_api():  # type: ignore[attr-defined]
-        found: list[bytes] = store.multi_get(keys)
-        return found
-    return [store.get(key) for key in keys]
 
 
 def make_with_gloo(

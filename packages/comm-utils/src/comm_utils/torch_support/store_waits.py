@@ -17,7 +17,7 @@ from comm_utils.watch.watch import WATCH
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-__all__ = ["StoreWait", "answers", "await_keys", "store_has_gone"]
+__all__ = ["StoreWait", "answers", "await_keys", "store_has_gone", "values_of"]
 
 # How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
 _FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
@@ -119,6 +119,14 @@ def await_keys(store: Store, keys: Sequence[str], limit_s: float, look: Callable
         time.sleep(min(pause_s, limit_s - waited_s))
         pause_s = min(2 * pause_s, longest_s)
     return True
+
+
+def values_of(store: Store, keys: Sequence[str]) -> list[bytes]:
+    """Return the values of ``keys``, with one question where the store can answer it."""
+    if store.has_extended_api():  # type: ignore[attr-defined]
+        found: list[bytes] = store.multi_get(list(keys))
+        return found
+    return [store.get(key) for key in keys]
 
 
 def answers(store: Store) -> bool:
