@@ -29,7 +29,7 @@ from comm_utils.errors import (
 from comm_utils.log import logger
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.connecting import Connecting, Place
-from comm_utils.torch_support.store_waits import await_keys, values_of
+from comm_utils.torch_support.store_waits import await_keys, delete_read_keys, values_of
 
 __all__ = ["make_communicator"]
 
@@ -121,9 +121,11 @@ class _Factory:
                 self._need_oneccl(why, members)
             else:
                 self._need_oneccl("the group spans hosts", members)
-            return OneCclCommunicator(
+            on_oneccl = OneCclCommunicator(
                 self._store, peers, self._rank, self._timeout, self._ranks, self._connecting(members), places
             )
+            self._delete_read("process")
+            return on_oneccl
         except BaseException:
             peers.close()
             raise
@@ -188,6 +190,7 @@ class _Factory:
         try:
             texts = self._exchange("joined", json.dumps(problem), peers)
             problems = [member_records.problem(text, self._who(rank)) for rank, text in enumerate(texts)]
+            self._delete_read("process", "joined")
         except BaseException:
             if made is not None:
                 shared_memory.close(made.number)
@@ -266,6 +269,11 @@ class _Factory:
                     f"did not come to make it within {self._limit_s:g} s"
                 )
         return values_of(self._store, keys)
+
+    def _delete_read(self, *whats: str) -> None:
+        """Delete the members' values, which this one has read, with the last member that does so."""
+        keys = [f"{what}/{rank}" for what in whats for rank in range(self._size)]
+        delete_read_keys(self._store, ["memory", *keys], f"read/{'-'.join(whats)}", self._size)
 
     def _missing(self, keys: list[str], ranks: Sequence[int]) -> list[int]:
         return [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]

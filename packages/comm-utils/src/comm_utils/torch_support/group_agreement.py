@@ -13,7 +13,7 @@ from torch.distributed import Store
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.connecting import Connecting, Place, spans_hosts
-from comm_utils.torch_support.store_waits import StoreWait, values_of
+from comm_utils.torch_support.store_waits import StoreWait, delete_read_keys, values_of
 from comm_utils.watch.watch import WATCH
 
 __all__ = ["agree", "make_with_gloo"]
@@ -76,6 +76,7 @@ def agree(
         if not said.startswith(_READY):
             raise BackendUnavailableError(f"{said} [reported by rank {one}; rank {rank} could go on]")
         places[one] = Place.decoded(said.removeprefix(_READY))
+    delete_read_keys(store, list(keys.values()), f"{key}/read", len(ranks))
     return places
 
 

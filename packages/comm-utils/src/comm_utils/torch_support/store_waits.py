@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from comm_utils.watch.watch import WATCH
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-__all__ = ["StoreWait", "answers", "await_keys", "store_has_gone", "values_of"]
+__all__ = ["StoreWait", "answers", "await_keys", "delete_read_keys", "store_has_gone", "values_of"]
 
 # How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
 _FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
@@ -127,6 +128,18 @@ def values_of(store: Store, keys: Sequence[str]) -> list[bytes]:
         found: list[bytes] = store.multi_get(list(keys))
         return found
     return [store.get(key) for key in keys]
+
+
+def delete_read_keys(store: Store, keys: Sequence[str], counter: str, members: int) -> None:
+    """Delete ``keys``, which so many members read, with the last of them; each calls this after it has read them.
+
+    Args:
+        counter: a key that counts the members; is deleted as well.
+    """
+    with suppress(RuntimeError):  # the store may have gone, and not every store deletes
+        if store.add(counter, 1) == members:
+            for key in (*keys, counter):
+                store.delete_key(key)
 
 
 def answers(store: Store) -> bool:
