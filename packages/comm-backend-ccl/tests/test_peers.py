@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
+
+import pytest
 
 from comm_backend_ccl.peers import Peers, Process, this_process
 
@@ -35,3 +39,49 @@ def test_a_peer_that_lives_is_neither_ending_nor_gone() -> None:
         child.wait()
         assert child.stdout is not None
         child.stdout.close()
+
+
+def descriptors_of_processes() -> int:
+    found = 0
+    for one in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += "pidfd" in os.readlink(f"/proc/self/fd/{one}")
+    return found
+
+
+def test_groups_share_the_descriptor_of_a_peer() -> None:
+    mine = this_process()
+    before = descriptors_of_processes()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        groups = [Peers([mine, Process(mine.host, mine.machine, child.pid)], 0) for _ in range(3)]
+        assert descriptors_of_processes() == before + 1
+        groups.pop().close()
+        child.kill()
+        child.wait()
+    end = time.monotonic() + 10
+    while any(one.gone() != {1} for one in groups) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert [one.gone() for one in groups] == [{1}, {1}]
+    for one in groups:
+        one.close()
+        one.close()
+    assert descriptors_of_processes() == before
+
+
+def test_the_log_says_once_that_peers_cannot_be_watched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = this_process()
+    monkeypatch.setattr("comm_backend_ccl.peers._Descriptor.is_missed", False)
+    monkeypatch.setattr("comm_utils.log.logger.propagate", True)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+    try:
+        for _ in range(2):
+            peers = Peers([mine, Process(mine.host, mine.machine, os.getppid())], 0)
+            assert peers.gone() == set()
+            peers.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "only at the timeout" in caplog.text

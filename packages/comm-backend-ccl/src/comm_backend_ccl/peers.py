@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from comm_utils.host_identity import host_identity
+from comm_utils.log import logger
 
 __all__ = ["Peers", "Process", "this_process"]
 
@@ -51,14 +53,75 @@ def this_process() -> Process:
     return Process(socket.gethostname(), host_identity("pid", "net"), os.getpid())
 
 
+class _Descriptor:
+    """A descriptor of one process, which all groups of this process use that the other one is in."""
+
+    lock = threading.Lock()
+    #: By pid.
+    held: ClassVar[dict[int, _Descriptor]] = {}
+    is_missed = False
+
+    def __init__(self, pid: int) -> None:
+        self.pid, self.number, self.users = pid, os.pidfd_open(pid), 0
+
+    @classmethod
+    def hold(cls, pid: int) -> _Descriptor | None:
+        """Return the descriptor of a process, which the caller releases; None where none can be had.
+
+        Raises:
+            ProcessLookupError: there is no such process.
+        """
+        with cls.lock:
+            found = cls.held.get(pid)
+            try:
+                if found is None or found._has_ended():  # after which another process may get the pid
+                    found = cls.held[pid] = cls(pid)
+            except ProcessLookupError:
+                raise
+            except OSError as error:  # a kernel before 5.3, or none to spare: timeouts still tell
+                if not cls.is_missed:
+                    cls.is_missed = True
+                    logger.warning(
+                        "groups see the end of process %d, and maybe of others, only at the timeout: the system gives "
+                        "no descriptor of it (%s)",
+                        pid,
+                        error,
+                    )
+                return None
+            found.users += 1
+            return found
+
+    def _has_ended(self) -> bool:
+        poll = select.poll()
+        poll.register(self.number, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def release(self) -> None:
+        with self.lock:
+            self.users -= 1
+            if self.users == 0:
+                os.close(self.number)
+                if self.held.get(self.pid) is self:
+                    del self.held[self.pid]
+
+    @classmethod
+    def renew(cls) -> None:
+        """Leave the lock to the process that forked this one."""
+        cls.lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_Descriptor.renew)
+
+
 class Peers:
-    """The other ranks on this host, each held by a descriptor that becomes readable when its process ends."""
+    """The other ranks on this host, each watched by a descriptor that becomes readable when its process ends."""
 
     def __init__(self, processes: Sequence[Process], rank: int) -> None:
         self.processes = tuple(processes)
         mine = processes[rank]
         self.local = [index for index, process in enumerate(processes) if process.machine == mine.machine]
         self._watched: dict[int, int] = {}
+        self._descriptors: list[_Descriptor] = []
         self._poll = select.poll()
         self._gone: set[int] = set()
         self._lock = threading.Lock()
@@ -66,14 +129,14 @@ class Peers:
             if index == rank:
                 continue
             try:
-                descriptor = os.pidfd_open(processes[index].pid)
+                descriptor = _Descriptor.hold(processes[index].pid)
             except ProcessLookupError:
                 self._gone.add(index)
-            except OSError:  # a kernel before 5.3, or none to spare: timeouts still tell
                 continue
-            else:
-                self._watched[descriptor] = index
-                self._poll.register(descriptor, select.POLLIN)
+            if descriptor is not None:
+                self._descriptors.append(descriptor)
+                self._watched[descriptor.number] = index
+                self._poll.register(descriptor.number, select.POLLIN)
 
     def gone(self) -> set[int]:
         """Positions in the group of ranks whose process has ended, as far as this host can see."""
@@ -94,5 +157,7 @@ class Peers:
             for descriptor in self._watched:
                 with suppress(KeyError):
                     self._poll.unregister(descriptor)
-                os.close(descriptor)
             self._watched.clear()
+            for one in self._descriptors:
+                one.release()
+            self._descriptors.clear()
