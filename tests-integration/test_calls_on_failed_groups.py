@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 
 import comm_orchestrator as dist
 from comm_utils.operations import Role
-from comm_utils.testing import RankPool, patience, run_ranks_outcomes
+from comm_utils.testing import RankPool, patience, run_ranks, run_ranks_outcomes
 
 # Test folders are no packages that could be installed.
 _HERE = str(Path(__file__).parent)
@@ -203,3 +204,37 @@ def test_peer_that_dies(rank_environment: dict[str, Any]) -> None:
     assert survivor.ok, survivor.report()
     assert survivor.value.startswith(("PeerLostError: all_reduce on", "CommTimeoutError: all_reduce on"))
     assert survivor.duration_s < 30 * patience()
+
+
+def run_destroyed_during_a_call(backend: str, end: str) -> str:
+    dist.init_distributed(backend, verbose=False)
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        while not os.path.exists(end):
+            time.sleep(0.01)
+        dist.destroy_process_group()
+        return ""
+    work = dist.all_reduce(torch.ones(100_000), async_op=True)
+    said: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except Exception as error:
+            said.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    dist.destroy_process_group()
+    waiting.join(60)
+    Path(end).touch()
+    return f"{type(said[0]).__name__}: {said[0]}"
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_a_call_whose_group_another_thread_destroys(
+    backend: str, tmp_path: Path, rank_environment: dict[str, Any]
+) -> None:
+    said = run_ranks(run_destroyed_during_a_call, 2, backend, str(tmp_path / "end"), env=rank_environment)[0]
+    assert said.startswith("NotInitializedError: all_reduce"), said
+    assert "failed: this process destroyed the group before the call was complete" in said

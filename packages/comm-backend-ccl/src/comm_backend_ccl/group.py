@@ -24,7 +24,7 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import group_text
 from comm_utils.torch_support.failures import is_exhausted
-from comm_utils.torch_support.group_state import IN_FORKED_CHILD
+from comm_utils.torch_support.group_state import DESTROYED_DURING_CALL, IN_FORKED_CHILD
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -32,7 +32,8 @@ __all__ = ["Group"]
 
 _NO_TIMEOUT_S = 10.0**9
 # Words of the engines about what has nothing to do with other ranks.
-_OF_THIS_PROCESS = ("forked child", "process is ending", "held up by a group", "group was destroyed")
+_OF_THIS_PROCESS = ("forked child", "process is ending", "held up by a group")
+_DESTROYED = "group was destroyed"
 _LACKING = "not enough shared memory"
 # As it ended, or for want of descriptors or mappings.
 _DISAGREE = "disagree about how much"
@@ -230,6 +231,8 @@ class Group(ABC):
         if self.broken is not None:
             pending = self._trouble
             return self.broken_error() if pending is None else self.in_trouble(call, pending)
+        if _DESTROYED in str(error):
+            return NotInitializedError(f"{call} on {self} failed: {DESTROYED_DURING_CALL}")
         if any(reason in str(error) for reason in _OF_THIS_PROCESS):
             return BackendUnavailableError(f"{call} on {self}: {error}")
         if _LACKING in str(error) or is_exhausted(error):

@@ -21,8 +21,10 @@ from comm_utils.torch_support.initialization import device_libraries, timeout_of
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["IN_FORKED_CHILD", "GroupState", "create_group"]
+__all__ = ["DESTROYED_DURING_CALL", "IN_FORKED_CHILD", "GroupState", "create_group"]
 
+#: Why a call failed whose group is no more.
+DESTROYED_DURING_CALL = "this process destroyed the group before the call was complete"
 #: Follows the name of a group.
 IN_FORKED_CHILD = (
     "cannot be used in a forked child of the process that created it; start processes with spawn or forkserver, or "

@@ -28,7 +28,7 @@ from comm_utils.torch_support.failures import after_text, classify, format_failu
 from comm_utils.torch_support.gloo_connections import end_connections
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.group_creation import GroupMaker
-from comm_utils.torch_support.group_state import GroupState
+from comm_utils.torch_support.group_state import DESTROYED_DURING_CALL, GroupState
 from comm_utils.torch_support.initialization import check_available
 from comm_utils.torch_support.observed_world import begin_world, end_world
 from comm_utils.watch.trouble import Trouble
@@ -79,6 +79,8 @@ class ProcessGroups:
     def __init__(self, timeout: timedelta | None = None) -> None:
         self._timeout = timeout
         self._states: dict[ProcessGroup, GroupState] = {}
+        # Groups that this process destroys at present.
+        self._ending: set[ProcessGroup] = set()
         self.fast_paths = FastPathCache()
         self._views: dict[str, Any] = {}
         self._maker = GroupMaker()
@@ -199,6 +201,15 @@ class ProcessGroups:
         if group is None:
             ending += self._states.values()
             self._states.clear()
+        self._ending.update(one.pg for one in ending)
+        try:
+            self._destroy(group, state, ending)
+        finally:
+            self._ending.difference_update([one.pg for one in ending])
+        if group is None:
+            restore_settings(os.environ)
+
+    def _destroy(self, group: ProcessGroup | None, state: GroupState, ending: Sequence[GroupState]) -> None:
         ended = self._end_unfinished([one for one in ending if one.broken is None])
         for one in ending:
             one.close_device_calls()
@@ -218,8 +229,6 @@ class ProcessGroups:
         wait_until_idle(_PATIENCE_S)
         self._release([*ended, *broken])
         c10d.destroy_process_group(group)
-        if group is None:
-            restore_settings(os.environ)
 
     def _end_unfinished(self, states: Sequence[GroupState]) -> list[GroupState]:
         """End operations that nobody waited for and that cannot end, as others do not take part: threads wait in them.
@@ -293,12 +302,11 @@ class ProcessGroups:
         if kind is None:
             return error
         name, short = self._call or operation, summarize(error)
-        try:
-            state = self._state(group)
-        except NotInitializedError:
-            failure = kind(f"{name} failed after its group was destroyed [{short}]")
+        pg = GroupMember.WORLD if group is None else group
+        if pg is None or pg in self._ending or pg not in internals._world.pg_map:
+            failure: CommError = NotInitializedError(f"{name} failed: {DESTROYED_DURING_CALL} [{short}]")
         else:
-            failure = self._explained(kind, name, short, state, error)
+            failure = self._explained(kind, name, short, self._state(group), error)
         failure.__cause__ = error
         return failure
 
