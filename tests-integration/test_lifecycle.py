@@ -115,6 +115,12 @@ SCRIPTS = {
         "builtins.last = Last()\n"
         "dist.destroy_process_group()"
     ),
+    "destroys in a destructor": (
+        "class Last:\n"
+        "    end = staticmethod(dist.destroy_process_group)\n"
+        "    def __del__(self): self.end(); print('ended', flush=True)\n"
+        "last = Last()"
+    ),
     "has a group of its own": "group = dist.new_group([0, 1]); dist.all_reduce(t, group=group)",
 }
 
@@ -155,6 +161,7 @@ def test_how_a_program_ends(ending: str, tmp_path: Path, free_port: int) -> None
         assert lines == (["ValueError: mine"] if raised else []), err
         if "waits" in ending and rank == 0:
             assert out == "PeerLostError\n"
+        assert (out == "ended\n") == ("destructor" in ending), out
 
 
 def test_a_restart_by_torchrun(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ import torch
 
 from comm_backend_torch.waits import NOTICE_S, Wait
 from comm_backend_torch.work import left
+from comm_utils import threads
 from comm_utils.torch_support.group_state import GroupState
 
 __all__ = ["abort", "message_wait", "wake"]
@@ -59,7 +60,7 @@ def wake(state: GroupState) -> None:
     timer = threading.Timer(NOTICE_S, abort, (state.awaited_messages,))
     timer.daemon = True
     try:
-        timer.start()
+        threads.start(timer)
     except RuntimeError:  # there are no more threads
         abort(state.awaited_messages)
 

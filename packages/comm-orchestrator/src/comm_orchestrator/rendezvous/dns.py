@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from comm_utils import threads
+
 __all__ = ["ask_briefly", "resolve", "with_limit"]
 
 # The thread's struct __res_state of glibc begins with the seconds for an answer and the number of attempts. Source:
@@ -44,7 +46,11 @@ def resolve(host: str, port: int, limit_s: float) -> list[Any]:
 
 
 def with_limit(call: Callable[[], Any], limit_s: float) -> Any:
-    """Run ``call`` and return its result or raise its error; None where that takes longer."""
+    """Run ``call`` and return its result or its error; None where that takes longer.
+
+    Raises:
+        RuntimeError: there can be no thread for it.
+    """
     outcome: list[Any] = []
 
     def run() -> None:
@@ -54,7 +60,7 @@ def with_limit(call: Callable[[], Any], limit_s: float) -> Any:
             outcome.append(error)
 
     thread = threading.Thread(target=run, name="comm-connect", daemon=True)
-    thread.start()
+    threads.start(thread)
     thread.join(limit_s)
     # Taken out: an error in the list would keep itself alive, and with it every socket of its frames.
     return outcome.pop() if outcome else None

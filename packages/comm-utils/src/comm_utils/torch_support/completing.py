@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+from comm_utils import threads
 from comm_utils.log import logger
 
 __all__ = ["COMPLETING", "Completing"]
@@ -44,8 +45,9 @@ class Completing:
         """Call ``complete`` in the thread as soon as ``is_completed`` says so."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="comm-futures", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="comm-futures", daemon=True)
+                threads.start(thread)
+                self._thread = thread
                 atexit.register(self.stop)
         self._new.append(_Pending(is_completed, complete))
         self._woken.set()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
-from comm_utils import json_files
+from comm_utils import json_files, threads
 from comm_utils.flight_recorder.reader import RingError
 from comm_utils.flight_recorder.snapshot import RankSnapshot, decode_snapshot, encode_snapshot
 from comm_utils.log import logger
@@ -223,7 +223,7 @@ def _within(limit_s: float, name: str, work: Callable[[], object]) -> None:
     """Wait for ``work``, which a thread of its own does, for so long; leave it out where there can be no thread."""
     thread = threading.Thread(target=work, name=name, daemon=True)
     try:
-        thread.start()
+        threads.start(thread)
     except (RuntimeError, MemoryError):  # this process has no memory left for one, which its caller reports
         return
     thread.join(limit_s)

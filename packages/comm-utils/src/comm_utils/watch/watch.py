@@ -17,6 +17,7 @@ import atexit
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -151,7 +152,8 @@ class Watch:
         self._view.remote.close()
         if self._signals is not None:
             self._signals.wake()
-            if thread is not None and thread is not threading.current_thread():
+            # While Python is being finalized, the thread runs no more.
+            if thread is not None and thread is not threading.current_thread() and not sys.is_finalizing():
                 thread.join(timeout=2.0)
             self._signals.close()
         self._look_back()
