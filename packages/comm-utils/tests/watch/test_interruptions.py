@@ -122,6 +122,72 @@ def test_sigterm_ends_a_wait_in_a_library_that_is_no_call_of_ours(tmp_path: Path
     assert _run(_BLOCKED, tmp_path).returncode == -signal.SIGTERM
 
 
+# Ways to lose the descriptor by which the interpreter tells of signals, each before the main thread waits.
+_LOST = {
+    "asyncio": """
+import asyncio
+
+async def main():
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, print)
+    loop.remove_signal_handler(signal.SIGUSR1)
+
+asyncio.run(main())
+""",
+    "a watch that ended in another thread": """
+import threading
+
+ending = threading.Thread(target=WATCH.stop)
+ending.start()
+ending.join()
+WATCH.start(0, 2)
+""",
+    "no further watch": """
+import threading
+
+ending = threading.Thread(target=WATCH.stop)
+ending.start()
+ending.join()
+""",
+}
+
+
+@pytest.mark.parametrize("lost", _LOST)
+def test_sigterm_ends_a_wait_after_the_descriptor_of_signals_was_lost(lost: str, tmp_path: Path) -> None:
+    assert _run(_LOST[lost] + _BLOCKED, tmp_path).returncode == -signal.SIGTERM
+
+
+_STARTS_IN_THREADS = """
+import threading
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+def run(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()
+
+WATCH.stop()
+counts = []
+for _ in range(4):
+    run(lambda: WATCH.start(0, 2))
+    run(WATCH.stop)
+    WATCH.start(0, 2)
+    run(WATCH.stop)
+    counts.append(descriptors())
+WATCH.start(0, 2)
+WATCH.stop()
+print(len(set(counts)), descriptors() - counts[0], signal.set_wakeup_fd(-1), signal.getsignal(signal.SIGTERM).name)
+"""
+
+
+def test_worlds_that_end_in_other_threads_keep_no_descriptors(tmp_path: Path) -> None:
+    """One pipe is kept while the interpreter still writes into it."""
+    ended = _run(_STARTS_IN_THREADS, tmp_path)
+    assert ended.stdout == "1 -2 -1 SIG_DFL\n", ended.stderr
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_ctrl_c_ends_calls_on_a_device_while_the_host_waits_for_it(moves: bool) -> None:
     """Where Python's own handler has run, the host is elsewhere."""

@@ -2,11 +2,16 @@
 
 Python's handlers of signals run in the main thread between two bytecodes; a wait inside gloo has none for as long as it
 lasts. The interpreter also writes each signal into a descriptor, which the watch's thread reads.
+
+Other code, such as asyncio's ``remove_signal_handler``, may take that descriptor away, and only the main thread can put
+it back. A SIGTERM must not be lost then, so ``faulthandler`` writes a traceback into the pipe as well, from the signal
+handler itself, and calls the interpreter's handler afterwards.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import select
 import signal
@@ -19,6 +24,14 @@ from comm_utils.flight_recorder.recorder import RECORDER
 __all__ = ["SignalPipe", "acts_on", "end_by", "has_reported", "has_terminated"]
 
 
+# Of pipes whose writing end is still the interpreter's descriptor, as their watch ended outside of the main thread. The
+# next watch takes one over.
+_left: list[tuple[int, int]] = []
+# Bytes from here on are those of a traceback; signals have smaller numbers.
+_FIRST_LETTER = ord("A")
+_READ_BYTES = 1 << 16
+
+
 class SignalPipe:
     """Hears of signals for which Python has a handler; of SIGTERM too, where the program has none.
 
@@ -26,20 +39,25 @@ class SignalPipe:
     """
 
     def __init__(self, wanted: bool) -> None:
-        self._reading, self._writing = os.pipe()
+        self._is_set = bool(_left)
+        self._reading, self._writing = _left.pop() if _left else os.pipe()
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)
         self._poll = select.poll()
         self._poll.register(self._reading, select.POLLIN)
-        self._handles_term = self._is_set = False
+        self.wait(0)  # what came for an earlier watch
+        self._handles_term = False
         if wanted and threading.current_thread() is threading.main_thread():
             before = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-            if before >= 0:
+            if before not in (-1, self._writing):
                 signal.set_wakeup_fd(before)
+                self._is_set = False
                 return
             self._is_set = True
-            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _terminate):
+                faulthandler.unregister(signal.SIGTERM)
                 signal.signal(signal.SIGTERM, _terminate)
+                faulthandler.register(signal.SIGTERM, self._writing, all_threads=False, chain=True)
                 self._handles_term = True
 
     def wait(self, seconds: float) -> bytes:
@@ -47,7 +65,9 @@ class SignalPipe:
         if not self._poll.poll(seconds * 1000):
             return b""
         with suppress(BlockingIOError, OSError):
-            return os.read(self._reading, 64)
+            came = os.read(self._reading, _READ_BYTES)
+            has_traceback = any(byte >= _FIRST_LETTER for byte in came)
+            return came + bytes((signal.SIGTERM,)) if has_traceback else came
         return b""
 
     def wake(self) -> None:
@@ -63,7 +83,20 @@ class SignalPipe:
         """Put back what was there before; to be called when no thread is in :meth:`wait`."""
         if threading.current_thread() is threading.main_thread():
             self._put_back()
-        # Elsewhere the descriptor may still be in use: it ends with the process.
+            return
+        # Python's tables can be changed in the main thread only.
+        if self._handles_term and signal.getsignal(signal.SIGTERM) is _terminate:
+            faulthandler.unregister(signal.SIGTERM)
+            ctypes.CDLL(None).signal(int(signal.SIGTERM), 0)
+        if self._is_set:
+            _left.append((self._reading, self._writing))
+        else:
+            _close(self._reading, self._writing)
+
+    def before_exit(self) -> None:
+        """Let ``faulthandler``, which Python finalizes after signals, put back no handler of the interpreter then."""
+        if self._handles_term and signal.getsignal(signal.SIGTERM) is _terminate:
+            faulthandler.unregister(signal.SIGTERM)
 
     def leave_to_parent(self) -> None:
         """Do the same in a forked child, where a signal would reach the parent's watch through the shared pipe."""
@@ -74,13 +107,32 @@ class SignalPipe:
             current = signal.set_wakeup_fd(-1)
             if current not in (-1, self._writing):  # the program has set its own since
                 signal.set_wakeup_fd(current)
-        if self._handles_term and signal.getsignal(signal.SIGTERM) is _terminate:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if self._handles_term:
+            handler = signal.getsignal(signal.SIGTERM)
+            if handler is not None:  # as it is after Python's own end of signals, which has put back the default
+                faulthandler.unregister(signal.SIGTERM)
+                signal.signal(signal.SIGTERM, signal.SIG_DFL if handler is _terminate else handler)
         self._is_set = self._handles_term = False
-        for one in (self._reading, self._writing):
-            with suppress(OSError):
-                os.close(one)
+        _close(self._reading, self._writing)
 
+
+def _close(*descriptors: int) -> None:
+    for one in descriptors:
+        with suppress(OSError):
+            os.close(one)
+
+
+def _leave_pipe_to_parent() -> None:
+    """Have no signal of a forked child written into a pipe that the parent keeps."""
+    for reading, writing in _left:
+        current = signal.set_wakeup_fd(-1)
+        if current not in (-1, writing):
+            signal.set_wakeup_fd(current)
+        _close(reading, writing)
+    _left.clear()
+
+
+os.register_at_fork(after_in_child=_leave_pipe_to_parent)
 
 _terminated, _reported = threading.Event(), threading.Event()
 # The thread of the watch is given so long to say what the ranks do.

@@ -179,6 +179,8 @@ class Watch:
 
     def before_exit(self) -> None:
         """Let no thread be inside the store when Python ends: there it would abort the process."""
+        if self._signals is not None:
+            self._signals.before_exit()
         self._view.remote.close()
 
     def when_in_trouble(self, listener: Listener) -> None:
