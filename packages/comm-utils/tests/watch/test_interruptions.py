@@ -188,6 +188,32 @@ def test_worlds_that_end_in_other_threads_keep_no_descriptors(tmp_path: Path) ->
     assert ended.stdout == "1 -2 -1 SIG_DFL\n", ended.stderr
 
 
+_CTRL_C_BEFORE = """
+kill_in = "import os, sys, time; time.sleep(0.5); os.kill(int(sys.argv[1]), int(sys.argv[2]))"
+
+def sends(number):
+    subprocess.Popen([sys.executable, "-c", kill_in, str(os.getpid()), str(number)])
+
+import subprocess
+sends(int(signal.SIGINT))
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+barrier = RECORDER.kind(RECORDER.group_index("g", (0, 1), "", "none"), "barrier", "barrier")
+barrier.begin(0, 1)
+time.sleep(0.6)
+sends(int(signal.SIGTERM))
+time.sleep(60)
+"""
+
+
+def test_sigterm_after_a_ctrl_c_that_was_caught_reports_the_call_under_way(tmp_path: Path) -> None:
+    ended = _run(_CTRL_C_BEFORE, tmp_path)
+    assert ended.returncode == -signal.SIGTERM
+    assert "SIGTERM came while " in ended.stderr
+
+
 @pytest.mark.parametrize("moves", [False, True])
 def test_ctrl_c_ends_calls_on_a_device_while_the_host_waits_for_it(moves: bool) -> None:
     """Where Python's own handler has run, the host is elsewhere."""

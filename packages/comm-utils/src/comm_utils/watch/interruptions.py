@@ -54,7 +54,8 @@ class Interruptions:
                 if age_s >= SECONDS_SHOWN or self._is_urgent(call):
                     self._report(call, age_s, number.name)
         finally:
-            has_reported()
+            if number is signal.SIGTERM:  # after an earlier Ctrl-C, its handler still waits for the report
+                has_reported()
             if acts and not stop.wait(_HANDLER_S) and acts_on(number):
                 self._act(number, waiting, has_moved=self._place() != place)
 
