@@ -141,3 +141,25 @@ def test_waiting_is_no_secret(caplog: pytest.LogCaptureFixture, monkeypatch: pyt
     told = [record.getMessage() for record in caplog.records]
     assert 3 <= len(told) <= 4  # after 0.05, 0.1, 0.2 and 0.4 s
     assert told[0].endswith("and still waiting: for Godot")
+
+
+def test_a_forked_child_lets_go_of_the_port() -> None:
+    listener = server.listen("127.0.0.1", 0, alone=True)
+    port = listener.getsockname()[1]
+    store = server.serve(listener, LIMIT)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(reading)
+    try:
+        store.set("key", "value")
+        assert client.connect("127.0.0.1", port, Deadline(5), LIMIT).get("key") == b"value"
+        del store
+        with server.listen("127.0.0.1", port, alone=True):
+            pass
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import ipaddress
+import os
 import socket
 from datetime import timedelta
 
@@ -20,6 +21,9 @@ from comm_utils.errors import LaunchError
 __all__ = ["PortInUseError", "listen", "serve", "serve_again", "who_listens"]
 
 _NAMES_S = 2.0
+# The inodes of listening sockets that stores have taken over, by descriptor. A store closes its own at its end, after
+# which the descriptor is something else.
+_listeners: dict[int, int] = {}
 # Before, libuv's server did not take a socket that somebody else had opened; the older server does.
 _LIBUV_TAKES_SOCKETS = TorchVersion(torch.__version__) >= "2.13"
 
@@ -123,7 +127,26 @@ def serve(listener: socket.socket, timeout: timedelta) -> TCPStore:
     """Return a store on ``listener``, which it takes over."""
     host, port = listener.getsockname()[:2]
     local = {"0.0.0.0": "127.0.0.1", "::": "localhost"}.get(host, host)
-    return _server(local, port, timeout, listener.detach())
+    descriptor = listener.detach()
+    _listeners[descriptor] = os.fstat(descriptor).st_ino
+    return _server(local, port, timeout, descriptor)
+
+
+def _leave_listeners_to_parent() -> None:
+    """Let go of the listening sockets in a forked child, which would keep the port in use when the parent ends.
+
+    Their numbers stay taken: a store that ends in the child closes them.
+    """
+    for descriptor, inode in _listeners.items():
+        with contextlib.suppress(OSError):
+            if os.fstat(descriptor).st_ino == inode:
+                nothing = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nothing, descriptor, inheritable=False)
+                os.close(nothing)
+    _listeners.clear()
+
+
+os.register_at_fork(after_in_child=_leave_listeners_to_parent)
 
 
 def serve_again(host: str, port: int, timeout: timedelta) -> TCPStore:
