@@ -14,6 +14,8 @@ import torch
 
 import comm_orchestrator as dist
 from comm_utils.errors import CommError
+from comm_utils.flight_recorder import RECORDER
+from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.testing import patience, run_ranks, run_ranks_outcomes
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "ccl"])
@@ -225,3 +227,33 @@ def test_every_wait_for_a_message_to_a_lost_peer_ends_long_before_the_timeout(po
     found, seconds = outcomes[0].value
     assert found == ["PeerLostError"] * 2
     assert seconds < 7 * patience()
+
+
+def is_interrupted_and_goes_on(call: str) -> tuple[list[str], list[str]]:
+    """Rank 1 is interrupted while it waits for rank 2; return the errors of two calls, and what it noted for others."""
+    dist.init_distributed("gloo", timeout=60, verbose=False)
+    tensor = torch.ones(10)
+    for _ in range(3):  # the later ones on the fast path
+        dist.all_reduce(tensor)
+    rank, found = dist.get_rank(), []
+    if rank != 1:
+        time.sleep(4)
+        return [], []
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    for _ in range(2):
+        try:
+            dist.recv(tensor, 2) if call == "recv" else dist.all_reduce(tensor)
+            found.append("")
+        except (KeyboardInterrupt, CommError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+    ring = RingReader(RECORDER.memory.memory)
+    return found, [failure.text for failure in ring.failures]
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "recv"])
+def test_a_rank_that_was_interrupted_notes_it_and_refuses_further_calls(call: str) -> None:
+    (first, second), noted = run_ranks(is_interrupted_and_goes_on, 3, call)[1]
+    assert first.startswith("KeyboardInterrupt")
+    assert second.startswith("BrokenGroupError")
+    assert "rank 1 was interrupted (SIGINT)" in second
+    assert any("rank 1 was interrupted (SIGINT)" in text for text in noted), noted

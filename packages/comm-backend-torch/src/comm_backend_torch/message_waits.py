@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from comm_backend_torch.waits import NOTICE_S, Wait
+from comm_backend_torch.waits import NOTICE_S, Wait, interrupted
 from comm_backend_torch.work import left
 from comm_utils import threads
 from comm_utils.torch_support.group_state import GroupState
@@ -44,11 +44,15 @@ def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
     awaited = state.awaited_messages
     awaited.append(work)
     try:
-        if state.broken is not None:  # which happened before this wait, so that nothing ends it
-            wake(state)
-        has_ended = work.wait() if end is None else work.wait(left(end))
-    finally:
-        awaited.remove(work)
+        try:
+            if state.broken is not None:  # which happened before this wait, so that nothing ends it
+                wake(state)
+            has_ended = work.wait() if end is None else work.wait(left(end))
+        finally:
+            awaited.remove(work)
+    except KeyboardInterrupt:
+        interrupted(state)
+        raise
     if not has_ended:
         raise RuntimeError("Connection closed by peer")
 

@@ -26,13 +26,14 @@ from typing import Any, TypeAlias
 import torch.distributed.distributed_c10d as internals
 
 from comm_backend_torch.work import left
+from comm_utils.active import slot
 from comm_utils.errors import BrokenGroupError
 from comm_utils.torch_support.gloo_connections import end_connections, keep_in_memory
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["NOTICE_S", "Wait", "how_to_wait"]
+__all__ = ["NOTICE_S", "Wait", "how_to_wait", "interrupted"]
 
 # Libraries that nobody aborts.
 _RAISING = frozenset(("fake", "mpi"))
@@ -72,7 +73,7 @@ def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
     try:
         _wait_to_the_end(state, work, end)
     except KeyboardInterrupt:
-        _interrupted(state)
+        interrupted(state)
         raise
 
 
@@ -102,11 +103,12 @@ def _wait_to_the_end(state: GroupState, work: Any, end: float | None) -> None:
             raise RuntimeError("Connection closed by peer")
 
 
-def _interrupted(state: GroupState) -> None:
+def interrupted(state: GroupState) -> None:
     """End the group, as this rank leaves a call in which the others wait for it."""
     rank = state.ranks[state.rank]
     trouble = Trouble(BrokenGroupError, f"rank {rank} was interrupted (SIGINT) in a call", (rank,))
     state.fall_into(trouble)
+    slot.fast_paths.clear()  # which do not look whether the group is broken
     WATCH.tell(state.name, BrokenGroupError(trouble.text), trouble)
     end_connections(state.pg)
 
