@@ -26,6 +26,7 @@ from comm_utils.errors import (
     ConfigurationError,
     PeerLostError,
 )
+from comm_utils.group_names import listed
 from comm_utils.log import logger
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.connecting import Connecting, Place
@@ -279,4 +280,4 @@ class _Factory:
         return [rank for rank, key in zip(ranks, keys, strict=True) if not self._store.check([key])]
 
     def _group(self) -> str:
-        return f"the group of ranks {list(range(self._size)) if self._ranks is None else list(self._ranks)}"
+        return f"the group of ranks {listed(range(self._size) if self._ranks is None else self._ranks)}"

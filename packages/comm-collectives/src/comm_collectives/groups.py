@@ -30,6 +30,7 @@ from comm_utils.errors import (
 )
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import shown
+from comm_utils.group_names import listed
 from comm_utils.torch_support.monitored_barrier import pass_monitored_barrier
 from comm_utils.torch_support.plain_tensors import present
 
@@ -163,7 +164,7 @@ def get_group_rank(group: Group, global_rank: int) -> int:
     ranks = members("get_group_rank", group)
     rank = integer("get_group_rank", "global_rank", global_rank)
     if rank not in ranks:
-        raise ArgumentError(f"get_group_rank: global_rank: got {shown(rank)}; expected one of {ranks}")
+        raise ArgumentError(f"get_group_rank: global_rank: got {shown(rank)}; expected one of {listed(ranks)}")
     return ranks.index(rank)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["group_text", "is_default_name"]
+__all__ = ["group_text", "is_default_name", "listed"]
 
 #: Descriptions that torch gives where the caller gave none.
 _DEFAULTS = frozenset(("", "default_pg", "undefined"))
 _MOST_RANKS = 16
+_MOST_RUNS = 8
 
 
 def group_text(ranks: Sequence[int], description: object = "") -> str:
@@ -21,6 +22,21 @@ def group_text(ranks: Sequence[int], description: object = "") -> str:
     members = str(list(ranks)) if len(ranks) <= _MOST_RANKS else f"[{ranks[0]} ... {ranks[-1]}]"
     name = "" if is_default_name(description) else description
     return f"the group of ranks {members} ({name})" if name else f"the group of ranks {members}"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Return such as ``[0, 3, 2]``, and of more than 16 ranks such as ``[0-499, 501-999]``, with at most 8 runs."""
+    if len(ranks) <= _MOST_RANKS:
+        return str(list(ranks))
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    texts = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:_MOST_RUNS]]
+    rest = sum(last - first + 1 for first, last in runs[_MOST_RUNS:])
+    return f"[{', '.join(texts)}{f' and {rest} more' if rest else ''}]"
 
 
 def is_default_name(description: object) -> bool:

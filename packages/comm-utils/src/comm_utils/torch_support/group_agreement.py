@@ -11,6 +11,7 @@ from typing import TypeVar
 from torch.distributed import Store
 
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError
+from comm_utils.group_names import listed
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.connecting import Connecting, Place, spans_hosts
 from comm_utils.torch_support.store_waits import StoreWait, delete_read_keys, values_of
@@ -67,8 +68,9 @@ def agree(
                 else f"all of them have to call {wait.call}, and as often with these ranks"
             )
             raise CommTimeoutError(
-                f"{wait.call} on rank {rank}: not every rank of {list(ranks)} came to make the group: {missing} did "
-                f"not within {limit.total_seconds():g} s{f' ({doing})' if doing else ''}; {advice}"
+                f"{wait.call} on rank {rank}: not every rank of {listed(ranks)} came to make the group: "
+                f"{listed(missing)} did not within {limit.total_seconds():g} s{f' ({doing})' if doing else ''}; "
+                f"{advice}"
             )
     places = {}
     for one, value in zip(ranks, values_of(store, list(keys.values())), strict=True):

@@ -15,6 +15,7 @@ from torch.distributed import distributed_c10d as internals
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.group_names import listed
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
 from comm_utils.torch_support.initialization import check_gloo_descriptors, device_libraries
@@ -50,7 +51,7 @@ class _Turn:
                 f"{who}: for {limit_s:g} s, another thread of this process makes {cls.holder}, and groups are made one "
                 "after the other; have all ranks make their groups in the same order"
             )
-        cls.holder = f"the group of ranks {list(ranks)}"
+        cls.holder = f"the group of ranks {listed(ranks)}"
         return lock
 
     @classmethod
@@ -117,16 +118,17 @@ class GroupMaker:
             cause = WATCH.explain(planned, False) if WATCH.is_running else None
             if cause is not None:  # the others were done, and had no more use for it
                 raise cause.kind(
-                    f"{who}: the group of ranks {ranks} ended while it was made: {cause.text} [{summarize(error)}]"
+                    f"{who}: the group of ranks {listed(ranks)} ended while it was made: {cause.text} "
+                    f"[{summarize(error)}]"
                 ) from error
             if waits_for_members:
                 raise kind(
-                    f"{who}: all ranks of {ranks} came to make the group, but this one could not be connected with "
-                    f"each of them; check the network between their hosts [{summarize(error)}]"
+                    f"{who}: all ranks of {listed(ranks)} came to make the group, but this one could not be connected "
+                    f"with each of them; check the network between their hosts [{summarize(error)}]"
                 ) from error
             raise kind(
-                f"{who}: not every rank of {ranks} came to make the group; all of them have to call {call}, and as "
-                f"often with these ranks [{summarize(error)}]"
+                f"{who}: not every rank of {listed(ranks)} came to make the group; all of them have to call {call}, "
+                f"and as often with these ranks [{summarize(error)}]"
             ) from error
         finally:
             own_turn.release()

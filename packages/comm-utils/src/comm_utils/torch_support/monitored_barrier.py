@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from comm_utils.errors import CommError, CommTimeoutError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.layout import LIMITED
+from comm_utils.group_names import listed
 from comm_utils.log import logger
 from comm_utils.torch_support.store_waits import StoreWait, answers, store_has_gone
 from comm_utils.watch.watch import WATCH
@@ -113,9 +114,9 @@ def _not_all(missing: list[int], limit_s: float, all_missing: bool, size: int) -
         )
     hint = "" if all_missing or size == 2 else " (wait_all_ranks=True names all that are missing)"
     named = missing if all_missing else missing[:1]
-    logger.error("monitored_barrier: ranks %s did not arrive within %g s", named, limit_s)
+    logger.error("monitored_barrier: ranks %s did not arrive within %g s", listed(named), limit_s)
     plural, doing = "ranks" if len(named) > 1 else "rank", WATCH.absent(named, "monitored_barrier")
     return CommTimeoutError(
-        f"monitored_barrier: {plural} {', '.join(map(str, named))} did not arrive within {limit_s:g} s{hint}"
+        f"monitored_barrier: {plural} {listed(named)[1:-1]} did not arrive within {limit_s:g} s{hint}"
         f"{f': {doing}' if doing else ''}"
     )
