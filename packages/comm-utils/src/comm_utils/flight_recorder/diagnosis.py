@@ -461,5 +461,5 @@ def _missing(
 def _waiting_for(call: Call, rank: int, waiting: Mapping[int, Call], other: int = -1) -> str:
     """Return who waits for ``other``, or for ranks that nobody sees, in a call such as that of ``rank``."""
     same = [one for one, theirs in waiting.items() if theirs.is_message == call.is_message and one != other]
-    them = [rank] if call.is_message else same
+    them = [rank] if call.is_message or not same else same
     return f"{rank_list(them)} {'waits' if len(them) == 1 else 'wait'}"
