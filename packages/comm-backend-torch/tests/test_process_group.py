@@ -132,7 +132,8 @@ def test_an_unknown_library_gets_cautious_capabilities() -> None:
 
 def test_every_library_states_its_availability() -> None:
     found = provider.availability()
-    assert set(found) == {"gloo", "nccl", "mpi", "ucc", "xccl"}
+    registered = {name.lower() for name in c10d.Backend._plugins}  # another test may have registered torch's fake one
+    assert set(found) - registered == {"gloo", "nccl", "mpi", "ucc", "xccl"}
     assert found["gloo"].usable
     assert torch.__version__ in found["gloo"].reason
 
