@@ -557,7 +557,7 @@ def test_operations_that_do_not_exist_are_worth_a_word(pools: Pools) -> None:
 
 def run_names() -> list[str]:
     """What calls that are built from other operations are called when they fail."""
-    rank, found = dist.get_rank(), []
+    rank, found, limit_s = dist.get_rank(), [], round(0.4 * patience(), 1)
     uneven = [torch.ones(2), torch.ones(3)]
     calls = [
         lambda group: dist.all_gather(uneven, torch.ones(2), group),
@@ -575,7 +575,7 @@ def run_names() -> list[str]:
         # With the logger, one of each way to be built.
         calls = calls[::3] if observed else calls
         with observing() if observed else contextlib.nullcontext():
-            groups = [dist.new_group([0, 1], timeout=0.3) for _ in calls]
+            groups = [dist.new_group([0, 1], timeout=limit_s) for _ in calls]
             dist.barrier()
             if rank == 0:
                 found += [
@@ -592,7 +592,10 @@ def test_failures_name_the_call_that_was_made(pools: Pools) -> None:
     names = "all_gather all_gather all_gather all_reduce_coalesced allgather_object all_gather_object reduce_object"
     names += " reduce_scatter inference_all_reduce irecv"
     assert [text.split()[0] for text in found] == [*names.split(), *names.split()[::3]]
-    assert all(" on the group of ranks [0, 1] timed out after 0.3 s, as seen by rank 0: " in text for text in found)
+    limit_s = round(0.4 * patience(), 1)
+    assert all(
+        f" on the group of ranks [0, 1] timed out after {limit_s:g} s, as seen by rank 0: " in text for text in found
+    )
 
 
 def run_straggler() -> tuple[bool, str]:

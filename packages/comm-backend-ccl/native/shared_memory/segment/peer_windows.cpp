@@ -18,7 +18,6 @@ char *PeerWindows::find(int pid, const Place &place, int &error) noexcept {
     if (known == windows_.end()) {
         int descriptor = -1;
         Window window{nullptr, 0};
-        error = ENOMEM;
         try {
             descriptor = open_memory(pid, place.descriptor, place.inode, 0);
             window.bytes = size_of(descriptor);
@@ -28,7 +27,8 @@ char *PeerWindows::find(int pid, const Place &place, int &error) noexcept {
             error = found.error;
         } catch (const LimitError &) {
             error = EMFILE;
-        } catch (...) {  // of whatever kind, the group fails with this rank's number
+        } catch (...) {
+            error = ENOMEM;
         }
         if (known == windows_.end()) {
             if (window.begin != nullptr) {
