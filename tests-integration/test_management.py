@@ -555,9 +555,9 @@ def test_operations_that_do_not_exist_are_worth_a_word(pools: Pools) -> None:
     pools(1).run(run_unknown_operation)
 
 
-def run_names() -> list[str]:
+def run_names(limit_s: float) -> list[str]:
     """What calls that are built from other operations are called when they fail."""
-    rank, found, limit_s = dist.get_rank(), [], round(0.4 * patience(), 1)
+    rank, found = dist.get_rank(), []
     uneven = [torch.ones(2), torch.ones(3)]
     calls = [
         lambda group: dist.all_gather(uneven, torch.ones(2), group),
@@ -588,7 +588,8 @@ def run_names() -> list[str]:
 
 
 def test_failures_name_the_call_that_was_made(pools: Pools) -> None:
-    found, _ = pools(2).run(run_names)
+    limit_s = round(0.4 * patience(), 1)
+    found, _ = pools(2).run(run_names, limit_s)
     names = "all_gather all_gather all_gather all_reduce_coalesced allgather_object all_gather_object reduce_object"
     names += " reduce_scatter inference_all_reduce irecv"
     assert [text.split()[0] for text in found] == [*names.split(), *names.split()[::3]]
