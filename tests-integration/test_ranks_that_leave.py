@@ -120,6 +120,26 @@ def test_a_rank_that_ends_right_after_the_start_is_named_with_its_process(backen
 
 
 def differs_without_another_call(ending: str) -> list[str]:
+def replaces_its_program(backend: str) -> None:
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
+    dist.all_reduce(torch.ones(10))
+    if dist.get_rank() == 1:
+        os.execvp("sleep", ["sleep", "10"])
+    dist.all_reduce(torch.ones(10))
+
+
+@pytest.mark.parametrize("backend", ["gloo", "oneCCL", "shared memory"])
+def test_a_rank_that_replaces_its_program_is_named_while_that_runs(
+    rank_environment: dict[str, Any], backend: str
+) -> None:
+    env = {**rank_environment, "CCL_SHARED_MEMORY": "0" if backend == "oneCCL" else "1"}
+    outcomes = run_ranks_outcomes(replaces_its_program, 3, "gloo" if backend == "gloo" else "ccl", env=env)
+    for rank in (0, 2):
+        assert outcomes[rank].exception_type == "PeerLostError"
+        assert "rank 1 (pid " in outcomes[rank].message
+        assert "has replaced its program (exec) after all_reduce(10 elements" in outcomes[rank].message
+
+
     """Return the errors in this rank's log."""
     logged: list[str] = []
     has_come = threading.Event()

@@ -1,12 +1,14 @@
-"""The state of a process of this host: alive, stopped, ended."""
+"""The state of a process of this host: running, stopped, ended, or with another program."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-__all__ = ["is_alive", "process_state", "start_time"]
+__all__ = ["GONE", "is_alive", "process_image", "process_state", "start_time"]
 
+#: The states of a process that does nothing more of what it did.
+GONE = frozenset({"ended", "replaced"})
 
 _HAS_PROC = Path("/proc/self/stat").exists()
 
@@ -29,20 +31,41 @@ def start_time(pid: int | None = None) -> int:
     return int(fields[19]) if fields and len(fields) > 19 else 0
 
 
-def process_state(pid: int, started: int = 0) -> str:
-    """Return ``"running"``, ``"stopped"``, ``"ended"`` or, where this system does not tell, ``"unknown"``.
+def process_image() -> int:
+    """Return a number for the program that this process runs, which tells it from the next one after ``exec``.
+
+    0 where that is not known.
+    """
+    return _image(_fields(os.getpid()))
+
+
+def _image(fields: list[str] | None) -> int:
+    """Return where the stack begins, in units of 16 bytes: the kernel places it anew, at random, for each program.
+
+    Processes that may not look into this one read 0.
+    """
+    return int(fields[25]) >> 4 & 0xFFFFFFFF if fields and len(fields) > 25 else 0
+
+
+def process_state(pid: int, started: int = 0, image: int = 0) -> str:
+    """Return ``"running"``, ``"stopped"``, ``"ended"``, ``"replaced"`` or, where that is not known, ``"unknown"``.
+
+    A process is replaced when it has started another program in its place (``os.execv``).
 
     Args:
         started: :func:`start_time` of the process that is meant; 0 is any with this pid.
+        image: its :func:`process_image`; 0 is any.
     """
     if not _HAS_PROC:
         return "unknown"
     fields = _fields(pid)
     if not fields or fields[0] in "ZX" or (started and len(fields) > 19 and int(fields[19]) != started):
         return "ended"
+    if image and _image(fields) not in (0, image):
+        return "replaced"
     return "stopped" if fields[0] in "Tt" else "running"
 
 
-def is_alive(pid: int, started: int = 0) -> bool:
-    """Return whether the process has not ended; it may be stopped."""
-    return process_state(pid, started) != "ended"
+def is_alive(pid: int, started: int = 0, image: int = 0) -> bool:
+    """Return whether the process runs its program; it may be stopped."""
+    return process_state(pid, started, image) not in GONE

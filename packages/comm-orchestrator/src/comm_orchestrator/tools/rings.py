@@ -123,7 +123,7 @@ def _last_world(folder: Path, names: list[str], readers: list[RingReader], damag
 def state_of(reader: RingReader) -> str:
     """Return the state of the process that writes a ring, ``"unknown"`` where it is not visible from here."""
     header = reader.header
-    return process_state(header.pid, header.started) if header.identity == own_identity() else "unknown"
+    return process_state(*header.process) if header.identity == own_identity() else "unknown"
 
 
 def state_in_words(snapshot: RankSnapshot) -> str:
@@ -133,7 +133,7 @@ def state_in_words(snapshot: RankSnapshot) -> str:
         return "alive"
     if snapshot.process == "left":
         return f"alive, its world {_ENDS.get(state, 'ended')}"
-    if snapshot.process in ("stopped", "unknown"):
+    if snapshot.process in ("stopped", "replaced", "unknown"):
         return snapshot.process
     return _ENDS.get(state, "dead")
 

@@ -23,6 +23,7 @@ class RingHeader:
         wall_ns, monotonic_ns: both clocks at the opening.
         state: 0 while it runs, 1 after a clean end, 2 after a failure.
         signal: by which it has said that it ends; 0 is none. SIGKILL leaves no time to say so.
+        image: of the program that it ran (:func:`~comm_utils.process_state.process_image`); 0 is unknown.
     """
 
     rank: int
@@ -38,6 +39,12 @@ class RingHeader:
     job: str = ""
     python: str = ""
     program: str = ""
+    image: int = 0
+
+    @property
+    def process(self) -> tuple[int, int, int]:
+        """Return the process, as :func:`~comm_utils.process_state.process_state` takes it."""
+        return self.pid, self.started, self.image
 
     def wall_s(self, monotonic_ns: int) -> float:
         """Return the time of day, in seconds since 1970, of a time by the monotonic clock."""

@@ -146,7 +146,7 @@ def remove_rings_of(pids: Collection[int]) -> None:
     with suppress(OSError):
         for ring in rings_in(default_directory()):
             with suppress(OSError):
-                if _writer(ring)[0] in pids:
+                if _writer(ring)[0][0] in pids:
                     remove_ring(ring)
 
 
@@ -156,8 +156,8 @@ def _is_in_use(ring: Path, identity: str) -> bool:
     A process of another container or host that uses the same folder cannot be seen, but its watch looks around all the
     time.
     """
-    pid, started, looked_s = _writer(ring)
-    if pid <= 0 or is_alive(pid, started):
+    (pid, *which), looked_s = _writer(ring)
+    if pid <= 0 or is_alive(pid, *which):
         return pid > 0
     return abs(time.time() - looked_s) < _RECENT_S and not _has(ring, identity)
 
@@ -167,8 +167,8 @@ def _has(ring: Path, identity: str) -> bool:
         return memory.find(identity.encode()) >= 0
 
 
-def _writer(ring: Path) -> tuple[int, int, float]:
-    """Return the pid of a ring's process, when it began, and when its watch last looked, as a time of day in seconds.
+def _writer(ring: Path) -> tuple[tuple[int, int, int], float]:
+    """Return pid, start and image of a ring's process, and when its watch last looked, as a time of day in seconds.
 
     All are 0 where the file does not say.
 
@@ -178,7 +178,7 @@ def _writer(ring: Path) -> tuple[int, int, float]:
     with open(open_regular(ring), "rb") as file:
         head = file.read(HEADER_BYTES)
     if len(head) < HEADER_BYTES or not head.startswith(MAGIC):
-        return 0, 0, 0.0
-    _, _, _, _, pid, _, started, wall_ns, monotonic_ns, *_ = HEADER.unpack_from(head)
+        return (0, 0, 0), 0.0
+    _, _, _, _, pid, image, started, wall_ns, monotonic_ns, *_ = HEADER.unpack_from(head)
     (looked_ns,) = _WORD.unpack_from(head, WORDS["looked_at"])
-    return int(pid), int(started), (wall_ns + looked_ns - monotonic_ns) / 1e9 if looked_ns else 0.0
+    return (pid, started, image), (wall_ns + looked_ns - monotonic_ns) / 1e9 if looked_ns else 0.0

@@ -66,8 +66,8 @@ __all__ = [
 MAGIC = b"COMMFR01"
 HEADER_BYTES = 4096
 
-#: magic; records in a lane; rank, world size, pid, 0; start of the process in clock ticks since boot; wall clock and
-#: monotonic clock in nanoseconds at the opening; offsets of splits, entries and stack, and the file's size.
+#: magic; records in a lane; rank, world size, pid, image of the process; its start in clock ticks since boot; wall
+#: clock and monotonic clock in nanoseconds at the opening; offsets of splits, entries and stack, and the file's size.
 HEADER = struct.Struct("<8s Q 4I Q 2Q 4Q")
 #: Of each lane in the header: its number of records so far; ticks and nanoseconds at the opening; nanoseconds a tick.
 CLOCK = struct.Struct("<Q Q Q d")

@@ -27,7 +27,7 @@ from comm_utils.flight_recorder.layout import (
     EntryType,
 )
 from comm_utils.log import logger
-from comm_utils.process_state import start_time
+from comm_utils.process_state import process_image, start_time
 
 __all__ = ["RingMemory", "ring_bytes"]
 
@@ -96,7 +96,7 @@ class RingMemory:
         self._warns = recorded
         now = time.perf_counter_ns()
         places = self._splits_at, self._entries_at, self._stack_at, size
-        own = rank, world_size, os.getpid(), 0, start_time()
+        own = rank, world_size, os.getpid(), process_image(), start_time()
         for offset in LANE_OFFSETS:
             CLOCK.pack_into(self.memory, offset, 0, now, now, 1.0)
         self.words[WORDS["recorded"] // 8] = int(recorded)

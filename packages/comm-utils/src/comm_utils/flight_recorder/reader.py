@@ -114,8 +114,8 @@ class RingReader:
         size = len(memory)
         if size < HEADER_BYTES or bytes(memory[: len(MAGIC)]) != MAGIC:
             raise RingError("not a ring of a flight recorder, or of another version")
-        (_, records, rank, world, pid, _, started, wall, monotonic, splits, entries, stack, end) = HEADER.unpack_from(
-            memory, 0
+        (_, records, rank, world, pid, image, started, wall, monotonic, splits, entries, stack, end) = (
+            HEADER.unpack_from(memory, 0)
         )
         if not (0 < records <= LARGEST_RECORDS and records & (records - 1) == 0 and 0 < world <= _LARGEST_WORLD):
             raise RingError(f"damaged: {records} records, {world} ranks")
@@ -128,7 +128,7 @@ class RingReader:
         ):
             raise RingError("damaged: its parts do not fit into it")
         self.records = records
-        self.header = RingHeader(rank, world, pid, started, wall, monotonic)
+        self.header = RingHeader(rank, world, pid, started, wall, monotonic, image=image)
         self._splits_at, self._split_words = splits, (entries - splits) // 8
         self._entries_at, self._entry_bytes = entries, stack - entries
         self._stack_at, self._stack_bytes = stack, end - stack - STACK_HEAD.size

@@ -14,7 +14,7 @@ from comm_utils.flight_recorder.layout import IN_BACKGROUND, LANES, ON_DEVICE
 from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, packed_ranks, unpacked_ranks
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.scanning import open_numbers
-from comm_utils.process_state import process_state
+from comm_utils.process_state import GONE, process_state
 
 __all__ = ["RECENT", "RankSnapshot", "decode_snapshot", "encode_snapshot", "take_snapshot"]
 
@@ -35,8 +35,8 @@ class RankSnapshot:
     """The state of one rank.
 
     Attributes:
-        process: ``"running"``, ``"stopped"``, ``"ended"``, ``"left"`` (it runs, and has ended communication) or
-            ``"unknown"``.
+        process: ``"running"``, ``"stopped"``, ``"ended"``, ``"replaced"`` (by another program), ``"left"`` (it runs,
+            and has ended communication) or ``"unknown"``.
         calls: its latest ones, in the order of their beginnings.
         stack: where it was in Python, if it was written down.
         taken_ns: when, by the monotonic clock of its host.
@@ -64,12 +64,12 @@ class RankSnapshot:
     @property
     def is_lost(self) -> bool:
         """Return whether its process has ended and did not say that it was to, nor was asked to by a signal."""
-        return self.process == "ended" and self.header.state == 0 and not self.header.signal
+        return self.process in GONE and self.header.state == 0 and not self.header.signal
 
     @property
     def is_gone(self) -> bool:
         """Return whether it makes no call any more."""
-        return self.process in ("ended", "left")
+        return self.process in GONE or self.process == "left"
 
     @property
     def end(self) -> str:
@@ -81,6 +81,8 @@ class RankSnapshot:
             because = f" by {_signal_name(self.header.signal)}"
         else:
             because = ""
+        if self.process == "replaced":
+            return f"has replaced its program (exec){because}"
         has_ended = self.process == "ended" or self.header.signal
         word = "has ended" if has_ended else "has left the world or is ending"
         return f"{word}{because}"
@@ -136,7 +138,7 @@ def take_snapshot(reader: RingReader, is_local: bool = True, recent: int = RECEN
     calls += [call for call in earlier if (call.lane, call.number) not in known]
     calls.sort(key=lambda call: call.begin_ns)
     header = reader.header
-    process = process_state(header.pid, header.started) if is_local else "unknown"
+    process = process_state(*header.process) if is_local else "unknown"
     if header.state in (1, 2) and process != "ended":
         process = "left"
     taken = time.perf_counter_ns()

@@ -83,13 +83,13 @@ class LocalRanks:
         """Return the state of a rank's process.
 
         Returns:
-            ``"running"``, ``"stopped"``, ``"ended"``, ``"left"`` (it runs, and has ended communication) or
-            ``"unknown"``.
+            ``"running"``, ``"stopped"``, ``"ended"``, ``"replaced"`` (by another program), ``"left"`` (it runs, and has
+            ended communication) or ``"unknown"``.
         """
         reader = self.readers.get(rank)
         if reader is None:
             return "unknown"
-        state = process_state(reader.header.pid, reader.header.started)
+        state = process_state(*reader.header.process)
         return "left" if state != "ended" and reader.word("state") in (1, 2) else state
 
     def await_listing(self, since_ns: int, limit_s: float) -> None:

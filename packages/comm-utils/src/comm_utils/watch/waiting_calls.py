@@ -12,6 +12,7 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKind, diagnose_group
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.log import logger
+from comm_utils.process_state import GONE
 from comm_utils.watch.absence import NOBODY, describe_missing
 from comm_utils.watch.explanation import addressed, cause_of_others
 from comm_utils.watch.settings import WatchSettings
@@ -68,7 +69,7 @@ class WaitingCalls:
             return
         view = self._view
         others = [rank for rank in group.ranks if rank != view.rank and call.peer in (rank, -1)]
-        ended = [rank for rank in others if view.local.state_of(rank) in ("ended", "left")]
+        ended = [rank for rank in others if view.local.state_of(rank) in {*GONE, "left"}]
         if call.is_message and len(ended) < len(others):
             ended = []  # one that lives may still send
         if ended and group.name not in self._broken:

@@ -35,6 +35,7 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
+from comm_utils.process_state import GONE
 from comm_utils.watch.absence import describe_absent, describe_missing, find_unfinished
 from comm_utils.watch.call_comparison import CallComparison
 from comm_utils.watch.causes import find_cause
@@ -309,7 +310,7 @@ class Watch:
             self._waiting_calls,
             lambda call, age_s, name: warn_of_wait(view, call, age_s, f"{name} came while "),
             self._interrupt,
-            lambda call: any(view.local.state_of(rank) == "ended" for rank in call.group.ranks if rank != view.rank),
+            lambda call: any(view.local.state_of(rank) in GONE for rank in call.group.ranks if rank != view.rank),
             main_thread_place,
         )
         has_warned, first = False, iter(_FIRST_LOOKS_S)
