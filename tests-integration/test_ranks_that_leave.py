@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,7 +120,6 @@ def test_a_rank_that_ends_right_after_the_start_is_named_with_its_process(backen
         assert "not seen from here" not in outcomes[rank].message
 
 
-def differs_without_another_call(ending: str) -> list[str]:
 def replaces_its_program(backend: str) -> None:
     dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
     dist.all_reduce(torch.ones(10))
@@ -140,6 +140,7 @@ def test_a_rank_that_replaces_its_program_is_named_while_that_runs(
         assert "has replaced its program (exec) after all_reduce(10 elements" in outcomes[rank].message
 
 
+def differs_without_another_call(ending: str) -> list[str]:
     """Return the errors in this rank's log."""
     logged: list[str] = []
     has_come = threading.Event()
@@ -277,3 +278,40 @@ def test_a_rank_that_was_interrupted_notes_it_and_refuses_further_calls(call: st
     assert second.startswith("BrokenGroupError")
     assert "rank 1 was interrupted (SIGINT)" in second
     assert any("rank 1 was interrupted (SIGINT)" in text for text in noted), noted
+
+
+def await_files(folder: str, names: str) -> bool:
+    """Return whether ranks have made their files, for which it waits."""
+    end = time.monotonic() + 2 * TIMEOUT_S
+    while not all((Path(folder) / name).exists() for name in names):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def waits_for_the_peer_of_an_interrupted_rank(folder: str) -> str:
+    """Rank 1 is interrupted while it and rank 0 wait for rank 2, which comes when rank 0 has an error."""
+    dist.init_distributed("gloo", timeout=10 * TIMEOUT_S, verbose=False)
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor)
+    rank, found = dist.get_rank(), ""
+    if rank == 1:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    if rank == 2 and not await_files(folder, "0"):
+        return "rank 0 waits all the time"
+    try:
+        dist.all_reduce(tensor)
+    except (KeyboardInterrupt, CommError) as error:
+        found = f"{type(error).__name__}: {error}"
+    (Path(folder) / str(rank)).touch()
+    await_files(folder, "012")
+    return found
+
+
+def test_a_rank_that_was_interrupted_is_named_while_others_wait_for_its_peer(tmp_path: Path) -> None:
+    found = run_ranks(waits_for_the_peer_of_an_interrupted_rank, 3, str(tmp_path), timeout_s=4 * TIMEOUT_S)
+    assert found[1].startswith("KeyboardInterrupt")
+    for text in (found[0], found[2]):
+        assert text.startswith("PeerLostError"), found
+        assert "rank 1 was interrupted (SIGINT) in " in text, found

@@ -40,10 +40,13 @@ class WaitingCalls:
 
     Args:
         broken: the groups that are in trouble already.
+        failing: the groups in which another rank has raised.
     """
 
-    def __init__(self, view: WorldView, broken: Container[str], settings: WatchSettings) -> None:
-        self._view, self._broken, self._settings = view, broken, settings
+    def __init__(
+        self, view: WorldView, broken: Container[str], settings: WatchSettings, failing: Container[str] = frozenset()
+    ) -> None:
+        self._view, self._broken, self._settings, self._failing = view, broken, settings, failing
         self._warned: set[tuple[int, int]] = set()
         self._looks: dict[tuple[int, int], float] = {}
         self._missed_at: dict[str, float] = {}
@@ -57,7 +60,7 @@ class WaitingCalls:
         if not calls:
             self._missed_at.clear()
         keys = {(call.lane, call.number) for call in calls}
-        self._looks = {key: due_s for key, due_s in self._looks.items() if key in keys}
+        self._looks = {key: age_s for key, age_s in self._looks.items() if key in keys}
         snapshots = cache(self._view.snapshots)
         for call in calls:
             yield from self._look_at(call, snapshots)
@@ -88,7 +91,8 @@ class WaitingCalls:
         """
         group = call.group
         for rank in group.ranks:
-            trouble = None if call.is_message or rank not in known else _has_given_up(known[rank], call)
+            is_other = rank in known and rank != self._view.rank
+            trouble = _has_given_up(known[rank], call) if is_other and not call.is_message else None
             if trouble is not None:
                 yield group.name, addressed(self._view.rank, trouble)
                 return
@@ -111,11 +115,17 @@ class WaitingCalls:
                     return
 
     def _next_look_s(self, call: Call) -> float:
-        """Return the age at which a call that goes on is looked at again, the more seldom the older it is."""
-        key = call.lane, call.number
-        due_s = self._looks.get(key, _FIRST_LOOK_S)
-        if (time.perf_counter_ns() - call.begin_ns) / 1e9 >= due_s:
-            self._looks[key] = due_s + max(_NEXT_LOOK_S, due_s / 4)
+        """Return the age at which a call that goes on is looked at again.
+
+        The older it is, the more seldom it is, unless another rank has raised in its group.
+        """
+        key, age_s = (call.lane, call.number), (time.perf_counter_ns() - call.begin_ns) / 1e9
+        looked_s = self._looks.get(key)
+        due_s = _FIRST_LOOK_S
+        if looked_s is not None:
+            due_s = looked_s + max(_NEXT_LOOK_S, 0.0 if call.group.name in self._failing else looked_s / 4)
+        if age_s >= due_s:
+            self._looks[key] = age_s
         return due_s
 
     def _missed(self, group: RingGroup, ended: Sequence[int], snapshots: _Snapshots) -> Iterator[tuple[str, Trouble]]:
@@ -135,13 +145,18 @@ class WaitingCalls:
 
 
 def _has_given_up(one: RankSnapshot, call: Call) -> Trouble | None:
-    """Return why a rank makes no call on a group any more; None where it does, or has made this one."""
+    """Return why a rank does nothing more for a call on a group; None where it does, or what it sent may still come."""
     group = call.group
-    if any(other.in_series >= call.in_series for other in one.collectives(group.name)):
+    begun = [other for other in one.collectives(group.name) if other.in_series >= call.in_series]
+    if any(not (other.is_open or other.failed) for other in begun):
         return None
+    first_ns = min((other.begin_ns for other in begun), default=0)
+    last_ns = one.taken_ns - int(_GRACE_S * 1e9) if begun else one.taken_ns
     for failure in one.failures:
         kind = error_class(failure.error)
-        if failure.group == group.name and failure.text and kind is not None:
+        if failure.group != group.name or not first_ns <= failure.at_ns <= last_ns:
+            continue
+        if failure.text and kind is not None:
             return Trouble(kind, failure.text, failure.ranks)
     return None
 

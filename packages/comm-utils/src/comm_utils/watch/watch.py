@@ -127,7 +127,7 @@ class Watch:
             return
         self._looks = _Looks(
             OpenCalls(own),
-            WaitingCalls(view, self._troubles, self.settings),
+            WaitingCalls(view, self._troubles, self.settings, self._failures_elsewhere),
             CallComparison(view, own, self._troubles, self._unraised.raised),
             MessageComparison(view, own, self._troubles),
         )
