@@ -315,3 +315,33 @@ def test_a_rank_that_was_interrupted_is_named_while_others_wait_for_its_peer(tmp
     for text in (found[0], found[2]):
         assert text.startswith("PeerLostError"), found
         assert "rank 1 was interrupted (SIGINT) in " in text, found
+
+
+def is_interrupted_in_new_group(backend: str, folder: str) -> tuple[str, float]:
+    """Rank 1 is interrupted in new_group() before rank 2 comes; return the error, and a sum on the group made then."""
+    dist.init_distributed(backend, timeout=TIMEOUT_S, verbose=False)
+    dist.barrier()
+    rank, found = dist.get_rank(), ""
+    if rank == 1:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    if rank == 2:
+        await_files(folder, "1")
+    try:
+        dist.new_group([0, 1, 2])
+    except (KeyboardInterrupt, CommError) as error:
+        found = f"{type(error).__name__}: {error}"
+    (Path(folder) / str(rank)).touch()
+    await_files(folder, "012")
+    tensor = torch.ones(10)
+    dist.all_reduce(tensor, group=dist.new_group([0, 1, 2]))
+    return found, float(tensor[0])
+
+
+@BACKENDS
+def test_a_rank_that_was_interrupted_in_new_group_is_named_and_may_make_it_again(tmp_path: Path, backend: str) -> None:
+    found = run_ranks(is_interrupted_in_new_group, 3, backend, str(tmp_path), timeout_s=4 * TIMEOUT_S)
+    assert found[1][0].startswith("KeyboardInterrupt")
+    for text in (found[0][0], found[2][0]):
+        assert text.startswith("PeerLostError"), found
+        assert "rank 1 was interrupted in new_group" in text, found
+    assert [one for _, one in found] == [3.0] * 3

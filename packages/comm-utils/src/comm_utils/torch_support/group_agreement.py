@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
 
 from torch.distributed import Store
 
-from comm_utils.errors import BackendUnavailableError, CommTimeoutError
+from comm_utils.errors import BackendUnavailableError, CommTimeoutError, PeerLostError
 from comm_utils.group_names import listed
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.connecting import Connecting, Place, spans_hosts
@@ -21,7 +21,8 @@ __all__ = ["agree", "make_with_gloo"]
 
 T = TypeVar("T")
 
-_READY = "ready "
+# What a rank says first: it can go on; it could, and has left since.
+_READY, _LEFT = "ready ", "left "
 # What a rank gives as a reason, in a store in which others may write as well.
 _MOST_REASON_BYTES = 1000
 
@@ -48,6 +49,7 @@ def agree(
     Raises:
         BackendUnavailableError: a member cannot go on; the same on every one.
         CommTimeoutError: members did not come in time; names them.
+        PeerLostError: a member has left before all had come.
         PeerLostError, CollectiveMismatchError: the watch has found that members do not come.
     """
     own = Place() if place is None else place
@@ -58,28 +60,41 @@ def agree(
         raise refusal
     ranks = wait.group.ranks
     keys = {one: f"{key}/{one}" for one in ranks}
-    if not wait.until(store, list(keys.values()), limit.total_seconds()):
-        missing = [one for one in ranks if not store.check([keys[one]])]
-        if missing:
-            doing = WATCH.absent(missing, wait.call)
-            advice = (
-                "check that their processes run, and what they printed"
-                if wait.is_alone
-                else f"all of them have to call {wait.call}, and as often with these ranks"
-            )
-            raise CommTimeoutError(
-                f"{wait.call} on rank {rank}: not every rank of {listed(ranks)} came to make the group: "
-                f"{listed(missing)} did not within {limit.total_seconds():g} s{f' ({doing})' if doing else ''}; "
-                f"{advice}"
-            )
+    try:
+        _await_members(store, keys, wait, rank, limit)
+    except BaseException as error:  # also Ctrl-C: those that come later are not to connect with this rank
+        what = "was interrupted" if isinstance(error, KeyboardInterrupt) else f"gave up with {type(error).__name__}"
+        with suppress(RuntimeError):
+            store.set(keys[rank], f"{_LEFT}rank {rank} {what} in {wait.call} before all had come")
+        raise
     places = {}
     for one, value in zip(ranks, values_of(store, list(keys.values())), strict=True):
         said = value[:_MOST_REASON_BYTES].decode(errors="replace")
+        if said.startswith(_LEFT):
+            raise PeerLostError(f"{wait.call} on rank {rank}: {said.removeprefix(_LEFT)}")
         if not said.startswith(_READY):
             raise BackendUnavailableError(f"{said} [reported by rank {one}; rank {rank} could go on]")
         places[one] = Place.decoded(said.removeprefix(_READY))
     delete_read_keys(store, list(keys.values()), f"{key}/read", len(ranks))
     return places
+
+
+def _await_members(store: Store, keys: Mapping[int, str], wait: StoreWait, rank: int, limit: timedelta) -> None:
+    """Wait until all members have come, whose keys are ``keys``; raises as :func:`agree` does."""
+    if wait.until(store, list(keys.values()), limit.total_seconds()):
+        return
+    missing = [one for one, key in keys.items() if not store.check([key])]
+    if missing:
+        doing = WATCH.absent(missing, wait.call)
+        advice = (
+            "check that their processes run, and what they printed"
+            if wait.is_alone
+            else f"all of them have to call {wait.call}, and as often with these ranks"
+        )
+        raise CommTimeoutError(
+            f"{wait.call} on rank {rank}: not every rank of {listed(wait.group.ranks)} came to make the group: "
+            f"{listed(missing)} did not within {limit.total_seconds():g} s{f' ({doing})' if doing else ''}; {advice}"
+        )
 
 
 def make_with_gloo(
