@@ -6,27 +6,35 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from comm_utils.errors import CommTimeoutError
 from comm_utils.flight_recorder import RECORDER, FlightRecorderSettings
-from comm_utils.flight_recorder.calls import RingHeader
+from comm_utils.flight_recorder.calls import Call, RingGroup, RingHeader
 from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.testing.ring import Ring
 from comm_utils.watch import Watch, remote_observer, remote_ranks
+from comm_utils.watch.causes import find_cause
 from comm_utils.watch.remote_ranks import RemoteRanks, decode_answer, encode_answer
+from comm_utils.watch.trouble import Trouble
+from comm_utils.watch.world_view import WorldView
 
 
 class Box:
     """A store in this process.
 
     Attributes:
+        gets: so many values were asked for.
         error: what every call raises.
         answers: calls wait until it is set.
     """
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
+        self.gets = 0
         self.counters: dict[str, int] = {}
         self.error: Exception | None = None
         self.answers = threading.Event()
@@ -45,6 +53,7 @@ class Box:
 
     def get(self, key: str) -> bytes | None:
         self._use()
+        self.gets += 1
         return self.values.get(key)
 
     def add(self, key: str, amount: int) -> int:
@@ -128,6 +137,24 @@ def test_a_rank_answers_while_it_asks(box: Box) -> None:
     asking.start()
     assert _ranks(box, 1).ask([0], 1.5) == {0: _snapshot(0)}
     asking.join()
+
+
+def test_a_cause_in_a_large_group_takes_a_bounded_number_of_questions(box: Box) -> None:
+    """Rank 77 of 100, each on a host of its own, does not come; all others fail at once."""
+    group = RingGroup("world", tuple(range(100)))
+    call = Call(0, 1, 1, 0, False, group, "all_reduce", "all_reduce", "float32", "sum", -1, -1, 0, 4, 1, 1)
+    states = {rank: replace(_snapshot(rank), calls=() if rank == 77 else (call,)) for rank in group.ranks}
+    for rank, one in states.items():
+        box.values[f"comm-flight/state/{rank}"] = encode_answer(1000, one)
+    said = Trouble(CommTimeoutError, "another rank gave up earlier: rank 77")
+    for rank in set(group.ranks) - {77}:
+        ring = Ring(rank, world_size=100)
+        ring.begin()
+        view = WorldView(rank, 100, ring.reader, connect=lambda: box)
+        found = find_cause(view, {}, {"world": said}, group, timed_out=True)
+        assert found is not None
+        assert "rank 77" in found.text
+    assert box.gets <= 10 * len(group.ranks)
 
 
 def test_answers_replace_each_other_in_the_store(box: Box) -> None:

@@ -26,20 +26,29 @@ __all__ = ["find_cause"]
 
 # How long a call that failed looks for the cause, and with a weak one after a timeout.
 _LOOK_S, _SHORT_LOOK_S = 0.9, 0.2
+# How long it takes until all hear what a few ranks of a large group have found.
+_HEAR_S = 2.5
 # How long the others may be about to make the call in which ranks differ.
 _COMPLETE_S = 0.3
 
 
-def find_cause(view: WorldView, broken: Mapping[str, Trouble], group: RingGroup, timed_out: bool) -> Trouble | None:
+def find_cause(
+    view: WorldView,
+    broken: Mapping[str, Trouble],
+    failing: Mapping[str, Trouble],
+    group: RingGroup,
+    timed_out: bool,
+) -> Trouble | None:
     """Return the cause of a failed call, as this rank is to raise it; None where nothing is found in a second.
 
     Args:
         broken: the groups that are in trouble; the watch's thread adds to them.
+        failing: the groups in which other ranks have raised, and why; likewise.
         timed_out: the call ran into its timeout; otherwise its connections were closed, and why may only now become
             visible, such as the end of a process.
     """
     was_known = group.name in broken
-    found = _look_for_cause(view, broken, group, timed_out)
+    found = _look_for_cause(view, broken, failing, group, timed_out)
     if found is None:
         return None
     if timed_out and not was_known and IN_DIFFERENT_ORDERS in found.text:
@@ -49,7 +58,11 @@ def find_cause(view: WorldView, broken: Mapping[str, Trouble], group: RingGroup,
 
 
 def _look_for_cause(
-    view: WorldView, broken: Mapping[str, Trouble], group: RingGroup, timed_out: bool
+    view: WorldView,
+    broken: Mapping[str, Trouble],
+    failing: Mapping[str, Trouble],
+    group: RingGroup,
+    timed_out: bool,
 ) -> Trouble | None:
     begin = time.monotonic()
     end = begin + _LOOK_S
@@ -88,6 +101,8 @@ def _look_for_cause(
                 break
         unseen = [rank for rank in group.ranks if rank not in known]
         if unseen and not asked:
+            if view.remote.leaves_asking_to_others(group.name, len(unseen), max(0.1, end - time.monotonic())):
+                return _heard(broken, failing, group.name, begin + _HEAR_S) or weak
             asked = view.ask(unseen, max(0.1, end - time.monotonic()), lambda: group.name in broken)
             if asked or group.name in broken:
                 weak = None  # what was not seen then is seen now
@@ -96,3 +111,10 @@ def _look_for_cause(
             break
         time.sleep(0.02)
     return weak
+
+
+def _heard(broken: Mapping[str, Trouble], failing: Mapping[str, Trouble], group: str, end: float) -> Trouble | None:
+    """Return what another rank finds about a group, once this one hears of it; None where it does not in time."""
+    while group not in broken and group not in failing and time.monotonic() < end:
+        time.sleep(0.05)
+    return broken.get(group) or failing.get(group)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
 
 from comm_utils import json_files, threads
@@ -26,6 +27,8 @@ _LARGEST_BYTES = 1 << 20
 _MOST_NOTICES = 100
 # So many ranks tell of the same error in a group, as one may end before it has: its other members say the same.
 _MOST_TELLERS = 3
+# So many ranks of a large group ask why it failed: each asks all others, and what they find reaches all.
+_MOST_ASKERS, _LARGE = 8, 64
 # After an error, the store is tried again so much later, twice as late each time.
 _FIRST_RETRY_S, _LAST_RETRY_S = 1.0, 30.0
 # The end of a world does not wait longer for a store that does not answer.
@@ -158,6 +161,19 @@ class RemoteRanks:
         found: dict[int, RankSnapshot] = {}  # with what has come, when the time is over
         _within(limit_s, "comm-watch-ask", lambda: self._ask(found, ranks, limit_s, meanwhile))
         return dict(found)
+
+    def leaves_asking_to_others(self, group: str, asked: int, limit_s: float) -> bool:
+        """Return whether enough ranks ask already why a group failed, which tell the others what they find.
+
+        Args:
+            asked: so many ranks this one would ask.
+            limit_s: for the store to answer.
+        """
+        askers: list[int | None] = []
+        if asked > _LARGE:
+            count = partial(self._with_store, lambda box: box.add(f"{_PREFIX}/askers/{group}", 1))
+            _within(limit_s, "comm-watch-ask", lambda: askers.append(count()))
+        return any(one is not None and one > _MOST_ASKERS for one in askers)
 
     # --- what has to reach all ranks
 

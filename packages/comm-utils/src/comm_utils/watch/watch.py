@@ -230,7 +230,7 @@ class Watch:
                 visible, such as the end of a process.
         """
         try:
-            return find_cause(self._view, self._troubles, group, timed_out)
+            return find_cause(self._view, self._troubles, self._failures_elsewhere, group, timed_out)
         except Exception as error:  # the failure itself is the one to report
             logger.warning("the cause of a failed call could not be looked for: %s: %s", type(error).__name__, error)
             return None
