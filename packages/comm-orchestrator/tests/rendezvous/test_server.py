@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -41,6 +44,21 @@ def test_a_port_in_use_names_its_owner() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(server.PortInUseError, match=f"port {port} of 127.0.0.1 is in use by pid {os.getpid()}, "):
             server.listen("127.0.0.1", port, alone=True)
+
+
+def test_a_loopback_interface_that_is_down_is_named_at_once() -> None:
+    """In a network of its own, whose only interface is down; a store would try until its timeout of a day."""
+    alone = ["unshare", "--net"]
+    if not shutil.which("unshare") or subprocess.run([*alone, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let this user make a network namespace")
+    program = (
+        "from datetime import timedelta; from comm_orchestrator.rendezvous import server; "
+        "server.serve(server.listen('127.0.0.1', 0, alone=True), timedelta(days=1))"
+    )
+    command = [*alone, sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60 * patience())
+    assert "LaunchError: rank 0 listens at 127.0.0.1:" in ended.stderr
+    assert "(ip link set lo up)" in ended.stderr
 
 
 def test_a_store_on_the_listener_and_its_clients() -> None:

@@ -21,6 +21,8 @@ from comm_utils.errors import LaunchError
 __all__ = ["PortInUseError", "listen", "serve", "serve_again", "who_listens"]
 
 _NAMES_S = 2.0
+# The kernel completes a connection of a host to itself in microseconds.
+_TO_ITSELF_S = 5.0
 # The inodes of listening sockets that stores have taken over, by descriptor. A store closes its own at its end, after
 # which the descriptor is something else.
 _listeners: dict[int, int] = {}
@@ -124,9 +126,22 @@ def _own_address(host: str, alone: bool) -> str | None:
 
 
 def serve(listener: socket.socket, timeout: timedelta) -> TCPStore:
-    """Return a store on ``listener``, which it takes over."""
+    """Return a store on ``listener``, which it takes over.
+
+    Raises:
+        LaunchError: this host cannot connect to itself, as where its loopback interface is down.
+    """
     host, port = listener.getsockname()[:2]
     local = {"0.0.0.0": "127.0.0.1", "::": "localhost"}.get(host, host)
+    try:  # torch's client would try again until the timeout
+        socket.create_connection((local, port), timeout=_TO_ITSELF_S).close()
+    except OSError as error:
+        listener.close()
+        raise LaunchError(
+            f"rank 0 listens at {local}:{port}, and its own connection to it fails: {error.strerror or error}; bring "
+            f"up the loopback interface of {socket.gethostname()} (ip link set lo up), and let its firewall pass what "
+            "it sends to itself"
+        ) from error
     descriptor = listener.detach()
     _listeners[descriptor] = os.fstat(descriptor).st_ino
     return _server(local, port, timeout, descriptor)
