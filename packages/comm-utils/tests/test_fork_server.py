@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,3 +45,17 @@ def test_a_module_that_is_missing_is_named() -> None:
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False).stderr
     assert "preload() cannot import no_such_module" in said
     assert "No module named 'no_such_module'" in said
+
+
+def test_garbage_is_collected_in_ranks_and_not_during_imports(tmp_path: Path) -> None:
+    module = "import gc\ncollecting = gc.isenabled()\ndef found():\n    return collecting, gc.isenabled()\n"
+    (tmp_path / "asks_at_import.py").write_text(module)
+    program = (
+        "from comm_utils.testing import preload, run_ranks\npreload('asks_at_import')\n"
+        "print(run_ranks('asks_at_import:found', 1))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout == "[(False, True)]\n", done.stderr
