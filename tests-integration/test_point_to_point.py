@@ -332,7 +332,7 @@ def test_a_message_to_a_rank_that_ends_is_said_to_be_lost(rank_environment: dict
 
 
 def run_peers_of_messages() -> None:
-    """As of torch's own class, both names of the other rank are there, whichever was given."""
+    """As of torch's own class, the group and both names of the other rank are there, whichever was given."""
     rank = dist.get_rank()
     group = dist.new_group([2, 1])
     tensor = torch.ones(2)
@@ -349,6 +349,8 @@ def run_peers_of_messages() -> None:
         (work,) = dist.batch_isend_irecv([moved])
         work.wait()
         assert moved.tensor.tolist() == [1.0, 1.0]
+    for module in (dist, c10d):
+        assert module.P2POp(c10d.isend, tensor, 0).group is c10d.GroupMember.WORLD
     with pytest.raises(ValueError, match=r"^batch_isend_irecv: got both peer=1 and group_peer=1"):
         dist.batch_isend_irecv([dist.P2POp(dist.isend, tensor, 1, group_peer=1)])
     dist.barrier()

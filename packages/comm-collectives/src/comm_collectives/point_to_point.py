@@ -308,7 +308,7 @@ class P2POp:
             raise ArgumentTypeError(f"P2POp: op: got {shown(op)}; expected isend or irecv")
         self.op = c10d.isend if kind == "isend" else c10d.irecv
         self.tensor = tensor
-        self.group = group
+        self._group = group
         self.tag = tag
         self._given = peer, group_peer
 
@@ -318,6 +318,15 @@ class P2POp:
         group = getattr(self.group, "group_name", self.group)
         tensor = f"{tuple(self.tensor.shape)} {self.tensor.dtype}" if isinstance(self.tensor, torch.Tensor) else "?"
         return f"P2POp({self.op.__name__}, {tensor}, {place}, group={group}, tag={self.tag})"
+
+    @property
+    def group(self) -> Group:
+        """Return the group, which is the world where none was given; None before the start."""
+        return c10d.GroupMember.WORLD if self._group is None else self._group
+
+    @group.setter
+    def group(self, group: Group) -> None:
+        self._group = group
 
     @property
     def peer(self) -> int | None:
