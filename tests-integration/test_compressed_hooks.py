@@ -16,11 +16,14 @@ from comm_collectives.hooks import (
     DataParallelOptions,
     GradientReduction,
     Handle,
+    partition,
     register_data_parallel_hooks,
     register_sharded_hooks,
+    unpartition,
     use_reduction,
     vocabulary_parallel_cross_entropy,
 )
+from comm_collectives.hooks.sparse_gradients import reduce_rows
 from comm_utils.errors import ArgumentError, CollectiveMismatchError
 from comm_utils.log import logger
 from comm_utils.testing import RankPool
@@ -87,6 +90,29 @@ def test_a_default_compression_leaves_losses_and_norms_alone(pools: Pools) -> No
     for losses, norms in pools(2).run(losses_and_norms):
         assert losses[0] == losses[1]
         assert norms[0] == norms[1]
+
+
+def gathered_as_they_are() -> list[bool]:
+    """Return whether parts of a tensor, and rows of a sparse gradient, are those of every rank to the last bit."""
+    whole = torch.linspace(0, 1, 50_000)
+    part = partition(whole)
+    assert part is not None
+    embedding = nn.Embedding(1000, 64, sparse=True)
+    rows = torch.linspace(0, 1, 64_000).view(1000, 64)
+    gradient = torch.sparse_coo_tensor(torch.arange(1000).unsqueeze(0), rows, (1000, 64))
+    dist.set_compression("int8")
+    try:
+        returned = unpartition(part, whole.shape)
+        (summed,) = reduce_rows([gradient], [embedding.weight], GradientReduction("sum"))
+    finally:
+        dist.set_compression(None)
+    assert returned is not None
+    assert summed is not None
+    return [torch.equal(returned, whole), torch.equal(summed.to_dense(), rows * dist.get_world_size())]
+
+
+def test_a_default_compression_leaves_parts_and_sparse_rows_alone(pools: Pools) -> None:
+    assert pools(2).run(gathered_as_they_are) == [[True, True]] * 2
 
 
 # --- error feedback

@@ -9,6 +9,7 @@ from torch import nn
 
 from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
+from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_world_size
 from comm_collectives.hooks.gradient_reduction import GradientReduction
 
@@ -37,7 +38,7 @@ def reduce_rows(
         gradients: sparse tensors with one sparse dimension, or dense ones; None where this rank has none. Ranks may
             have different numbers of rows.
         parameters: what the gradients are of, for their shapes, dtypes and devices.
-        reduction: rows travel as they are, whatever its compression.
+        reduction: rows travel as they are, whatever its compression or the group's default.
         group: this rank is a member; None is the world group.
 
     Returns:
@@ -88,5 +89,5 @@ def _gathered(
     all_values = values.new_empty(W, *values.shape)
     if most:
         all_gather_into_tensor(all_indices.view(-1), indices, group)
-        all_gather_into_tensor(all_values.view(-1), values.view(-1), group)
+        all_gather_into_tensor(all_values.view(-1), values.view(-1), group, compression=no_default(group))
     return all_indices, all_values

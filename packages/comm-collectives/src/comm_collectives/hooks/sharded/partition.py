@@ -10,6 +10,7 @@ import torch
 from comm_collectives.all_gather import all_gather_into_tensor
 from comm_collectives.annotations import Group
 from comm_collectives.arguments import check_numel, check_tensor, enter, integer
+from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.memory import contiguous_elements
 from comm_utils.errors import ArgumentError
@@ -69,6 +70,8 @@ def partition(tensor: torch.Tensor, group: Group = None) -> torch.Tensor | None:
 def unpartition(part: torch.Tensor, shape: int | Sequence[int], group: Group = None) -> torch.Tensor | None:
     """Return the tensor of which every rank has the part that :func:`partition` gave to it.
 
+    Parts travel as they are, whatever the default compression of ``group``.
+
     Args:
         part: ``(ceil(n / W),)``, any dtype and device, the same size on every rank; only read.
         shape: that of the whole, of n elements.
@@ -92,5 +95,5 @@ def unpartition(part: torch.Tensor, shape: int | Sequence[int], group: Group = N
     expected = -(-numel // world_size)
     check_numel("unpartition", "part", part, expected, f"{numel} elements of shape over {world_size} ranks, rounded up")
     whole = torch.empty(world_size * expected, dtype=part.dtype, device=part.device)
-    all_gather_into_tensor(whole, part, group)
+    all_gather_into_tensor(whole, part, group, compression=no_default(group))
     return whole[:numel].view(sizes)
