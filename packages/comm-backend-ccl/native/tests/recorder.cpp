@@ -107,14 +107,20 @@ Request meeting() {
 
 // One whose words all follow from it.
 Facts facts_of(uint64_t call) {
-    return {static_cast<uint32_t>(call * 7), call * 11, call, static_cast<int>(call % 50),
-            static_cast<int>(call % 99),     false};
+    return {static_cast<uint32_t>(call * 7),
+            call * 11,
+            call,
+            static_cast<int>(call % 50),
+            static_cast<int>(call % 99),
+            false,
+            static_cast<uint16_t>(call % 31)};
 }
 
 bool is_of(const Seen &seen, uint64_t call) {
     const Facts facts = facts_of(call);
     return seen.call == call && seen.kind == facts.kind && seen.elements == facts.elements &&
-           seen.root_and_tag == (static_cast<uint64_t>(facts.root + 1) | static_cast<uint64_t>(facts.tag) << 32);
+           seen.root_and_tag == (static_cast<uint64_t>(facts.root + 1) | static_cast<uint64_t>(facts.user_call) << 16 |
+                                 static_cast<uint64_t>(facts.tag) << 32);
 }
 
 }  // namespace

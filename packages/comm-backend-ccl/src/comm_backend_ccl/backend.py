@@ -118,8 +118,7 @@ class CclBackend(ProcessGroups):
 
     # --- collectives
 
-    def _finish(self, work: CclWork, name: str, outcome: Any, async_op: bool) -> Work | None:
-        work.name = self._call or name
+    def _finish(self, work: CclWork, outcome: Any, async_op: bool) -> Work | None:
         work.outcome = outcome
         if self._end is not None:
             work.end, work.limit_s = self._end, self._limit.total_seconds() if self._limit else 0.0
@@ -138,7 +137,9 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).all_reduce(tensor, op, group, async_op)
-        return self._finish(ours.all_reduce(tensor, parse_reduce_op(op), async_op), "all_reduce", tensor, async_op)
+        return self._finish(
+            ours.all_reduce(tensor, parse_reduce_op(op), async_op, self._call or "all_reduce"), tensor, async_op
+        )
 
     def reduce(
         self,
@@ -153,7 +154,9 @@ class CclBackend(ProcessGroups):
         if ours is None:
             return self._foreign(group).reduce(tensor, dst, op, group, async_op, group_dst)
         root = ours.position(dst, group_dst)
-        return self._finish(ours.reduce(tensor, root, parse_reduce_op(op), async_op), "reduce", tensor, async_op)
+        return self._finish(
+            ours.reduce(tensor, root, parse_reduce_op(op), async_op, self._call or "reduce"), tensor, async_op
+        )
 
     def broadcast(
         self,
@@ -167,7 +170,7 @@ class CclBackend(ProcessGroups):
         if ours is None:
             return self._foreign(group).broadcast(tensor, src, group, async_op, group_src)
         return self._finish(
-            ours.broadcast(tensor, ours.position(src, group_src), async_op), "broadcast", tensor, async_op
+            ours.broadcast(tensor, ours.position(src, group_src), async_op, self._call or "broadcast"), tensor, async_op
         )
 
     def all_gather(
@@ -180,7 +183,9 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).all_gather(tensor_list, tensor, group, async_op)
-        return self._finish(ours.all_gather_parts(tensor_list, tensor, async_op), "all_gather", tensor_list, async_op)
+        return self._finish(
+            ours.all_gather_parts(tensor_list, tensor, async_op, self._call or "all_gather"), tensor_list, async_op
+        )
 
     def all_gather_into_tensor(
         self,
@@ -192,8 +197,8 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).all_gather_into_tensor(output_tensor, input_tensor, group, async_op)
-        work = ours.all_gather(output_tensor, input_tensor, async_op)
-        return self._finish(work, "all_gather_into_tensor", output_tensor, async_op)
+        work = ours.all_gather(output_tensor, input_tensor, async_op, self._call or "all_gather_into_tensor")
+        return self._finish(work, output_tensor, async_op)
 
     def reduce_scatter_tensor(
         self,
@@ -206,8 +211,8 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).reduce_scatter_tensor(output, input, op, group, async_op)
-        work = ours.reduce_scatter(output, input, parse_reduce_op(op), async_op)
-        return self._finish(work, "reduce_scatter_tensor", output, async_op)
+        work = ours.reduce_scatter(output, input, parse_reduce_op(op), async_op, self._call or "reduce_scatter_tensor")
+        return self._finish(work, output, async_op)
 
     def all_to_all_single(
         self,
@@ -223,8 +228,10 @@ class CclBackend(ProcessGroups):
             return self._foreign(group).all_to_all_single(
                 output, input, output_split_sizes, input_split_sizes, group, async_op
             )
-        work = ours.all_to_all_rows(output, input, output_split_sizes, input_split_sizes, async_op)
-        return self._finish(work, "all_to_all_single", output, async_op)
+        work = ours.all_to_all_rows(
+            output, input, output_split_sizes, input_split_sizes, async_op, self._call or "all_to_all_single"
+        )
+        return self._finish(work, output, async_op)
 
     def gather(
         self,
@@ -239,8 +246,8 @@ class CclBackend(ProcessGroups):
         if ours is None:
             return self._foreign(group).gather(tensor, gather_list, dst, group, async_op, group_dst)
         root = ours.position(dst, group_dst)
-        work = ours.gather_parts(gather_list, tensor, root, async_op)
-        return self._finish(work, "gather", gather_list, async_op)
+        work = ours.gather_parts(gather_list, tensor, root, async_op, self._call or "gather")
+        return self._finish(work, gather_list, async_op)
 
     def scatter(
         self,
@@ -255,7 +262,9 @@ class CclBackend(ProcessGroups):
         if ours is None:
             return self._foreign(group).scatter(tensor, scatter_list, src, group, async_op, group_src)
         root = ours.position(src, group_src)
-        return self._finish(ours.scatter_parts(tensor, scatter_list, root, async_op), "scatter", tensor, async_op)
+        return self._finish(
+            ours.scatter_parts(tensor, scatter_list, root, async_op, self._call or "scatter"), tensor, async_op
+        )
 
     def barrier(
         self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: list[int] | None = None
@@ -263,7 +272,7 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).barrier(group, async_op, device_ids)
-        return self._finish(ours.barrier(async_op), "barrier", None, async_op)
+        return self._finish(ours.barrier(async_op, self._call or "barrier"), None, async_op)
 
     # --- point to point
 
@@ -279,7 +288,9 @@ class CclBackend(ProcessGroups):
         if ours is None:
             self._foreign(group).send(tensor, dst, group, tag, group_dst)
         else:
-            self._finish(ours.send(tensor, ours.position(dst, group_dst), tag=tag), "send", tensor, False)
+            self._finish(
+                ours.send(tensor, ours.position(dst, group_dst), tag=tag, name=self._call or "send"), tensor, False
+            )
 
     def recv(
         self,
@@ -292,8 +303,8 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).recv(tensor, src, group, tag, group_src)
-        work = ours.receive(tensor, _source(ours, src, group_src), tag=tag)
-        self._finish(work, "recv", tensor, False)
+        work = ours.receive(tensor, _source(ours, src, group_src), tag=tag, name=self._call or "recv")
+        self._finish(work, tensor, False)
         return ours.ranks[work.source_rank()]
 
     def isend(
@@ -307,7 +318,9 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).isend(tensor, dst, group, tag, group_dst)
-        work = self._finish(ours.send(tensor, ours.position(dst, group_dst), True, tag), "send", tensor, True)
+        work = self._finish(
+            ours.send(tensor, ours.position(dst, group_dst), True, tag, self._call or "send"), tensor, True
+        )
         assert work is not None
         return work
 
@@ -322,7 +335,9 @@ class CclBackend(ProcessGroups):
         ours = self._ours(group)
         if ours is None:
             return self._foreign(group).irecv(tensor, src, group, tag, group_src)
-        work = self._finish(ours.receive(tensor, _source(ours, src, group_src), True, tag), "recv", tensor, True)
+        work = self._finish(
+            ours.receive(tensor, _source(ours, src, group_src), True, tag, self._call or "recv"), tensor, True
+        )
         assert work is not None
         return work
 

@@ -32,6 +32,7 @@ class Call(NamedTuple):
         watched: it has to come to an end even if nobody waits for it.
         source_counts, target_counts: elements for each rank, of all_to_all_v.
         tag: of a message.
+        name: the user's call, for messages and records; "" is the operation.
     """
 
     operation: Operation
@@ -44,6 +45,7 @@ class Call(NamedTuple):
     source_counts: Sequence[int] = ()
     target_counts: Sequence[int] = ()
     tag: int = 0
+    name: str = ""
 
 
 class Communicator(Group):
@@ -127,7 +129,7 @@ class Communicator(Group):
     def _start(self, call: Call) -> CclWork:
         self.check()
         operation = call.operation
-        name = operation.name.lower()
+        name = call.name or operation.name.lower()
         handle: EngineHandle | None = None
         kept: tuple[torch.Tensor, ...] = ()
         note: Note | None = None
@@ -152,25 +154,31 @@ class Communicator(Group):
             work.peer = call.root
         return work
 
-    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp, watched: bool = False) -> CclWork:
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp, watched: bool = False, name: str = "") -> CclWork:
         """Reduce ``tensor`` in place."""
-        return self._start(Call(Operation.ALL_REDUCE, tensor, tensor, tensor.numel(), op, watched=watched))
+        return self._start(Call(Operation.ALL_REDUCE, tensor, tensor, tensor.numel(), op, watched=watched, name=name))
 
-    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp, watched: bool = False) -> CclWork:
+    def reduce(self, tensor: torch.Tensor, root: int, op: ReduceOp, watched: bool = False, name: str = "") -> CclWork:
         """Reduce into the tensor of ``root``; the others keep theirs."""
-        return self._start(Call(Operation.REDUCE, tensor, tensor, tensor.numel(), op, root, watched))
+        return self._start(Call(Operation.REDUCE, tensor, tensor, tensor.numel(), op, root, watched, name=name))
 
-    def broadcast(self, tensor: torch.Tensor, root: int, watched: bool = False) -> CclWork:
+    def broadcast(self, tensor: torch.Tensor, root: int, watched: bool = False, name: str = "") -> CclWork:
         """Overwrite ``tensor`` with that of ``root``."""
-        return self._start(Call(Operation.BROADCAST, tensor, tensor, tensor.numel(), root=root, watched=watched))
+        return self._start(
+            Call(Operation.BROADCAST, tensor, tensor, tensor.numel(), root=root, watched=watched, name=name)
+        )
 
-    def all_gather(self, output: torch.Tensor, input: torch.Tensor, watched: bool = False) -> CclWork:
+    def all_gather(self, output: torch.Tensor, input: torch.Tensor, watched: bool = False, name: str = "") -> CclWork:
         """Overwrite ``output``, of W times the size, with every rank's ``input``."""
-        return self._start(Call(Operation.ALL_GATHER, input, output, input.numel(), watched=watched))
+        return self._start(Call(Operation.ALL_GATHER, input, output, input.numel(), watched=watched, name=name))
 
-    def reduce_scatter(self, output: torch.Tensor, input: torch.Tensor, op: ReduceOp, watched: bool = False) -> CclWork:
+    def reduce_scatter(
+        self, output: torch.Tensor, input: torch.Tensor, op: ReduceOp, watched: bool = False, name: str = ""
+    ) -> CclWork:
         """Overwrite ``output`` with this rank's part of the reduced ``input``, of W times the size."""
-        return self._start(Call(Operation.REDUCE_SCATTER, input, output, output.numel(), op, watched=watched))
+        return self._start(
+            Call(Operation.REDUCE_SCATTER, input, output, output.numel(), op, watched=watched, name=name)
+        )
 
     def all_to_all(
         self,
@@ -179,11 +187,12 @@ class Communicator(Group):
         output_counts: Sequence[int] = (),
         input_counts: Sequence[int] = (),
         watched: bool = False,
+        name: str = "",
     ) -> CclWork:
         """Part r of ``input`` goes to rank r; parts are equal, or have so many elements."""
         if not output_counts and not input_counts:
             part = input.numel() // self.size
-            return self._start(Call(Operation.ALL_TO_ALL, input, output, part, watched=watched))
+            return self._start(Call(Operation.ALL_TO_ALL, input, output, part, watched=watched, name=name))
         return self._start(
             Call(
                 Operation.ALL_TO_ALL_V,
@@ -193,6 +202,7 @@ class Communicator(Group):
                 watched=watched,
                 source_counts=input_counts,
                 target_counts=output_counts,
+                name=name,
             )
         )
 
@@ -203,12 +213,13 @@ class Communicator(Group):
         output_rows: Sequence[int] | None,
         input_rows: Sequence[int] | None,
         watched: bool = False,
+        name: str = "",
     ) -> CclWork:
         """Return the same with the sizes of parts in rows, of the first dimension; None or empty is in equal parts."""
         if not output_rows and not input_rows:
-            return self.all_to_all(output, input, watched=watched)
+            return self.all_to_all(output, input, watched=watched, name=name)
         return self.all_to_all(
-            output, input, self._part_counts(output, output_rows), self._part_counts(input, input_rows), watched
+            output, input, self._part_counts(output, output_rows), self._part_counts(input, input_rows), watched, name
         )
 
     def _part_counts(self, tensor: torch.Tensor, rows: Sequence[int] | None) -> list[int]:
@@ -217,46 +228,68 @@ class Communicator(Group):
         row = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 0
         return [row * count for count in rows]
 
-    def gather(self, output: torch.Tensor | None, input: torch.Tensor, root: int, watched: bool = False) -> CclWork:
+    def gather(
+        self, output: torch.Tensor | None, input: torch.Tensor, root: int, watched: bool = False, name: str = ""
+    ) -> CclWork:
         """Overwrite ``output`` of ``root``, of W times the size, with every rank's ``input``."""
         target = input.new_empty(0) if output is None else output
-        return self._start(Call(Operation.GATHER, input, target, input.numel(), root=root, watched=watched))
+        return self._start(Call(Operation.GATHER, input, target, input.numel(), root=root, watched=watched, name=name))
 
-    def scatter(self, output: torch.Tensor, input: torch.Tensor | None, root: int, watched: bool = False) -> CclWork:
+    def scatter(
+        self, output: torch.Tensor, input: torch.Tensor | None, root: int, watched: bool = False, name: str = ""
+    ) -> CclWork:
         """Overwrite ``output`` with this rank's part of the ``input`` of ``root``, of W times the size."""
         source = output.new_empty(0) if input is None else input
-        return self._start(Call(Operation.SCATTER, source, output, output.numel(), root=root, watched=watched))
+        return self._start(
+            Call(Operation.SCATTER, source, output, output.numel(), root=root, watched=watched, name=name)
+        )
 
-    def all_gather_parts(self, outputs: Sequence[torch.Tensor], input: torch.Tensor, watched: bool = False) -> CclWork:
+    def all_gather_parts(
+        self, outputs: Sequence[torch.Tensor], input: torch.Tensor, watched: bool = False, name: str = ""
+    ) -> CclWork:
         """Overwrite each of W dense ``outputs`` with that rank's ``input``, dense as well."""
         memory, finish = staging_memory(outputs, input)
-        return self.all_gather(memory, flat_view(input), watched).then(finish)
+        return self.all_gather(memory, flat_view(input), watched, name).then(finish)
 
     def gather_parts(
-        self, outputs: Sequence[torch.Tensor] | None, input: torch.Tensor, root: int, watched: bool = False
+        self,
+        outputs: Sequence[torch.Tensor] | None,
+        input: torch.Tensor,
+        root: int,
+        watched: bool = False,
+        name: str = "",
     ) -> CclWork:
         """Return the same on ``root`` alone; the others' ``outputs`` are not looked at."""
         if root != self.rank or not outputs:
-            return self.gather(None, input, root, watched)
+            return self.gather(None, input, root, watched, name)
         memory, finish = staging_memory(outputs, input)
-        return self.gather(memory, input, root, watched).then(finish)
+        return self.gather(memory, input, root, watched, name).then(finish)
 
     def scatter_parts(
-        self, output: torch.Tensor, inputs: Sequence[torch.Tensor] | None, root: int, watched: bool = False
+        self,
+        output: torch.Tensor,
+        inputs: Sequence[torch.Tensor] | None,
+        root: int,
+        watched: bool = False,
+        name: str = "",
     ) -> CclWork:
         """Overwrite ``output`` with this rank's of the W dense ``inputs`` of ``root``."""
         source = flattened(inputs, output) if root == self.rank and inputs else None
-        return self.scatter(output, source, root, watched)
+        return self.scatter(output, source, root, watched, name)
 
-    def barrier(self, watched: bool = False) -> CclWork:
+    def barrier(self, watched: bool = False, name: str = "") -> CclWork:
         """Complete when every rank has come."""
         nothing = torch.empty(0, device="cpu")
-        return self._start(Call(Operation.BARRIER, nothing, nothing, 0, watched=watched))
+        return self._start(Call(Operation.BARRIER, nothing, nothing, 0, watched=watched, name=name))
 
-    def send(self, tensor: torch.Tensor, peer: int, watched: bool = False, tag: int = 0) -> CclWork:
+    def send(self, tensor: torch.Tensor, peer: int, watched: bool = False, tag: int = 0, name: str = "") -> CclWork:
         """Send to ``peer``; complete when the memory may be used again."""
-        return self._start(Call(Operation.SEND, tensor, tensor, tensor.numel(), root=peer, watched=watched, tag=tag))
+        return self._start(
+            Call(Operation.SEND, tensor, tensor, tensor.numel(), root=peer, watched=watched, tag=tag, name=name)
+        )
 
-    def receive(self, tensor: torch.Tensor, peer: int, watched: bool = False, tag: int = 0) -> CclWork:
+    def receive(self, tensor: torch.Tensor, peer: int, watched: bool = False, tag: int = 0, name: str = "") -> CclWork:
         """Overwrite ``tensor`` with what ``peer``, or any rank for ``ANY_SOURCE``, sent with the same tag."""
-        return self._start(Call(Operation.RECEIVE, tensor, tensor, tensor.numel(), root=peer, watched=watched, tag=tag))
+        return self._start(
+            Call(Operation.RECEIVE, tensor, tensor, tensor.numel(), root=peer, watched=watched, tag=tag, name=name)
+        )

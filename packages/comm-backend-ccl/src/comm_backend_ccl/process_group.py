@@ -239,7 +239,7 @@ class CclProcessGroup(ProcessGroup):
             return plain
         fit("all_gather_into_tensor", [output], input, 1, self.size())
         memory, finish = for_writing(output)
-        work = self._open().all_gather(memory, input.contiguous(), True)
+        work = self._open().all_gather(memory, input.contiguous(), True, "all_gather_into_tensor")
         return self._started(work.then(finish), "all_gather_into_tensor", [output], options)
 
     _allgather_base = all_gather_single
@@ -279,7 +279,7 @@ class CclProcessGroup(ProcessGroup):
     def _reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, name: str, options: Any) -> C10dWork:
         op = op_of(options, output)
         memory, finish = for_writing(output)
-        work = reductions.reduce_scatter(self._open(), memory, source, op)
+        work = reductions.reduce_scatter(self._open(), memory, source, op, name)
         return self._started(work.then(finish), name, [output], options)
 
     @overloaded("reduce_scatter_single_coalesced", (("outputs",), ("inputs",)))
@@ -298,7 +298,7 @@ class CclProcessGroup(ProcessGroup):
         source = flatten([one.contiguous() for one in inputs])
         target = source.new_empty(sum(one.numel() for one in outputs), dtype=outputs[0].dtype)
         work = self._open().all_to_all(
-            target, source, [one.numel() for one in outputs], [one.numel() for one in inputs], True
+            target, source, [one.numel() for one in outputs], [one.numel() for one in inputs], True, "all_to_all"
         )
         return self._started(work.then(lambda: unflatten_any(target, outputs)), "all_to_all", outputs, options)
 
@@ -319,7 +319,9 @@ class CclProcessGroup(ProcessGroup):
             raise ArgumentTypeError(f"all_to_all_single: got an output of {output.dtype} and an input of {input.dtype}")
         memory, finish = for_writing(output)
         source = input.contiguous()
-        work = self._open().all_to_all_rows(memory, source, output_split_sizes, input_split_sizes, True)
+        work = self._open().all_to_all_rows(
+            memory, source, output_split_sizes, input_split_sizes, True, "all_to_all_single"
+        )
         return self._started(work.then(finish), "all_to_all_single", [output], options)
 
     alltoall_base = all_to_all_single
@@ -387,7 +389,7 @@ class CclProcessGroup(ProcessGroup):
     def recv(self, tensors: _Tensors, peer: int, tag: int = 0) -> C10dWork:
         tensor = one(tensors, "recv")
         memory, finish = for_writing(tensor)
-        work = self._open().receive(memory, peer, True, check_tag("recv", tag)).then(finish)
+        work = self._open().receive(memory, peer, True, check_tag("recv", tag), "recv").then(finish)
         return self._started(work, "recv", [tensor])
 
     def recv_anysource(self, tensors: _Tensors, tag: int = 0) -> C10dWork:

@@ -37,7 +37,7 @@ def note_call(ours: _Group, call: Any, depth: int) -> Note:
         ours.recorded_as(),
         ours.ranks,
         name,
-        "",
+        call.name,
         None if pattern.is_empty else call.source.dtype,
         op=call.op.name.lower() if pattern.reduces else "",
         root=call.root if has_root else -1,

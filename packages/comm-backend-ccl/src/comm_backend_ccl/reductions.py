@@ -33,7 +33,7 @@ def all_reduce(communicator: Communicator, tensor: torch.Tensor, op: ReduceOp) -
         return work.then(_decoder(encoding, wire, elements, communicator))
     parts, sent = wire.new_empty(communicator.size, wire.numel()), _bytes(wire)
     with passing_as(tensor, sent):
-        work = communicator.all_gather(_bytes(parts), sent, True)
+        work = communicator.all_gather(_bytes(parts), sent, True, "all_reduce")
     return work.then(_folder(encoding, parts, elements, communicator))
 
 
@@ -53,14 +53,16 @@ def reduce(communicator: Communicator, tensor: torch.Tensor, root: int, op: Redu
     parts = wire.new_empty(communicator.size, wire.numel()) if is_root else None
     sent = _bytes(wire)
     with passing_as(tensor, sent):
-        work = communicator.gather(None if parts is None else _bytes(parts), sent, root, True)
+        work = communicator.gather(None if parts is None else _bytes(parts), sent, root, True, "reduce")
     return work if parts is None else work.then(_folder(encoding, parts, elements, communicator))
 
 
-def reduce_scatter(communicator: Communicator, output: torch.Tensor, input: torch.Tensor, op: ReduceOp) -> CclWork:
-    """Overwrite ``output`` with this rank's part of the reduced ``input``, both contiguous."""
+def reduce_scatter(
+    communicator: Communicator, output: torch.Tensor, input: torch.Tensor, op: ReduceOp, name: str
+) -> CclWork:
+    """Overwrite ``output`` with this rank's part of the reduced ``input``, both contiguous, in a call ``name``."""
     if is_integer_average(op, output.dtype):
-        work = reduce_scatter(communicator, output, input, ReduceOp.SUM)
+        work = reduce_scatter(communicator, output, input, ReduceOp.SUM, name)
         return work.then(_divide(output, communicator))
     encoding = encoding_for("reduce_scatter", op, output.dtype, communicator.capabilities)
     elements = output.view(-1)
@@ -69,11 +71,11 @@ def reduce_scatter(communicator: Communicator, output: torch.Tensor, input: torc
     if encoding.native:
         received = encoding.encode(elements) if encoding.shares else wire.new_empty(part)
         with passing_as(input, wire):
-            work = communicator.reduce_scatter(received, wire, encoding.op, True)
+            work = communicator.reduce_scatter(received, wire, encoding.op, True, name)
         return work.then(_decoder(encoding, received, elements, communicator))
     parts, sent = wire.new_empty(communicator.size, part), _bytes(wire)
     with passing_as(input, sent):
-        work = communicator.all_to_all(_bytes(parts), sent, watched=True)
+        work = communicator.all_to_all(_bytes(parts), sent, watched=True, name=name)
     return work.then(_folder(encoding, parts, elements, communicator))
 
 

@@ -128,9 +128,10 @@ class SharedCommunicator(Communicator):
                 (source, target),
                 call.tag,
                 None if what is AS_IT_TRAVELS else (what.text, what.digest),
+                call.name,
             )
         except MemoryError as error:  # the others get an error, too
-            name = call.operation.name.lower()
+            name = call.name or call.operation.name.lower()
             self._break(f"{name}: {error}")
             raise BackendUnavailableError(f"{name} on {self}: {error}") from error
         return (None, ()) if handle is None else (handle, (source, target))

@@ -12,7 +12,7 @@ import torch
 
 from comm_backend_ccl import host_profile
 from comm_backend_ccl.native_module import LOAD_ERROR, NATIVE
-from comm_backend_ccl.tables import DTYPES, OPS, Operation
+from comm_backend_ccl.tables import CALL_CODES, DTYPES, OPS, Operation
 from comm_utils.flight_recorder.layout import CODES
 from comm_utils.log import logger
 from comm_utils.reduce_op import ReduceOp
@@ -219,6 +219,7 @@ def start(
     kept: object = None,
     tag: int = 0,
     passed: tuple[str, int] | None = None,
+    user_call: str = "",
 ) -> Pending | None:
     """Start an operation on memory that stays where it is; None if it is complete, else a handle.
 
@@ -229,6 +230,7 @@ def start(
         kept: what holds that memory; the handle keeps it until the operation is over, even if it is dropped before.
         passed: what the program passed to a collective instead of that: a text that follows its description, and 64
             bits that ranks compare.
+        user_call: in whose course it is, for the flight recorder; "" is the operation.
 
     Raises:
         RuntimeError: it was refused.
@@ -236,7 +238,7 @@ def start(
     """
     code, value = DTYPES[dtype], OPS[op]
     counts = source_counts, target_counts
-    more = passed or (None, 0)
+    more = *(passed or (None, 0)), CALL_CODES.get(user_call, 0)
     return group.start(operation, source, target, count, code, value, root, watched, *counts, kept, tag, *more)
 
 
@@ -247,7 +249,7 @@ def wait(handle: Pending, seconds: float) -> int:
 
 
 def shortcut(
-    group: Group, operation: Operation, op: ReduceOp, root: int, later: Callable[..., bool]
+    group: Group, operation: Operation, op: ReduceOp, root: int, later: Callable[..., bool], user_call: str = ""
 ) -> Callable[..., bool] | None:
     """Return a function of the tensors of an operation, output first, that does it.
 
@@ -262,18 +264,23 @@ def shortcut(
             parts unless lists follow: the rows of each rank's part in both tensors.
         later: called with a handle and the tensors where the operation is not complete within a moment; what it returns
             is returned.
+        user_call: as of :func:`start`.
     """
-    found: Callable[..., bool] | None = group.fast_path(operation, OPS[op], root, later)
+    found: Callable[..., bool] | None = group.fast_path(operation, OPS[op], root, later, CALL_CODES.get(user_call, 0))
     return found
 
 
-def starter(group: Group, operation: Operation, op: ReduceOp, root: int) -> Callable[..., Pending | bool] | None:
+def starter(
+    group: Group, operation: Operation, op: ReduceOp, root: int, user_call: str = ""
+) -> Callable[..., Pending | bool] | None:
     """Return a function of the same tensors that starts the operation, watched as by :func:`start`.
 
     It returns a handle, which keeps the tensors until the end; True when the operation is complete already; False,
     having done nothing, for other tensors. None where torch is too old to be asked.
     """
-    found: Callable[..., Pending | bool] | None = group.fast_path(operation, OPS[op], root, None)
+    found: Callable[..., Pending | bool] | None = group.fast_path(
+        operation, OPS[op], root, None, CALL_CODES.get(user_call, 0)
+    )
     return found
 
 
@@ -283,6 +290,7 @@ def coalesced_path(
     later: Callable[[Pending], bool],
     describe: Callable[[bytes], tuple[str, int]],
     put: Callable[[torch.Tensor, int, int, torch.dtype], None],
+    user_call: str = "",
 ) -> Callable[[Any], bool] | None:
     """Return a function of a list of tensors, or of what :func:`native_module.plain_batch` returns, that reduces them.
 
@@ -294,12 +302,15 @@ def coalesced_path(
             has 8 bytes, least significant first.
         put: is called with each tensor that has other memory or another dtype when the results have come, and the
             address, the bytes and the dtype of its results, which it is to put there.
+        user_call: as of :func:`start`.
     """
 
     def put_code(tensor: torch.Tensor, address: int, size: int, code: int) -> None:
         put(tensor, address, size, _DTYPES[code])
 
-    found: Callable[[Any], bool] | None = group.coalesced_path(OPS[op], later, describe, put_code)
+    found: Callable[[Any], bool] | None = group.coalesced_path(
+        OPS[op], later, describe, put_code, CALL_CODES.get(user_call, 0)
+    )
     return found
 
 

@@ -41,7 +41,7 @@ def all_reduce_sparse(communicator: Communicator, tensor: torch.Tensor, op: Redu
     # Of one size for all ranks, whatever the number of dimensions.
     mine = torch.tensor([own._nnz(), crc32(repr(record).encode())], dtype=torch.int64, device="cpu")
     everyone = torch.empty(communicator.size, 2, dtype=torch.int64, device="cpu")
-    communicator.all_gather(everyone, mine).wait()
+    communicator.all_gather(everyone, mine, name="all_reduce").wait()
     counts = everyone[:, 0].tolist()
     if len(set(everyone[:, 1].tolist())) != 1:
         raise CollectiveMismatchError(
@@ -67,5 +67,5 @@ def _gathered(communicator: Communicator, own: torch.Tensor, most: int) -> torch
     padded = own.new_zeros(most, *own.shape[1:])
     padded[: len(own)] = own
     found = own.new_empty(communicator.size * most, *own.shape[1:])
-    communicator.all_gather(found, padded).wait()
+    communicator.all_gather(found, padded, name="all_reduce").wait()
     return found

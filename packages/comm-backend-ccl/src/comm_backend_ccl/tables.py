@@ -12,6 +12,7 @@ from comm_utils.operations import PRIMITIVES
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = [
+    "CALL_CODES",
     "CODECS",
     "DTYPES",
     "IN_SHARED_MEMORY",
@@ -70,7 +71,10 @@ RECORDED_CODES = {
     "operations": [_NAMES[Operation.ALL_TO_ALL if one is Operation.ALL_TO_ALL_V else one] for one in Operation],
     "dtypes": [str(one).removeprefix("torch.") for one in DTYPES],
     "ops": [one.name.lower() for one in OPS],
+    "calls": ["", *(row.name for row in operations.rows())],
 }
+#: The codes of users' calls there; what has none is recorded as the operation.
+CALL_CODES = {name: code for code, name in enumerate(RECORDED_CODES["calls"])}
 
 #: Codes of ``native/shared_memory/kernels/codecs.hpp``.
 CODECS = {name: code for code, name in enumerate(("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "int8", "int4", "onebit"))}

@@ -47,7 +47,7 @@ def written() -> bytes:
     recorder = FlightRecorder()
     recorder._use(memory)
     memory.add_entry(EntryType.PROCESS, {"host": "node", "identity": "i", "job": "j", "python": "3", "program": "p"})
-    codes = {"operations": ["all_reduce", "send"], "dtypes": ["float32"], "ops": ["sum"]}
+    codes = {"operations": ["all_reduce", "send"], "dtypes": ["float32"], "ops": ["sum"], "calls": [""]}
     memory.add_entry(EntryType.CODES, codes)
     group = recorder.group_index("world", (0, 1, 2, 3), "of all", "gloo")
     exchange = recorder.kind(group, "all_to_all_single", "all_to_all", "int8")

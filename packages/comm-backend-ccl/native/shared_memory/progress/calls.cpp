@@ -118,6 +118,7 @@ flight::Recorded Group::record(const Request &request, bool watched) {
         request.root,
         request.tag,
         watched,
+        request.user_call,
     };
     return flight::begin(facts);
 }

@@ -50,8 +50,9 @@ enum State { pending = 0, complete = 1, failed = 2 };
 struct Request {
     uint8_t operation = 0;
     uint8_t dtype = 0, op = 0;
-    int root = -1;  // or the peer of a message, which may be any_source of a receive
-    int tag = 0;    // of a message
+    int root = -1;           // or the peer of a message, which may be any_source of a receive
+    int tag = 0;             // of a message
+    uint16_t user_call = 0;  // the recorder's code of the user's call; 0 is the operation
     const void *input = nullptr;
     void *output = nullptr;
     size_t count = 0;

@@ -38,6 +38,7 @@ struct CoalescedPath {
     size_t block_bytes;
     Packing *known;
     uint8_t op;
+    uint16_t user_call;
 
     Group &on() const { return **group; }
 };
@@ -172,6 +173,7 @@ Outcome reduce(const CoalescedPath &path, const Bucket &bucket, char *begin, PyO
     request.operation = all_reduce;
     request.dtype = static_cast<uint8_t>(bucket.dtype);
     request.op = path.op;
+    request.user_call = path.user_call;
     request.input = request.output = begin + bucket.begin;
     request.count = bucket.bytes / item_bytes(bucket.dtype);
     const Shared shared = *path.group;  // which another thread may end while this one waits
@@ -294,15 +296,15 @@ PyMethodDef method{"coalesced_path", call, METH_O, nullptr};
 // the text and the digest that other ranks are told; `put` with a tensor that has other memory by now, and the address
 // and the bytes of its results.
 PyObject *make_coalesced_path(PyObject *group, PyObject *arguments) {
-    int op;
+    int op, user_call = 0;
     PyObject *later, *describe, *put;
-    parse(arguments, "iOOO", &op, &later, &describe, &put);
+    parse(arguments, "iOOO|i", &op, &later, &describe, &put, &user_call);
     if (!can_ask_tensors() || !can_count_versions()) {
         Py_RETURN_NONE;
     }
     auto *made = new_object<CoalescedPath>(type);
     made->group = nullptr, made->block = nullptr, made->known = nullptr;
-    made->op = static_cast<uint8_t>(op);
+    made->op = static_cast<uint8_t>(op), made->user_call = static_cast<uint16_t>(user_call);
     for (PyObject *one : {later, describe, put}) {
         Py_INCREF(one);
     }

@@ -19,6 +19,7 @@ struct FastPath {
     PyObject_HEAD Shared *group;
     PyObject *later;
     uint8_t operation, op;
+    uint16_t user_call;
     int root;
 
     Group &on() const { return **group; }
@@ -165,6 +166,7 @@ bool overlap(const FastPath &path, const PlainTensor &output, const PlainTensor 
 
 // Sets what is asked of the group; false, with nothing begun, where the checked path has to be taken.
 bool prepare(const FastPath &path, PyObject *const *arguments, Py_ssize_t count, Request &request) {
+    request.user_call = path.user_call;
     const Py_ssize_t tensors = tensors_of(path);
     PlainTensor output, input;
     const bool has_rows = path.operation == all_to_all_v && count == 4;
@@ -264,17 +266,18 @@ PyMethodDef begin_method{"begin", reinterpret_cast<PyCFunction>(reinterpret_cast
 
 }  // namespace
 
-// fast_path(operation, op, root, later) -> a function of tensors, or None where torch does not offer what it takes;
-// `later` is None for one that starts the operation
+// fast_path(operation, op, root, later, user_call) -> a function of tensors, or None where torch does not offer what it
+// takes; `later` is None for one that starts the operation
 PyObject *make_fast_path(PyObject *group, PyObject *arguments) {
-    int operation, op, root;
+    int operation, op, root, user_call = 0;
     PyObject *later;
-    parse(arguments, "iiiO", &operation, &op, &root, &later);
+    parse(arguments, "iiiO|i", &operation, &op, &root, &later, &user_call);
     if (!can_ask_tensors()) {
         Py_RETURN_NONE;
     }
     auto *made = new_object<FastPath>(type);
     made->operation = static_cast<uint8_t>(operation), made->op = static_cast<uint8_t>(op), made->root = root;
+    made->user_call = static_cast<uint16_t>(user_call);
     made->group = nullptr;
     Py_INCREF(later);
     made->later = later;

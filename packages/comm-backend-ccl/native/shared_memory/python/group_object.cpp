@@ -139,18 +139,18 @@ void sizes_from(PyObject *list, std::vector<size_t> &sizes) {
 }
 
 // start(operation, input, output, count, dtype, op, root, watched, input_counts, output_counts, kept, tag, text,
-// digest)
-// -> an operation, or None if it is complete and its source is known. The last two are of what was passed instead; None
-// is nothing else.
+// digest, user_call)
+// -> an operation, or None if it is complete and its source is known. text and digest are of what was passed instead;
+// None is nothing else.
 PyObject *start(PyObject *self, PyObject *arguments) {
     unsigned long long input, output;
     Py_ssize_t count;
-    int operation, dtype, op, root, watched, tag = 0;
+    int operation, dtype, op, root, watched, tag = 0, user_call = 0;
     PyObject *input_counts = Py_None, *output_counts = Py_None, *kept = Py_None;
     const char *text = nullptr;
     unsigned long long digest = 0;
-    parse(arguments, "iKKniiip|OOOizK", &operation, &input, &output, &count, &dtype, &op, &root, &watched,
-          &input_counts, &output_counts, &kept, &tag, &text, &digest);
+    parse(arguments, "iKKniiip|OOOizKi", &operation, &input, &output, &count, &dtype, &op, &root, &watched,
+          &input_counts, &output_counts, &kept, &tag, &text, &digest, &user_call);
     std::unique_ptr<const Passed> passed;
     if (text != nullptr) {
         passed.reset(new Passed{text, digest});
@@ -161,6 +161,7 @@ PyObject *start(PyObject *self, PyObject *arguments) {
     request.op = static_cast<uint8_t>(op);
     request.root = root;
     request.tag = tag;
+    request.user_call = static_cast<uint16_t>(user_call);
     request.input = reinterpret_cast<const void *>(input);
     request.output = reinterpret_cast<void *>(output);
     request.count = static_cast<size_t>(count);

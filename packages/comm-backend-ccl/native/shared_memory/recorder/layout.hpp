@@ -53,8 +53,8 @@ constexpr uint32_t packed_kind(uint32_t operation, uint32_t dtype, uint32_t op, 
            operation << operation_at | dtype << dtype_at | op << op_at | group << group_at;
 }
 
-// The root, or the peer of a message, is in the lower bits, plus 1.
-constexpr int tag_at = 32;
+// The root, or the peer of a message, is in the lower bits, plus 1; above it the code of the user's call.
+constexpr int call_at = 16, tag_at = 32;
 
 constexpr size_t needed_bytes(uint64_t records) { return header_bytes + lanes * records * sizeof(Record); }
 

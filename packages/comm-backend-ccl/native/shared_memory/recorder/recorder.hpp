@@ -18,6 +18,7 @@ struct Facts {
     int root;       // or the peer of a message; -1 is none
     int tag;
     bool in_background;  // nobody waits for its end
+    uint16_t user_call;  // the code of the user's call; 0 is the operation
 };
 
 // The record of one call; of none where nothing was recorded when it began.
@@ -75,7 +76,9 @@ public:
         record.elements.store(facts.elements, relaxed);
         record.call.store(facts.call, relaxed);
         record.digest.store(0, relaxed);
-        record.root_and_tag.store(static_cast<uint16_t>(facts.root + 1) | static_cast<uint64_t>(facts.tag) << tag_at,
+        record.root_and_tag.store(static_cast<uint16_t>(facts.root + 1) |
+                                      static_cast<uint64_t>(facts.user_call) << call_at |
+                                      static_cast<uint64_t>(facts.tag) << tag_at,
                                   relaxed);
         record.number.store(number, std::memory_order_release);
         // Its line is in no cache any more, and the next call's first full fence would wait for it.

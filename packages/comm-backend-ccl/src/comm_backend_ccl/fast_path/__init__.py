@@ -71,7 +71,6 @@ def _asynchronous(ours: Communicator, kind: Kind, accepts: Accept) -> FastPath:
             return None
         work = start(*tensors)
         assert work is not None
-        work.name = kind.name
         work.outcome = tensors[outcome_at] if tensors else None
         return work
 
@@ -86,7 +85,6 @@ def _waiting(
             return False
         work = start(*tensors)
         if work is not None:
-            work.name = kind.name
             try:
                 work.wait()
             except BaseException:

@@ -111,7 +111,7 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
 
     def exchange(output: torch.Tensor, input: torch.Tensor, rows_out: Any = None, rows_in: Any = None) -> Any:
         if rows_out is not None:
-            return ours.all_to_all_rows(output, input, rows_out, rows_in)
+            return ours.all_to_all_rows(output, input, rows_out, rows_in, name=kind.name)
         places, part = (input.data_ptr(), output.data_ptr()), input.numel() // ours.size
         return recorded(equal, input, part, (output, input), *places, input.nbytes // ours.size)
 
@@ -128,7 +128,7 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
         return work
 
     def receive(tensor: torch.Tensor) -> CclWork | None:
-        return on_one(tensor) if ours.untagged.take(kind.root) else ours.receive(tensor, kind.root)
+        return on_one(tensor) if ours.untagged.take(kind.root) else ours.receive(tensor, kind.root, name=kind.name)
 
     starts: dict[str, Start] = {
         "all_gather": gather_into_list,

@@ -24,7 +24,7 @@ def started_natively(ours: SharedCommunicator, kind: Kind) -> FastPath | None:
         return None  # there is something to do before or after
     ours.describe()
     native = NATIVE[operation]
-    begin = shared_memory.starter(ours.number, native, kind.op, kind.root if native in ROOTED_NATIVE else -1)
+    begin = shared_memory.starter(ours.number, native, kind.op, kind.root if native in ROOTED_NATIVE else -1, name)
     if begin is None:
         return None
 
@@ -53,7 +53,7 @@ def in_shared_memory(
     operation = kind.operation
     native = NATIVE[operation]
     root = kind.root if native in ROOTED_NATIVE else -1
-    shortcut = shared_memory.shortcut(ours.number, native, kind.op, root, wait)
+    shortcut = shared_memory.shortcut(ours.number, native, kind.op, root, wait, kind.name)
     if shortcut is None:
         return None
     if operation in VALIDATED:

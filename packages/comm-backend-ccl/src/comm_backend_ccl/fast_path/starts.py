@@ -17,15 +17,15 @@ Start = Callable[..., "CclWork | None"]
 
 
 def _all_gather(ours: Communicator, kind: Kind) -> Start:
-    return lambda outputs, input: ours.all_gather_parts(outputs, input, kind.watched)
+    return lambda outputs, input: ours.all_gather_parts(outputs, input, kind.watched, kind.name)
 
 
 def _all_gather_into_tensor(ours: Communicator, kind: Kind) -> Start:
-    return lambda output, input: ours.all_gather(output, input, kind.watched)
+    return lambda output, input: ours.all_gather(output, input, kind.watched, kind.name)
 
 
 def _all_reduce(ours: Communicator, kind: Kind) -> Start:
-    return lambda tensor: ours.all_reduce(tensor, kind.op, kind.watched)
+    return lambda tensor: ours.all_reduce(tensor, kind.op, kind.watched, kind.name)
 
 
 def _all_to_all(ours: Communicator, kind: Kind) -> Start:
@@ -33,51 +33,53 @@ def _all_to_all(ours: Communicator, kind: Kind) -> Start:
         source = flattened(inputs)
         memory, finish = staging_memory(outputs, source)
         sizes_out, sizes_in = [one.numel() for one in outputs], [one.numel() for one in inputs]
-        return ours.all_to_all(memory, source, sizes_out, sizes_in, kind.watched).then(finish)
+        return ours.all_to_all(memory, source, sizes_out, sizes_in, kind.watched, kind.name).then(finish)
 
     return start
 
 
 def _all_to_all_single(ours: Communicator, kind: Kind) -> Start:
     return lambda output, input, rows_out=None, rows_in=None: ours.all_to_all_rows(
-        output, input, rows_out, rows_in, kind.watched
+        output, input, rows_out, rows_in, kind.watched, kind.name
     )
 
 
 def _barrier(ours: Communicator, kind: Kind) -> Start:
-    return lambda: ours.barrier(kind.watched)
+    return lambda: ours.barrier(kind.watched, kind.name)
 
 
 def _broadcast(ours: Communicator, kind: Kind) -> Start:
-    return lambda tensor: ours.broadcast(tensor, kind.root, kind.watched)
+    return lambda tensor: ours.broadcast(tensor, kind.root, kind.watched, kind.name)
 
 
 def _gather(ours: Communicator, kind: Kind) -> Start:
-    return lambda tensor, outputs: ours.gather_parts(outputs, tensor, kind.root, kind.watched)
+    return lambda tensor, outputs: ours.gather_parts(outputs, tensor, kind.root, kind.watched, kind.name)
 
 
 def _receive(ours: Communicator, kind: Kind) -> Start:
-    return lambda tensor: ours.receive(tensor, kind.root)
+    return lambda tensor: ours.receive(tensor, kind.root, name=kind.name)
 
 
 def _reduce(ours: Communicator, kind: Kind) -> Start:
-    return lambda tensor: ours.reduce(tensor, kind.root, kind.op, kind.watched)
+    return lambda tensor: ours.reduce(tensor, kind.root, kind.op, kind.watched, kind.name)
 
 
 def _reduce_scatter(ours: Communicator, kind: Kind) -> Start:
-    return lambda output, inputs: ours.reduce_scatter(output, flattened(inputs, output), kind.op, kind.watched)
+    return lambda output, inputs: ours.reduce_scatter(
+        output, flattened(inputs, output), kind.op, kind.watched, kind.name
+    )
 
 
 def _reduce_scatter_tensor(ours: Communicator, kind: Kind) -> Start:
-    return lambda output, input: ours.reduce_scatter(output, input, kind.op, kind.watched)
+    return lambda output, input: ours.reduce_scatter(output, input, kind.op, kind.watched, kind.name)
 
 
 def _scatter(ours: Communicator, kind: Kind) -> Start:
-    return lambda tensor, inputs: ours.scatter_parts(tensor, inputs, kind.root, kind.watched)
+    return lambda tensor, inputs: ours.scatter_parts(tensor, inputs, kind.root, kind.watched, kind.name)
 
 
 def _send(ours: Communicator, kind: Kind) -> Start:
-    return lambda tensor: ours.send(tensor, kind.root)
+    return lambda tensor: ours.send(tensor, kind.root, name=kind.name)
 
 
 STARTS: dict[str, Callable[[Communicator, Kind], Start]] = {

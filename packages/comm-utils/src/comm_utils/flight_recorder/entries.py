@@ -92,7 +92,9 @@ class Entries:
             )
             self.failures.append(found)
         elif kind == EntryType.CODES:
-            self.codes = {name: [str(one) for one in content[name]] for name in ("operations", "dtypes", "ops")}
+            self.codes = {
+                name: [str(one) for one in content[name]] for name in ("operations", "dtypes", "ops", "calls")
+            }
         elif kind == EntryType.PROCESS:
             self.process = {
                 name: str(content.get(name, "")) for name in ("host", "identity", "job", "python", "program")

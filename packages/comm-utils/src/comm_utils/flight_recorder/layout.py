@@ -27,7 +27,7 @@ word  content
 
 The kind of a record of native code has bit 31 set and names operation, dtype, reduce op and group by codes
 (:func:`packed_kind`); an entry of type :attr:`EntryType.CODES` has the names of these codes. Its root is in bits 0 to
-15 of word 7, plus 1.
+15 of word 7, plus 1, and the code of the user's call, where that is not the operation, in bits 16 to 31.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class EntryType(IntEnum):
     CALLER = 3
     #: ``{"group", "error", "text", "ranks", "at"}``: what this rank raised, and the ranks that are the cause.
     FAILURE = 4
-    #: ``{"operations": [...], "dtypes": [...], "ops": [...]}``: names of the codes in kinds of native code.
+    #: ``{"operations": [...], "dtypes": [...], "ops": [...], "calls": [...]}``: names of the codes in records of native
+    #: code; call 0 is the operation.
     CODES = 5
     #: ``{"host", "identity", "job", "backend", "version", "python"}``: of the process.
     PROCESS = 6

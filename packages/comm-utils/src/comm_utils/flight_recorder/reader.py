@@ -295,6 +295,7 @@ class RingReader:
         try:
             operation = names["operations"][codes["operation"]]
             dtype, op = names["dtypes"][codes["dtype"]], names["ops"][codes["op"]]
+            call = names["calls"][extra >> 16 & 0xFFFF]
         except (KeyError, IndexError):
             return None
         row = operations.find(operation)
@@ -308,7 +309,7 @@ class RingReader:
         return {
             "is_message": is_message,
             "operation": operation,
-            "call": operation,
+            "call": call or operation,
             "dtype": "" if row.pattern.is_empty else dtype,
             "op": op if row.pattern.reduces else "",
             "root": other if row.pattern.is_rooted else -1,

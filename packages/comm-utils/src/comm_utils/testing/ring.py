@@ -25,6 +25,7 @@ _NATIVE = {
     "operations": [row.name for row in operations.rows() if row.native_code >= 0],
     "dtypes": ["float32", "int32"],
     "ops": ["sum", "max"],
+    "calls": [""],
 }
 
 
