@@ -38,7 +38,15 @@ def _calls(group: Any) -> dict[str, Callable[[], object]]:
         "send": lambda: dist.send(one, 1 - dist.get_rank(), group),
         "isend": lambda: dist.isend(one, 1 - dist.get_rank(), group),
         "all_gather_object": lambda: dist.all_gather_object([None, None], "text", group),
+        "monitored_barrier": lambda: dist.monitored_barrier(group),
+        "new_group": lambda: dist.new_group([0, 1]),
+        "new_group of another library": lambda: dist.new_group([0, 1], backend="gloo"),
+        "split_group": lambda: dist.split_group(group, [[0, 1]]),
     }
+
+
+# The parent makes one of these groups afterwards.
+_MADE_BY_CHILD_ALONE = ("send", "isend", "new_group", "new_group of another library", "split_group")
 
 
 def _in_child(pipe: Any, groups: list[Any]) -> None:
@@ -62,7 +70,7 @@ def run_forked(backend: str) -> None:
     groups = [None, dist.new_group([0, 1], backend="gloo")]
     for group in groups:
         for name, call in _calls(group).items():
-            if name not in ("send", "isend"):
+            if name not in _MADE_BY_CHILD_ALONE:
                 for _ in range(3):  # the later ones on the fast path
                     made = call()
                     if made is not None:
@@ -80,6 +88,7 @@ def run_forked(backend: str) -> None:
         assert "forked child" in text, (key, text)
         assert "spawn or forkserver" in text, (key, text)
         assert took_s < patience(), (key, took_s)
+    groups.append(dist.new_group([0, 1]))  # the child has left the connection to the store alone
     for group in groups:
         dist.all_reduce(tensor := torch.ones(1), group=group)
         assert tensor.item() == 2

@@ -130,18 +130,26 @@ class GroupState:
                 call.
         """
         if self.broken is not None:
+            self.check_process()
             trouble, self.trouble = self.trouble, None
             if trouble is not None:
                 raise trouble.kind(
                     f"{self} cannot go on, as seen by rank {self.ranks[self.rank]}: {trouble.text}. The group cannot "
                     f"be used any more: {self.how_to_go_on()}"
                 )
-            if self.inherited:
-                raise BackendUnavailableError(f"{self} {self.broken}")
             raise BrokenGroupError(
                 f"{self} failed earlier ({self.broken}) and its ranks may disagree about what happened since; "
                 f"{self.how_to_go_on()}"
             )
+
+    def check_process(self) -> None:
+        """Refuse a forked child.
+
+        Raises:
+            BackendUnavailableError: this is a forked child.
+        """
+        if self.inherited:
+            raise BackendUnavailableError(f"{self} {IN_FORKED_CHILD}")
 
     def inherit(self) -> None:
         """Refuse communication: this is a forked child, which has none of the group's threads and connections."""

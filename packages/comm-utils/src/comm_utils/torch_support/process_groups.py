@@ -147,7 +147,9 @@ class ProcessGroups:
         return self._state(None).pg
 
     def get_store(self, group: ProcessGroup | None = None) -> Store:
-        store: Store = internals._world.pg_map[self._state(group).pg][1]
+        state = self._state(group)
+        state.check_process()  # the connection to the store is the parent's
+        store: Store = internals._world.pg_map[state.pg][1]
         return store
 
     def get_timeout(self) -> timedelta | None:
