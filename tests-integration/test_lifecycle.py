@@ -66,6 +66,42 @@ def test_twenty_worlds_one_after_the_other(bare_pools: Pools) -> None:
         assert last == settled, found
 
 
+def in_threads(number: int, call: Callable[[], object]) -> list[str]:
+    """Return what ``call`` raises in so many threads that begin at once, sorted."""
+    together, raised = threading.Barrier(number), []
+
+    def run() -> None:
+        together.wait()
+        try:
+            call()
+        except Exception as error:
+            raised.append(type(error).__name__)
+
+    threads = [threading.Thread(target=run) for _ in range(number)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(raised)
+
+
+def run_worlds_of_threads(backend: str) -> list[list[str]]:
+    raised = []
+    for _ in range(3):
+        raised.append(in_threads(3, lambda: dist.init_distributed(backend, verbose=False, timeout=20)))
+        dist.all_reduce(tensor := torch.ones(3))
+        assert tensor.tolist() == [2.0] * 3
+        raised.append(in_threads(3, dist.destroy_process_group))
+    return raised
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_threads_begin_and_end_one_world(bare_pools: Pools, backend: str) -> None:
+    """The second thread finds the world that the first began, and no world where the first has ended it."""
+    expected = [[], ["NotInitializedError"] * 2] * 3
+    assert bare_pools(2).run(run_worlds_of_threads, backend) == [expected, expected]
+
+
 def run_after_many_groups(times: int) -> str:
     """Make a wrong call in a group that comes after very many others, which are gone."""
     for _ in range(times):

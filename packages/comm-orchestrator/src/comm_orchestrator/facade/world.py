@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -37,6 +39,20 @@ __all__ = [
 ]
 
 
+class _Turn:
+    """The turn to begin or end the world, which the threads of a process do one after the other."""
+
+    lock = threading.RLock()
+
+    @classmethod
+    def renew(cls) -> None:
+        """Leave the turn to the process that forked this one."""
+        cls.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_Turn.renew)
+
+
 @with_keyword_errors
 def init_distributed(
     dist_backend: str | None = None,
@@ -52,6 +68,8 @@ def init_distributed(
     store: Store | None = None,
 ) -> None:
     """Set up distributed communication, wherever this process was started. Calling it again does nothing.
+
+    Of threads that call it at once, one sets it up and the others wait for that.
 
     A ``torch.distributed`` that somebody else initialised is adopted as it is. Otherwise rank information is taken from
     ``rank`` and ``world_size``, then from the launcher's environment variables, and a process that nobody launched
@@ -127,24 +145,25 @@ def init_process_group(
             f"{call}: pg_options: got {pg_options!r:.60}; expected None: call torch.distributed.init_process_group() "
             "with them, and init_distributed() then adopts what it made"
         )
-    if is_initialized() or c10d.is_initialized():
-        raise ArgumentError(
-            f"{call}: there is a world already; call destroy_process_group() first, or init_distributed(), which keeps "
-            "it"
+    with _Turn.lock:
+        if is_initialized() or c10d.is_initialized():
+            raise ArgumentError(
+                f"{call}: there is a world already; call destroy_process_group() first, or init_distributed(), which "
+                "keeps it"
+            )
+        device = None if device_id is None else _device(call, device_id)
+        _initialize(
+            orchestrator.InitOptions(
+                backend,
+                verbose=False,
+                timeout=timeout,
+                init_method=init_method,
+                rank=rank,
+                world_size=world_size,
+                store=store,
+                device=device,
+            )
         )
-    device = None if device_id is None else _device(call, device_id)
-    _initialize(
-        orchestrator.InitOptions(
-            backend,
-            verbose=False,
-            timeout=timeout,
-            init_method=init_method,
-            rank=rank,
-            world_size=world_size,
-            store=store,
-            device=device,
-        )
-    )
 
 
 def _device(call: str, device_id: torch.device | int) -> torch.device | None:
@@ -158,6 +177,12 @@ def _device(call: str, device_id: torch.device | int) -> torch.device | None:
 
 
 def _initialize(options: orchestrator.InitOptions) -> None:
+    with _Turn.lock:
+        _initialize_alone(options)
+
+
+def _initialize_alone(options: orchestrator.InitOptions) -> None:
+    """Begin a world, or keep the one that is there; for a caller that has the turn."""
     result = orchestrator.initialize(options)
     settings = result.config
     if not result.fresh:
@@ -257,15 +282,21 @@ def set_backend(name: str | None = None) -> None:
 @with_keyword_errors
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Free one group, or everything; after the latter ``init_distributed`` works again in this process."""
-    if group is None and not is_initialized():
+    if group is not None:
+        groups.destroy_process_group(group)
+        return
+    with _Turn.lock:
+        _end_world()
+
+
+def _end_world() -> None:
+    """Free everything; for a caller that has the turn."""
+    if not is_initialized():
         arguments.active("destroy_process_group")
         comms_log.end()
-        orchestrator.finalize()
-        return
-    if group is None:
+    else:
         comms_log.end()
         orchestrator.wait_for_others()
         forget_settings()
-    groups.destroy_process_group(group)
-    if group is None:
-        orchestrator.finalize()
+        groups.destroy_process_group()
+    orchestrator.finalize()
