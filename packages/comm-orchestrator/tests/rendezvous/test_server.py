@@ -11,6 +11,7 @@ import threading
 import time
 from datetime import timedelta
 
+import psutil
 import pytest
 
 from comm_orchestrator.rendezvous import client, protocol, server
@@ -44,6 +45,18 @@ def test_a_port_in_use_names_its_owner() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(server.PortInUseError, match=f"port {port} of 127.0.0.1 is in use by pid {os.getpid()}, "):
             server.listen("127.0.0.1", port, alone=True)
+
+
+def test_a_port_of_an_own_store_is_known_without_a_look_at_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = server.listen("127.0.0.1", 0, alone=True)
+    port = listener.getsockname()[1]
+    store = server.serve(listener, LIMIT)
+    looks: list[str] = []
+    monkeypatch.setattr(psutil, "net_connections", looks.append)
+    with pytest.raises(server.PortInUseError, match=f"port {port} of 127.0.0.1 is in use by pid {os.getpid()}, "):
+        server.listen("127.0.0.1", port, alone=True)
+    assert not looks
+    del store
 
 
 def test_a_loopback_interface_that_is_down_is_named_at_once() -> None:

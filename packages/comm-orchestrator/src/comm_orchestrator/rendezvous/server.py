@@ -58,6 +58,8 @@ def _owner(port: int, host: str | None) -> tuple[bool, int | None, str]:
     seen: tuple[bool, int | None, str] = False, None, ""
     try:
         own = {"0.0.0.0", "::"} | ({str(info[4][0]) for info in resolve(host, port, _NAMES_S)} if host else set())
+        if any(host is None or address in own for address in _addresses_of_stores(port)):
+            return True, os.getpid(), " ".join(psutil.Process().cmdline())[:120]  # a look at all processes takes long
         for connection in psutil.net_connections("tcp"):
             listens = connection.status == psutil.CONN_LISTEN and connection.laddr
             if listens and listens.port == port and (host is None or listens.ip in own):
@@ -67,6 +69,18 @@ def _owner(port: int, host: str | None) -> tuple[bool, int | None, str]:
     except (psutil.Error, OSError):
         return True, None, ""
     return seen
+
+
+def _addresses_of_stores(port: int) -> list[str]:
+    """Return where stores of this process listen at ``port``."""
+    found = []
+    for descriptor, inode in list(_listeners.items()):
+        with contextlib.suppress(OSError):
+            if os.fstat(descriptor).st_ino == inode:
+                with socket.socket(fileno=os.dup(descriptor)) as listener:
+                    address = listener.getsockname()
+                found += [str(address[0])] if address[1] == port else []
+    return found
 
 
 def listen(host: str, port: int, alone: bool) -> socket.socket:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import ipaddress
 import os
 import socket
@@ -234,17 +233,11 @@ def _scope(port: int) -> str:
 def _served(address: _Address, launch: LaunchInfo, limit: timedelta) -> tuple[TCPStore, str | None]:
     patience = Deadline(_CLOSING_S)
     attempts = 0
-    collected = False
     while True:
         attempts += 1
         try:
             listener = listen(address.host, address.port, alone=launch.local_world_size == launch.world_size)
         except PortInUseError as error:
-            if error.pid == os.getpid() and not collected:
-                # Where nothing but a cycle of references still holds the last store, it would end at any moment.
-                gc.collect()
-                collected = True
-                continue
             if error.pid == os.getpid():
                 with contextlib.suppress(RuntimeError):
                     return serve_again(address.host, address.port, limit), None
