@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["GONE", "is_alive", "process_image", "process_state", "start_time"]
+__all__ = ["GONE", "debugger_of", "is_alive", "process_image", "process_state", "start_time"]
 
 #: The states of a process that does nothing more of what it did.
 GONE = frozenset({"ended", "replaced"})
@@ -69,3 +70,14 @@ def process_state(pid: int, started: int = 0, image: int = 0) -> str:
 def is_alive(pid: int, started: int = 0, image: int = 0) -> bool:
     """Return whether the process runs its program; it may be stopped."""
     return process_state(pid, started, image) not in GONE
+
+
+def debugger_of(pid: int) -> str:
+    """Return the debugger that holds a process, such as ``"gdb, pid 12"``; empty where none is known to."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+        found = dict(line.partition(":")[::2] for line in lines)
+        tracer = found.get("TracerPid", "0").strip()
+        if found.get("State", "").split()[:1] == ["t"] and tracer != "0":
+            return f"{Path(f'/proc/{tracer}/comm').read_text(errors='replace').strip()}, pid {tracer}"
+    return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -105,6 +106,18 @@ def test_a_stopped_rank(postmortem: Postmortem, tmp_path: Path) -> None:
         code, shown = postmortem(tmp_path)
     assert (code, verdict(shown).partition(" (")[0]) == (1, "verdict: stopped: rank 1")
     assert "rank 1: stopped" in shown
+
+
+def test_a_rank_that_a_debugger_holds(postmortem: Postmortem, tmp_path: Path) -> None:
+    ptrace, attach, detach = ctypes.CDLL(None).ptrace, 16, 17  # of <sys/ptrace.h>
+    with writers(tmp_path, {0: [*STEP, HANGS], 1: STEP}) as ranks:
+        if ptrace(attach, ranks[1].pid, None, None):
+            pytest.skip("this machine does not let this process debug another one")
+        os.waitid(os.P_PID, ranks[1].pid, os.WSTOPPED | os.WNOWAIT)
+        _, shown = postmortem(tmp_path)
+        ptrace(detach, ranks[1].pid, None, None)
+    own = f"{Path('/proc/self/comm').read_text().strip()}, pid {os.getpid()}"
+    assert f"is held by a debugger ({own})" in verdict(shown)
 
 
 def test_ranks_that_were_all_killed(postmortem: Postmortem, tmp_path: Path) -> None:

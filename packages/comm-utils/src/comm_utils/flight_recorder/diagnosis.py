@@ -196,8 +196,10 @@ def _names(snapshot: RankSnapshot, rank: int) -> bool:
 
 
 def _stopped(snapshot: RankSnapshot) -> str:
-    remedy = f"kill -CONT {snapshot.header.pid} lets it go on"
-    return f"rank {snapshot.rank} ({snapshot.where}) is stopped (SIGSTOP; {remedy}): it {describe_rank(snapshot)}"
+    held = f"is stopped (SIGSTOP; kill -CONT {snapshot.header.pid} lets it go on)"
+    if snapshot.debugger:
+        held = f"is held by a debugger ({snapshot.debugger})"
+    return f"rank {snapshot.rank} ({snapshot.where}) {held}: it {describe_rank(snapshot)}"
 
 
 def _lost(snapshot: RankSnapshot, group: RingGroup) -> Finding:

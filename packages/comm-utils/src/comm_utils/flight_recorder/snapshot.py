@@ -14,7 +14,7 @@ from comm_utils.flight_recorder.layout import IN_BACKGROUND, LANES, ON_DEVICE
 from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, packed_ranks, unpacked_ranks
 from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.scanning import open_numbers
-from comm_utils.process_state import GONE, process_state
+from comm_utils.process_state import GONE, debugger_of, process_state
 
 __all__ = ["RECENT", "RankSnapshot", "decode_snapshot", "encode_snapshot", "take_snapshot"]
 
@@ -41,6 +41,7 @@ class RankSnapshot:
         stack: where it was in Python, if it was written down.
         taken_ns: when, by the monotonic clock of its host.
         threads: so many have made calls.
+        debugger: holds its process, which is stopped; empty where none is known to.
     """
 
     header: RingHeader
@@ -50,6 +51,7 @@ class RankSnapshot:
     stack: Stack | None = None
     taken_ns: int = 0
     threads: int = 1
+    debugger: str = ""
 
     @property
     def rank(self) -> int:
@@ -141,9 +143,10 @@ def take_snapshot(reader: RingReader, is_local: bool = True, recent: int = RECEN
     process = process_state(*header.process) if is_local else "unknown"
     if header.state in (1, 2) and process != "ended":
         process = "left"
-    taken = time.perf_counter_ns()
+    debugger = debugger_of(header.pid) if process == "stopped" else ""
+    taken, failures = time.perf_counter_ns(), tuple(reader.failures)
     return RankSnapshot(
-        header, process, tuple(calls), tuple(reader.failures), reader.stack(), taken, reader.word("threads")
+        header, process, tuple(calls), failures, reader.stack(), taken, reader.word("threads"), debugger
     )
 
 
@@ -176,6 +179,7 @@ def encode_snapshot(snapshot: RankSnapshot) -> bytes:
         "stack": None if snapshot.stack is None else asdict(snapshot.stack),
         "taken_ns": snapshot.taken_ns,
         "threads": snapshot.threads,
+        "debugger": snapshot.debugger,
     }
     return json.dumps(content, separators=(",", ":")).encode()
 
@@ -221,6 +225,7 @@ def _decoded(content: Any) -> RankSnapshot:
         else Stack(_text(content["stack"]["text"]), _as("int", content["stack"]["at_ns"])),
         _as("int", content["taken_ns"]),
         _as("int", content["threads"]),
+        _text(content.get("debugger", "")),
     )
 
 
