@@ -280,6 +280,36 @@ def test_a_rank_that_was_interrupted_notes_it_and_refuses_further_calls(call: st
     assert any("rank 1 was interrupted (SIGINT)" in text for text in noted), noted
 
 
+class Alarm(Exception):
+    """Raised by a program's own handler of SIGALRM."""
+
+
+def has_an_alarm_in_a_message_that_times_out() -> str:
+    """Rank 1 has a signal in a message; gloo lets the handler run when the call has failed. Return the next error."""
+    dist.init_distributed("gloo", timeout=5, verbose=False, config={"timeouts": {"init_s": TIMEOUT_S}})
+    rank = dist.get_rank()
+    if rank == 1:
+
+        def handler(*_: object) -> None:
+            raise Alarm
+
+        signal.signal(signal.SIGALRM, handler)
+        signal.alarm(1)
+        with pytest.raises(Alarm):
+            dist.recv(torch.ones(10), 0)
+    with pytest.raises(CommError) as raised:
+        dist.all_reduce(torch.ones(10)) if rank == 1 else dist.recv(torch.ones(10), 1, timeout=2 * TIMEOUT_S)
+    return f"{raised.typename}: {raised.value}"
+
+
+def test_a_handler_that_raises_in_a_message_that_timed_out_is_named() -> None:
+    found = run_ranks(has_an_alarm_in_a_message_that_times_out, 2, timeout_s=4 * TIMEOUT_S)
+    assert found[0].startswith("PeerLostError"), found
+    assert found[1].startswith("BrokenGroupError"), found
+    for text in found:
+        assert "rank 1 was interrupted (Alarm, after Timed out waiting " in text, found
+
+
 def await_files(folder: str, names: str) -> bool:
     """Return whether ranks have made their files, for which it waits."""
     end = time.monotonic() + 2 * TIMEOUT_S

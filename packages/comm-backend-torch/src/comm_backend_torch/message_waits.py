@@ -24,6 +24,7 @@ import torch
 from comm_backend_torch.waits import NOTICE_S, Wait, interrupted
 from comm_backend_torch.work import left
 from comm_utils import threads
+from comm_utils.torch_support.failures import summarize
 from comm_utils.torch_support.group_state import GroupState
 
 __all__ = ["abort", "message_wait", "wake"]
@@ -53,8 +54,22 @@ def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
     except KeyboardInterrupt:
         interrupted(state)
         raise
+    except BaseException as error:
+        # What a handler of a signal raises takes the place of a failed wait's error, which nobody else hears of.
+        failure = None if isinstance(error, RuntimeError) else _failure_before(error)
+        if failure is not None:
+            interrupted(state, f"{type(error).__name__}, after {summarize(failure)}")
+        raise
     if not has_ended:
         raise RuntimeError("Connection closed by peer")
+
+
+def _failure_before(error: BaseException) -> RuntimeError | None:
+    """Return the error of the library that was on its way when ``error`` was raised."""
+    before = error.__context__
+    while not (before is None or isinstance(before, RuntimeError)):
+        before = before.__context__
+    return before
 
 
 def wake(state: GroupState) -> None:

@@ -103,10 +103,10 @@ def _wait_to_the_end(state: GroupState, work: Any, end: float | None) -> None:
             raise RuntimeError("Connection closed by peer")
 
 
-def interrupted(state: GroupState) -> None:
+def interrupted(state: GroupState, by: str = "SIGINT") -> None:
     """End the group, as this rank leaves a call in which the others wait for it."""
     rank = state.ranks[state.rank]
-    trouble = Trouble(BrokenGroupError, f"rank {rank} was interrupted (SIGINT) in a call", (rank,))
+    trouble = Trouble(BrokenGroupError, f"rank {rank} was interrupted ({by}) in a call", (rank,))
     state.fall_into(trouble)
     slot.fast_paths.clear()  # which do not look whether the group is broken
     WATCH.tell(state.name, BrokenGroupError(trouble.text), trouble)
