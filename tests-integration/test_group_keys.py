@@ -12,7 +12,7 @@ import comm_orchestrator as dist
 from comm_utils.testing import run_ranks
 
 LIBRARIES = [
-    pytest.param("gloo", {}, "comm-ready/", id="gloo"),
+    pytest.param("gloo", {}, "", id="gloo"),
     pytest.param("ccl", {"CCL_SHARED_MEMORY": "1"}, "", id="shared-memory"),
     pytest.param("ccl", {"CCL_SHARED_MEMORY": "0"}, "//process/", id="oneccl"),
 ]

@@ -19,7 +19,7 @@ from comm_utils.group_names import listed
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
 from comm_utils.torch_support.initialization import check_gloo_descriptors, device_libraries
-from comm_utils.torch_support.store_waits import StoreWait, answers, store_has_gone
+from comm_utils.torch_support.store_waits import StoreWait, answers, delete_read_keys, store_has_gone
 from comm_utils.watch.watch import WATCH
 
 __all__ = ["GroupMaker"]
@@ -154,4 +154,7 @@ class GroupMaker:
         if "ccl" in device_libraries(library).values():  # its members connect in their own way
             agree(store, key, wait, rank, refusal, limit)
             return create()
-        return make_with_gloo(store, key, wait, rank, refusal, limit, create, c10d.destroy_process_group)
+        made = make_with_gloo(store, key, wait, rank, refusal, limit, create, c10d.destroy_process_group)
+        addresses = [f"{made.group_name}//cpu//0/{one}" for one in range(len(group.ranks))]  # where gloo puts them
+        delete_read_keys(store, addresses, f"{key}/connected-all", len(group.ranks))
+        return made
