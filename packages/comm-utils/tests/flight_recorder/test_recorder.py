@@ -553,18 +553,45 @@ print(sorted(str(path.relative_to(here)) for path in here.rglob("*.ring")))
 """
 
 
-def test_kept_jobs_leave_room_in_a_small_file_system(tmp_path: Path) -> None:
-    def mounted(*command: str) -> subprocess.CompletedProcess[str]:
-        script = f"mount -t tmpfs -o size=4m tmpfs {tmp_path} && exec " + '"$@"'
-        line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh", *command]
-        return subprocess.run(line, capture_output=True, text=True, timeout=60)
+def mounted(mounting: str, *program: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program where a shell command has mounted something for it alone."""
 
-    if shutil.which("unshare") is None or mounted("true").returncode != 0:
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        line = ["unshare", "--mount", "--propagation", "private", "sh", "-c", f'{mounting} && exec "$@"', "sh"]
+        return subprocess.run([*line, *command], capture_output=True, text=True, timeout=60)
+
+    if shutil.which("unshare") is None or run("true").returncode != 0:
         pytest.skip("needs a mount namespace of its own")
-    found = mounted(sys.executable, "-c", _IN_A_SMALL_FILE_SYSTEM, str(tmp_path))
+    found = run(sys.executable, "-c", *program)
     assert found.returncode == 0, found.stderr
+    return found
+
+
+def test_kept_jobs_leave_room_in_a_small_file_system(tmp_path: Path) -> None:
+    found = mounted(f"mount -t tmpfs -o size=4m tmpfs {tmp_path}", _IN_A_SMALL_FILE_SYSTEM, str(tmp_path))
     # A twentieth of the file system each, of which an eighth stays; then none, as the new job has no room otherwise.
     assert found.stdout.splitlines() == ["['ended-2', 'ended-3']", "['job/rank-0.ring']"]
+
+
+_ON_A_READ_ONLY_HOST = """
+import os
+from comm_utils.flight_recorder.recorder import FlightRecorder
+
+os.chdir("/proc")  # where no file can be made, either
+recorder = FlightRecorder()
+recorder.open(0, 1, "job")
+print(recorder.path, recorder.memory.word("recorded"))
+"""
+
+
+def test_no_folder_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(variable, raising=False)
+    read_only = "mount --bind $place $place && mount -o remount,bind,ro $place"
+    found = mounted(f"for place in /dev/shm /tmp /var/tmp; do {read_only} || exit; done", _ON_A_READ_ONLY_HOST)
+    assert found.stdout == "None 1\n"
+    assert "the flight recorder has no file" in found.stderr
+    assert "No usable temporary directory" in found.stderr
 
 
 def test_a_job_of_another_container_is_not_pruned(tmp_path: Path) -> None:

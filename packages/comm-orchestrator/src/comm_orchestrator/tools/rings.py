@@ -82,13 +82,15 @@ def opened_job(where: str | None, prefers_running: bool = False) -> Iterator[Job
 
 
 def _folder(where: str | None) -> Path:
+    if where is not None and Path(where).is_dir():
+        return Path(where)
     configured = comm_config.load_config().flight_recorder.directory
-    base = default_directory() if configured is None else Path(configured)
+    try:
+        base = default_directory() if configured is None else Path(configured)
+    except OSError as error:
+        raise ArgumentError(f"{error.strerror}; give the folder that has the rings") from error
     if where is None:
         return base
-    folder = Path(where)
-    if folder.is_dir():
-        return folder
     if "/" not in where and (base / where).is_dir():
         return base / where
     raise ArgumentError(

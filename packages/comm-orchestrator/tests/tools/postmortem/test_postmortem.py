@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -241,6 +243,22 @@ def test_a_job_by_its_name(postmortem: Postmortem, tmp_path: Path) -> None:
         ranks[0].leave()
     assert f"job {name} of 1 rank" in shown
     assert not (default_directory() / name).exists()
+
+
+def test_no_folder_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(variable, raising=False)
+    read_only = "mount --bind $place $place && mount -o remount,bind,ro $place"
+    script = f'for place in /dev/shm /tmp /var/tmp; do {read_only} || exit; done; cd /proc; exec "$@"'
+    apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, "sh"]
+    if not shutil.which("unshare") or subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a mount namespace of its own")
+    command = [sys.executable, "-m", "comm_orchestrator", "postmortem"]
+    found = subprocess.run([*apart, *command], capture_output=True, text=True, timeout=60, check=False)
+    assert found.returncode == 2
+    assert "Traceback" not in found.stderr
+    assert "No usable temporary directory" in found.stderr
+    assert "give the folder that has the rings" in found.stderr
 
 
 def test_the_directory_of_the_configuration(

@@ -41,7 +41,11 @@ _KEPT_SHARE = 1 / 8
 
 
 def default_directory() -> Path:
-    """Return the folder that has the folders of jobs where none is configured."""
+    """Return the folder that has the folders of jobs where none is configured.
+
+    Raises:
+        OSError: no folder of this machine can be written.
+    """
     memory = Path("/dev/shm")
     base = memory if os.access(memory, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
     return base / f"comm-flight-{os.getuid()}"

@@ -116,8 +116,8 @@ class FlightRecorder:
             if not settings.enabled:
                 return
             records = 1 << max(4, min(settings.records, LARGEST_RECORDS) - 1).bit_length()
-            directory = default_directory() if settings.directory is None else Path(settings.directory)
             try:
+                directory = default_directory() if settings.directory is None else Path(settings.directory)
                 path, descriptor = self._create_ring(directory, job, rank, ring_bytes(records))
             except OSError as error:
                 logger.warning(
