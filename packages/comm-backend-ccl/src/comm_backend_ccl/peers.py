@@ -9,16 +9,13 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
 from comm_utils.host_identity import host_identity
 from comm_utils.log import logger
+from comm_utils.process_state import is_ending
 
 __all__ = ["Peers", "Process", "this_process"]
-
-# Of the kernel's include/linux/sched.h.
-_PF_EXITING = 0x4
 
 
 @dataclass(frozen=True)
@@ -36,15 +33,6 @@ class Process:
 
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host}"
-
-
-def _is_ending(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except OSError:
-        return True
-    # Behind the name, which may hold anything: state, ppid, pgrp, session, tty, tpgid, flags.
-    return bool(int(stat.rpartition(")")[2].split()[6]) & _PF_EXITING)
 
 
 def this_process() -> Process:
@@ -148,9 +136,7 @@ class Peers:
 
     def any_ending(self) -> bool:
         """Return whether a rank on this host is on its way out: its connections may close long before it has gone."""
-        return any(
-            index not in self._gone and _is_ending(self.processes[index].pid) for index in self._watched.values()
-        )
+        return any(index not in self._gone and is_ending(self.processes[index].pid) for index in self._watched.values())
 
     def close(self) -> None:
         with self._lock:

@@ -6,21 +6,34 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["GONE", "debugger_of", "is_alive", "process_image", "process_state", "start_time"]
+__all__ = ["GONE", "debugger_of", "is_alive", "is_ending", "process_image", "process_state", "start_time"]
 
 #: The states of a process that does nothing more of what it did.
 GONE = frozenset({"ended", "replaced"})
 
+# Of the kernel's include/linux/sched.h.
+_PF_EXITING = 0x4
 _HAS_PROC = Path("/proc/self/stat").exists()
 
 
 def _fields(pid: int) -> list[str] | None:
-    """Return the fields of ``/proc/PID/stat`` from the third, the state, on; None where there is no such process."""
+    """Return the fields of ``/proc/PID/stat`` from the third, the state, on; None where they cannot be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
     return text.rpartition(")")[2].split()
+
+
+def _exists(pid: int) -> bool:
+    """Return whether there is such a process, also where ``/proc`` does not show it to this user (``hidepid``)."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def start_time(pid: int | None = None) -> int:
@@ -60,6 +73,8 @@ def process_state(pid: int, started: int = 0, image: int = 0) -> str:
     if not _HAS_PROC:
         return "unknown"
     fields = _fields(pid)
+    if fields is None and _exists(pid):
+        return "unknown"
     if not fields or fields[0] in "ZX" or (started and len(fields) > 19 and int(fields[19]) != started):
         return "ended"
     if image and _image(fields) not in (0, image):
@@ -81,3 +96,9 @@ def debugger_of(pid: int) -> str:
         if found.get("State", "").split()[:1] == ["t"] and tracer != "0":
             return f"{Path(f'/proc/{tracer}/comm').read_text(errors='replace').strip()}, pid {tracer}"
     return ""
+
+
+def is_ending(pid: int) -> bool:
+    """Return whether the process is on its way out, or has ended, as far as this one can see."""
+    fields = _fields(pid)
+    return not _exists(pid) if fields is None else bool(int(fields[6]) & _PF_EXITING)

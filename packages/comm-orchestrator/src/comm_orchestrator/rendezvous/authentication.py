@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from comm_config.secret import SECRET_VARIABLE
 from comm_utils import json_files
 from comm_utils.errors import ArgumentError, LaunchError
+from comm_utils.process_state import is_alive
 
 __all__ = [
     "Seal",
@@ -267,7 +268,7 @@ def _remove_stale(folder: Path) -> None:
             with path.open("rb") as opened:
                 written = _Written.decoded(opened.read(_MOST_FILE_BYTES))
             # Another container may share the folder, but not the process ids.
-            if written and written.pids == _pid_namespace() and not Path(f"/proc/{written.pid}").exists():
+            if written and written.pids == _pid_namespace() and not is_alive(written.pid):
                 path.unlink()
 
 
