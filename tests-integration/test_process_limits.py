@@ -147,6 +147,33 @@ def test_members_learn_at_once_who_cannot_make_a_group(rank_environment: dict[st
         assert took_s < 10 * patience()
 
 
+def make_a_group_for_which_one_has_no_threads(left: int) -> str:
+    dist.init_distributed("gloo", verbose=False, timeout=60)
+    user, free = os.getresuid(), resource.getrlimit(resource.RLIMIT_NPROC)
+    if dist.get_rank() == 1:  # as a user without other processes; the limit does not hold for root
+        os.setresuid(*[50_000 + os.getpid() % 10_000] * 2, 0)
+        resource.setrlimit(resource.RLIMIT_NPROC, (len(os.listdir("/proc/self/task")) + left, free[1]))
+    with pytest.raises(dist.BackendUnavailableError) as caught:
+        dist.new_group([0, 1])
+    os.setresuid(*user)
+    resource.setrlimit(resource.RLIMIT_NPROC, free)
+    group = dist.new_group([0, 1])
+    tensor = torch.ones(3)
+    dist.all_reduce(tensor, group=group)
+    assert tensor.tolist() == [2.0] * 3
+    return str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without other processes")
+@pytest.mark.parametrize("left", [0, 2])
+def test_members_learn_who_has_no_threads_for_a_group(rank_environment: dict[str, Any], left: int) -> None:
+    found = run_ranks(make_a_group_for_which_one_has_no_threads, 2, left, env=rank_environment)
+    for rank, message in enumerate(found):
+        assert message.startswith("new_group: rank 1: this process cannot start another thread; the user's limit is ")
+        assert "ulimit -u" in message
+        assert message.endswith("[reported by rank 1; rank 0 could go on]") == (rank == 0)
+
+
 def make_a_group_alone() -> str:
     dist.init_distributed("gloo", verbose=False, timeout=60)
     if dist.get_rank() == 1:

@@ -1,6 +1,6 @@
 """Limits of this process that leave no room to communicate, found before a library fails in the middle of its start.
 
-gloo ends the process where a connection comes in and no descriptor is left for it.
+gloo ends the process where a connection comes in and no descriptor is left for it, or where it can start no thread.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import contextlib
 import os
 import re
 import sys
+import threading
 from pathlib import Path
 
 from comm_utils.errors import BackendUnavailableError
 
-__all__ = ["check_address_space", "check_descriptors", "free_descriptors", "lack_of_threads"]
+__all__ = ["check_address_space", "check_descriptors", "check_threads", "free_descriptors", "lack_of_threads"]
 
 # Of Python, and of C++'s std::thread.
 _NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable", re.IGNORECASE)
@@ -72,6 +73,30 @@ def check_address_space(who: str, needed_mib: int) -> None:
                 f"{needed_mib} MiB at least: raise the limit before the start (ulimit -v unlimited, or LimitAS= of a "
                 "service)"
             )
+
+
+def check_threads(who: str, needed: int) -> None:
+    """Check that this process can start ``needed`` more threads, by starting them.
+
+    Args:
+        who: the call and the rank, for the message.
+
+    Raises:
+        BackendUnavailableError: it cannot; names the limits and how to raise them.
+    """
+    all_run = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(needed):
+            thread = threading.Thread(target=all_run.wait, daemon=True)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise BackendUnavailableError(f"{who}: {lack_of_threads(error) or error}") from error
+    finally:
+        all_run.set()
+        for thread in started:
+            thread.join()
 
 
 def _limit(name: str) -> int | None:

@@ -16,9 +16,10 @@ from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutErr
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import listed
+from comm_utils.process_limits import lack_of_threads
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
-from comm_utils.torch_support.initialization import check_gloo_descriptors, device_libraries
+from comm_utils.torch_support.initialization import device_libraries, gloo_refusal
 from comm_utils.torch_support.store_waits import StoreWait, answers, delete_read_keys, store_has_gone
 from comm_utils.watch.watch import WATCH
 
@@ -105,11 +106,12 @@ class GroupMaker:
             raise
         except (RuntimeError, MemoryError) as error:
             if is_exhausted(error):
-                raise BackendUnavailableError(
-                    f"{who}: the system refused what a group of {len(ranks)} ranks needs; destroy groups that are not "
-                    "used any more, or raise the limits of descriptors (ulimit -n) and of memory (ulimit -v) "
+                lack = lack_of_threads(error) or (
+                    f"the system refused what a group of {len(ranks)} ranks needs; destroy groups that are not used "
+                    "any more, or raise the limits of descriptors (ulimit -n) and of memory (ulimit -v) "
                     f"[{summarize(error)}]"
-                ) from error
+                )
+                raise BackendUnavailableError(f"{who}: {lack}") from error
             kind = classify(error)
             if kind is None or isinstance(error, CommError):
                 raise
@@ -143,11 +145,7 @@ class GroupMaker:
     ) -> ProcessGroup:
         """Make a group whose library waits for all members; refuse it on all if one cannot open what it needs."""
         group, library = wait.group, wait.group.backend
-        refusal = None
-        try:
-            check_gloo_descriptors(f"{wait.call}: rank {rank}", library, len(group.ranks))
-        except BackendUnavailableError as error:
-            refusal = error
+        refusal = gloo_refusal(f"{wait.call}: rank {rank}", library, len(group.ranks))
         self._attempts[group.name] += 1
         key = f"comm-ready/{group.name}/{self._attempts[group.name]}"
         limit = limit or internals._get_default_timeout(internals.Backend("gloo"))

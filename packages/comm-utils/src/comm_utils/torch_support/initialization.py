@@ -16,7 +16,7 @@ from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import SHORTEST_TIMEOUT
-from comm_utils.process_limits import check_descriptors
+from comm_utils.process_limits import check_descriptors, check_threads, lack_of_threads
 from comm_utils.torch_support.connecting import is_still_connecting
 from comm_utils.torch_support.device_calls import can_follow, keep_process_alive
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
@@ -29,8 +29,8 @@ from comm_utils.watch.watch import WATCH
 __all__ = [
     "availability",
     "check_available",
-    "check_gloo_descriptors",
     "device_libraries",
+    "gloo_refusal",
     "initialize",
     "timeout_of",
     "world_timeout",
@@ -116,7 +116,6 @@ def initialize(setup: Setup) -> None:
         PeerLostError: another rank ended meanwhile.
     """
     check_available(setup.backend)
-    check_gloo_descriptors(f"init_distributed: rank {setup.rank}", setup.backend, setup.world_size)
     uses_nccl = "nccl" in device_libraries(setup.backend).values()
     if uses_nccl and setup.world_size > 1 and WATCH.settings.enabled and can_follow("cuda"):
         keep_process_alive(os.environ)
@@ -140,11 +139,11 @@ def initialize(setup: Setup) -> None:
         if isinstance(error, CommError):
             raise
         if is_exhausted(error):
-            raise BackendUnavailableError(
-                f"rank {setup.rank} of {setup.world_size}: the system refused what the {setup.backend} world group "
-                "needs; raise the limits of descriptors (ulimit -n) and of memory (ulimit -v) before the start "
-                f"[{summarize(error)}]"
-            ) from error
+            lack = lack_of_threads(error) or (
+                f"the system refused what the {setup.backend} world group needs; raise the limits of descriptors "
+                f"(ulimit -n) and of memory (ulimit -v) before the start [{summarize(error)}]"
+            )
+            raise BackendUnavailableError(f"rank {setup.rank} of {setup.world_size}: {lack}") from error
         kind = classify(error)
         if kind is None:
             raise
@@ -161,7 +160,10 @@ def initialize(setup: Setup) -> None:
 
 def _make_world(setup: Setup, make: Callable[[], None]) -> None:
     libraries = {*device_libraries(setup.backend).values()}
+    refusal = gloo_refusal(f"init_distributed: rank {setup.rank}", setup.backend, setup.world_size)
     if setup.world_size == 1 or "gloo" not in libraries or "ccl" in libraries:
+        if refusal is not None:
+            raise refusal
         return make()
     if is_still_connecting("gloo"):  # and would make a world of its own when that succeeds
         raise PeerLostError(
@@ -172,22 +174,28 @@ def _make_world(setup: Setup, make: Callable[[], None]) -> None:
     limit = setup.timeout or internals._get_default_timeout(internals.Backend("gloo"))
     wait = StoreWait("init_distributed", "connecting", planned, setup.rank, limit.total_seconds(), is_alone=True)
     return make_with_gloo(
-        setup.store, "comm-world", wait, setup.rank, None, limit, make, lambda _: c10d.destroy_process_group()
+        setup.store, "comm-world", wait, setup.rank, refusal, limit, make, lambda _: c10d.destroy_process_group()
     )
 
 
 # Of a group of gloo, beside one for each member, with some to spare for what the program opens meanwhile.
 _GLOO_DESCRIPTORS = 8
+# Three of a group of gloo, and as many again, as those that were tried may still be ending.
+_GLOO_THREADS = 6
 
 
-def check_gloo_descriptors(who: str, backend: str, world_size: int) -> None:
-    """Check that this process may open what a group of gloo needs: it connects every rank to every other.
+def gloo_refusal(who: str, backend: str, world_size: int) -> BackendUnavailableError | None:
+    """Return why this process cannot have what a group of gloo needs, None if it can.
 
-    Raises:
-        BackendUnavailableError: it may not; names the limit.
+    gloo connects every rank to every other, and starts threads of its own.
     """
     if "gloo" in device_libraries(backend).values():
-        check_descriptors(who, _GLOO_DESCRIPTORS + world_size)
+        try:
+            check_descriptors(who, _GLOO_DESCRIPTORS + world_size)
+            check_threads(who, _GLOO_THREADS)
+        except BackendUnavailableError as error:
+            return error
+    return None
 
 
 def world_timeout() -> timedelta | None:
