@@ -760,6 +760,18 @@ def test_6_wrong_configuration(bare_pools: Pools, config: Any, texts: tuple[str,
         assert text in found
 
 
+def test_a_wrong_configuration_brings_no_warning_about_the_port() -> None:
+    program = (
+        "import comm_orchestrator; comm_orchestrator.init_distributed('gloo', config={'timeouts': {'init_s': -1}})"
+    )
+    launched = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    found = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **launched}, capture_output=True, text=True, timeout=60
+    )
+    assert "timeouts.init_s: got -1" in found.stderr
+    assert "is ignored" not in found.stderr
+
+
 def run_module() -> tuple[str, bool]:
     dist.initialize_module({"process_group": {"backend": "gloo"}, "comms_logger": {"enabled": True}})
     try:

@@ -226,15 +226,20 @@ def _settings(options: InitOptions) -> comm_config.Settings:
         process_group__backend=options.dist_backend,
         process_group__init_method=options.init_method,
         timeouts__collective_s=timeout.total_seconds() if isinstance(timeout, timedelta) else timeout,
-        launch__master_port=None if options.distributed_port == 29500 else options.distributed_port,
+        launch__master_port=_given_port(options),
         launch__auto_mpi_discovery=None if options.auto_mpi_discovery is True else options.auto_mpi_discovery,
     )
+
+
+def _given_port(options: InitOptions) -> int | None:
+    """Return the port that the program passed; None where it is the default."""
+    return None if options.distributed_port == InitOptions.distributed_port else options.distributed_port
 
 
 def _report_to_peers(options: InitOptions, error: ConfigurationError) -> None:
     """Not leave the other ranks waiting for one that cannot come."""
     with suppress(CommError, comm_config.ConfigError):
-        where = {"process_group.init_method": options.init_method, "launch.master_port": options.distributed_port}
+        where = {"process_group.init_method": options.init_method, "launch.master_port": _given_port(options)}
         known = comm_config.resolve(environ={}, overrides=where)
         own_rendezvous = options.init_method is not None or options.store is not None
         launch = rank_discovery.find(os.environ, options.rank, options.world_size, known, own_rendezvous)
