@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -94,6 +95,28 @@ def test_the_processes_of_a_user_share_a_file(folder: Path) -> None:
     assert printed[2] != secret.hex()
     assert [one.name for one in folder.iterdir()] == [file.name]  # the other process has removed its own
     remove_secrets()
+    assert not folder.exists()
+
+
+def test_processes_share_a_file_where_there_are_no_hard_links(folder: Path) -> None:
+    code = (
+        "import errno, os, sys; from pathlib import Path\n"
+        "from comm_orchestrator.rendezvous import authentication as a\n"
+        "def refuse(*_): raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))\n"
+        f"os.link, a._PARENTS = refuse, (Path({str(folder.parent)!r}),)\n"
+        "print(a.share_secret('job').hex(), a.file_secret('job').hex(), flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    with contextlib.ExitStack() as stack:  # closing their input ends them
+        started = [
+            stack.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+            for _ in range(3)
+        ]
+        secrets = {secret for one in started if one.stdout is not None for secret in one.stdout.readline().split()}
+        (file,) = folder.iterdir()
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [one.returncode for one in started] == [0, 0, 0]
+    assert len(secrets) == 1
     assert not folder.exists()
 
 

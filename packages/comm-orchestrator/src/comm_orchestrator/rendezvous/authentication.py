@@ -165,7 +165,7 @@ def share_secret(identity: str) -> bytes | None:
     full = []
     for parent in _PARENTS:
         path = parent / f"comm-{os.getuid()}" / _file_name(identity)
-        for _ in range(10):  # another rank may remove the folder while it is empty
+        for _ in range(10):  # another rank may remove the folder while it is empty, or be about to write the file
             try:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 if not _is_private(path.parent, stat.S_ISDIR):
@@ -177,7 +177,7 @@ def share_secret(identity: str) -> bytes | None:
                 _remove_stale(path.parent)
                 return _write(path) or _read(path)
             except FileNotFoundError:
-                continue
+                time.sleep(0.01)
             except LaunchError:
                 raise
             except OSError as error:
@@ -233,11 +233,16 @@ def _write(path: Path) -> bytes | None:
     """Make the file at once with its contents; None where another process was first."""
     secret = secrets.token_bytes(_SECRET_BYTES)
     own = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    file = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    namespace = _pid_namespace() if Path("/proc/self/ns/pid").exists() else ""
+    content = _Written(os.getpid(), namespace, secret).encoded()
     try:
-        namespace = _pid_namespace() if Path("/proc/self/ns/pid").exists() else ""
-        os.write(file, _Written(os.getpid(), namespace, secret).encoded())
-        os.link(own, path)
+        _create(own, content)
+        try:
+            os.link(own, path)
+        except FileExistsError:
+            raise
+        except OSError:  # the file system has no hard links; readers come again while the file is empty
+            _create(path, content)
         if not _written:
             atexit.register(remove_secrets)
         _written.add(path)
@@ -245,8 +250,18 @@ def _write(path: Path) -> bytes | None:
     except FileExistsError:
         return None
     finally:
+        own.unlink(missing_ok=True)
+
+
+def _create(path: Path, content: bytes) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(file, content)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
         os.close(file)
-        own.unlink()
 
 
 def _read(path: Path) -> bytes:
@@ -255,7 +270,10 @@ def _read(path: Path) -> bytes:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise PermissionError(f"{path} is not a private file of this user")
-        written = _Written.decoded(opened.read(_MOST_FILE_BYTES))
+        text = opened.read(_MOST_FILE_BYTES)
+    if not text:
+        raise FileNotFoundError(f"{path} is not written yet")
+    written = _Written.decoded(text)
     if written is None:
         raise PermissionError(f"{path} holds no secret")
     return written.secret
