@@ -11,8 +11,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as c10d
 
-from comm_backend_ccl import communicator_factory, shared_memory
+from comm_backend_ccl import communicator_factory, oneccl_library, shared_memory
 from comm_backend_ccl.communicator import Communicator
+from comm_utils.errors import BackendUnavailableError
 from comm_utils.testing import run_ranks
 
 pytestmark = pytest.mark.skipif(shared_memory.unavailable_reason() is not None, reason="no shared memory")
@@ -77,3 +78,20 @@ def run_counted(ranks: int) -> int:
 
 def test_members_do_not_ask_for_the_records_of_others_one_by_one() -> None:
     assert run_ranks(run_counted, 3, 3, env={"CCL_SHARED_MEMORY_PROFILE": "0"}) == [0, 0, 0]
+
+
+def run_connected_wrongly() -> str:
+    """Return the error of a member whose number is another one to oneCCL."""
+    create = oneccl_library.create
+    oneccl_library.create = lambda size, rank, get, put: create(size, (rank + 1) % size, get, put)
+    store, rank, size = next(c10d.rendezvous("env://"))
+    with pytest.raises(BackendUnavailableError) as caught:
+        communicator_factory.make_communicator(store, rank, size, timedelta(seconds=60))
+    return str(caught.value)
+
+
+@pytest.mark.skipif(oneccl_library.unavailable_reason() is not None, reason="no oneCCL")
+def test_ranks_that_oneccl_connects_wrongly_raise() -> None:
+    found = run_ranks(run_connected_wrongly, 3, env={"CCL_SHARED_MEMORY": "0"})
+    for message in found:
+        assert " of the group of ranks [0, 1, 2] with ranks [2, 0, 1]; use dist_backend='gloo'" in message, message

@@ -15,6 +15,13 @@ namespace {
 
 std::atomic<int> next_id{1};
 
+// Under such keys, each rank writes its host name and pid, and oneCCL takes ranks with equal values for one process.
+// Ranks in containers share both: a host's name, and pid 1.
+bool names_process(const ccl::string_class &key) {
+    static constexpr char prefix[] = "PROCESS_THREAD_NAME";
+    return std::strncmp(key.c_str(), prefix, sizeof prefix - 1) == 0;
+}
+
 void pause(long nanoseconds) {
     const timespec nap{0, nanoseconds};
     nanosleep(&nap, nullptr);
@@ -42,6 +49,11 @@ ccl::vector_class<char> GroupStore::get(const ccl::string_class &key) {
         }
         if (size > 0 || optional) {
             value.resize(static_cast<size_t>(size));
+            if (names_process(key) && own_name_ != key.c_str()) {
+                // A name that no other rank has: a pid ends in no slash, and another rank has another key.
+                const std::string name = std::string(key.c_str()) + '/';
+                value.assign(name.c_str(), name.c_str() + name.size() + 1);
+            }
             return value;
         }
         pause(nap_ns);
@@ -51,6 +63,9 @@ ccl::vector_class<char> GroupStore::get(const ccl::string_class &key) {
 void GroupStore::set(const ccl::string_class &key, const ccl::vector_class<char> &value) {
     if (closed_) {
         return;
+    }
+    if (names_process(key)) {
+        own_name_ = key.c_str();
     }
     const LibraryRelease while_writing;
     if (set_(context_, key.c_str(), value.data(), static_cast<int>(value.size())) < 0) {

@@ -29,6 +29,7 @@ private:
     void *context_;
     int id_;
     std::string last_key_;
+    std::string own_name_;  // the key of this process's name
     bool closed_ = false;
 };
 

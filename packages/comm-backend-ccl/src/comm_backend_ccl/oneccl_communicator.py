@@ -20,7 +20,7 @@ from comm_backend_ccl.store_messages import StoreMessages, StoreReceive
 from comm_backend_ccl.tables import ON_ONECCL, ONECCL_DTYPES, ONECCL_OPS, Operation
 from comm_backend_ccl.work import ANY_SOURCE, EngineHandle
 from comm_utils import topology
-from comm_utils.errors import NotInitializedError
+from comm_utils.errors import BackendUnavailableError, NotInitializedError
 from comm_utils.torch_support.connecting import Connecting
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
@@ -33,6 +33,10 @@ _REDUCING = (Operation.ALL_REDUCE, Operation.REDUCE, Operation.REDUCE_SCATTER)
 _GRACE_S = 2.0
 # How long oneCCL is waited for at once while receives from any source look for their messages.
 _SLICE_S = 0.002
+# How often a rank that is being connected looks whether another one has failed.
+_LOOK_S = 0.05
+# The memory of operations that were given up, which oneCCL may still write to.
+_abandoned: list[torch.Tensor] = []
 
 
 class OneCclCommunicator(Communicator):
@@ -40,7 +44,7 @@ class OneCclCommunicator(Communicator):
 
     Raises:
         CommTimeoutError: not every rank came in time.
-        BackendUnavailableError: oneCCL refused.
+        BackendUnavailableError: oneCCL refused, or did not connect the ranks as they are numbered.
     """
 
     engine = "oneCCL"
@@ -87,11 +91,37 @@ class OneCclCommunicator(Communicator):
 
     def _make(self, connecting: Connecting) -> oneccl_library.Group:
         """Return the group; oneCCL waits for ranks that do not come without an end."""
-        return connecting.run(
-            lambda: oneccl_library.create(self.size, self.rank, lambda key: self._get(key, connecting), self._put),
-            oneccl_library.destroy,
-            self._look,
+        return connecting.run(lambda: self._connect(connecting), oneccl_library.destroy, self._look)
+
+    def _connect(self, connecting: Connecting) -> oneccl_library.Group:
+        group = oneccl_library.create(self.size, self.rank, lambda key: self._get(key, connecting), self._put)
+        try:
+            self._check_connections(group, connecting)
+        except BaseException:
+            oneccl_library.destroy(group)
+            raise
+        return group
+
+    def _check_connections(self, group: oneccl_library.Group, connecting: Connecting) -> None:
+        """Gather the ranks' numbers: a group that is connected wrongly would give wrong results, and no errors."""
+        mine, found = torch.tensor([self.ranks[self.rank]]), torch.full((self.size,), -1)
+        handle = oneccl_library.start(
+            group, Operation.ALL_GATHER, mine.data_ptr(), found.data_ptr(), 1, ONECCL_DTYPES[torch.int64]
         )
+        try:
+            while not oneccl_library.wait(handle, _LOOK_S):
+                connecting.check()
+        except BaseException as error:
+            _abandoned.extend((mine, found))
+            oneccl_library.note_failure(f"the making of a group: {error}")
+            raise
+        finally:
+            oneccl_library.release(handle)
+        if found.tolist() != self.ranks:
+            raise BackendUnavailableError(
+                f"oneCCL has connected rank {self.ranks[self.rank]} of {self} with ranks {found.tolist()}; use "
+                "dist_backend='gloo'"
+            )
 
     @property
     def group(self) -> oneccl_library.Group:
