@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import logging
 import os
+import struct
 import sys
 import tempfile
 import time
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as c10d
 
 from comm_backend_ccl import communicator_factory, oneccl_library, shared_memory
 from comm_backend_ccl.communicator import Communicator
+from comm_backend_ccl.shared_tensors import empty_shared
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.testing import run_ranks
 
@@ -95,3 +101,46 @@ def test_ranks_that_oneccl_connects_wrongly_raise() -> None:
     found = run_ranks(run_connected_wrongly, 3, env={"CCL_SHARED_MEMORY": "0"})
     for message in found:
         assert " of the group of ranks [0, 1, 2] with ranks [2, 0, 1]; use dist_backend='gloo'" in message, message
+
+
+def forbid_memory_files() -> None:
+    """Let the kernel refuse ``memfd_create`` from here on, as a container's seccomp profile does."""
+    number = 319  # on x86-64, on which oneCCL runs
+    load, equal, end = 0x20, 0x15, 0x06  # BPF_LD | BPF_W | BPF_ABS, BPF_JMP | BPF_JEQ | BPF_K, BPF_RET | BPF_K
+    refused, allowed = 0x00050000 | errno.EPERM, 0x7FFF0000  # SECCOMP_RET_ERRNO, SECCOMP_RET_ALLOW
+    lines = [(load, 0, 0, 0), (equal, 0, 1, number), (end, 0, 0, refused), (end, 0, 0, allowed)]
+    held = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in lines))
+    filter_ = struct.pack("@HP", len(lines), ctypes.addressof(held))
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, mode_filter = 38, 22, 2
+    assert libc.prctl(no_new_privileges, 1, 0, 0, 0) == 0
+    assert libc.prctl(set_seccomp, mode_filter, ctypes.create_string_buffer(filter_), 0, 0) == 0
+
+
+def run_without_memory_files() -> tuple[list[str], list[str], str]:
+    """Return the engines of two groups, the warnings about them, and the error of ``empty_shared``."""
+    forbid_memory_files()
+    warnings: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: warnings.append(record.getMessage())
+    logging.getLogger("comm").addHandler(handler)
+    store, rank, size = next(c10d.rendezvous("env://"))
+    engines = []
+    for name in ("first", "second"):
+        own = c10d.PrefixStore(name, store)
+        made = communicator_factory.make_communicator(own, rank, size, timedelta(seconds=60))
+        engines.append(made.engine)
+        end(made, own)
+    with pytest.raises(BackendUnavailableError) as caught:
+        empty_shared((3,), torch.float32)
+    return engines, warnings, str(caught.value)
+
+
+@pytest.mark.skipif(oneccl_library.unavailable_reason() is not None, reason="no oneCCL")
+def test_ranks_that_may_make_no_memory_use_oneccl_and_say_so_once() -> None:
+    found = run_ranks(run_without_memory_files, 2)
+    for rank, (engines, warnings, error) in enumerate(found):
+        assert engines == ["oneCCL"] * 2
+        assert len(warnings) == (rank == 0), warnings
+        for text in (*warnings, error):
+            assert "the system refuses memfd_create (Operation not permitted); allow it in the seccomp profile" in text

@@ -36,6 +36,8 @@ __all__ = ["make_communicator"]
 
 _NO_TIMEOUT_S = 10.0**6
 _LAST_MOMENT_S = 5.0
+# Reasons why groups do without shared memory: those of a process often have the same.
+_warned_of: set[str] = set()
 
 
 def make_communicator(
@@ -213,7 +215,8 @@ class _Factory:
             raise BackendUnavailableError(
                 f"rank {self._name(rank)}: {text}; {shared_memory.SWITCH}=0 does without shared memory"
             )
-        if self._rank == 0:
+        if self._rank == 0 and text not in _warned_of:
+            _warned_of.add(text)
             logger.warning("oneCCL is used instead of shared memory: rank %s: %s", self._name(rank), text)
         return str(text)
 

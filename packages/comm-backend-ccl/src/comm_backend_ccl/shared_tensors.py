@@ -34,7 +34,7 @@ def empty_shared(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         )
     try:
         block = shared_memory.allocate(size)
-    except (MemoryError, RuntimeError) as error:
+    except (MemoryError, OSError, RuntimeError) as error:
         raise BackendUnavailableError(f"empty_shared: {error}") from error
     # Through bytes, as torch does not take memory for each dtype.
     return tensor_at(block.address, size, block).view(dtype).view(tuple(shape))

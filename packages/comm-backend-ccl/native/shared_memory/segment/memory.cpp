@@ -107,6 +107,11 @@ std::string limit_of_files() {
     if (error == ENFILE) {
         throw LimitError(what + ": this machine has reached its limit of open files (sysctl fs.file-max)");
     }
+    if (error == EPERM || error == EACCES || error == ENOSYS) {
+        throw Inaccessible(what + ": the system refuses memfd_create (" + std::strerror(error) +
+                               "); allow it in the seccomp profile of the container or service",
+                           error);
+    }
     throw SharedMemoryError(what + ": " + std::strerror(error));
 }
 

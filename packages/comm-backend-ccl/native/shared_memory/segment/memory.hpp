@@ -13,7 +13,7 @@ namespace shm {
 struct SharedMemoryError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
-// Another process's memory is out of reach.
+// Another process's memory is out of reach, or this process may make none.
 struct Inaccessible : SharedMemoryError {
     Inaccessible(const std::string &what, int error) : SharedMemoryError(what), error(error) {}
     const int error;  // as in errno; ESRCH where the process has ended
