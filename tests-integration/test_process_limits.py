@@ -211,6 +211,36 @@ def test_both_ranks_learn_that_one_has_no_memory_for_a_call(rank_environment: di
     assert "gave up in all_gather_into_tensor: DefaultCPUAllocator: can't allocate memory" in seen
 
 
+def reduce_beside_a_limited_peer() -> str:
+    dist.init_distributed("ccl", verbose=False, timeout=30)
+    if dist.get_rank() == 1:
+        limit_address_space(2048)
+    tensor = dist.empty_shared(1 << 20)
+    tensor.fill_(1.0)
+    with pytest.raises(dist.CommError) as caught:
+        dist.all_reduce(tensor)
+    return str(caught.value)
+
+
+def test_a_peer_that_cannot_map_a_shared_tensor_names_the_limit(rank_environment: dict[str, Any]) -> None:
+    """The other rank's region of shared tensors is larger than what is left."""
+    for message in run_ranks(reduce_beside_a_limited_peer, 2, env=rank_environment):
+        assert "it cannot be mapped: the address space is limited (ulimit -v unlimited" in message, message
+
+
+def reduce_with_limits() -> float:
+    dist.init_distributed("ccl", verbose=False, timeout=30)
+    limit_address_space(1500)
+    tensor = dist.empty_shared(1 << 20)
+    tensor.fill_(dist.get_rank() + 1.0)
+    dist.all_reduce(tensor)
+    return float(tensor.sum() / tensor.numel())
+
+
+def test_shared_tensors_leave_address_space_for_those_of_peers(rank_environment: dict[str, Any]) -> None:
+    assert run_ranks(reduce_with_limits, 3, env=rank_environment) == [6.0] * 3
+
+
 def start_without_threads() -> str:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

@@ -69,8 +69,10 @@ std::string obstacle(int error) {
                "forbids it";
     case EMFILE:
     case ENFILE:
+        return "too many files are open (ulimit -n)";
     case ENOMEM:
-        return "too many files are open or mapped (ulimit -n, vm.max_map_count)";
+        return "it cannot be mapped: the address space is limited (ulimit -v unlimited lifts the limit, before the "
+               "start), or too many files are mapped (vm.max_map_count)";
     default:
         return std::strerror(error);
     }

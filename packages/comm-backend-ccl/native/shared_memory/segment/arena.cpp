@@ -2,6 +2,8 @@
 
 #include "segment/memory.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <iterator>
 #include <limits>
@@ -12,7 +14,17 @@ namespace {
 
 constexpr const char *what = "a tensor in shared memory";
 // Address space, not memory: a file is sparse. Peers map all of it.
-constexpr size_t region_bytes = size_t{4} << 30;
+constexpr size_t most_region_bytes = size_t{4} << 30;
+// Of the address space, where it is limited: peers have regions as well, which this process maps.
+constexpr rlim_t region_share = 32;
+
+size_t region_bytes() {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+        return most_region_bytes;
+    }
+    return Layout::page(static_cast<size_t>(std::min<rlim_t>(most_region_bytes, limit.rlim_cur / region_share)));
+}
 
 }  // namespace
 
@@ -180,7 +192,7 @@ Arena::Found Arena::best_run(size_t bytes) {
 
 Arena::Region &Arena::add_region(size_t bytes) {
     // Limits of file size or address space may leave room for less.
-    for (size_t size = std::max(bytes, region_bytes);; size = std::max(bytes, Layout::page(size / 4))) {
+    for (size_t size = std::max(bytes, region_bytes());; size = std::max(bytes, Layout::page(size / 4))) {
         int descriptor = -1;
         try {
             descriptor = create_memory(size);
