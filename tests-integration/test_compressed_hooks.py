@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import logging
+import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -238,6 +240,46 @@ def test_a_default_has_no_name(pools: Pools) -> None:
 def refuse_a_named_default() -> None:
     with pytest.raises(ArgumentError, match="set_compression: compression: got one with the name 'w'"):
         dist.set_compression(dist.Compression("int4", error_feedback=True).of("w"))
+
+
+# --- between the gradients
+
+
+def make_small_layers() -> nn.Sequential:
+    """Return a model whose parameters leave room between them in a bucket."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(5, 5) for _ in range(4)))
+
+
+def gradients_by_step(factors: list[float], **options: Any) -> list[torch.Tensor]:
+    """Return all gradients of each backward as one tensor; the loss of each is multiplied by its factor."""
+    model, found = make_small_layers(), []
+    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(dist.get_rank()))
+    handle = register_data_parallel_hooks(model, DataParallelOptions(GradientReduction(**options)))
+    assert handle is not None
+    with handle:
+        for factor in factors:
+            model.zero_grad()
+            (model(inputs).square().mean() * factor).backward()
+            found.append(torch.cat([one.grad.flatten() for one in model.parameters() if one.grad is not None]))
+    return found
+
+
+def test_a_gradient_that_is_no_number_spoils_one_step(pools: Pools) -> None:
+    for first, second, spoiled, *later in pools(2).run(gradients_by_step, [1, 1, math.nan, 1, 1], compression="int8"):
+        assert not spoiled.isfinite().any()
+        assert all(torch.equal(one, first) for one in (second, *later))
+
+
+def lossy_sums(method: str) -> list[float]:
+    found = gradients_by_step([1.0] * 60, op="sum", compression=dist.Compression(method, error_feedback=True))
+    return [float(one.abs().max()) for one in found]
+
+
+@pytest.mark.parametrize("method", ["onebit", "powersgd"])
+def test_sums_do_not_add_up_what_lies_between_gradients(pools: Pools, method: str) -> None:
+    for largest in pools(2).run(lossy_sums, method):
+        assert max(largest) < 20 * largest[0]
 
 
 # --- saving

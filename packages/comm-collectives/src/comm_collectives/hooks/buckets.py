@@ -76,6 +76,12 @@ class FlatLayout:
     spans: tuple[Span, ...]
     numel: int
 
+    def gaps(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of ``flat``, which has this layout, that belong to no tensor; the padding is one."""
+        starts = [*(span.start for span in self.spans[1:]), self.numel]
+        ends = [span.end for span in self.spans]
+        return [flat[end:start] for end, start in zip(ends, starts, strict=True) if end < start]
+
 
 def flat_layout(tensors: Sequence[torch.Tensor], multiple_of: int = 1, extra_numel: int = 0) -> FlatLayout:
     """Return where ``tensors``, all of one dtype, lie in flat memory.

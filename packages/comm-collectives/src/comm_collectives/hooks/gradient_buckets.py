@@ -42,6 +42,8 @@ class GradientBucket:
         self._reduction = reduction.of_bucket(names[0])
         self.flat = flat_memory(layout.numel, first.dtype, first.device, group)
         self.views = [view_of(self.flat, span, one) for span, one in zip(layout.spans, parameters, strict=True)]
+        # With the flags: where gradients are compressed, flags travel apart.
+        self._gaps = layout.gaps(self.flat)
         #: (flags,), a view.
         self.flags = self.flat[layout.numel - flags :]
         self._work: Work | None = None
@@ -75,6 +77,9 @@ class GradientBucket:
 
     def start(self) -> None:
         """Start the reduction of the bucket in place."""
+        # Decoded, zeros are no zeros, and would be encoded in the next backward together with gradients.
+        if self._gaps and self._reduction.compresses(self.flat.dtype, self._group):
+            torch._foreach_zero_(self._gaps)
         self._work = self._reduction.start(self.flat, self._group)
 
     def wait(self) -> None:
@@ -102,6 +107,7 @@ class GradientBucket:
             if parameter.grad is view:
                 parameter.grad = view.clone()
         self.views.clear()
+        self._gaps.clear()
         self.flat = self.flags = torch.empty(0)
 
 

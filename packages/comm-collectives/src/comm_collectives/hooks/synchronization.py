@@ -168,7 +168,6 @@ class Synchronization:
         """Note which parameters this rank used: behind the gradients, or apart from what is compressed."""
         flags = last.flags
         if self._reduction.compresses(flags.dtype, self._group):
-            flags.zero_()
             flags = torch.empty(len(flags), dtype=torch.uint8, device=flags.device)
         flags.fill_(1)
         unused = [first + place for _, first, places in self._missing for place in places]

@@ -102,12 +102,6 @@ class FlatShard:
             for span, one in zip(self.layout.spans, self.parameters, strict=True)
         ]
 
-    def gaps(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Return the parts of ``flat`` that belong to no parameter."""
-        starts = [*(span.start for span in self.layout.spans[1:]), self.layout.numel]
-        ends = [span.end for span in self.layout.spans]
-        return [flat[end:start] for end, start in zip(ends, starts, strict=True) if end < start]
-
     def segment(self, begin: int, end: int, positions: tuple[int, ...]) -> Segment:
         """Return a tensor for the optimizer that stands for elements ``begin`` to ``end`` of this rank's part."""
         return Segment(nn.Parameter(self.shard[begin:end]), begin, end, positions)

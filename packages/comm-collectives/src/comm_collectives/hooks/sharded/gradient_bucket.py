@@ -94,7 +94,7 @@ class GradientBucket:
         memory = self._memory or GradientMemory(flat.group)
         self._full = memory.take(flat.layout.numel, flat.dtype, flat.device)
         self._views = flat.views_of(self._full)
-        for gap in flat.gaps(self._full):
+        for gap in flat.layout.gaps(self._full):
             gap.zero_()
 
     def start(self) -> None:
