@@ -662,6 +662,54 @@ def test_wrong_uses_name_the_culprit(pools: Pools) -> None:
             assert message.startswith(beginning), (message, beginning)
 
 
+class Fsdp2(nn.Linear):
+    """A layer that looks like one of ``fully_shard()``, whose import takes seconds."""
+
+    def set_requires_gradient_sync(self, requires: bool) -> None:
+        """Do nothing."""
+
+
+def reduced_by_torch() -> list[str]:
+    found = []
+
+    def refused(action: Callable[[], Any]) -> None:
+        with pytest.raises(ArgumentError) as caught:
+            action()
+        found.append(str(caught.value))
+
+    model = made(mlp)
+    wrapped = DistributedDataParallel(model)
+    for one in (wrapped, nn.Sequential(wrapped), Fsdp2(2, 2)):
+        refused(lambda one=one: hooks.register_data_parallel_hooks(one))  # type: ignore[misc]
+        refused(lambda one=one: hooks.register_sharded_hooks(one, 1))  # type: ignore[misc]
+    with hooks.register_data_parallel_hooks(model):
+        refused(lambda: wrapped(torch.ones(1, 4)))
+        assert averages(model)
+        with torch.no_grad():
+            wrapped(torch.ones(1, 4))
+        assert averages(DistributedDataParallel(copy.deepcopy(model)))
+    with hooks.register_data_parallel_hooks(model[2]):  # type: ignore[index]
+        refused(lambda: DistributedDataParallel(model)(torch.ones(1, 4)))
+    apart = made(mlp)
+    apart._ddp_params_and_buffers_to_ignore = ["2.weight", "2.bias"]  # type: ignore[assignment]
+    with hooks.register_data_parallel_hooks(apart[2]):  # type: ignore[index]
+        assert averages(DistributedDataParallel(apart))
+    assert averages(wrapped)
+    return found
+
+
+def test_models_that_torch_reduces_are_refused(pools: Pools) -> None:
+    kinds = ["a DistributedDataParallel", "one with a DistributedDataParallel, '0'", "a Fsdp2"]
+    calls = ["register_data_parallel_hooks", "register_sharded_hooks"]
+    expected = [f"{call}: model: got {kind}, which reduces gradients itself; use" for kind in kinds for call in calls]
+    forward = "forward: DistributedDataParallel reduces the gradient of parameter"
+    expected += [f"{forward} {name!r}" for name in ("0.weight", "weight")]
+    for messages in pools(2).run(reduced_by_torch):
+        assert len(messages) == len(expected), messages
+        for message, beginning in zip(messages, expected, strict=True):
+            assert message.startswith(beginning), (message, beginning)
+
+
 def test_wrong_settings_are_refused_at_once() -> None:
     wrong: list[tuple[Callable[[], Any], type[ArgumentError], str]] = [
         (lambda: Reduction("max"), ArgumentError, "GradientReduction: op: got 'max'; expected 'avg' or 'sum'"),

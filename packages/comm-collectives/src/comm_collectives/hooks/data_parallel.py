@@ -23,6 +23,7 @@ from comm_collectives.hooks.handle import (
 )
 from comm_collectives.hooks.initial_state import broadcast_tensors
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
+from comm_collectives.hooks.other_reductions import refuse_in_ddp, refuse_reduced
 from comm_collectives.hooks.sparse_gradients import sparse_parameters
 from comm_collectives.hooks.synchronization import Synchronization
 from comm_collectives.keyword_errors import with_keyword_errors
@@ -109,6 +110,7 @@ class DataParallel(Handle):
             self._take_buffers,  # by which the hooks keep this handle alive
         )
         self.on_removal(self._synchronization.release)
+        self.on_removal(model.register_forward_pre_hook(_Checks(self.parameters)).remove)
         for place, parameter in enumerate(trained):
             register: Any = parameter.register_post_accumulate_grad_hook
             hook = register(self._synchronization.hook_of(place))
@@ -158,6 +160,21 @@ class DataParallel(Handle):
             broadcast_tensors(self.model.buffers(), self.group)
 
 
+class _Checks:
+    """Checks before each forward, which find nothing in a copy of the model and in one that was pickled."""
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        self._parameters = parameters
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        # An error, or other ways out of Python, would end the graph of torch.compile.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            refuse_in_ddp("forward", self._parameters)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Checks, ({},)
+
+
 @with_keyword_errors
 def register_data_parallel_hooks(
     model: nn.Module,
@@ -183,9 +200,9 @@ def register_data_parallel_hooks(
 
     Raises:
         CollectiveMismatchError: on all ranks, if models or options differ; names the rank and the first difference.
-        ArgumentError: a parameter has such hooks already, or none requires a gradient; ``model`` does not have an
-            ignored parameter; gradients cannot be compressed as ``options`` say; on the other ranks, that a rank
-            refused its arguments.
+        ArgumentError: a parameter has such hooks already, or none requires a gradient; ``model`` or a module in it is
+            one of DDP or FSDP2, see :func:`use_reduction`; ``model`` does not have an ignored parameter; gradients
+            cannot be compressed as ``options`` say; on the other ranks, that a rank refused its arguments.
         ArgumentTypeError: ``model`` is no module, or a parameter has no shape yet.
     """
     call = _CALL
@@ -197,7 +214,8 @@ def register_data_parallel_hooks(
     def prepare() -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
         if not isinstance(chosen, DataParallelOptions):
             raise ArgumentTypeError(f"{call}: options: got {shown(options)}; expected DataParallelOptions")
-        ignored.extend(_ignored(check_module(call, model), ignored_parameters))
+        refuse_reduced(call, check_module(call, model))
+        ignored.extend(_ignored(model, ignored_parameters))
         parameters = trainable_parameters(call, model, ignored)
         check_unregistered(call, parameters, group=group, model=model, ignored=ignored)
         by_rows = sparse_parameters(model) if chosen.sparse_gradients else set()

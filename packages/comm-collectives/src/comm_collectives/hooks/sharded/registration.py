@@ -16,6 +16,7 @@ from comm_collectives.hooks.handle import (
     trainable_parameters,
 )
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
+from comm_collectives.hooks.other_reductions import refuse_reduced
 from comm_collectives.hooks.sharded.handle import Sharded
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.reduce_scatter import reduce_scatter_tensor
@@ -57,8 +58,9 @@ def register_sharded_hooks(
 
     Raises:
         CollectiveMismatchError: on all ranks, if models or settings differ; names the rank and the first difference.
-        ArgumentError: an unknown stage; a parameter has such hooks already, or none requires a gradient; gradients
-            cannot be compressed as ``reduction`` says; on the other ranks, that a rank refused its arguments.
+        ArgumentError: an unknown stage; a parameter has such hooks already, or none requires a gradient; ``model`` or a
+            module in it is one of DDP or FSDP2; gradients cannot be compressed as ``reduction`` says; on the other
+            ranks, that a rank refused its arguments.
         ArgumentTypeError: ``model`` is no module, or a parameter has no shape yet.
     """
     if not is_member(_CALL, group):
@@ -67,7 +69,8 @@ def register_sharded_hooks(
 
     def prepare() -> tuple[Mapping[str, torch.Tensor], Mapping[str, object]]:
         _check_settings(stage, bucket_size_bytes, chosen, prefetch)
-        trainable = trainable_parameters(_CALL, check_module(_CALL, model))
+        refuse_reduced(_CALL, check_module(_CALL, model))
+        trainable = trainable_parameters(_CALL, model)
         check_unregistered(_CALL, trainable, group=group, model=model)
         if stage == 3:
             _refuse_compiled(model)
