@@ -420,6 +420,30 @@ def test_gradients_of_gradients(pools: Pools) -> None:
         assert len(set(pools(2).run(second_backwards, stage))) == 1
 
 
+def backwards_of_older_values(stage: int) -> None:
+    model = make_model()
+    with registered(model, stage) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        losses = [model(data()).square().sum() for _ in range(3)]
+        losses[0].backward()
+        losses[1].backward()  # nothing was written in between
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            losses[2].backward()
+        optimizer.zero_grad()
+        handle.load_state_dict(handle.state_dict())
+        loss = model(data()).square().sum()
+        handle.load_state_dict(handle.state_dict())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_backwards_after_a_step_are_refused_as_without_hooks(pools: Pools, stage: int) -> None:
+    pools(2).run(backwards_of_older_values, stage)
+
+
 def ends_with_an_error(stage: int) -> None:
     from torch._dynamo import compiled_autograd
 

@@ -15,6 +15,7 @@ from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.buckets import FlatLayout, flat_layout, flat_memory
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support.flattening import count_versions
 
 __all__ = ["FlatShard", "Segment", "flat_layout_of"]
 
@@ -145,6 +146,10 @@ class FlatShard:
     def notice_gathered(self) -> None:
         """Take the part as it is now for what the ranks have gathered."""
         self._gathered_version = self.shard._version
+
+    def count_versions(self) -> None:
+        """Have autograd refuse a backward of a forward before: the optimizer or a checkpoint has written values."""
+        count_versions(self.parameters)
 
     @property
     def is_changed(self) -> bool:

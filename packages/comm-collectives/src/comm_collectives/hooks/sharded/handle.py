@@ -260,6 +260,8 @@ class Sharded(Handle):
         self._gather(self._trainable_flats)
 
     def _gather(self, flats: list[FlatShard]) -> None:
+        for flat in flats:
+            flat.count_versions()
         if self._gathering is not None:
             self._gathering.free_all()
             return
