@@ -620,6 +620,11 @@ def wrong_uses() -> list[str]:
     with hooks.register_data_parallel_hooks(model):
         model[0].bias.requires_grad_(True)
         refused(lambda: model(torch.ones(1, 4)).sum().backward())
+        for one in model.parameters():  # what is trained is swapped: no gradient reaches a hook
+            one.requires_grad_(one is model[0].bias)
+        refused(lambda: model(torch.ones(1, 4)).sum().backward())
+        model.requires_grad_(True)
+        refused(lambda: model[2](model[1](model[0](torch.ones(1, 4)))).sum().backward())
     with hooks.register_data_parallel_hooks(model, Options(reduction=Reduction("sum"))) as handle:
         model.zero_grad(set_to_none=False)
         for _ in range(2):
@@ -649,6 +654,7 @@ def test_wrong_uses_name_the_culprit(pools: Pools) -> None:
         "backward: parameter '0.bias' no longer requires a gradient",
         "backward: the gradient of parameter '4.weight' is to be differentiated again (create_graph=True)",
         "remove: a backward is under way",
+        *["forward: parameter '0.bias' requires a gradient, which it did not when the hooks were registered"] * 2,
         "backward: parameter '0.bias' requires a gradient, which it did not when the hooks were registered",
         *["backward: the gradient of parameter '4.bias' is a sum over all ranks already"] * 2,
         *["backward: parameter 'inner.bias' got a second gradient in one backward"] * 2,

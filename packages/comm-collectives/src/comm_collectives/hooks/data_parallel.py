@@ -24,6 +24,7 @@ from comm_collectives.hooks.handle import (
 from comm_collectives.hooks.initial_state import broadcast_tensors
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.other_reductions import refuse_in_ddp, refuse_reduced
+from comm_collectives.hooks.required_gradients import RequiredGradients
 from comm_collectives.hooks.sparse_gradients import sparse_parameters
 from comm_collectives.hooks.synchronization import Synchronization
 from comm_collectives.keyword_errors import with_keyword_errors
@@ -98,11 +99,13 @@ class DataParallel(Handle):
         self._has_buffers = options.broadcast_buffers and any(True for _ in model.buffers())
         by_rows = sparse_parameters(model) if options.sparse_gradients else set()
         trained = list(parameters.values())
+        held = {name: one for name, one in model.named_parameters() if id(one) not in skipped}
+        required = RequiredGradients(held, "nothing reduces it")
         self._synchronization = Synchronization(
             list(parameters),
             trained,
             [one in by_rows for one in trained],
-            {name: one for name, one in model.named_parameters() if not (one.requires_grad or id(one) in skipped)},
+            required,
             options.reduction,
             group,
             (options.first_bucket_size_bytes, options.bucket_size_bytes),
@@ -110,7 +113,7 @@ class DataParallel(Handle):
             self._take_buffers,  # by which the hooks keep this handle alive
         )
         self.on_removal(self._synchronization.release)
-        self.on_removal(model.register_forward_pre_hook(_Checks(self.parameters)).remove)
+        self.on_removal(model.register_forward_pre_hook(_Checks(self.parameters, required)).remove)
         for place, parameter in enumerate(trained):
             register: Any = parameter.register_post_accumulate_grad_hook
             hook = register(self._synchronization.hook_of(place))
@@ -163,16 +166,17 @@ class DataParallel(Handle):
 class _Checks:
     """Checks before each forward, which find nothing in a copy of the model and in one that was pickled."""
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        self._parameters = parameters
+    def __init__(self, parameters: Mapping[str, torch.Tensor], required: RequiredGradients) -> None:
+        self._parameters, self._required = parameters, required
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         # An error, or other ways out of Python, would end the graph of torch.compile.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             refuse_in_ddp("forward", self._parameters)
+            self._required.refuse_unfrozen("forward")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Checks, ({},)
+        return _Checks, ({}, RequiredGradients({}, ""))
 
 
 @with_keyword_errors

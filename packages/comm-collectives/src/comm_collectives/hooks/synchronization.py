@@ -26,6 +26,7 @@ from comm_collectives.hooks.backward_end import BackwardEnd
 from comm_collectives.hooks.buckets import assign_buckets
 from comm_collectives.hooks.gradient_buckets import GradientBucket
 from comm_collectives.hooks.gradient_reduction import GradientReduction
+from comm_collectives.hooks.required_gradients import RequiredGradients
 from comm_collectives.hooks.sparse_gradients import reduce_rows
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
@@ -42,7 +43,7 @@ class Synchronization:
     Args:
         names, parameters: those whose gradients are reduced.
         sparse: whether the gradient of each parameter is exchanged by rows.
-        frozen: parameters by name that require no gradient, which must stay so.
+        required: which parameters require gradients, which must stay so.
         reduction, group: how gradients are reduced, and where.
         sizes_bytes: of the first bucket, and of the others.
         overlap: start buckets while the backward runs.
@@ -54,7 +55,7 @@ class Synchronization:
         names: Sequence[str],
         parameters: Sequence[nn.Parameter],
         sparse: Sequence[bool],
-        frozen: dict[str, nn.Parameter],
+        required: RequiredGradients,
         reduction: GradientReduction,
         group: Group,
         sizes_bytes: tuple[int, int],
@@ -63,7 +64,7 @@ class Synchronization:
     ) -> None:
         self.is_enabled = True
         self.buckets: list[GradientBucket] = []
-        self._names, self._parameters, self._frozen = names, parameters, frozen
+        self._names, self._parameters, self._required = names, parameters, required
         self._dense = [place for place, is_sparse in enumerate(sparse) if not is_sparse]
         self._sparse = [place for place, is_sparse in enumerate(sparse) if is_sparse]
         self._reduction, self._group, self._sizes_bytes = reduction, group, sizes_bytes
@@ -130,7 +131,7 @@ class Synchronization:
             self._refuse_stale(parameter)
         if not self.is_enabled:
             return False
-        self._refuse_changes()
+        self._required.refuse_changes()
         self._wait()
         self._reset()
         if not self.buckets:
@@ -237,20 +238,6 @@ class Synchronization:
             self._bucket_of, self._counts = bucket_of, [*counts, _NEVER]
 
     # --- wrong uses
-
-    def _refuse_changes(self) -> None:
-        for name, one in zip(self._names, self._parameters, strict=True):
-            if not one.requires_grad:
-                raise ArgumentError(
-                    f"backward: parameter {name!r} no longer requires a gradient; expected what was so when the hooks "
-                    "were registered: remove() the hooks and register them again"
-                )
-        for name, one in self._frozen.items():
-            if one.requires_grad:
-                raise ArgumentError(
-                    f"backward: parameter {name!r} requires a gradient, which it did not when the hooks were "
-                    "registered, so nothing reduces it: remove() the hooks and register them again"
-                )
 
     def _refuse_second(self, place: int) -> None:
         raise ArgumentError(

@@ -25,6 +25,7 @@ from comm_collectives.hooks.handle import (
 )
 from comm_collectives.hooks.initial_state import broadcast_tensors
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
+from comm_collectives.hooks.required_gradients import RequiredGradients
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.gathering import Gathering, tensors_in
 from comm_collectives.hooks.sharded.gradient_norm import clip_to_norm, total_norm
@@ -41,7 +42,6 @@ from comm_collectives.hooks.sharded.optimizers import (
     refuse_scaled_step,
 )
 from comm_collectives.hooks.sharded.prefix import check_names, check_prefix
-from comm_collectives.hooks.sharded.required_gradients import RequiredGradients
 from comm_collectives.hooks.sharded.state import load_optimizer_state, model_state, optimizer_state
 from comm_collectives.hooks.sharded.units import Unit, divide_model, group_by_kind
 from comm_utils.errors import ArgumentError
@@ -84,7 +84,7 @@ class Sharded(Handle):
         self._trainable_flats = [flat for flat in self._flats if flat.requires_grad]
         in_order = self._trainable_flats[::-1] if stage == 3 else self._trainable_flats
         self._gradients = Gradients(in_order, reduction, group, stage)
-        self._required = RequiredGradients(model)
+        self._required = RequiredGradients(dict(model.named_parameters()), "no optimizer's tensor stands for it")
         self._gradients.on_first_gradient = self._required.refuse_changes
         self.on_removal(self._release)
         self.on_removal(self._gradients.remove)

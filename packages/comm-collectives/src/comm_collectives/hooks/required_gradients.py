@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+
+import torch
 
 from comm_utils.errors import ArgumentError
 
@@ -10,10 +12,16 @@ __all__ = ["RequiredGradients"]
 
 
 class RequiredGradients:
-    """Remembers which parameters of ``model`` require gradients now."""
+    """Remembers which of ``parameters`` require gradients now.
 
-    def __init__(self, model: nn.Module) -> None:
-        named = [(name.removeprefix("_orig_mod."), one) for name, one in model.named_parameters()]
+    Args:
+        parameters: by their names in the model.
+        consequence: of a gradient of another one, for messages.
+    """
+
+    def __init__(self, parameters: Mapping[str, torch.Tensor], consequence: str) -> None:
+        self._consequence = consequence
+        named = [(name.removeprefix("_orig_mod."), one) for name, one in parameters.items()]
         self._frozen = [(name, one) for name, one in named if not one.requires_grad]
         self._trained = [(name, one) for name, one in named if one.requires_grad]
 
@@ -30,7 +38,7 @@ class RequiredGradients:
             if one.requires_grad:
                 raise ArgumentError(
                     f"{call}: parameter {name!r} requires a gradient, which it did not when the hooks were registered, "
-                    "so no optimizer's tensor stands for it: remove() the hooks and register them again"
+                    f"so {self._consequence}: remove() the hooks and register them again"
                 )
 
     def refuse_changes(self) -> None:
