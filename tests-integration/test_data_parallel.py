@@ -668,6 +668,18 @@ def test_wrong_uses_name_the_culprit(pools: Pools) -> None:
             assert message.startswith(beginning), (message, beginning)
 
 
+def different_buffers(options: dict[str, Any]) -> None:
+    model = made(mlp)
+    model.register_buffer("count", torch.zeros(2, 3 + dist.get_rank()))
+    hooks.register_data_parallel_hooks(model, Options(**options)).remove()
+
+
+def test_buffers_that_differ_between_ranks(pools: Pools) -> None:
+    pools(2).run(different_buffers, {"broadcast_parameters": False, "broadcast_buffers": False})
+    with pytest.raises(Exception, match=r"'count' of shape \(2, 4\) and float32 on rank 1 and 'count' of shape"):
+        pools(2).run(different_buffers, {})
+
+
 class Fsdp2(nn.Linear):
     """A layer that looks like one of ``fully_shard()``, whose import takes seconds."""
 

@@ -225,7 +225,9 @@ def register_data_parallel_hooks(
         by_rows = sparse_parameters(model) if chosen.sparse_gradients else set()
         dense = [one for one in parameters.values() if one not in by_rows]
         chosen.reduction.check_compression(call, all_reduce, dense, group)
-        return parameters, {"options": chosen}
+        is_broadcast = chosen.broadcast_parameters or chosen.broadcast_buffers
+        buffers = dict(model.named_buffers()) if is_broadcast else {}
+        return {**parameters, **buffers}, {"options": chosen}
 
     check_on_all_ranks(call, prepare, group)
     return DataParallel(model, chosen, group, ignored)
