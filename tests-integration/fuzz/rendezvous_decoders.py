@@ -31,6 +31,7 @@ from comm_utils import topology
 from comm_utils.errors import ArgumentError, BackendUnavailableError, CommError, LaunchError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.torch_support import group_agreement, monitored_barrier
+from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.store_waits import StoreWait
 from fuzz.bounds import Decoder
 
@@ -143,12 +144,12 @@ def _announced(data: bytes) -> None:
 
 
 def _barrier(data: bytes) -> None:
-    monitored_barrier._came(_stored("here", data), "here", 1)
+    monitored_barrier._came(BoundedStore(_stored("here", data), "", 1.0), "here", 1)
 
 
 def _group(data: bytes) -> None:
     wait = StoreWait("new_group", "making", RingGroup("group", (1,)), 0, 1.0)
-    group_agreement.agree(_stored("key/1", data), "key", wait, 0, None, timedelta(seconds=1))
+    group_agreement.agree(BoundedStore(_stored("key/1", data), "", 1.0), "key", wait, 0, None, timedelta(seconds=1))
 
 
 def _secret_file(data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,34 @@ dist.monitored_barrier(timeout=20)
 dist.destroy_process_group()
 """
 
+CUT_OFF = """
+import json, pathlib, subprocess, sys, time
+import comm_orchestrator as dist
+dist.init_distributed(sys.argv[1], verbose=False, timeout=60)
+rank, folder = dist.get_rank(), pathlib.Path(sys.argv[4])
+
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.02)
+
+(folder / str(rank)).touch()
+if rank == 0:
+    wait_for("1")
+    wait_for("2")
+    subprocess.run(["ip", "link", "set", "port2", "down"], check=True)
+    (folder / "cut").touch()
+wait_for("cut")
+begin = time.monotonic()
+try:
+    dist.new_group([0, 1, 2], timeout=float(sys.argv[2]))
+except Exception as error:
+    found = {"kind": type(error).__name__, "text": str(error)}
+else:
+    found = {"kind": "", "text": ""}
+found["took_s"] = time.monotonic() - begin
+dist.destroy_process_group()
+print(json.dumps({**found, "rank": rank}), flush=True)
+"""
 
 INTERRUPTED = """
 import json, os, signal, sys, threading, time
@@ -142,6 +171,20 @@ def test_every_rank_names_the_two_in_new_group_and_the_world_stays(three: Sequen
         assert [found.get("then") for found in said] == [2.0, 2.0, None]
     else:
         assert all("oneCCL still waits for the connections" in found["then"] for found in said[:2]), said
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_host_that_is_cut_off_from_the_store_ends_its_new_group(
+    three: Sequence[Host], backend: str, tmp_path: Path
+) -> None:
+    """TCPStore waits in the kernel, which tries again for a quarter of an hour."""
+    said = reports(run(_each(three, [CUT_OFF, backend, str(TIMEOUT_S), str(tmp_path)]), 90))
+    for found in said:
+        assert found["kind"] == "CommTimeoutError", found
+        assert found["took_s"] < (TIMEOUT_S + 6) * patience(), found
+        assert found["text"].startswith(f"new_group on rank {found['rank']}: ")
+    assert all("[2] did not within" in found["text"] for found in said[:2]), said
+    assert f"the store of the world at {three[0].address}:29500 does not answer" in said[2]["text"]
 
 
 def test_a_rank_that_is_interrupted_while_it_connects_is_named(three: Sequence[Host]) -> None:

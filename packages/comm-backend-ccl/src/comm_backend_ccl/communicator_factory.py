@@ -29,8 +29,9 @@ from comm_utils.errors import (
 from comm_utils.group_names import listed
 from comm_utils.log import logger
 from comm_utils.reachability import Listener
+from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import Connecting, Place
-from comm_utils.torch_support.store_waits import await_keys, delete_read_keys, values_of
+from comm_utils.torch_support.store_waits import await_keys, delete_read_keys
 
 __all__ = ["make_communicator"]
 
@@ -84,8 +85,9 @@ class _Start(NamedTuple):
 
 class _Factory:
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta, ranks: Sequence[int] | None) -> None:
-        self._store, self._rank, self._size, self._timeout, self._ranks = store, rank, size, timeout, ranks
+        self._rank, self._size, self._timeout, self._ranks = rank, size, timeout, ranks
         self._limit_s = timeout.total_seconds() or _NO_TIMEOUT_S
+        self._store = BoundedStore(store, f"rank {self._name(rank)}: the making of {self._group()}", self._limit_s)
         self._end = time.monotonic() + self._limit_s
 
     def communicator(self) -> Communicator:
@@ -125,7 +127,13 @@ class _Factory:
             else:
                 self._need_oneccl("the group spans hosts", members)
             on_oneccl = OneCclCommunicator(
-                self._store, peers, self._rank, self._timeout, self._ranks, self._connecting(members), places
+                self._store.unbounded,
+                peers,
+                self._rank,
+                self._timeout,
+                self._ranks,
+                self._connecting(members),
+                places,
             )
             self._delete_read("process")
             return on_oneccl
@@ -272,7 +280,7 @@ class _Factory:
                     f"rank {self._name(self._rank)}: ranks {[self._name(one) for one in missing]} of {self._group()} "
                     f"did not come to make it within {self._limit_s:g} s"
                 )
-        return values_of(self._store, keys)
+        return self._store.multi_get(keys)
 
     def _delete_read(self, *whats: str) -> None:
         """Delete the members' values, which this one has read, with the last member that does so."""

@@ -1,11 +1,13 @@
-"""Starts of threads that fail, and never hang, where there can be no more of them."""
+"""Threads that can be left behind, and whose starts fail, and never hang, where there can be no more of them."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["start"]
+__all__ = ["start", "with_limit"]
 
 
 def start(thread: threading.Thread) -> None:
@@ -18,3 +20,24 @@ def start(thread: threading.Thread) -> None:
     if sys.is_finalizing():
         raise RuntimeError("can't create new thread at interpreter shutdown")
     thread.start()
+
+
+def with_limit(call: Callable[[], Any], limit_s: float, name: str = "comm-limited") -> Any:
+    """Run ``call`` and return its result or its error; None where that takes longer.
+
+    Raises:
+        RuntimeError: there can be no thread for it.
+    """
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append(call())
+        except BaseException as error:
+            outcome.append(error)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    start(thread)
+    thread.join(limit_s)
+    # Taken out: an error in the list would keep itself alive, and with it every socket of its frames.
+    return outcome.pop() if outcome else None

@@ -12,10 +12,11 @@ from datetime import timedelta
 
 from torch.distributed import TCPStore
 
-from comm_orchestrator.rendezvous.dns import ask_briefly, resolve, with_limit
+from comm_orchestrator.rendezvous.dns import ask_briefly, resolve
 from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import who_listens
 from comm_utils.errors import CommTimeoutError, LaunchError
+from comm_utils.threads import with_limit
 
 __all__ = ["ConnectionEndedError", "connect", "unreachable_reason", "wait_for_listener"]
 

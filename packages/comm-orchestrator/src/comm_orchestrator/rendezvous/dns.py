@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import socket
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from comm_utils import threads
+from comm_utils.threads import with_limit
 
-__all__ = ["ask_briefly", "resolve", "with_limit"]
+__all__ = ["ask_briefly", "resolve"]
 
 # The thread's struct __res_state of glibc begins with the seconds for an answer and the number of attempts. Source:
 # resolv/bits/types/res_state.h
@@ -43,24 +41,3 @@ def resolve(host: str, port: int, limit_s: float) -> list[Any]:
     if found is None:
         raise socket.gaierror(socket.EAI_AGAIN, f"no answer from the name service within {limit_s:.3g} s")
     return list(found)
-
-
-def with_limit(call: Callable[[], Any], limit_s: float) -> Any:
-    """Run ``call`` and return its result or its error; None where that takes longer.
-
-    Raises:
-        RuntimeError: there can be no thread for it.
-    """
-    outcome: list[Any] = []
-
-    def run() -> None:
-        try:
-            outcome.append(call())
-        except BaseException as error:
-            outcome.append(error)
-
-    thread = threading.Thread(target=run, name="comm-connect", daemon=True)
-    threads.start(thread)
-    thread.join(limit_s)
-    # Taken out: an error in the list would keep itself alive, and with it every socket of its frames.
-    return outcome.pop() if outcome else None

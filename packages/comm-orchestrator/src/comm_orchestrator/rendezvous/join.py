@@ -19,7 +19,7 @@ from torch.distributed import Store
 
 import comm_config
 from comm_orchestrator import devices, interfaces, rank_discovery, selector
-from comm_orchestrator.rendezvous.dns import ask_briefly, with_limit
+from comm_orchestrator.rendezvous.dns import ask_briefly
 from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint, rendezvous
 from comm_orchestrator.rendezvous.records import (
     AGREED_SETTINGS,
@@ -34,6 +34,7 @@ from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutErr
 from comm_utils.host_identity import host_identity
 from comm_utils.launch import LaunchInfo
 from comm_utils.process_state import start_time
+from comm_utils.threads import with_limit
 
 __all__ = ["RendezvousResult", "join", "report_to_peers"]
 

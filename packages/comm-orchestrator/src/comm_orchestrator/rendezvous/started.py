@@ -11,10 +11,10 @@ from contextlib import suppress
 
 from torch.distributed import Store
 
-from comm_orchestrator.rendezvous.dns import with_limit
 from comm_orchestrator.rendezvous.protocol import counted
 from comm_utils.errors import LaunchError
 from comm_utils.flight_recorder import RECORDER
+from comm_utils.threads import with_limit
 
 __all__ = ["StartedRanks"]
 

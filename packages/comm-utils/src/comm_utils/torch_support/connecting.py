@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-from torch.distributed import Store
 
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError, PeerLostError
 from comm_utils.host_identity import host_identity
 from comm_utils.reachability import unreachable
+from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.store_waits import answers, store_has_gone
 
@@ -104,7 +104,7 @@ class Connecting:
 
     def __init__(
         self,
-        store: Store,
+        store: BoundedStore,
         key: str,
         who: str,
         rank: int,

@@ -8,13 +8,12 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TypeVar
 
-from torch.distributed import Store
-
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError, PeerLostError
 from comm_utils.group_names import listed
 from comm_utils.reachability import Listener
+from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import Connecting, Place, spans_hosts
-from comm_utils.torch_support.store_waits import StoreWait, delete_read_keys, values_of
+from comm_utils.torch_support.store_waits import StoreWait, delete_read_keys
 from comm_utils.watch.watch import WATCH
 
 __all__ = ["agree", "make_with_gloo"]
@@ -28,7 +27,7 @@ _MOST_REASON_BYTES = 1000
 
 
 def agree(
-    store: Store,
+    store: BoundedStore,
     key: str,
     wait: StoreWait,
     rank: int,
@@ -48,7 +47,7 @@ def agree(
 
     Raises:
         BackendUnavailableError: a member cannot go on; the same on every one.
-        CommTimeoutError: members did not come in time; names them.
+        CommTimeoutError: members did not come in time; names them. Or the store does not answer.
         PeerLostError: a member has left before all had come.
         PeerLostError, CollectiveMismatchError: the watch has found that members do not come.
     """
@@ -68,7 +67,7 @@ def agree(
             store.set(keys[rank], f"{_LEFT}rank {rank} {what} in {wait.call} before all had come")
         raise
     places = {}
-    for one, value in zip(ranks, values_of(store, list(keys.values())), strict=True):
+    for one, value in zip(ranks, store.multi_get(list(keys.values())), strict=True):
         said = value[:_MOST_REASON_BYTES].decode(errors="replace")
         if said.startswith(_LEFT):
             raise PeerLostError(f"{wait.call} on rank {rank}: {said.removeprefix(_LEFT)}")
@@ -79,7 +78,7 @@ def agree(
     return places
 
 
-def _await_members(store: Store, keys: Mapping[int, str], wait: StoreWait, rank: int, limit: timedelta) -> None:
+def _await_members(store: BoundedStore, keys: Mapping[int, str], wait: StoreWait, rank: int, limit: timedelta) -> None:
     """Wait until all members have come, whose keys are ``keys``; raises as :func:`agree` does."""
     if wait.until(store, list(keys.values()), limit.total_seconds()):
         return
@@ -98,7 +97,7 @@ def _await_members(store: Store, keys: Mapping[int, str], wait: StoreWait, rank:
 
 
 def make_with_gloo(
-    store: Store,
+    store: BoundedStore,
     key: str,
     wait: StoreWait,
     rank: int,
@@ -124,8 +123,7 @@ def make_with_gloo(
             return make()
         who, limit_s = f"{wait.call} on rank {rank}", limit.total_seconds()
         # gloo waits in the store, and nobody else can use the connection in which it does.
-        with suppress(AttributeError, RuntimeError):
-            store = store.clone()  # type: ignore[attr-defined]
+        store = store.with_own_connection()
         return Connecting(store, f"{key}/connected", who, rank, places, "gloo", limit_s).run(make, discard, wait.look)
     finally:
         listener.close()

@@ -17,6 +17,7 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import listed
 from comm_utils.process_limits import lack_of_threads
+from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
 from comm_utils.torch_support.initialization import device_libraries, gloo_refusal
@@ -98,8 +99,10 @@ class GroupMaker:
         own_turn = _Turn.take(who, ranks, limit)
         try:
             limit_s = None if limit is None else limit.total_seconds()
+            waiting = limit or internals._get_default_timeout(internals.Backend("gloo"))
+            bounded = BoundedStore(store, who, waiting.total_seconds())
             with StoreWait(call, "making", planned, rank, limit_s) as wait:
-                made = self._with_members(wait, rank, store, limit, create) if waits_for_members else create()
+                made = self._with_members(wait, rank, bounded, waiting, create) if waits_for_members else create()
             RECORDER.end_group(wait.group.name)
             return made
         except BackendUnavailableError:
@@ -115,7 +118,7 @@ class GroupMaker:
             kind = classify(error)
             if kind is None or isinstance(error, CommError):
                 raise
-            if not answers(store):
+            if not answers(bounded):
                 raise store_has_gone(who, error) from error
             cause = WATCH.explain(planned, False) if WATCH.is_running else None
             if cause is not None:  # the others were done, and had no more use for it
@@ -139,8 +142,8 @@ class GroupMaker:
         self,
         wait: StoreWait,
         rank: int,
-        store: Store,
-        limit: timedelta | None,
+        store: BoundedStore,
+        limit: timedelta,
         create: Callable[[], ProcessGroup],
     ) -> ProcessGroup:
         """Make a group whose library waits for all members; refuse it on all if one cannot open what it needs."""
@@ -148,7 +151,6 @@ class GroupMaker:
         refusal = gloo_refusal(f"{wait.call}: rank {rank}", library, len(group.ranks))
         self._attempts[group.name] += 1
         key = f"comm-ready/{group.name}/{self._attempts[group.name]}"
-        limit = limit or internals._get_default_timeout(internals.Backend("gloo"))
         if "ccl" in device_libraries(library).values():  # its members connect in their own way
             agree(store, key, wait, rank, refusal, limit)
             return create()

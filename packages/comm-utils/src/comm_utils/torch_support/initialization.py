@@ -17,6 +17,7 @@ from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import SHORTEST_TIMEOUT
 from comm_utils.process_limits import check_descriptors, check_threads, lack_of_threads
+from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import is_still_connecting
 from comm_utils.torch_support.device_calls import can_follow, keep_process_alive
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
@@ -173,8 +174,9 @@ def _make_world(setup: Setup, make: Callable[[], None]) -> None:
     planned = RingGroup("world", tuple(range(setup.world_size)), "", setup.backend)
     limit = setup.timeout or internals._get_default_timeout(internals.Backend("gloo"))
     wait = StoreWait("init_distributed", "connecting", planned, setup.rank, limit.total_seconds(), is_alone=True)
+    bounded = BoundedStore(setup.store, f"init_distributed: rank {setup.rank}", limit.total_seconds())
     return make_with_gloo(
-        setup.store, "comm-world", wait, setup.rank, refusal, limit, make, lambda _: c10d.destroy_process_group()
+        bounded, "comm-world", wait, setup.rank, refusal, limit, make, lambda _: c10d.destroy_process_group()
     )
 
 

@@ -9,6 +9,7 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.group_names import listed
 from comm_utils.log import logger
+from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.store_waits import StoreWait, answers, store_has_gone
 from comm_utils.watch.watch import WATCH
 
@@ -35,20 +36,22 @@ def pass_monitored_barrier(store: Store, own: int, group: RingGroup, limit_s: fl
         all_missing: name every rank that is missing when the time is over, not only the first.
 
     Raises:
-        CommTimeoutError: on every rank that came; names those that did not.
+        CommTimeoutError: on every rank that came; names those that did not. Or the store does not answer.
         PeerLostError: a member has ended.
     """
+    who = f"monitored_barrier on rank {group.ranks[own]}"
+    bounded = BoundedStore(store, who, limit_s)
     try:
-        _pass(store, own, group, limit_s, all_missing)
+        _pass(bounded, own, group, limit_s, all_missing)
     except CommError:
         raise
     except RuntimeError as error:
-        if answers(store):
+        if answers(bounded):
             raise
-        raise store_has_gone(f"monitored_barrier on rank {group.ranks[own]}", error) from error
+        raise store_has_gone(who, error) from error
 
 
-def _pass(store: Store, own: int, group: RingGroup, limit_s: float, all_missing: bool) -> None:
+def _pass(store: BoundedStore, own: int, group: RingGroup, limit_s: float, all_missing: bool) -> None:
     ranks, interruption = group.ranks, None
     passed = f"comm/monitored_barrier/passed/{own}"
     number = store.add(passed, 0)
@@ -70,7 +73,7 @@ def _pass(store: Store, own: int, group: RingGroup, limit_s: float, all_missing:
 
 
 def _await_opening(
-    store: Store, prefix: str, own: int, wait: StoreWait, limit_s: float, all_missing: bool
+    store: BoundedStore, prefix: str, own: int, wait: StoreWait, limit_s: float, all_missing: bool
 ) -> BaseException | None:
     """Wait until the last rank has come; count this one out again where that is in vain.
 
@@ -94,7 +97,7 @@ def _await_opening(
     return None if isinstance(lost, CommError) else lost
 
 
-def _came(store: Store, key: str, before: int) -> bool:
+def _came(store: BoundedStore, key: str, before: int) -> bool:
     """Return whether a rank is at the barrier, or has given up since ``before`` had."""
     if not store.check([key]):
         return False

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 from datetime import timedelta
-from typing import Any
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import Store, TCPStore
+
+from comm_utils.torch_support.bounded_store import tcp_store_below
 
 __all__ = ["StoreMailbox", "connect_mailbox"]
 
@@ -56,10 +57,8 @@ def connect_mailbox(store: Store, prefix: str) -> StoreMailbox | None:
     Raises:
         OSError, RuntimeError: the server cannot be reached.
     """
-    below: Any = store
-    while isinstance(below, PrefixStore):
-        below = below.underlying_store
-    if not isinstance(below, TCPStore):
+    below = tcp_store_below(store)
+    if below is None:
         return None
     # TCPStore waits for a server that has gone, prints what C++ thinks of it, and aborts the process if Python ends
     # meanwhile.

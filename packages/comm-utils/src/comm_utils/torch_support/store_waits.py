@@ -7,18 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from comm_utils.errors import PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR, Kind
+from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import summarize
 from comm_utils.watch.watch import WATCH
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-__all__ = ["StoreWait", "answers", "await_keys", "delete_read_keys", "store_has_gone", "values_of"]
+__all__ = ["StoreWait", "answers", "await_keys", "delete_read_keys", "store_has_gone"]
 
 # How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
 _FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
@@ -74,13 +71,14 @@ class StoreWait:
         if recorded is not None:
             (recorded.end if error is None else recorded.fail)(self._number)
 
-    def until(self, store: Store, keys: Sequence[str], limit_s: float) -> bool:
+    def until(self, store: BoundedStore, keys: Sequence[str], limit_s: float) -> bool:
         """Wait until ``keys`` are in the store; return False when the time is over.
 
         A wait that takes a moment is recorded, if it is not yet.
 
         Raises:
             PeerLostError, CollectiveMismatchError: the watch has found that the ranks wait in vain.
+            CommTimeoutError: the store does not answer.
         """
         return await_keys(store, keys, limit_s, self.look)
 
@@ -102,7 +100,7 @@ class StoreWait:
             raise failure
 
 
-def await_keys(store: Store, keys: Sequence[str], limit_s: float, look: Callable[[], object]) -> bool:
+def await_keys(store: BoundedStore, keys: Sequence[str], limit_s: float, look: Callable[[], object]) -> bool:
     """Wait until ``keys`` are in the store; return False when the time is over.
 
     Args:
@@ -111,7 +109,7 @@ def await_keys(store: Store, keys: Sequence[str], limit_s: float, look: Callable
     begin, pause_s = time.monotonic(), _FIRST_PAUSE_S
     longest_s = max(_PAUSE_S, _PAUSE_S_OF_A_KEY * len(keys))
     # Not store.wait(), of which each that ends in vain prints two warnings.
-    while not store.check(list(keys)):
+    while not store.check(keys):
         waited_s = time.monotonic() - begin
         if waited_s >= limit_s:
             return False
@@ -122,15 +120,7 @@ def await_keys(store: Store, keys: Sequence[str], limit_s: float, look: Callable
     return True
 
 
-def values_of(store: Store, keys: Sequence[str]) -> list[bytes]:
-    """Return the values of ``keys``, with one question where the store can answer it."""
-    if store.has_extended_api():  # type: ignore[attr-defined]
-        found: list[bytes] = store.multi_get(list(keys))
-        return found
-    return [store.get(key) for key in keys]
-
-
-def delete_read_keys(store: Store, keys: Sequence[str], counter: str, members: int) -> None:
+def delete_read_keys(store: BoundedStore, keys: Sequence[str], counter: str, members: int) -> None:
     """Delete ``keys``, which so many members read, with the last of them; each calls this after it has read them.
 
     Args:
@@ -142,7 +132,7 @@ def delete_read_keys(store: Store, keys: Sequence[str], counter: str, members: i
                 store.delete_key(key)
 
 
-def answers(store: Store) -> bool:
+def answers(store: BoundedStore) -> bool:
     """Return whether the server of a store is still there."""
     try:
         store.check(["comm-answers"])
