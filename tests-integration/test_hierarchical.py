@@ -307,6 +307,29 @@ def lose_a_rank() -> tuple[str, str]:
     return found[0], found[1]
 
 
+def lose_a_rank_of_the_world() -> list[str]:
+    """Return what a call with a peer that is gone says, and the next call."""
+    dist.set_hierarchical(0)
+    dist.all_reduce(torch.ones(1000))
+    if dist.get_rank() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    found = []
+    for _ in range(2):
+        with pytest.raises(CommError) as caught:
+            dist.all_reduce(torch.ones(1000))
+        found.append(str(caught.value))
+    return found
+
+
+@pytest.mark.parametrize("backend", ["gloo", "shared memory"])
+def test_errors_of_steps_have_the_remedy_of_the_whole_group(backend: str) -> None:
+    outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, lose_a_rank_of_the_world, timeout_s=120)
+    for outcome in outcomes[:3]:
+        for text in outcome.value:
+            assert text.count("init_distributed() again") == 1, text
+            assert "destroy_process_group(group)" not in text
+
+
 @pytest.mark.parametrize("backend", ["gloo", "shared memory"])
 def test_a_rank_that_is_lost(backend: str) -> None:
     outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, lose_a_rank, timeout_s=120)

@@ -25,6 +25,7 @@ from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.group_names import group_text
 from comm_utils.torch_support.failures import is_exhausted
 from comm_utils.torch_support.group_state import DESTROYED_DURING_CALL, IN_FORKED_CHILD
+from comm_utils.torch_support.remedies import OF_WORLD, remedy
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -65,7 +66,7 @@ class Group(ABC):
         self.name = self.description = ""
         self._recorded_as, self._opened = 0, -1
         self.set_timeout(timeout)
-        self._how_to_go_on = _WORLD_GOES_ON if ranks is None else _GROUP_GOES_ON
+        self._remedy = OF_WORLD if ranks is None else ""
         #: What failed first, or None.
         self.broken: str | None = None
         #: Why its ranks cannot go on, as the watch has found, until a call has raised it.
@@ -82,6 +83,11 @@ class Group(ABC):
 
     def __str__(self) -> str:
         return group_text(self.ranks, self.description)
+
+    @property
+    def _how_to_go_on(self) -> str:
+        """The remedy after the group failed."""
+        return self._remedy or remedy(self.name)
 
     def _break(self, what: str) -> None:
         self.broken = self.broken or what
@@ -287,6 +293,3 @@ def _refuse_inherited_groups() -> None:
 
 
 os.register_at_fork(after_in_child=_refuse_inherited_groups)
-
-_WORLD_GOES_ON = "call destroy_process_group() and then init_distributed() again, on every rank"
-_GROUP_GOES_ON = "its members go on with destroy_process_group(group) and a new one from new_group()"

@@ -154,7 +154,7 @@ class OneCclCommunicator(Communicator):
         if self._messages.disagreed:
             return  # oneCCL has no part in them
         oneccl_library.note_failure(what)
-        self._how_to_go_on = f"{oneccl_library.START_AGAIN}, as oneCCL keeps requests of the failed operation"
+        self._remedy = f"{oneccl_library.START_AGAIN}, as oneCCL keeps requests of the failed operation"
 
     # --- operations
 

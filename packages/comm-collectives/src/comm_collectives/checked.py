@@ -27,6 +27,7 @@ from comm_utils.fast_path import FastPath
 from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.operations.table import ROWS
 from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passing
+from comm_utils.torch_support.remedies import remedy
 from comm_utils.watch import WATCH, Trouble
 
 __all__ = ["CheckingBackend"]
@@ -84,18 +85,14 @@ class CheckingBackend(BackendWrapper):
     def _differs(self, text: str, culprits: Sequence[int], group: ProcessGroup | None) -> CollectiveMismatchError:
         """Return the error; the group is broken from now on."""
         name = self.call or "the call"
-        how_to_go_on = (
-            "call destroy_process_group() and then init_distributed() again, on every rank"
-            if group is None or group is self.inner.get_world_group()
-            else "its members go on with destroy_process_group(group) and a new one from new_group()"
-        )
+        pg: Any = self.inner.get_world_group() if group is None else group
+        group_name = str(getattr(pg, "group_name", ""))
         failure = CollectiveMismatchError(
             f"{name} was not begun, as seen by rank {self.inner.get_rank()}: {text}. No data was received. The group "
-            f"cannot be used any more: {how_to_go_on}"
+            f"cannot be used any more: {remedy(group_name)}"
         )
         self.inner.mark_broken(group, f"{name}: {text}")
-        pg: Any = self.inner.get_world_group() if group is None else group
-        WATCH.tell(str(getattr(pg, "group_name", "")), failure, Trouble(CollectiveMismatchError, text, tuple(culprits)))
+        WATCH.tell(group_name, failure, Trouble(CollectiveMismatchError, text, tuple(culprits)))
         return failure
 
     # --- messages

@@ -25,6 +25,7 @@ from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import CommError
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.remedies import without_remedy
 
 __all__ = ["EncodedBetween", "run", "suits"]
 
@@ -112,7 +113,7 @@ def run(
             raise
         except Exception as error:
             for one in (plan.within, plan.between):
-                inner.mark_broken(one, f"{call}: {error}")
+                inner.mark_broken(one, f"{call}: {without_remedy(error)}")
             raise broken(call, inner, used, compression, error) from error
 
     sent = wire_bytes(layout, Sizes(codec, len(layout.hosts), layout.host))

@@ -9,6 +9,7 @@ from torch.distributed import ProcessGroup
 from comm_collectives.hierarchy.plan import Plan
 from comm_utils.backend import Backend
 from comm_utils.errors import BrokenGroupError, CollectiveMismatchError, CommError
+from comm_utils.torch_support.remedies import without_remedy
 from comm_utils.watch.trouble import Trouble, error_class
 from comm_utils.watch.watch import WATCH
 
@@ -21,7 +22,7 @@ def failed_step(call: str, backend: Backend, group: ProcessGroup | None, plan: P
     Ranks may disagree about how far the step has come, and most of them wait in steps with others than this one.
     """
     for one in (group, plan.within, plan.between):
-        backend.mark_broken(one, f"{call}: {error}")
+        backend.mark_broken(one, f"{call}: {without_remedy(error)}")
     failure: CommError
     if isinstance(error, CommError):
         failure, what = error, str(error).partition(". The group cannot be used any more")[0]

@@ -18,6 +18,7 @@ from comm_utils.group_names import group_text
 from comm_utils.torch_support.device_calls import DeviceCalls, can_follow, host_waits
 from comm_utils.torch_support.gloo_connections import opening_connections
 from comm_utils.torch_support.initialization import device_libraries, timeout_of
+from comm_utils.torch_support.remedies import remedy
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -162,9 +163,7 @@ class GroupState:
 
     def how_to_go_on(self) -> str:
         """Return the remedy after the group failed."""
-        if self.pg is internals._world.default_pg:
-            return "call destroy_process_group() and then init_distributed() again, on every rank"
-        return "its members go on with destroy_process_group(group) and a new one from new_group()"
+        return remedy(self.name)
 
     def position(self, global_rank: int | None, group_rank: int | None) -> int:
         """Return the group rank of whichever rank is given; that of global rank 0 if neither is."""

@@ -207,6 +207,10 @@ class Watch:
         else:
             self._steps.pop(group, None)
 
+    def whole(self, group: str) -> str:
+        """Return the group whose calls go in steps in ``group``; that itself where it was not made for steps."""
+        return next((one for one, steps in list(self._steps.items()) if group in steps), group)
+
     @property
     def is_running(self) -> bool:
         """Return whether the thread runs."""
