@@ -6,14 +6,14 @@ from comm_utils.testing.conformance import BackendConformance
 
 @pytest.mark.skipif(shared_memory.unavailable_reason() is not None, reason=str(shared_memory.unavailable_reason()))
 class TestInSharedMemory(BackendConformance):
-    provider = "comm_backend_ccl:provider"
+    provider = "comm_backend_ccl.provider"
     backend_class = CclBackend
     backend = "ccl"
 
 
 @pytest.mark.skipif(oneccl_library.unavailable_reason() is not None, reason=str(oneccl_library.unavailable_reason()))
 class TestOnOneccl(BackendConformance):
-    provider = "comm_backend_ccl:provider"
+    provider = "comm_backend_ccl.provider"
     backend_class = CclBackend
     backend = "ccl"
     world_sizes = (1, 2, 3)  # more ranks than cores wait for each other actively

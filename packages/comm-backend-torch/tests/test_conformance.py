@@ -1,11 +1,16 @@
+import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from comm_backend_torch import TorchBackend
-from comm_utils.testing import sharing_device
+from comm_utils.backend import Setup
+from comm_utils.testing import run_ranks_outcomes, sharing_device
 from comm_utils.testing.conformance import BackendConformance
+from comm_utils.testing.conformance_ranks import differing_calls
+from comm_utils.torch_support import initialization
 
 
 class TestGloo(BackendConformance):
@@ -34,3 +39,22 @@ class TestNccl(BackendConformance):
 
     def environment(self, world_size: int) -> dict[str, Any]:
         return {} if world_size <= torch.cuda.device_count() else sharing_device(world_size)
+
+
+class ProviderOfOthers:
+    """As a package would have it that knows nothing of the flight recorder and of the watch."""
+
+    @staticmethod
+    def initialize(setup: Setup) -> TorchBackend:
+        initialization.initialize(replace(setup, backend="gloo"))
+        return TorchBackend(setup.timeout)
+
+
+def calls_that_differ() -> None:
+    sys.modules["package_of_others"] = ProviderOfOthers
+    differing_calls("package_of_others", "theirs", "cpu")
+
+
+def test_calls_that_differ_raise_on_a_backend_of_others() -> None:
+    for outcome in run_ranks_outcomes(calls_that_differ, 2, timeout_s=60):
+        assert outcome.exit_code == 0, outcome

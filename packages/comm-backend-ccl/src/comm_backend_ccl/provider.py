@@ -59,7 +59,7 @@ def initialize(setup: Setup) -> Backend:
         raise BackendUnavailableError(f"backend {NAME!r} cannot be used: {reason[0]}; {reason[1]}")
     registration.register()
     initialization.initialize(setup)
-    return CclBackend(setup.timeout).observe()
+    return CclBackend(setup.timeout)
 
 
 def adopts(backend: str) -> bool:
@@ -69,4 +69,4 @@ def adopts(backend: str) -> bool:
 
 def adopt() -> CclBackend:
     """See ``BackendProvider.adopt``."""
-    return CclBackend(initialization.world_timeout()).observe()
+    return CclBackend(initialization.world_timeout())

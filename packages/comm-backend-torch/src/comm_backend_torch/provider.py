@@ -20,7 +20,7 @@ def availability() -> Mapping[str, Availability]:
 def initialize(setup: Setup) -> TorchBackend:
     """See ``BackendProvider.initialize``."""
     initialization.initialize(bindings.activate(setup))
-    return TorchBackend(setup.timeout).observe()
+    return TorchBackend(setup.timeout)
 
 
 def adopts(backend: str) -> bool:
@@ -30,4 +30,4 @@ def adopts(backend: str) -> bool:
 
 def adopt() -> TorchBackend:
     """Serve the world group that exists; groups made later inherit its timeout."""
-    return TorchBackend(initialization.world_timeout()).observe()
+    return TorchBackend(initialization.world_timeout())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from typing import Any, ClassVar
 
 import pytest
 
 from comm_utils.backend import Availability, Backend
+from comm_utils.testing.conformance_provider import load_provider
 from comm_utils.testing.ranks import run_ranks, run_ranks_outcomes
 
 __all__ = ["BackendConformance"]
@@ -28,7 +28,7 @@ class BackendConformance:
     """Subclass it as ``TestSomething(BackendConformance)`` and say what is tested.
 
     Attributes:
-        provider: ``"package.module:attribute"`` of the backend's provider.
+        provider: of the backend, as its entry point names it: ``"package.module"`` or ``"package.module:attribute"``.
         backend_class: the class that the provider's ``initialize`` returns.
         backend: the name that ``Setup.backend`` gets.
         device: the kind of device on which tensors live.
@@ -72,9 +72,7 @@ class BackendConformance:
         assert same != (operation in self.differences), f"contract: {expected}; backend: {found}"
 
     def test_availability_is_stated_with_a_reason(self) -> None:
-        module, _, attribute = self.provider.partition(":")
-        provider = getattr(importlib.import_module(module), attribute)
-        found = provider.availability()
+        found = load_provider(self.provider).availability()
         assert self.backend.rpartition(":")[2] in found
         for availability in found.values():
             assert isinstance(availability, Availability)
@@ -110,11 +108,19 @@ class BackendConformance:
         self._run("groups", world_size)
 
     @pytest.mark.parametrize("world_size", [2, 3])
+    def test_calls_that_differ(self, world_size: int) -> None:
+        self._run_to_the_end("differing_calls", world_size)
+
+    @pytest.mark.parametrize("world_size", [2, 3])
     def test_lost_peer(self, world_size: int) -> None:
+        self._run_to_the_end("lost_peer", world_size)
+
+    def _run_to_the_end(self, target: str, world_size: int) -> None:
+        """Run ranks that end without a result, as their world cannot be taken down in good order."""
         if world_size not in self.world_sizes:
             pytest.skip(f"{self.backend} is tested with {self.world_sizes} ranks")
         args = (self.provider, self.backend, self.device)
         env = self.environment(world_size)
-        outcomes = run_ranks_outcomes(f"{_RANKS}:lost_peer", world_size, *args, timeout_s=60, env=env)
+        outcomes = run_ranks_outcomes(f"{_RANKS}:{target}", world_size, *args, timeout_s=60, env=env)
         for outcome in outcomes:
             assert outcome.exit_code == 0, outcome

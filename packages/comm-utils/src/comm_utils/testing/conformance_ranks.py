@@ -8,10 +8,10 @@ from datetime import timedelta
 
 import torch
 
-from comm_utils.errors import BrokenGroupError, CommTimeoutError, PeerLostError
+from comm_utils.errors import BrokenGroupError, CollectiveMismatchError, CommTimeoutError, PeerLostError
 from comm_utils.testing.conformance_world import World, bring_up, close, reference, same, sample
 
-__all__ = ["asynchronous", "groups", "lost_peer", "messages", "movements", "reductions"]
+__all__ = ["asynchronous", "differing_calls", "groups", "lost_peer", "messages", "movements", "reductions"]
 
 
 def reductions(provider: str, backend: str, device: str) -> None:
@@ -196,6 +196,30 @@ def groups(provider: str, backend: str, device: str) -> None:
     up.barrier()
     up.destroy_process_group()
     assert not up.is_initialized()
+
+
+def differing_calls(provider: str, backend: str, device: str) -> None:
+    """Check that every rank gets a ``CollectiveMismatchError`` in time where one calls with another op."""
+    world = World(bring_up(provider, backend, device), device)
+    up, others = world.backend, [rank for rank in range(world.size) if rank != world.rank]
+    store = up.get_store(None)
+    up.barrier()
+    deadline = time.monotonic() + 30
+    try:
+        up.all_reduce(torch.ones(4, device=device), "max" if world.rank == 0 else "sum")
+        while time.monotonic() < deadline:  # the call itself may end before the ranks have compared it
+            up.all_reduce(torch.ones(4, device=device))
+            time.sleep(0.05)
+    except CollectiveMismatchError:
+        pass
+    else:
+        raise AssertionError("one rank's op was another, and no call raised")
+    # A rank that ends before the others have found the mismatch is a lost peer to them, and rank 0 has the store.
+    for word in ("has raised", "has seen that all have"):
+        store.set(f"{word}: {world.rank}", "")
+        if word == "has raised" or world.rank == 0:
+            store.wait([f"{word}: {rank}" for rank in others], timedelta(seconds=30))
+    os._exit(0)  # as after a lost peer
 
 
 def lost_peer(provider: str, backend: str, device: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,6 +12,7 @@ from torch.distributed import TCPStore
 
 from comm_utils.backend import Backend, Capabilities, Setup
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.testing.conformance_provider import load_provider
 
 __all__ = ["TOLERANCES", "World", "bring_up", "close", "reference", "same", "sample"]
 
@@ -44,14 +44,12 @@ def own_device(kind: str) -> torch.device | None:
 
 def bring_up(provider: str, backend: str, device: str, timeout_s: float = 60.0) -> Backend:
     """Initialise ``backend`` among the ranks that the runner started."""
-    module, _, attribute = provider.partition(":")
-    source = getattr(importlib.import_module(module), attribute)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     port = int(os.environ["MASTER_PORT"])
     store = TCPStore(os.environ["MASTER_ADDR"], port, world_size, rank == 0, timedelta(seconds=30))
     place = own_device(device)
-    up: Backend = source.initialize(Setup(backend, rank, world_size, store, timedelta(seconds=timeout_s), place))
-    return up
+    setup = Setup(backend, rank, world_size, store, timedelta(seconds=timeout_s), place)
+    return load_provider(provider).initialize(setup)
 
 
 def sample(dtype: torch.dtype, shape: tuple[int, ...], rank: int, seed: int = 0) -> torch.Tensor:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
+import weakref
 from functools import partial
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed import ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_utils.flight_recorder.recorder import RECORDER
@@ -20,15 +21,24 @@ __all__ = ["begin_world", "end_world"]
 _KEY = "comm-flight/job"
 
 
+class _Observed:
+    """The world group that has begun; a weak reference, as programs may end it through ``torch.distributed``."""
+
+    world: weakref.ref[ProcessGroup] | None = None
+
+
 def begin_world() -> None:
-    """Open this rank's ring, and watch the other ranks of the world group that exists."""
+    """Open this rank's ring, and watch the other ranks of the world group that exists; once for each such group."""
     world: Any = internals._get_default_group()
+    if _Observed.world is not None and _Observed.world() is world:
+        return
     store = internals._world.pg_map[world][1]
     rank, size = world.rank(), world.size()
     job = _agreed_name(store) if size > 1 else _new_name()
     RECORDER.open(rank, size, job)
     note_uncaught_exceptions()
     WATCH.start(rank, size, partial(connect_mailbox, store, job))
+    _Observed.world = weakref.ref(world)
 
 
 def end_world() -> None:
@@ -36,6 +46,7 @@ def end_world() -> None:
     note_exception_in_flight()
     WATCH.stop()
     RECORDER.close()
+    _Observed.world = None
 
 
 def _new_name() -> str:

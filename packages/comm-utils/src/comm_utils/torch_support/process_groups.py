@@ -63,6 +63,8 @@ os.register_at_fork(after_in_child=_refuse_inherited_groups)
 class ProcessGroups:
     """Every process group of this process, also those of other code. Backends derive from it and add operations.
 
+    Make one when the world group exists: this opens the flight recorder for that world, and starts the watch.
+
     It implements those methods of ``comm_utils.backend.Backend`` that need no particular library; see there for what
     each of them does.
 
@@ -85,6 +87,8 @@ class ProcessGroups:
         self._views: dict[str, Any] = {}
         self._maker = GroupMaker()
         _backends.add(self)
+        if c10d.is_initialized():
+            begin_world()
 
     def during(self: T, call: str, timeout: timedelta | None = None) -> T:
         view = self._views.get(call)
@@ -254,11 +258,6 @@ class ProcessGroups:
         """Keep those groups, of which the connections were ended, that torch cannot destroy without waiting."""
 
     # --- failures
-
-    def observe(self: T) -> T:
-        """Open the flight recorder for the world group, and watch it; return the backend itself."""
-        begin_world()
-        return self
 
     def _in_trouble(self, group: str, trouble: Trouble) -> None:
         """Have the calls of a group fail; called by the watch, in its thread."""
