@@ -8,6 +8,7 @@
 ```` ```python patched ````        run by test_patches.py, on sources with the patch above it
 ```` ```json ````                  a configuration, which has to load
 ```` ```json file=comm.json ````   likewise, and there for the other blocks of the page under that name
+```` ```toml file=pyproject.toml ````  the metadata of what the page shows: its entry points are there for the blocks
 ```` ```json data ````             any JSON
 ```` ```bash ````, ```` ```sh ````        commands, one a line
 ```` ```console ````               commands after ``$``, and what they print
@@ -34,7 +35,7 @@ WORDS = {
     # Shown, not executed; test_patches.py applies patches.
     "diff": set(),
     "text": set(),
-    "toml": set(),
+    "toml": {"file"},
     "mermaid": set(),
 }
 

@@ -10,12 +10,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from code_blocks import Block, blocks, programs
 
 from comm_config import load_config
-from comm_utils.testing import run_ranks
+from comm_utils.testing import patience, run_ranks
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = [
@@ -59,7 +65,22 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     for block in BLOCKS:
         if block.page == page and "file" in block.options:
             (tmp_path / block.options["file"]).write_text(block.text)
+            if block.language == "toml":
+                install_metadata(tomllib.loads(block.text)["project"], tmp_path)
     return tmp_path
+
+
+def install_metadata(project: dict[str, Any], folder: Path) -> None:
+    """Write the name and the entry points as ``pip install`` does, beside the modules of the project."""
+    target = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    target.mkdir()
+    (target / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    lines = [
+        line
+        for group, entries in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in entries.items()))
+    ]
+    (target / "entry_points.txt").write_text("\n".join(lines))
 
 
 def assert_prints(block: Block, got: str) -> None:
@@ -111,7 +132,8 @@ def test_commands(block: Block, folder: Path) -> None:
     # Installed scripts are beside the interpreter, whether the environment is activated or not.
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "120"}
     script = "set -euo pipefail\n" + "\n".join(executed)
-    done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    limit_s = 120 * patience()
+    done = subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=limit_s)
     if done.returncode:
         pytest.fail(f"{block} fails:\n{done.stdout}{done.stderr}", pytrace=False)
     if block.language == "console":
