@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from comm_utils.observability.comms_logger import Row
 from comm_utils.observability.traces.waiting import Account, Key, Share
 from comm_utils.sizes import format_size
 
 __all__ = ["aligned_columns", "format_account", "format_table"]
-
-_COLUMNS = (
-    "operation",
-    "size",
-    "ranks",
-    "calls",
-    "bytes",
-    "total ms",
-    "min us",
-    "median us",
-    "p95 us",
-    "algbw GB/s",
-    "busbw GB/s",
-)
-
 
 _SPLIT_COLUMNS = ("operation", "size", "ranks", "calls", "total ms", "waiting ms", "transfer ms", "waiting")
 # Of what all ranks waited for: who has less of it is not named.
@@ -46,25 +31,25 @@ def _group(ranks: tuple[int, ...]) -> str:
     return f"{W} {list(ranks)}" if W <= 8 else f"{W} [{ranks[0]} ... {ranks[-1]}]"
 
 
+# Headings, and the text of a row under each.
+_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "operation": lambda row: _named(row.name, row.caller) + _compressed(row),
+    "size": lambda row: format_size(row.size_bytes),
+    "ranks": lambda row: _group(row.ranks),
+    "calls": lambda row: str(row.calls),
+    "bytes": lambda row: format_size(row.total_bytes),
+    "total ms": lambda row: f"{row.total_s * 1e3:.2f}",
+    "min us": lambda row: f"{row.min_s * 1e6:.1f}",
+    "median us": lambda row: f"{row.median_s * 1e6:.1f}",
+    "p95 us": lambda row: f"{row.p95_s * 1e6:.1f}",
+    "algbw GB/s": lambda row: f"{row.algbw_gb_per_s:.3f}",
+    "busbw GB/s": lambda row: f"{row.busbw_gb_per_s:.3f}",
+}
+
+
 def format_table(rows: Iterable[Row]) -> str:
     """Rows as text."""
-    cells = [
-        [
-            _named(row.name, row.caller) + _compressed(row),
-            format_size(row.size_bytes),
-            _group(row.ranks),
-            str(row.calls),
-            format_size(row.total_bytes),
-            f"{row.total_s * 1e3:.2f}",
-            f"{row.min_s * 1e6:.1f}",
-            f"{row.median_s * 1e6:.1f}",
-            f"{row.p95_s * 1e6:.1f}",
-            f"{row.algbw_gb_per_s:.3f}",
-            f"{row.busbw_gb_per_s:.3f}",
-        ]
-        for row in rows
-    ]
-    return aligned_columns(_COLUMNS, cells)
+    return aligned_columns(tuple(_COLUMNS), [[text(row) for text in _COLUMNS.values()] for row in rows])
 
 
 def aligned_columns(heading: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
