@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from comm_collectives.compression import Codec, codec_names, make_codec
+from comm_collectives.compression import Codec, codec_names, make_codec, registry
 from comm_utils.errors import ArgumentError, CollectiveMismatchError
 
 NAMES = ["bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int4", "int8", "none", "onebit", "topk"]
@@ -127,3 +129,21 @@ def test_a_peers_place_beyond_the_tensor_is_refused(place: int) -> None:
     wire[:4].view(torch.int32)[0] = place
     with pytest.raises(CollectiveMismatchError, match="places that a tensor of 100 elements does not have"):
         codec.decode(wire, torch.zeros(100))
+
+
+def test_an_installed_codec_with_a_built_in_name_is_ignored_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    metadata = tmp_path / "theirs-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[comm_utils.codecs]\nint8 = theirs:Int8\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    registry._codecs.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, "comm"):
+            assert [make_codec("int8").name.partition("(")[0] for _ in range(2)] == ["int8", "int8"]
+    finally:
+        registry._codecs.cache_clear()
+    (record,) = caplog.records
+    assert "the codec 'int8' of theirs:Int8 is ignored" in record.getMessage()

@@ -12,6 +12,7 @@ from comm_collectives.compression.cast_codecs import BFloat16, Float16, Uncompre
 from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.top_k import TopK
 from comm_utils.errors import ArgumentError
+from comm_utils.log import logger
 from comm_utils.plugins import entry_points
 
 __all__ = ["ENTRY_POINT_GROUP", "codec_names", "make_codec"]
@@ -39,7 +40,15 @@ def _built_in() -> dict[str, Callable[..., Codec]]:
 def _codecs() -> dict[str, Callable[..., Codec]]:
     found = _built_in()
     for entry in entry_points(ENTRY_POINT_GROUP):
-        found.setdefault(entry.name, functools.partial(_load, entry.name))
+        if entry.name in found:
+            logger.warning(
+                "compression: the codec %r of %s is ignored, as the built-in codec has that name; its package has to "
+                "rename the entry point",
+                entry.name,
+                entry.value,
+            )
+        else:
+            found[entry.name] = functools.partial(_load, entry.name)
     return found
 
 
