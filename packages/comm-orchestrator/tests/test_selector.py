@@ -65,14 +65,16 @@ def test_one_rank_that_cannot_makes_all_fall_back_and_says_why(
     )
 
 
-def test_a_package_that_was_never_installed_is_no_news(
+def test_a_package_that_was_never_installed_is_named_without_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     choice = agree(monkeypatch, [{"gloo": YES}])
-    with caplog.at_level(logging.WARNING, "comm"):
+    with caplog.at_level(logging.INFO, "comm"):
         selector.warn_of_fall_back(choice, "cpu")
     assert choice.backend == "gloo"
-    assert not caplog.records
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert "pip install 'comm-orchestrator[ccl]'" in record.getMessage()
 
 
 def test_no_common_backend_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

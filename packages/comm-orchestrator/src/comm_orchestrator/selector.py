@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -190,10 +191,11 @@ def agree(device_type: str, answers: Sequence[Mapping[str, str | None]]) -> Choi
 
 
 def warn_of_fall_back(choice: Choice, device_type: str) -> None:
-    """Say why it is not the preferred one, unless that was never installed, which is no news."""
+    """Say why it is not the preferred one, at level INFO where that was never installed, which is no fault."""
     preferred = _PREFERRED[device_type][0]
-    if choice.fall_back_reason and preferred.rpartition(":")[2] in available_backends():
-        logger.warning("%s is used instead of %s: %s", choice.backend, preferred, choice.fall_back_reason)
+    if choice.fall_back_reason:
+        level = logging.WARNING if preferred.rpartition(":")[2] in available_backends() else logging.INFO
+        logger.log(level, "%s is used instead of %s: %s", choice.backend, preferred, choice.fall_back_reason)
 
 
 def activate(setup: Setup) -> Backend:
