@@ -60,7 +60,6 @@ def _read(data: bytes) -> None:
         assert len(reader.calls(lane)) <= reader.records
         assert len(list(reader.backwards(lane))) <= reader.records
     reader.open_calls()
-    reader.last_calls()
     reader.stack()
     snapshot = take_snapshot(reader, is_local=False)
     _use(snapshot)

@@ -69,7 +69,7 @@ def recorded_method(name: str, call: Callable[..., Any], observe: Callable[..., 
     """Return ``call``, a method of a backend, so that it is recorded if a row of the table has its name.
 
     Args:
-        observe: ``Observing._observe``.
+        observe: ``TimedCalls._observe``.
     """
     row = operations.find(name)
     if row is None or not row.recorded:

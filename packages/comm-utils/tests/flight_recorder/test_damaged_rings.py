@@ -96,7 +96,6 @@ def read_all(data: bytes) -> None:
         assert len(numbered) <= reader.records
         reader.calls(lane, after=3, most=2)
     reader.open_calls()
-    reader.last_calls()
     stack = reader.stack()
     assert stack is None or len(stack.text) <= len(data)
     snapshot = take_snapshot(reader)

@@ -342,11 +342,6 @@ class RingReader:
         found = [call for lane in range(LANES) for call in self.calls(lane) if call.is_open]
         return sorted(found, key=lambda call: call.begin_ns)
 
-    def last_calls(self, most: int = 20) -> list[Call]:
-        """Return the last calls of both lanes, the oldest first."""
-        found = [call for lane in range(LANES) for call in self.calls(lane, most=most)]
-        return sorted(found, key=lambda call: call.begin_ns)[-most:]
-
     def stack(self) -> Stack | None:
         """Return where the process was in Python when it was last written down; None where it was not."""
         for _ in range(3):

@@ -58,11 +58,6 @@ class Encoding:
     decode: Decode | None
     native: bool
 
-    @property
-    def is_identity(self) -> bool:
-        """Return whether the elements travel as they are."""
-        return self.encode is _same and self.decode is None
-
 
 def encoding_for(call: str, op: ReduceOp, dtype: torch.dtype, capabilities: Capabilities) -> Encoding:
     """Choose the encoding.

@@ -46,11 +46,6 @@ class GradientBucket:
         self._work: Work | None = None
 
     @property
-    def holds_memory(self) -> bool:
-        """Return whether there is flat memory for the gradients of all parameters."""
-        return self._full is not None
-
-    @property
     def holds_gradients(self) -> bool:
         """Return whether there are gradients that were not reduced."""
         return True in self._filled
