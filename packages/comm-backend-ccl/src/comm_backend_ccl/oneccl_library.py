@@ -231,7 +231,8 @@ def initialize(local_rank: int, local_size: int, interface: str, crowded: bool) 
 
 
 def _stop() -> None:
-    _Loaded.library.comm_oneccl_stop()
+    if not is_still_connecting("oneCCL"):  # a thread that was given up is in the library
+        _Loaded.library.comm_oneccl_stop()
     if os.environ.get("CCL_ATL_SHM") == "1":
         sweep(ending=True)
 

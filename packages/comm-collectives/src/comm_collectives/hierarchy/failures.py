@@ -30,7 +30,7 @@ def failed_step(call: str, backend: Backend, group: ProcessGroup | None, plan: P
         what = f"{call}: a step raised {type(error).__name__}: {error}"
         failure = BrokenGroupError(f"{what}. The group cannot be used any more, as other ranks may have gone on")
     trouble = next((found for one in (plan.within, plan.between) if (found := WATCH.trouble(_name(one)))), None)
-    if trouble is None and error_class(type(failure).__name__) is not None:
+    if trouble is None and failure is error and error_class(type(failure).__name__) is not None:
         trouble = Trouble(type(failure), what)
     elif trouble is None:  # to the others, this rank's calls are no longer those that theirs belong to
         rank = backend.get_rank()
