@@ -128,7 +128,7 @@ def test_python_reads_what_native_code_wrote(ring: Path) -> None:
         assert before - 1_000_000 < call.begin_ns < call.end_ns < after + 1_000_000
 
     started = [start(first, torch.ones(3, dtype=torch.int64), tables.Operation.BROADCAST, 1, watched=True)]
-    started += [start(first, torch.ones(5), tables.Operation.RECV, 1, tag=3)]
+    started += [start(first, torch.ones(5), tables.Operation.RECEIVE, 1, tag=3)]
     broadcast, message = recorded(ring)[2:]
     assert (broadcast.operation, broadcast.dtype, broadcast.root, broadcast.in_series) == ("broadcast", "int64", 7, 2)
     assert broadcast.is_open

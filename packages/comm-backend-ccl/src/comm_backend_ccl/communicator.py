@@ -133,7 +133,7 @@ class Communicator(Group):
         handle: EngineHandle | None = None
         kept: tuple[torch.Tensor, ...] = ()
         note: Note | None = None
-        has_to_match = call.tag or (operation is Operation.RECV and call.root == ANY_SOURCE)
+        has_to_match = call.tag or (operation is Operation.RECEIVE and call.root == ANY_SOURCE)
         reaches_engine = operation in (Operation.ALL_TO_ALL_V, Operation.BARRIER) or has_to_match
         if call.elements or self.moves_nothing or reaches_engine:
             note = None if self.records_natively else note_call(self, call, 2)
@@ -150,7 +150,7 @@ class Communicator(Group):
         work = CclWork(self, handle, kept, name)
         if note is not None:
             work.note = note
-        if operation in (Operation.SEND, Operation.RECV):
+        if operation in (Operation.SEND, Operation.RECEIVE):
             work.peer = call.root
         return work
 
@@ -291,5 +291,5 @@ class Communicator(Group):
     def receive(self, tensor: torch.Tensor, peer: int, watched: bool = False, tag: int = 0, name: str = "") -> CclWork:
         """Overwrite ``tensor`` with what ``peer``, or any rank for ``ANY_SOURCE``, sent with the same tag."""
         return self._start(
-            Call(Operation.RECV, tensor, tensor, tensor.numel(), root=peer, watched=watched, tag=tag, name=name)
+            Call(Operation.RECEIVE, tensor, tensor, tensor.numel(), root=peer, watched=watched, tag=tag, name=name)
         )

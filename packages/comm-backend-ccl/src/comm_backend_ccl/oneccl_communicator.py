@@ -167,9 +167,9 @@ class OneCclCommunicator(Communicator):
         if operation is Operation.SEND and call.tag:
             self._messages.send(source, call.root, call.tag)
             return None, ()
-        if operation is Operation.RECV and call.tag:
+        if operation is Operation.RECEIVE and call.tag:
             return self._messages.receive(target, call.root, call.tag), (target,)
-        if operation is Operation.RECV and (call.root == ANY_SOURCE or not self.untagged.take(call.root)):
+        if operation is Operation.RECEIVE and (call.root == ANY_SOURCE or not self.untagged.take(call.root)):
             return self.untagged.receive(target, call.root), (target,)
         if operation is Operation.SEND:
             self.untagged.announce(call.root)
@@ -212,7 +212,7 @@ class OneCclCommunicator(Communicator):
 
     def _start_receive(self, tensor: torch.Tensor, source: int) -> EngineHandle:
         address, count = tensor.data_ptr(), tensor.nbytes
-        return oneccl_library.start(self.group, Operation.RECV, address, address, count, _BYTE, 0, source, True)
+        return oneccl_library.start(self.group, Operation.RECEIVE, address, address, count, _BYTE, 0, source, True)
 
     def source(self, handle: EngineHandle) -> int:
         return handle.source if isinstance(handle, (StoreReceive, QueuedReceive)) else super().source(handle)

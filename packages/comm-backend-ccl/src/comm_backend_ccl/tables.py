@@ -36,7 +36,7 @@ class Operation(IntEnum):
     ALL_TO_ALL = 5
     ALL_TO_ALL_V = 6
     SEND = 7
-    RECV = 8
+    RECEIVE = 8
     GATHER = 9
     SCATTER = 10
     BARRIER = 11

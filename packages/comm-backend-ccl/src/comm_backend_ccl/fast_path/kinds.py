@@ -36,7 +36,7 @@ NATIVE = {
     "barrier": Operation.BARRIER,
     "broadcast": Operation.BROADCAST,
     "gather": Operation.GATHER,
-    "recv": Operation.RECV,
+    "recv": Operation.RECEIVE,
     "reduce": Operation.REDUCE,
     "reduce_scatter": Operation.REDUCE_SCATTER,
     "reduce_scatter_tensor": Operation.REDUCE_SCATTER,
