@@ -6,8 +6,11 @@ import sys
 import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
-__all__ = ["start", "with_limit"]
+__all__ = ["left_behind", "start", "with_limit"]
+
+_limited: WeakSet[threading.Thread] = WeakSet()
 
 
 def start(thread: threading.Thread) -> None:
@@ -38,6 +41,12 @@ def with_limit(call: Callable[[], Any], limit_s: float, name: str = "comm-limite
 
     thread = threading.Thread(target=run, name=name, daemon=True)
     start(thread)
+    _limited.add(thread)
     thread.join(limit_s)
     # Taken out: an error in the list would keep itself alive, and with it every socket of its frames.
     return outcome.pop() if outcome else None
+
+
+def left_behind() -> list[threading.Thread]:
+    """Return the threads of :func:`with_limit` that run on after their limit."""
+    return [one for one in list(_limited) if one.is_alive()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -120,15 +119,14 @@ def tcp_store_below(store: Store) -> TCPStore | None:
 
 def _end_questions() -> None:
     """End the questions that have no answer: one that came while Python ends would end the process with SIGABRT."""
-    left = [one for one in threading.enumerate() if one.name == _THREAD]
-    if not left:
+    if not (_silent_ports and threads.left_behind()):
         return
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as found:
             if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[1] in _silent_ports:
                 found.shutdown(socket.SHUT_RDWR)
     end = time.monotonic() + _END_S
-    for one in left:
+    for one in threads.left_behind():  # also those that wait for the store's connection
         one.join(max(0.0, end - time.monotonic()))
 
 
