@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+from comm_utils import threads
 from comm_utils.errors import BackendUnavailableError
 
 __all__ = ["check_address_space", "check_descriptors", "check_threads", "free_descriptors", "lack_of_threads"]
@@ -89,7 +90,7 @@ def check_threads(who: str, needed: int) -> None:
     try:
         for _ in range(needed):
             thread = threading.Thread(target=all_run.wait, daemon=True)
-            thread.start()
+            threads.start(thread)
             started.append(thread)
     except RuntimeError as error:
         raise BackendUnavailableError(f"{who}: {lack_of_threads(error) or error}") from error
