@@ -105,10 +105,19 @@ def named(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
-def machine() -> dict[str, Any]:
+def _first_processor() -> dict[str, str]:
     info = Path("/proc/cpuinfo").read_text().splitlines()
     # Of the first processor; others follow.
-    facts = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(info))}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(info))}
+
+
+def instruction_sets() -> frozenset[str]:
+    """The optional instruction sets of this processor, under the kernel's names (``avx512bw``)."""
+    return frozenset(_first_processor().get("flags", "").split())
+
+
+def machine() -> dict[str, Any]:
+    facts = _first_processor()
     cpu = facts.get("model name") or platform.processor() or platform.machine()
     family, model = facts.get("cpu family"), facts.get("model")
     return {

