@@ -20,6 +20,7 @@ __all__ = [
     "fill",
     "free_memory_bytes",
     "free_port",
+    "instruction_sets",
     "interval",
     "machine",
     "named",

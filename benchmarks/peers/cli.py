@@ -19,6 +19,7 @@ from measuring import MIB, cores, free_memory_bytes, machine, named
 
 from peers import report
 from peers.catalogue import PEERS
+from peers.placement import Placements, measure_by_placement
 from peers.processes import Ranks, started
 from peers.rank import CORES
 from peers.results import TARGETS, Results, describe
@@ -42,6 +43,11 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--memory", nargs="+", choices=MEMORIES, default=MEMORIES, help="default: hot and fresh")
     parser.add_argument("--ranks", type=int, nargs="+", choices=(2, 4), default=[2, 4], help="default: 2 and 4")
     parser.add_argument("--only", nargs="+", choices=PEERS, metavar="PEER", help=f"of: {', '.join(PEERS)}")
+    parser.add_argument(
+        "--placements",
+        action="store_true",
+        help="for cores that move: a table for each time that a cache line takes between them, of two ranks",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything to this file")
     parser.add_argument("--write", action="store_true", help="also write the section of this machine in docs")
     parser.add_argument("--strict", action="store_true", help="exit with status 1 where a target is missed")
@@ -50,6 +56,8 @@ def options_from(arguments: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--sizes: got {options.sizes}, expected multiples of 64 bytes")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds: got {options.rounds}, expected at least 1")
+    if options.placements and (options.write or options.json or options.strict):
+        parser.error("--placements: prints its tables; --write, --json and --strict are for the targets")
     options.rounds = options.rounds or (3 if options.quick else 15)
     return options
 
@@ -129,6 +137,26 @@ def run(options: argparse.Namespace, results: Results, note: Callable[[str], Non
     return facts
 
 
+def by_placement(options: argparse.Namespace, note: Callable[[str], None]) -> int:
+    """Measure, and print, the peers of two ranks for each placement of the cores."""
+    tasks = [task for task in chosen(options, 2, note) if task.operation not in TRAINING]
+    wanted = [peer for name, peer in PEERS.items() if not peer.apart and (not options.only or name in options.only)]
+    memory = dict.fromkeys(("source_bytes", "target_bytes"), max(task.size_bytes for task in tasks))
+    placements = Placements()
+    with started(wanted, 2, memory, note) as sets:
+        measure_by_placement(sets, tasks, placements, options.rounds, options.quick, note)
+    for round_trip_ns in sorted(placements.of):
+        results = placements.of[round_trip_ns]
+        counts = [len(rounds) for rows in results.rounds_us.values() for rounds in rows.values()]
+        if counts:
+            print(
+                f"\ncache line there and back in {round_trip_ns:.0f} ns: {min(counts)} to {max(counts)} blocks a cell"
+            )
+            for table in report.tables(results):
+                print(table.text())
+    return 0
+
+
 def generated(options: argparse.Namespace, results: Results, verdicts: Any, notes: Sequence[str]) -> str:
     """The part of the page that is written by this program."""
     found = machine()
@@ -160,6 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             notes.append(text)
             print(text, flush=True)
 
+    if options.placements:
+        return by_placement(options, note)
     results = Results()
     started_s = time.monotonic()
     try:

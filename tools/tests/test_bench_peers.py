@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from peers import report, results, tasks  # noqa: E402
+from peers.placement import Placements, round_trip  # noqa: E402
 from peers.results import Results, Target  # noqa: E402
 from peers.tasks import Task  # noqa: E402
 
@@ -141,3 +144,20 @@ def test_equal_times_of_ours_are_both_seen_in_the_plot(
     assert below.get_zorder() < ours.get_zorder()
     assert below.get_linewidth() > ours.get_linewidth() + 1
     assert below.get_markersize() > ours.get_markersize() + 1
+
+
+def test_placements_are_told_apart_by_round_trips() -> None:
+    placements = Placements()
+    near, far = placements.find(118.0), placements.find(540.0)
+    assert [placements.find(one) for one in (170.0, 90.0, 400.0, 700.0)] == [near, near, far, far]
+    assert placements.find(54.0) == 54.0, "two hardware threads of one core are neither"
+    placements.of[near].add(SMALL.by("shared"), "ours", [1.0])
+    assert placements.blocks(near, SMALL, "ours, shared") == 1
+    assert placements.blocks(far, SMALL, "ours, shared") == placements.blocks(near, SMALL, "ours") == 0
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a round trip takes two cores")
+@pytest.mark.skipif(shutil.which("c++") is None and shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_a_round_trip_is_measured() -> None:
+    # A system call alone takes longer than the shortest, and no core is a millisecond away.
+    assert 5 < min(round_trip_ns() for round_trip_ns in [round_trip()] * 5) < 1_000_000
