@@ -168,13 +168,8 @@ def freed() -> list[str]:
     shapes = [one.shape for one in model.parameters()]
     with registered(model, 3) as handle:
         assert [one.shape for one in model.parameters()] == shapes
-        assert all(one.isnan().all() for one in model.parameters())
-        for body in (
-            model.state_dict,
-            lambda: model.load_state_dict({}),
-            lambda: model[0].weight.data.copy_(torch.ones(7, 5)),
-        ):
-            with pytest.raises((ArgumentError, RuntimeError)) as caught:
+        for body in (model.state_dict, lambda: model.load_state_dict({})):
+            with pytest.raises(ArgumentError) as caught:
                 body()
             found.append(str(caught.value))
         with handle.full_parameters(writes=True):
@@ -195,8 +190,7 @@ def test_freed_parameters_are_not_mistaken_for_values(pools: Pools) -> None:
     for found in pools(2).run(freed):
         assert "use handle.full_state_dict()" in found[0]
         assert "within handle.full_parameters(writes=True)" in found[1]
-        assert "refers to a single memory location" in found[2]
-        assert "compiled by torch.compile" in found[3]
+        assert "compiled by torch.compile" in found[2]
 
 
 # --- gradients
@@ -563,6 +557,14 @@ def conversions(stage: int) -> None:
     with registered(model, stage) as handle:
         handle.attach(sgd(handle))
         for convert in (model.double, lambda: model.to(torch.bfloat16)):
+            if stage == 3:
+                with pytest.raises(ArgumentError, match=r"got parameter '0.weight' .* remove\(\) the hooks"):
+                    convert()
+                name = r"full_parameters: parameter '0.weight' is torch"
+                with pytest.raises(ArgumentError, match=name), handle.full_parameters():
+                    convert()
+                model(data()).sum().backward()
+                continue
             convert()
             inputs = data().to(model[0].weight.dtype)
             name = r"forward: parameter '\d\.(weight|bias)' is torch.(float64|bfloat16) on cpu; expected torch.float32"

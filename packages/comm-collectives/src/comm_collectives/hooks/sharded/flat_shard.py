@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from comm_collectives.annotations import Group
 from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.buckets import FlatLayout, flat_layout, flat_memory
+from comm_collectives.hooks.sharded.freed_parameter import as_gathered, hide, show
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
 from comm_utils.torch_support.flattening import count_versions
@@ -59,6 +60,7 @@ class FlatShard:
         shard: (n,), this rank's part.
         segments: tensors of the optimizer that are views of the part; none where parameters need no gradients.
         is_gathered: ``full`` has the values of all ranks, and the parameters are views of it.
+        on_read: called before values of a freed parameter are read, by code that no hook announced; it may gather.
     """
 
     def __init__(self, names: Sequence[str], parameters: Sequence[nn.Parameter], group: Group, frees: bool) -> None:
@@ -70,6 +72,7 @@ class FlatShard:
         self.dtype, self.device = parameters[0].dtype, parameters[0].device
         self.requires_grad = parameters[0].requires_grad
         self.is_gathered = True
+        self.on_read: Callable[[], None] = _nothing
         self._gathered_version = 0
         self._work: Work | None = None
         numel = self.layout.numel
@@ -86,7 +89,7 @@ class FlatShard:
             self.shard = self.full[self.begin : self.begin + self.shard_numel]
             if frees:
                 self.shard = flat_memory(self.shard_numel, self.dtype, self.device, group).copy_(self.shard)
-                # Reads of a freed parameter give NaN in its shape, and copies into it raise.
+                # Values of a freed parameter in its shape, should anything get at them.
                 nothing = torch.full((), float("nan") if self.dtype.is_floating_point else 0, dtype=self.dtype)
                 nothing = nothing.to(self.device)
                 self._placeholders = [nothing.expand(one.shape) for one in self.parameters]
@@ -139,6 +142,7 @@ class FlatShard:
         work.wait()
         if self.frees:
             for parameter, view in zip(self.parameters, self._views, strict=True):
+                show(parameter)
                 parameter.data = view
         self.is_gathered = True
         self.notice_gathered()
@@ -165,13 +169,14 @@ class FlatShard:
         Raises:
             ArgumentError: names the parameter.
         """
-        for name, one in zip(self.names, self.parameters, strict=True):
-            if one.dtype != self.dtype or one.device != self.device:
-                raise ArgumentError(
-                    f"{call}: parameter {name!r} is {one.dtype} on {one.device}; expected {self.dtype} on "
-                    f"{self.device}, as when the hooks were registered: remove() the hooks, convert the model, and "
-                    "register them again"
-                )
+        with as_gathered():
+            for name, one in zip(self.names, self.parameters, strict=True):
+                if one.dtype != self.dtype or one.device != self.device:
+                    raise ArgumentError(
+                        f"{call}: parameter {name!r} is {one.dtype} on {one.device}; expected {self.dtype} on "
+                        f"{self.device}, as when the hooks were registered: remove() the hooks, convert the model, and "
+                        "register them again"
+                    )
 
     @property
     def is_in_flight(self) -> bool:
@@ -185,15 +190,23 @@ class FlatShard:
             work.wait()
         elif not self.is_gathered:
             return
-        for parameter, placeholder in zip(self.parameters, self._placeholders, strict=True):
-            parameter.data = placeholder
+        if self.is_gathered:
+            for name, parameter, placeholder in zip(self.names, self.parameters, self._placeholders, strict=True):
+                parameter.data = placeholder
+                hide(parameter, name, self._read)
         self.full.untyped_storage().resize_(0)
         self.is_gathered = False
+
+    def _read(self) -> None:
+        self.on_read()  # as it is at the time of the read
 
     def keep_own(self) -> None:
         """Copy this rank's part of the gathered parameters to ``shard``, after they were changed."""
         if self.frees:
             with torch.no_grad():
+                for parameter, view in zip(self.parameters, self._views, strict=True):
+                    if parameter.data_ptr() != view.data_ptr():  # after ``parameter.data = ...``
+                        view.copy_(parameter)
                 self.shard.copy_(self.full[self.begin : self.begin + self.shard_numel])
 
     def release(self) -> None:
@@ -208,3 +221,7 @@ class FlatShard:
         self._views.clear()
         self.segments.clear()
         self.full = self.shard = torch.empty(0, dtype=self.dtype, device=self.device)
+
+
+def _nothing() -> None:
+    pass

@@ -11,7 +11,8 @@ ZeRO's partitioned parameters (Rajbhandari et al. 2020, section 5.3), by hooks o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,11 +21,12 @@ from torch.utils.hooks import RemovableHandle
 
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.parameter_access import watch_parameters
+from comm_collectives.hooks.sharded.tensors_in import tensors_in
 from comm_collectives.hooks.sharded.units import Unit
 from comm_collectives.hooks.sharded.use_order import UseOrder
 from comm_utils.errors import ArgumentError
 
-__all__ = ["Gathering", "tensors_in"]
+__all__ = ["Gathering"]
 
 
 class Gathering:
@@ -60,6 +62,9 @@ class Gathering:
         # By id, flat memories all of whose gradients this backward has brought, on all ranks.
         self._done: set[int] = set()
         self._undo: list[Callable[[], object]] = []
+        for each in self.units:
+            for flat in each.flats:
+                flat.on_read = partial(self._accessed, each)
         unit_of = {id(one): unit for unit in self.units for flat in unit.flats for one in flat.parameters}
         for module in model.modules():
             units = [unit for unit, root in roots if root is module]
@@ -74,10 +79,12 @@ class Gathering:
         # torch.compile takes an error of what it traces for a reason to run it without compilation.
         refuse = cast("Any", torch.compiler.disable)(_refuse_compilation)
 
-        calls = 0
+        calls, own = 0, module
 
         def before(module: nn.Module, inputs: Any) -> None:
             nonlocal calls
+            if module is not own:  # a copy has the hooks, and its parameters are its own
+                return
             calls += 1
             if torch.compiler.is_compiling():
                 refuse()
@@ -90,7 +97,7 @@ class Gathering:
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
             nonlocal calls
-            if not calls:  # an earlier hook refused the call
+            if module is not own or not calls:  # an earlier hook refused the call
                 return
             calls -= 1
             if torch.is_grad_enabled():
@@ -264,6 +271,8 @@ class Gathering:
                 if not flat.is_gathered:
                     flat.finish_gather()
             yield
+            for flat in flats:
+                flat.refuse_conversion("full_parameters")
             if writes:
                 for flat in flats:
                     flat.keep_own()
@@ -301,18 +310,3 @@ def _refuse_second_backward() -> None:
 def _free(unit: Unit) -> None:
     for flat in unit.flats:
         flat.free()
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Return the tensors in ``value``: a tensor, a list, tuple, mapping or dataclass of such, or anything else."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for one in value.values():
-            yield from tensors_in(one)
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from tensors_in(one)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from tensors_in(getattr(value, name, None))

@@ -27,7 +27,8 @@ from comm_collectives.hooks.initial_state import broadcast_tensors
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.required_gradients import RequiredGradients
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
-from comm_collectives.hooks.sharded.gathering import Gathering, tensors_in
+from comm_collectives.hooks.sharded.freed_parameter import as_gathered
+from comm_collectives.hooks.sharded.gathering import Gathering
 from comm_collectives.hooks.sharded.gradient_norm import clip_to_norm, total_norm
 from comm_collectives.hooks.sharded.gradients import Gradients
 from comm_collectives.hooks.sharded.memory_use import MemoryUse, storage_bytes
@@ -43,6 +44,8 @@ from comm_collectives.hooks.sharded.optimizers import (
 )
 from comm_collectives.hooks.sharded.prefix import check_names, check_prefix
 from comm_collectives.hooks.sharded.state import load_optimizer_state, model_state, optimizer_state
+from comm_collectives.hooks.sharded.state_calls import watch_state_calls
+from comm_collectives.hooks.sharded.tensors_in import tensors_in
 from comm_collectives.hooks.sharded.units import Unit, divide_model, group_by_kind
 from comm_utils.errors import ArgumentError
 
@@ -85,7 +88,7 @@ class Sharded(Handle):
         in_order = self._trainable_flats[::-1] if stage == 3 else self._trainable_flats
         self._gradients = Gradients(in_order, reduction, group, stage)
         self._required = RequiredGradients(dict(model.named_parameters()), "no optimizer's tensor stands for it")
-        self._gradients.on_first_gradient = self._required.refuse_changes
+        self._gradients.on_first_gradient = self._refuse_changes
         self.on_removal(self._release)
         self.on_removal(self._gradients.remove)
         self._register_on_model(model)
@@ -121,6 +124,8 @@ class Sharded(Handle):
         gradients, required = self._gradients, self._required
 
         def before(module: nn.Module, inputs: Any) -> None:
+            if module is not model:  # a copy has the hooks, and its parameters are its own
+                return
             self._check_world("forward")
             gradients.abandon_failed()
             for flat in self._flats:
@@ -131,11 +136,12 @@ class Sharded(Handle):
                     "handle.gather() after each step (after a checkpoint was loaded, handle.load_state_dict())"
                 )
             if torch.is_grad_enabled():
-                required.refuse_unfrozen("forward")
+                with as_gathered():
+                    required.refuse_unfrozen("forward")
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
             # The end of this backward, also where the first gradient arrives in a backward within it.
-            if torch.is_grad_enabled():
+            if module is model and torch.is_grad_enabled():
                 for tensor in tensors_in(outputs):
                     if tensor.requires_grad:
                         cast("Any", tensor).register_hook(lambda gradient: gradients.begin())
@@ -143,6 +149,10 @@ class Sharded(Handle):
         disable = cast("Any", torch.compiler.disable)  # a graph ends at these
         self.on_removal(model.register_forward_pre_hook(disable(before)).remove)
         self.on_removal(model.register_forward_hook(disable(after)).remove)
+
+    def _refuse_changes(self) -> None:
+        with as_gathered():
+            self._required.refuse_changes()
 
     def _gather_in_passes(self, model: nn.Module, roots: list[tuple[Unit, nn.Module]], prefetch: bool) -> None:
         gradients = self._gradients
@@ -152,24 +162,7 @@ class Sharded(Handle):
         gradients.on_end = gathering.end_backward
         self._gathering = gathering
         self.on_removal(gathering.remove)
-
-        def refuse(module: nn.Module, prefix: str, keep_vars: bool) -> None:
-            if not gathering.is_open:
-                raise ArgumentError(
-                    "state_dict: got called on a model whose parameters are freed between uses (stage 3); use "
-                    "handle.full_state_dict() on all ranks, or handle.state_dict() for this rank's part"
-                )
-
-        def refuse_loading(module: nn.Module, *arguments: Any) -> None:
-            if not gathering.is_open:
-                raise ArgumentError(
-                    "load_state_dict: got called on a model whose parameters are freed between uses (stage 3); call it "
-                    "within handle.full_parameters(writes=True)"
-                )
-
-        hooked = cast("Any", model)
-        self.on_removal(hooked.register_state_dict_pre_hook(refuse).remove)
-        self.on_removal(hooked.register_load_state_dict_pre_hook(refuse_loading).remove)
+        self.on_removal(watch_state_calls(model, lambda: gathering.is_open))
 
     def _check_world(self, call: str) -> None:
         if get_world_group() is not self._world:
@@ -282,7 +275,8 @@ class Sharded(Handle):
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale gradients so that the norm of those of all parameters together is at most ``max_norm``.
 
-        Every rank calls it, between the backward and the step; as ``torch.nn.utils.clip_grad_norm_``.
+        Every rank calls it, between the backward and the step, in place of ``torch.nn.utils.clip_grad_norm_``, which
+        would find no gradients in the model, and those of this rank's part in the optimizer.
 
         Args:
             max_norm: the largest norm.
@@ -336,7 +330,7 @@ class Sharded(Handle):
         with self.full_parameters():
             return {
                 name: value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
-                for name, value in self.model.state_dict().items()
+                for name, value in self.model.state_dict(keep_vars=True).items()
             }
 
     def state_dict(self, optimizer: Optimizer | None = None, prefix: str = "") -> dict[str, Any]:
@@ -365,7 +359,7 @@ class Sharded(Handle):
         if gathering is not None:
             is_open, gathering._is_open = gathering._is_open, True  # the hook that refuses lets this pass
         try:
-            values = self.model.state_dict()
+            values = self.model.state_dict(keep_vars=True)
         finally:
             if gathering is not None:
                 gathering._is_open = is_open

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
+from comm_collectives.hooks.sharded.freed_parameter import as_gathered
+
 __all__ = ["MemoryUse", "storage_bytes"]
 
 
@@ -29,7 +31,8 @@ def storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Return the bytes of the storages of ``tensors``, each storage once."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
-        storage = tensor.untyped_storage()
+        with as_gathered():
+            storage = tensor.untyped_storage()
         if storage.nbytes():
             # Memory of empty_shared may be of one allocation, and is one storage for each tensor all the same.
             sizes[storage.data_ptr()] = max(sizes.get(storage.data_ptr(), 0), storage.nbytes())

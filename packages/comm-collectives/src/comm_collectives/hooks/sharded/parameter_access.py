@@ -29,6 +29,10 @@ class WatchedParameters(dict[str, "nn.Parameter | None"]):
         super().__init__(parameters)
         self._units, self._on_access = dict(units), on_access
 
+    def __reduce__(self) -> tuple[type[dict[str, nn.Parameter | None]], tuple[dict[str, nn.Parameter | None]]]:
+        """Copy the parameters alone: those of a copy belong to no unit."""
+        return dict, (dict(self),)
+
     def __getitem__(self, name: str) -> nn.Parameter | None:
         unit = self._units.get(name)
         if unit is not None and not unit.is_gathered():

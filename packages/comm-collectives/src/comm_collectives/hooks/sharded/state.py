@@ -22,11 +22,14 @@ def model_state(model: nn.Module, flats: Sequence[FlatShard], values: Mapping[st
     Args:
         model: the model.
         flats: the flat memories of all parameters that are sharded.
-        values: ``model.state_dict()``; what is not sharded is taken from it, such as buffers.
+        values: ``model.state_dict(keep_vars=True)``; what is not sharded is taken from it, such as buffers.
         prefix: put before every name.
     """
     places = {id(one): (flat, place) for flat in flats for place, one in enumerate(flat.parameters)}
     state = dict(values)
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor) and id(value) not in places:
+            state[name] = value.detach()
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if id(parameter) in places:
             flat, place = places[id(parameter)]

@@ -1,0 +1,183 @@
+"""Parameters of stage 3 outside of a forward and a backward: what raises, what works, and what copies hold."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import comm_orchestrator as dist
+from comm_collectives.hooks import Sharded, register_sharded_hooks
+from comm_utils.errors import ArgumentError
+from comm_utils.testing import RankPool
+
+Pools = Callable[[int], RankPool]
+
+
+def make_model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+
+
+def registered(model: nn.Module, stage: int = 3, **options: Any) -> Sharded:
+    handle = register_sharded_hooks(model, stage, **options)
+    assert handle is not None
+    return handle
+
+
+READS: dict[str, Callable[[nn.Sequential], Any]] = {
+    "data": lambda model: model[0].weight.data,
+    "detach": lambda model: model[0].weight.detach(),
+    "sum": lambda model: sum(one.square().sum() for one in model.parameters()),
+    "a comparison": lambda model: model[0].weight == 1,
+    "item": lambda model: model[0].weight[0, 0].item(),
+    "numpy": lambda model: model[0].weight.numpy(),
+    "to_vector": lambda model: nn.utils.parameters_to_vector(model.parameters()),
+    "deepcopy": copy.deepcopy,
+    "deepcopy of a module": lambda model: copy.deepcopy(model[0]),
+    "pickle": lambda model: pickle.dumps(dict(model.named_parameters())),
+    "save": lambda model: torch.save(list(model.parameters()), io.BytesIO()),
+    "linear": lambda model: nn.functional.linear(torch.ones(1, 5), model[0].weight),
+    "init": lambda model: nn.init.zeros_(model[0].weight),
+    "write": lambda model: setattr(model[0].weight, "data", torch.zeros(7, 5)),
+    "convert": lambda model: model.double(),
+}
+
+
+def reads() -> dict[str, str]:
+    found = {}
+    model = make_model()
+    with registered(model) as handle:
+        optimizer = torch.optim.SGD(handle.parameter_groups(), lr=0.1)
+        handle.attach(optimizer)
+        for step in range(2):  # as the registration leaves it, and as a step does
+            for name, read in READS.items():
+                with pytest.raises(ArgumentError) as caught:
+                    read(model)
+                found[f"{name}, {step}"] = str(caught.value)
+            model(torch.ones(2, 5)).sum().backward()
+            optimizer.step()
+    for name in ("data", "detach", "sum", "deepcopy", "pickle", "linear"):
+        READS[name](model)
+    return found
+
+
+def test_reads_of_freed_values_name_the_parameter_and_the_remedy(pools: Pools) -> None:
+    for found in pools(2).run(reads):
+        for text in found.values():
+            assert "got parameter '0.weight' of a model with the hooks of register_sharded_hooks(stage=3)" in text
+            assert "handle.full_parameters()" in text
+        assert found["deepcopy, 0"].startswith("copy.deepcopy: ")
+        assert found["data, 1"].startswith("data: ")
+
+
+def works() -> None:
+    model = make_model()
+    parameters = list(model.parameters())
+    shapes = [one.shape for one in parameters]
+    with registered(model) as handle:
+        assert [one.shape for one in model.parameters()] == shapes
+        assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+        assert all(isinstance(one, nn.Parameter) and one.is_leaf and one.requires_grad for one in parameters)
+        assert sum(one.numel() for one in parameters) == 7 * 5 + 7 + 2 * 7 + 7 * 3 + 3
+        assert torch.zeros_like(parameters[0]).eq(0).all()
+        assert parameters[0].new_ones(2).dtype == torch.float32
+        assert "'0.weight' of shape (7, 5) and torch.float32" in f"{parameters[0]} {parameters[0]!r}"
+        assert all(one.grad is None for one in parameters)
+        model.zero_grad()
+        model.to("cpu").float().train()
+        model[1].register_buffer("more", torch.ones(1))
+        assert nn.Sequential(nn.Tanh(), model).get_submodule("1.0") is model[0]
+        assert handle.state_dict()["model"]["1.more"].tolist() == [1.0]
+        assert handle.memory().parameter_bytes > 0
+
+
+def test_what_needs_no_values_works(pools: Pools) -> None:
+    pools(2).run(works)
+
+
+def copies(stage: int) -> None:
+    model, expected = make_model(), make_model().state_dict()
+    inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(dist.get_rank()))
+    with registered(model, stage) as handle:
+        optimizer = torch.optim.SGD(handle.parameter_groups(), lr=0.1)
+        handle.attach(optimizer)
+        with handle.full_parameters():
+            other, state, layer = copy.deepcopy(model), model.state_dict(), copy.deepcopy(model[0])
+            parameters = pickle.loads(pickle.dumps(dict(model.named_parameters())))
+        assert all(torch.equal(state[name], expected[name]) for name in expected)
+        assert all(torch.equal(one, expected[name]) for name, one in parameters.items())
+        # A copy is an ordinary model: nothing of it is sent, so one rank may use it.
+        if dist.get_rank() == 0:
+            assert all(torch.equal(one, expected[name]) for name, one in other.state_dict().items())
+            other.load_state_dict(expected)
+            other(inputs).sum().backward()
+            assert other[0].weight.grad.shape == (7, 5)
+            torch.testing.assert_close(layer(inputs), other[0](inputs))
+        model(inputs).sum().backward()
+        optimizer.step()
+        assert all(torch.equal(one, expected[name]) for name, one in layer.state_dict(prefix="0.").items())
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_copies_made_of_full_parameters_are_ordinary_models(pools: Pools, stage: int) -> None:
+    pools(2).run(copies, stage)
+
+
+def writes() -> None:
+    model, expected = make_model(), make_model(seed=1).state_dict()
+    with registered(model) as handle:
+        with handle.full_parameters(writes=True):
+            for name, one in model.named_parameters():
+                one.data = expected[name].clone()
+            with pytest.raises(ArgumentError, match="load_state_dict: got assign=True"):
+                model.load_state_dict(expected, assign=True)
+        whole = handle.full_state_dict()
+        assert all(torch.equal(whole[name], expected[name]) for name, _ in model.named_parameters())
+
+
+def test_writes_that_replace_the_data_of_a_parameter_are_kept(pools: Pools) -> None:
+    pools(2).run(writes)
+
+
+class Decayed(nn.Module):
+    """Reads parameters of its layers that it holds in a list of its own, which no attribute announces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+        self.decayed = [layer.weight for layer in self.layers]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean() + 0.1 * sum(one.square().sum() for one in self.decayed)
+
+
+def reads_in_a_forward(size_bytes: int) -> list[list[float]]:
+    losses: list[list[float]] = [[], []]
+    model, plain = Decayed(), Decayed()
+    with registered(model, bucket_size_bytes=size_bytes) as handle:
+        optimizers = [torch.optim.SGD(one, lr=0.1) for one in (handle.parameter_groups(), plain.parameters())]
+        handle.attach(optimizers[0])
+        for _ in range(4):
+            for curve, one, optimizer in zip(losses, (model, plain), optimizers, strict=True):
+                optimizer.zero_grad()
+                loss = one(torch.arange(10.0).view(2, 5))
+                loss.backward()
+                optimizer.step()
+                curve.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("size_bytes", [1, 1 << 20])
+def test_parameters_that_a_forward_reads_by_other_references(pools: Pools, size_bytes: int) -> None:
+    for sharded, plain in pools(2).run(reads_in_a_forward, size_bytes):
+        torch.testing.assert_close(torch.tensor(sharded), torch.tensor(plain))
