@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 
 import comm_orchestrator as dist
 from comm_collectives.hooks import (
@@ -285,6 +286,42 @@ def test_no_norm_of_layers_that_other_ranks_divide(pools: Pools) -> None:
 
 def test_norms_are_those_of_whole_gradients(pools: Pools) -> None:
     pools(3).run(norms)
+
+
+def clipped_by_torch(stage: int) -> list[str]:
+    found, model, other, before = [], make_model(), make_model(), torch.nn.utils.clip_grad._clip_grads_with_norm_
+    with registered(model, stage) as handle, registered(make_model(), 1) as another:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        model(data()).sum().backward()
+        gradients = [one.grad.clone() for group in optimizer.param_groups for one in group["params"]]
+        for parameters in (model.parameters(), model[2].bias, optimizer.param_groups[0]["params"]):
+            with pytest.raises(ArgumentError) as caught:
+                clip_grad_norm_(parameters, 0.001)
+            found.append(str(caught.value))
+        for group in optimizer.param_groups:
+            for one, gradient in zip(group["params"], gradients, strict=True):
+                assert torch.equal(one.grad, gradient)
+        # Other models, values, and norms that the program knows are not concerned.
+        other(data()).sum().backward()
+        clip_grad_norm_(other.parameters(), 0.001)
+        torch.testing.assert_close(clip_grad_norm_(other.parameters(), 1.0), torch.tensor(0.001), rtol=0.01, atol=0)
+        torch.nn.utils.clip_grad_value_(optimizer.param_groups[0]["params"], 1e-4)
+        assert handle.clip_grad_norm(1.0) < 1e-2
+        another.remove()
+        with pytest.raises(ArgumentError):
+            clip_grad_norm_(model.parameters(), 1.0)
+    assert torch.nn.utils.clip_grad._clip_grads_with_norm_ is before
+    return found
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_norms_by_torch_are_refused(pools: Pools, stage: int) -> None:
+    for model, bias, tensors in pools(2).run(clipped_by_torch, stage):
+        assert model.startswith("torch.nn.utils.clip_grad_norm_: got parameter '")
+        assert bias.startswith("torch.nn.utils.clip_grad_norm_: got parameter '2.bias' of a model with the hooks of")
+        assert tensors.startswith("torch.nn.utils.clip_grad_norm_: got the tensor of handle.parameter_groups() for '")
+        assert "call handle.clip_grad_norm(max_norm) on all ranks" in model
 
 
 class Fails(torch.autograd.Function):

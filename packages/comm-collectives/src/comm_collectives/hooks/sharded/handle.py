@@ -43,6 +43,7 @@ from comm_collectives.hooks.sharded.optimizers import (
     refuse_scaled_step,
 )
 from comm_collectives.hooks.sharded.prefix import check_names, check_prefix
+from comm_collectives.hooks.sharded.refuse_clipping import refuse_clipping
 from comm_collectives.hooks.sharded.state import load_optimizer_state, model_state, optimizer_state
 from comm_collectives.hooks.sharded.state_calls import watch_state_calls
 from comm_collectives.hooks.sharded.tensors_in import tensors_in
@@ -100,6 +101,7 @@ class Sharded(Handle):
         allow = refuse_model_parameters(names)
         self.on_removal(allow)
         weakref.finalize(self, allow)
+        self.on_removal(refuse_clipping(self))
 
     def _divide_parameters(self, parameters: Mapping[str, nn.Parameter], bucket_size_bytes: int) -> list[FlatShard]:
         names = list(parameters)[::-1]  # gradients arrive about in this order
@@ -305,6 +307,15 @@ class Sharded(Handle):
         norm = total_norm(call, gradients, norm_type, self.group, {flat.dtype for flat in flats}, flats[0].device)
         clip_to_norm(gradients, max_norm, norm)
         return norm
+
+    def divided_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Return the parameters of the model and the optimizer's tensors, with descriptions for messages."""
+        for flat in self._trainable_flats:
+            for name, one in zip(flat.names, flat.parameters, strict=True):
+                yield f"parameter {name!r}", one
+            for segment in flat.segments:
+                name = flat.names[(*segment.positions, 0)[0]]
+                yield f"the tensor of handle.parameter_groups() for {name!r}", segment.parameter
 
     def _shards(self) -> list[nn.Parameter]:
         return [segment.parameter for flat in self._trainable_flats for segment in flat.segments]
