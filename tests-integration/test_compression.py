@@ -312,6 +312,7 @@ def of_two_operations() -> None:
     states: list[Any] = [None] * W
     for r in range(W):
         states[r] = scattering.state_dict()
+        states[r]["tensors"]["a"]["rank"] = r
         for one in ("local", "other"):
             dist.broadcast(states[r]["tensors"]["a"][one], r)
     lost = sum(one["tensors"]["a"]["local"] for one in states)

@@ -178,6 +178,110 @@ def test_one_rank_adds_what_more_ranks_had_lost(bare_pools: Pools, method: str, 
     assert bare_pools(1).run(on, "gloo", alone_with_what_two_lacked, method, call) == [2 * COUNT]
 
 
+def saved_and_restored(
+    saved: list[int], positions: list[int], used: list[int], method: str, call: str
+) -> tuple[str, str, float]:
+    """Return what a call on ranks ``used`` raises with the state of one on ranks ``saved``, and a call after it.
+
+    Args:
+        positions: by group rank of ``used``, whose state it loads, by group rank of ``saved``.
+    """
+    rank = dist.get_rank()
+    W = len(used)
+
+    def make_call(group: Any, size: int, compression: dist.Compression) -> None:
+        if call == "all_reduce":
+            dist.all_reduce(torch.linspace(-1, 1, COUNT), group=group, compression=compression.of("w"))
+        else:
+            source = torch.linspace(-1, 1, COUNT)
+            output = torch.empty(COUNT // size)
+            dist.reduce_scatter_tensor(output, source, group=group, compression=compression.of("w"))
+
+    first, second = dist.new_group(saved), dist.new_group(used)
+    states: list[Any] = [None] * len(saved)
+    if rank in saved:
+        compression = dist.Compression(method, error_feedback=True)
+        make_call(first, len(saved), compression)
+        for place, source in enumerate(saved):
+            own = compression.state_dict() if source == rank else None
+            states[place] = [own]
+            dist.broadcast_object_list(states[place], src=source, group=first)
+    if rank not in used:
+        return "", "", 0.0
+    compression = dist.Compression(method, error_feedback=True)
+    compression.load_state_dict(states[positions[used.index(rank)]][0])
+    raised = "", ""
+    try:
+        make_call(second, W, compression)
+    except CommError as error:
+        raised = type(error).__name__, str(error)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor, group=second)  # nothing was sent: the group works
+    return *raised, float(tensor)
+
+
+@pytest.mark.parametrize(
+    ("method", "call"), [("int4", "all_reduce"), ("powersgd", "all_reduce"), ("int4", "reduce_scatter_tensor")]
+)
+@pytest.mark.parametrize(
+    ("used", "positions", "reason"),
+    [
+        ([0, 1, 2, 3], [0, 1, 2, 3], ""),
+        ([0, 1], [0, 1], "is that of 4 ranks; got a call on a group of 2: Compression.reshard()"),
+        ([0, 1, 2, 3], [0, 0, 0, 0], "is that of group rank 0; got a call of group rank "),
+    ],
+)
+def test_a_saved_state_belongs_to_its_group_and_rank(
+    bare_pools: Pools, method: str, call: str, used: list[int], positions: list[int], reason: str
+) -> None:
+    found = bare_pools(4).run(on, "gloo", saved_and_restored, [0, 1, 2, 3], positions, used, method, call)
+    for kind, text, total in [found[rank] for rank in used]:
+        assert total == len(used)
+        assert bool(kind) == bool(reason)
+        assert reason in text
+
+
+def other_members_and_order() -> list[str]:
+    """Return why ranks 2 and 3 refuse the states of ranks 0 and 1, and why states in another order are refused."""
+    rank = dist.get_rank()
+    pairs = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
+    compression = dist.Compression("int4", error_feedback=True)
+    if rank < 2:
+        dist.all_reduce(torch.linspace(-1, 1, COUNT), group=pairs[0], compression=compression.of("w"))
+    states: list[Any] = [compression.state_dict() if rank == place else None for place in (0, 1)]
+    for place in (0, 1):
+        part = [states[place]]
+        dist.broadcast_object_list(part, src=place)
+        states[place] = part[0]
+    with pytest.raises(ArgumentError) as disordered:
+        dist.Compression.reshard(states[::-1], 4)
+    with pytest.raises(ArgumentError) as incomplete:
+        dist.Compression.reshard(states[:1], 4)
+    found = [str(disordered.value), str(incomplete.value)]
+    if rank >= 2:
+        compression.load_state_dict(states[rank - 2])
+        with pytest.raises(ArgumentError) as others:
+            dist.all_reduce(torch.linspace(-1, 1, COUNT), group=pairs[1], compression=compression.of("w"))
+        found.append(str(others.value))
+    # Resharded states belong to any group of that many ranks, and then to that one.
+    compression.load_state_dict(dist.Compression.reshard(states, 4)[rank])
+    dist.all_reduce(torch.linspace(-1, 1, COUNT), compression=compression.of("w"))
+    assert compression.state_dict()["tensors"]["w"]["ranks"] == [0, 1, 2, 3]
+    return found
+
+
+def test_states_of_other_members_or_in_another_order_are_refused(bare_pools: Pools) -> None:
+    for rank, found in enumerate(bare_pools(4).run(on, "gloo", other_members_and_order)):
+        assert found[0].startswith(
+            "Compression.reshard: states[0]: got the state of 'w' of group rank 1 of 2; expected"
+        )
+        assert found[1].startswith(
+            "Compression.reshard: states[0]: got the state of 'w' of group rank 0 of 2; expected"
+        )
+        if rank >= 2:
+            assert "is that of the group of ranks [0, 1]; got a call on that of ranks [2, 3]" in found[2]
+
+
 def a_block_after_trouble() -> str:
     try:
         dist.all_reduce(torch.ones(4), "max" if dist.get_rank() else "sum")

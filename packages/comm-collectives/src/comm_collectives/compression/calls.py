@@ -13,6 +13,7 @@ from comm_collectives.compression import between_hosts, low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.failures import broken
 from comm_collectives.compression.link import Link, Sizes
+from comm_collectives.compression.members import Members
 from comm_collectives.compression.settings import Compression
 from comm_collectives.compression.states import State
 from comm_collectives.hierarchy import algorithms
@@ -34,19 +35,17 @@ def _make_link(backend: Backend, compression: Compression, group: ProcessGroup |
     return Link(backend, group, compression.codec, repr(compression), refusal)
 
 
-def _state(
-    make: Callable[[tuple[int, ...]], _S], backend: Backend, group: ProcessGroup | None
-) -> tuple[_S | None, str]:
-    """Return the state that ``make`` finds for the ranks of the group, and why it refuses to, for all ranks to raise.
+def _state(make: Callable[[Members], _S], backend: Backend, group: ProcessGroup | None) -> tuple[_S | None, str]:
+    """Return the state that ``make`` finds for the members of the group, and why it refuses to, for all ranks to raise.
 
     Raises:
         ArgumentError: it refuses to, and there are no others.
     """
-    ranks = tuple(backend.get_process_group_ranks(group))
+    members = Members.of(backend, group)
     try:
-        return make(ranks), ""
+        return make(members), ""
     except ArgumentError as error:
-        if len(ranks) == 1:
+        if members.world_size == 1:
             raise
         return None, str(error)
 
@@ -118,7 +117,7 @@ def all_reduce(
     sizing = _make_link(backend, compression, group)
     owned = _slices(sizing, elements.numel())[sizing.rank]
     feedback, refusal = _state(
-        lambda ranks: compression.feedback(tensor, tensor.numel(), owned, average, ranks), backend, group
+        lambda members: compression.feedback(tensor, tensor.numel(), owned, average, members), backend, group
     )
     wire_bytes = _bytes_of_all_reduce(sizing, elements.numel())
 
@@ -161,7 +160,7 @@ def _all_reduce_low_rank(
     compression: Compression,
 ) -> Work | None:
     size = backend.get_world_size(group)
-    state, refusal = _state(lambda ranks: compression.low_rank(tensor, op is ReduceOp.AVG, ranks), backend, group)
+    state, refusal = _state(lambda members: compression.low_rank(tensor, op is ReduceOp.AVG, members), backend, group)
     count = low_rank.factor_elements(tensor.shape, compression.rank) or tensor.numel()
     average = " (avg)" if op is ReduceOp.AVG else ""
     what = f"all_reduce{average} of {'x'.join(map(str, tensor.shape))} {tensor.dtype} with {compression!r}"
@@ -215,7 +214,7 @@ def reduce_scatter(
             call, backend, group, counted, op, async_op, compression, what, bytes_between, in_steps, output
         )
     count, average = sum(one.numel() for one in slices), op is ReduceOp.AVG
-    feedback, refusal = _state(lambda ranks: compression.feedback(place, count, 0, average, ranks), backend, group)
+    feedback, refusal = _state(lambda members: compression.feedback(place, count, 0, average, members), backend, group)
     sizing = _make_link(backend, compression, group)
     wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(slices) if rank != sizing.rank)
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from comm_collectives.compression.members import Members
+
 __all__ = ["Feedback", "errors_of", "keep_error", "keep_own_errors", "own_errors"]
 
 
@@ -24,14 +26,14 @@ class Feedback:
         reduced: of the sum that this rank sent to all, float32, as many elements as its slice.
         average: whether the result is an average, which ``reduced`` is of, too.
         nothing_lost: begin and end of a part of ``local`` that is known to be zero.
-        ranks: of the group of the last call; None before the first one since the state was loaded.
+        members: of the last call, or of the state that was loaded; None where that says nothing of them.
     """
 
     local: torch.Tensor
     reduced: torch.Tensor
     average: bool = False
     nothing_lost: tuple[int, int] | None = None
-    ranks: tuple[int, ...] | None = None
+    members: Members | None = None
 
     def move_to(self, device: torch.device) -> None:
         """Move the state to ``device``, that of its tensor; a saved one may come from another."""

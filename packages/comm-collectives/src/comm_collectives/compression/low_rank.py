@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from comm_collectives.compression.members import Members
+
 __all__ = ["LowRank", "all_reduce", "factor_elements", "matrix_shape"]
 
 
@@ -22,13 +24,13 @@ class LowRank:
     Attributes:
         local: what the factors have lost of what this rank sent, float32, as many elements as the tensor.
         factor: the second factor of the last call, float32, (columns, rank), the same on every rank; empty at first.
-        average, ranks: see ``feedback.Feedback``.
+        average, members: see ``feedback.Feedback``.
     """
 
     local: torch.Tensor
     factor: torch.Tensor
     average: bool = False
-    ranks: tuple[int, ...] | None = None
+    members: Members | None = None
 
     def move_to(self, device: torch.device) -> None:
         """Move the state to ``device``, that of its tensor; a saved one may come from another."""

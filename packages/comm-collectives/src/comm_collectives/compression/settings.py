@@ -12,6 +12,7 @@ import torch
 from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.low_rank import LowRank
+from comm_collectives.compression.members import Members
 from comm_collectives.compression.registry import codec_names, make_codec
 from comm_collectives.compression.states import State, StatesByMemory, check_owner, empty, owners
 from comm_collectives.keyword_errors import with_keyword_errors
@@ -144,25 +145,23 @@ class Compression:
         assert isinstance(self.min_size_bytes, int)
         return self.min_size_bytes
 
-    def feedback(
-        self, place: torch.Tensor, count: int, owned: int, average: bool, ranks: tuple[int, ...]
-    ) -> Feedback | None:
+    def feedback(self, place: torch.Tensor, count: int, owned: int, average: bool, members: Members) -> Feedback | None:
         """Return the state of a tensor of ``count`` elements; None without feedback.
 
         Args:
             place: begins where the tensor does.
             owned: how many elements of the sum this rank encodes; 0 where no rank does.
-            ranks: of the group.
+            members: this rank of the group.
 
         Raises:
-            ArgumentError: the state of this name belongs to another tensor or group.
+            ArgumentError: the state of this name belongs to another tensor, group or rank.
         """
         if not self.error_feedback:
             return None
-        state = self._state(place, count, ranks)
+        state = self._state(place, count, members)
         if not isinstance(state, Feedback):
             state = Feedback(empty(count, place.device), empty(owned, place.device))
-            self._keep(place, count, ranks, state)
+            self._keep(place, count, members, state)
         # A reduce_scatter leaves alone what an all_reduce of this name has lost: not every rank has a part of that.
         elif owned and state.reduced.numel() != owned:
             if self._name is not None and state.reduced.numel():
@@ -171,32 +170,32 @@ class Compression:
                     "Compression.reshard() turns the states of all ranks into those of this world"
                 )
             state.reduced = empty(owned, place.device)
-        state.average, state.ranks = average, ranks
+        state.average, state.members = average, members
         return state
 
-    def low_rank(self, tensor: torch.Tensor, average: bool, ranks: tuple[int, ...]) -> LowRank:
+    def low_rank(self, tensor: torch.Tensor, average: bool, members: Members) -> LowRank:
         """Return the state of ``tensor`` for ``"powersgd"``; see :meth:`feedback`."""
-        state, count = self._state(tensor, tensor.numel(), ranks), tensor.numel()
+        state, count = self._state(tensor, tensor.numel(), members), tensor.numel()
         if not isinstance(state, LowRank):
             state = LowRank(empty(count, tensor.device), empty(0, tensor.device).view(0, 0))
-            self._keep(tensor, count, ranks, state)
-        state.average, state.ranks = average, ranks
+            self._keep(tensor, count, members, state)
+        state.average, state.members = average, members
         return state
 
-    def _state(self, place: torch.Tensor, count: int, ranks: tuple[int, ...]) -> State | None:
+    def _state(self, place: torch.Tensor, count: int, members: Members) -> State | None:
         if self._name is None:
-            state = self._unnamed.get(owners(place), count, ranks)
+            state = self._unnamed.get(owners(place), count, members.ranks or ())
         else:
             state = self._states.get(self._name)
             if state is not None:
-                check_owner(self._name, state, count, ranks)
+                check_owner(self._name, state, count, members)
         if state is not None:
             state.move_to(place.device)
         return state
 
-    def _keep(self, place: torch.Tensor, count: int, ranks: tuple[int, ...], state: State) -> None:
+    def _keep(self, place: torch.Tensor, count: int, members: Members, state: State) -> None:
         if self._name is None:
-            self._unnamed.keep(owners(place), count, ranks, state)
+            self._unnamed.keep(owners(place), count, members.ranks or (), state)
         else:
             self._states[self._name] = state
 
@@ -208,7 +207,7 @@ class Compression:
     # --- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this rank, of tensors that have a name; copies.
+        """Return the state of this rank, of tensors that have a name, with its rank and its group; copies.
 
         The first call that leaves out states of tensors without a name logs a warning.
         """
@@ -217,13 +216,16 @@ class Compression:
         for name, state in self._states.items():
             other = state.reduced if isinstance(state, Feedback) else state.factor
             found[name] = {"local": state.local.clone(), "other": other.clone(), "average": state.average}
+            if state.members is not None:
+                found[name].update(state.members.saved())
         return {"compression": repr(self), "tensors": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` or :meth:`reshard` returned.
+        """Go on from what :meth:`state_dict` or :meth:`reshard` returned for this rank.
 
         Raises:
-            ArgumentError: it is that of another compression.
+            ArgumentError: it is that of another compression. The first call with a name raises it on all ranks where
+                the state of that name is that of another number of ranks, of another group or of another rank.
         """
         _check_state("Compression.load_state_dict", state, "what state_dict() or reshard() returned")
         if state["compression"] != repr(self):
@@ -232,7 +234,12 @@ class Compression:
             )
         kind = LowRank if self.codec is None else Feedback
         loaded: dict[str, State] = {
-            name: kind(_loaded(saved["local"]).view(-1), _loaded(saved["other"]), bool(saved["average"]))
+            name: kind(
+                _loaded(saved["local"]).view(-1),
+                _loaded(saved["other"]),
+                bool(saved["average"]),
+                members=Members.loaded(saved),
+            )
             for name, saved in state["tensors"].items()
         }
         self.reset()
@@ -248,7 +255,8 @@ class Compression:
             states: what :meth:`state_dict` returned on every rank, in their order.
 
         Raises:
-            ArgumentError, ArgumentTypeError: they are no such states, or those of different compressions or tensors.
+            ArgumentError, ArgumentTypeError: they are no such states, those of different compressions or tensors, or
+                not those of all ranks of one group in their order.
         """
         if not isinstance(states, (list, tuple)):
             raise ArgumentTypeError(f"Compression.reshard: states: got {shown(states)}; expected a list, one a rank")
@@ -271,6 +279,7 @@ class Compression:
                     f"{', '.join(str(one['local'].numel()) for one in saved)} elements, of "
                     f"{', '.join('averages' if one['average'] else 'sums' for one in saved)}; expected the same of all"
                 )
+            _check_order(name, saved)
             # What an average lacks is divided by the number of ranks once it is sent with an input.
             scale, scale_of_sums = (world_size / len(states), world_size) if first["average"] else (1.0, 1)
             local = [torch.zeros_like(first["local"]) for _ in range(world_size)]
@@ -282,7 +291,8 @@ class Compression:
                 local[0][: sums.numel()] += sums * scale_of_sums
             for rank in range(world_size):
                 other = first["other"].clone() if is_low_rank else torch.zeros(0)
-                found[rank]["tensors"][name] = {"local": local[rank], "other": other, "average": first["average"]}
+                moved = {"local": local[rank], "other": other, "average": first["average"]}
+                found[rank]["tensors"][name] = {**moved, **Members(rank, world_size, None).saved()}
         return found
 
 
@@ -300,7 +310,20 @@ def _is_saved(one: object) -> bool:
         isinstance(one, Mapping)
         and "average" in one
         and all(isinstance(one.get(name), torch.Tensor) for name in ("local", "other"))
+        and ("world_size" not in one or all(isinstance(one.get(name), int) for name in ("rank", "world_size")))
     )
+
+
+def _check_order(name: str, saved: Sequence[Mapping[str, Any]]) -> None:
+    """Check that states of ``name`` are those of all ranks of one group, in their order, as far as they say."""
+    for place, one in enumerate(saved):
+        members = Members.loaded(one)
+        if members is not None and (members.rank, members.world_size) != (place, len(saved)):
+            raise ArgumentError(
+                f"Compression.reshard: states[{place}]: got the state of {name!r} of group rank {members.rank} of "
+                f"{members.world_size}; expected that of group rank {place} of {len(saved)}: give the states of all "
+                "ranks, in their order"
+            )
 
 
 def _loaded(saved: torch.Tensor) -> torch.Tensor:

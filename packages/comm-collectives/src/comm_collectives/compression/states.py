@@ -13,6 +13,7 @@ import torch
 
 from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.low_rank import LowRank
+from comm_collectives.compression.members import Members
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 
@@ -41,8 +42,8 @@ def owners(place: torch.Tensor) -> Sequence[torch.Tensor]:
     return _owners.get() or (place,)
 
 
-def check_owner(name: str, state: State, count: int, ranks: tuple[int, ...]) -> None:
-    """Check that a state with a name is that of a tensor of ``count`` elements in the group of ``ranks``.
+def check_owner(name: str, state: State, count: int, members: Members) -> None:
+    """Check that a state with a name is that of a tensor of ``count`` elements, on this rank of this group.
 
     Raises:
         ArgumentError
@@ -52,15 +53,23 @@ def check_owner(name: str, state: State, count: int, ranks: tuple[int, ...]) -> 
             f"compression: the error feedback of {name!r} is that of {state.local.numel()} elements; got a "
             f"tensor of {count}: each tensor needs a name of its own"
         )
-    if state.ranks is not None and state.ranks != ranks:
-        if len(state.ranks) != len(ranks):
-            raise ArgumentError(
-                f"compression: the error feedback of {name!r} is that of another number of ranks; "
-                "Compression.reshard() turns the states of all ranks into those of this world"
-            )
+    owner = state.members
+    if owner is None:
+        return
+    if owner.world_size != members.world_size:
         raise ArgumentError(
-            f"compression: the error feedback of {name!r} is that of the group of ranks {list(state.ranks)}; got a "
-            f"call on that of ranks {list(ranks)}: each group needs a name of its own"
+            f"compression: the error feedback of {name!r} is that of {owner.world_size} ranks; got a call on a group "
+            f"of {members.world_size}: Compression.reshard() turns the states of all ranks into those of this world"
+        )
+    if owner.ranks is not None and owner.ranks != members.ranks:
+        raise ArgumentError(
+            f"compression: the error feedback of {name!r} is that of the group of ranks {list(owner.ranks)}; got a "
+            f"call on that of ranks {list(members.ranks or ())}: each group needs a name of its own"
+        )
+    if owner.rank != members.rank:
+        raise ArgumentError(
+            f"compression: the error feedback of {name!r} is that of group rank {owner.rank}; got a call of group rank "
+            f"{members.rank}: save what Compression.state_dict() returns on each rank, and load it on the same one"
         )
 
 
