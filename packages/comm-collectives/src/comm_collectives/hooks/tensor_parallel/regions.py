@@ -25,6 +25,8 @@ from comm_collectives.hooks.tensor_parallel.along import (
 )
 
 __all__ = [
+    "Gather",
+    "Scatter",
     "copy_to_tensor_parallel_region",
     "gather_from_tensor_parallel_region",
     "reduce_from_tensor_parallel_region",
@@ -71,7 +73,7 @@ def gather_from_tensor_parallel_region(tensor: torch.Tensor, group: Group = None
         group: the tensor-parallel group; None is the world group.
         dim: the dimension that is divided among the ranks.
     """
-    result: torch.Tensor = apply(_Gather, tensor, group, checked_dim("gather_from_tensor_parallel_region", tensor, dim))
+    result: torch.Tensor = apply(Gather, tensor, group, checked_dim("gather_from_tensor_parallel_region", tensor, dim))
     return result
 
 
@@ -87,7 +89,7 @@ def scatter_to_tensor_parallel_region(tensor: torch.Tensor, group: Group = None,
     call = "scatter_to_tensor_parallel_region"
     dim = checked_dim(call, tensor, dim)
     check_divides(call, tensor, dim, group)
-    result: torch.Tensor = apply(_Scatter, tensor, group, dim)
+    result: torch.Tensor = apply(Scatter, tensor, group, dim)
     return result
 
 
@@ -113,7 +115,9 @@ class _Reduce(torch.autograd.Function):
         return apply(_Copy, gradient, ctx.group), None
 
 
-class _Gather(torch.autograd.Function):
+class Gather(torch.autograd.Function):
+    """The ranks' tensors, of whose gradient, the same on every rank, each keeps its part."""
+
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
         ctx.group, ctx.dim = group, dim
@@ -121,10 +125,12 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return apply(_Scatter, gradient, ctx.group, ctx.dim), None, None
+        return apply(Scatter, gradient, ctx.group, ctx.dim), None, None
 
 
-class _Scatter(torch.autograd.Function):
+class Scatter(torch.autograd.Function):
+    """The part of this rank; the gradient is the ranks' gradients."""
+
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
         ctx.group, ctx.dim = group, dim
@@ -132,4 +138,4 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return apply(_Gather, gradient, ctx.group, ctx.dim), None, None
+        return apply(Gather, gradient, ctx.group, ctx.dim), None, None

@@ -21,10 +21,10 @@ from comm_collectives.hooks.tensor_parallel.along import (
     check_divides,
     checked_dim,
     gathered,
-    own_part,
     reduced,
     scattered_sum,
 )
+from comm_collectives.hooks.tensor_parallel.regions import Gather, Scatter
 
 __all__ = [
     "gather_from_sequence_parallel_region",
@@ -46,7 +46,7 @@ def scatter_to_sequence_parallel_region(tensor: torch.Tensor, group: Group = Non
     call = "scatter_to_sequence_parallel_region"
     dim = checked_dim(call, tensor, dim)
     check_divides(call, tensor, dim, group)
-    result: torch.Tensor = apply(_Split, tensor, group, dim)
+    result: torch.Tensor = apply(Scatter, tensor, group, dim)
     return result
 
 
@@ -64,7 +64,7 @@ def gather_from_sequence_parallel_region(
             every rank; each rank then keeps its part of the gradient.
     """
     dim = checked_dim("gather_from_sequence_parallel_region", tensor, dim)
-    function = _GatherForLayer if tensor_parallel_output_grad else _GatherForCopies
+    function = _GatherForLayer if tensor_parallel_output_grad else Gather
     result: torch.Tensor = apply(function, tensor, group, dim)
     return result
 
@@ -98,28 +98,6 @@ def sum_gradients(parameters: Iterable[torch.Tensor], group: Group = None) -> li
 
     # Runs once for each backward pass, before the gradient is added to .grad, so accumulation works.
     return [one.register_hook(hook) for one in parameters]  # type: ignore[no-untyped-call]
-
-
-class _Split(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return own_part(tensor, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return apply(_GatherForCopies, gradient, ctx.group, ctx.dim), None, None
-
-
-class _GatherForCopies(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, group: Group, dim: int) -> torch.Tensor:
-        ctx.group, ctx.dim = group, dim
-        return gathered(tensor, dim, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return apply(_Split, gradient, ctx.group, ctx.dim), None, None
 
 
 class _GatherForLayer(torch.autograd.Function):
