@@ -22,7 +22,8 @@ from comm_collectives.hierarchy import algorithms, choice
 from comm_collectives.hierarchy import plan as plans
 from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.layout import layout_of, set_hosts
-from comm_utils.errors import ArgumentError, CollectiveMismatchError, CommError
+from comm_collectives.wrapping import bare_backend
+from comm_utils.errors import ArgumentError, BackendUnavailableError, CollectiveMismatchError, CommError
 from comm_utils.testing import RankPool, patience, run_ranks_outcomes
 
 Pools = Callable[[int], RankPool]
@@ -390,6 +391,61 @@ def test_a_step_that_fails_ends_the_call_on_every_rank(
             assert first.startswith("CollectiveMismatchError: ")
             assert "rank 3 gave up in all_reduce" in first
             assert f"raised {error.__name__}: out of luck" in first
+        assert second.startswith("BrokenGroupError: ")
+
+
+def fail_to_make_groups(failing: str, error: type[Exception], between_hosts: bool, ends: str) -> list[str]:
+    """Fail on rank 3 while the first call makes its groups; return how it ends on each rank, and the next one."""
+    dist.set_hierarchical(0)
+    group = dist.new_group([0, 1, 2, 3], timeout=600)
+    compression: Any = dist.Compression("int8", between_hosts=True) if between_hosts else "none"
+    backend = bare_backend()
+    create = type(backend).create_group
+
+    def create_or_fail(self: Any, ranks: Any, name: str, *args: Any, **named: Any) -> Any:
+        if failing in name:
+            raise error("rank 3 is out of luck")
+        return create(self, ranks, name, *args, **named)
+
+    if dist.get_rank() == 3:
+        type(backend).create_group = create_or_fail  # type: ignore[method-assign]
+    found = []
+    for _ in range(2):
+        try:
+            dist.all_reduce(torch.ones(1000), group=group, compression=compression)
+        except CommError as raised:
+            found.append(f"{type(raised).__name__}: {raised}")
+    (Path(ends) / str(dist.get_rank())).touch()
+    end = time.monotonic() + 60 * patience()
+    while len(os.listdir(ends)) < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "between_hosts"),
+    [
+        ("-host-", RuntimeError, False),
+        ("-local-rank-", BackendUnavailableError, False),
+        ("-local-rank-", MemoryError, True),
+    ],
+)
+@pytest.mark.parametrize("backend", ["gloo", "shared memory"])
+def test_a_rank_that_cannot_make_the_groups_of_steps_ends_the_call_on_every_rank(
+    tmp_path: Path, backend: str, failing: str, error: type[Exception], between_hosts: bool
+) -> None:
+    args = fail_to_make_groups, failing, error, between_hosts, str(tmp_path)
+    outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, *args, timeout_s=90 * patience())
+    for rank, outcome in enumerate(outcomes):
+        first, second = outcome.value
+        assert "rank 3 is out of luck" in first
+        if error is BackendUnavailableError:  # which others hear of as of a lack
+            assert first.startswith("BackendUnavailableError: " if rank == 3 else "CommTimeoutError: ")
+        elif rank == 3:
+            assert first.startswith("BrokenGroupError: making groups within hosts and between them: ")
+        else:
+            assert first.startswith("CollectiveMismatchError: ")
+            assert "rank 3 gave up in making groups within hosts and between them" in first
         assert second.startswith("BrokenGroupError: ")
 
 

@@ -25,6 +25,7 @@ from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import CollectiveMismatchError
 from comm_utils.fast_path import FastPath
 from comm_utils.flight_recorder.reduce_op import reducing
+from comm_utils.group_names import name_of
 from comm_utils.operations.table import ROWS
 from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passing
 from comm_utils.torch_support.remedies import remedy
@@ -86,7 +87,7 @@ class CheckingBackend(BackendWrapper):
         """Return the error; the group is broken from now on."""
         name = self.call or "the call"
         pg: Any = self.inner.get_world_group() if group is None else group
-        group_name = str(getattr(pg, "group_name", ""))
+        group_name = name_of(pg)
         failure = CollectiveMismatchError(
             f"{name} was not begun, as seen by rank {self.inner.get_rank()}: {text}. No data was received. The group "
             f"cannot be used any more: {remedy(group_name)}"

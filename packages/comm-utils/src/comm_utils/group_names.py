@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["group_text", "is_default_name", "listed"]
+__all__ = ["group_text", "is_default_name", "listed", "name_of"]
 
 #: Descriptions that torch gives where the caller gave none.
 _DEFAULTS = frozenset(("", "default_pg", "undefined"))
 _MOST_RANKS = 16
 _MOST_RUNS = 8
+
+
+def name_of(group: object) -> str:
+    """Return the name that torch gave a process group; "" where it has none."""
+    return str(getattr(group, "group_name", ""))
 
 
 def group_text(ranks: Sequence[int], description: object = "") -> str:

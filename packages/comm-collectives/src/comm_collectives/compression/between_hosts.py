@@ -109,7 +109,7 @@ def run(
         try:
             steps(inner, plan, EncodedBetween(inner, plan, codec, op is ReduceOp.AVG))
         except CommError as error:
-            failed_step(call, inner, used, plan, error)
+            failed_step(call, inner, used, plan.groups, error)
             raise
         except Exception as error:
             for one in (plan.within, plan.between):

@@ -8,6 +8,7 @@ from torch.distributed import ProcessGroup
 
 from comm_utils.backend import Backend
 from comm_utils.errors import BrokenGroupError, CollectiveMismatchError
+from comm_utils.group_names import name_of
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -24,5 +25,5 @@ def broken(
     failure = BrokenGroupError(f"{call}: {what}. The group cannot be used any more, as other ranks may have gone on")
     # To the others, this rank's calls are no longer those that theirs belong to.
     trouble = Trouble(CollectiveMismatchError, f"rank {rank} gave up in {call}, as {what}", (rank,))
-    WATCH.tell(str(getattr(pg, "group_name", "")), failure, trouble)
+    WATCH.tell(name_of(pg), failure, trouble)
     return failure

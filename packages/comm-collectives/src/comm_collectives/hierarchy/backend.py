@@ -146,10 +146,10 @@ class HierarchicalBackend(BackendWrapper):
             try:
                 steps(inner, plan)
             except CommError as error:
-                failed_step(operation, inner, used, plan, error)
+                failed_step(operation, inner, used, plan.groups, error)
                 raise
             except Exception as error:  # other ranks wait for what this one does not send
-                raise failed_step(operation, inner, used, plan, error) from error
+                raise failed_step(operation, inner, used, plan.groups, error) from error
 
         return composed.run(
             operation,

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
 
+from comm_collectives.hierarchy.failures import failed_step
 from comm_collectives.hierarchy.layout import Layout, host_count_of, layout_of, spans_hosts
 from comm_utils.backend import Backend, Capabilities
+from comm_utils.errors import CommError
+from comm_utils.group_names import name_of
 from comm_utils.torch_support.initialization import timeout_of
+from comm_utils.torch_support.store_waits import making_of
 from comm_utils.watch.watch import WATCH
 
 __all__ = ["Plan", "find_host_count", "find_layout", "find_plan", "forget_plans"]
@@ -35,12 +38,17 @@ class Plan:
     capabilities: dict[str, Capabilities] = field(default_factory=dict)
     min_size_bytes: dict[str, int | None] = field(default_factory=dict)
 
+    @property
+    def groups(self) -> tuple[ProcessGroup, ProcessGroup]:
+        return self.within, self.between
+
 
 # Groups can also be destroyed through torch.distributed; a reference to them would keep their sockets open.
 _layouts: WeakKeyDictionary[ProcessGroup, Layout | None] = WeakKeyDictionary()
 _host_counts: WeakKeyDictionary[ProcessGroup, int] = WeakKeyDictionary()
 _plans: WeakKeyDictionary[ProcessGroup, Plan] = WeakKeyDictionary()
 _making = threading.Lock()
+_MAKING = "making groups within hosts and between them"
 
 
 def _key(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
@@ -70,9 +78,13 @@ def find_layout(backend: Backend, group: ProcessGroup | None) -> Layout | None:
 def find_plan(backend: Backend, group: ProcessGroup | None) -> Plan:
     """Return the plan of ``group``, which has a layout; all of its ranks call this alike, as it may make groups.
 
+    A rank that cannot make them breaks ``group``, and all ranks of it learn the cause: most wait for other ranks.
+
     Raises:
         BackendUnavailableError: the library cannot make these groups.
         CommTimeoutError, PeerLostError: not every rank came.
+        CollectiveMismatchError: another rank gave up.
+        BrokenGroupError: something else failed, or ``group`` was broken before.
     """
     key = _key(backend, group)
     plan = _plans.get(key)
@@ -81,6 +93,7 @@ def find_plan(backend: Backend, group: ProcessGroup | None) -> Plan:
     with _making:
         plan = _plans.get(key)
         if plan is None:
+            backend.check_group(group)
             layout = find_layout(backend, group)
             assert layout is not None
             plan = _plans[key] = _make(backend, group, layout)
@@ -91,27 +104,32 @@ def _make(backend: Backend, group: ProcessGroup | None, layout: Layout) -> Plan:
     ranks = backend.get_process_group_ranks(group)
     limit = None if group is None else timeout_of(group)
     # Groups of the same ranks have different names, and so have those made here of each.
-    parent = _name(_key(backend, group))
+    parent = name_of(_key(backend, group))
     digest = hashlib.sha256(f"{parent} {ranks}".encode()).hexdigest()[:16]
     of_host, of_position = (
         f"comm-hierarchy-{digest}-{one}" for one in (f"host-{layout.host}", f"local-rank-{layout.local}")
     )
-    WATCH.has_steps(parent, (of_host, of_position))  # another rank may be done, and fail in a step, before this one
+    # Another rank may be done, and fail in a step, before this one, and may also fail to make its groups.
+    making = tuple(making_of(one) for one in (of_host, of_position))
+    WATCH.has_steps(parent, (of_host, of_position, *making))
+    made: list[ProcessGroup] = []
 
-    def create(members: list[int], name: str) -> ProcessGroup:
-        made = backend.create_group([ranks[one] for one in members], name, limit, backend.get_backend(group))
+    def create(members: list[int], name: str) -> None:
+        made.append(backend.create_group([ranks[one] for one in members], name, limit, backend.get_backend(group)))
         trouble = WATCH.trouble(name)
         if trouble is not None:
-            backend.mark_broken(made, trouble.short)
-        return made
+            backend.mark_broken(made[-1], trouble.short)
 
-    within = create(list(layout.hosts[layout.host]), of_host)
-    between = create([members[layout.local] for members in layout.hosts], of_position)
+    try:
+        create(list(layout.hosts[layout.host]), of_host)
+        create([members[layout.local] for members in layout.hosts], of_position)
+    except CommError as error:
+        failed_step(_MAKING, backend, group, made, error, making)
+        raise
+    except Exception as error:
+        raise failed_step(_MAKING, backend, group, made, error, making) from error
+    within, between = made
     return Plan(layout, within, between)
-
-
-def _name(group: Any) -> str:
-    return str(getattr(group, "group_name", ""))
 
 
 def forget_plans(group: ProcessGroup | None = None) -> list[ProcessGroup]:
@@ -127,6 +145,6 @@ def forget_plans(group: ProcessGroup | None = None) -> list[ProcessGroup]:
         return []
     _host_counts.pop(group, None)
     _layouts.pop(group, None)
-    WATCH.has_steps(_name(group), ())
+    WATCH.has_steps(name_of(group), ())
     plan = _plans.pop(group, None)
     return [] if plan is None else [plan.between, plan.within]

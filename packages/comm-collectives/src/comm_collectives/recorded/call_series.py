@@ -15,6 +15,7 @@ from comm_collectives.recorded.work import Like
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils import operations
 from comm_utils.backend import Backend
+from comm_utils.group_names import name_of
 from comm_utils.observability.comms_logger import CommsLogger
 from comm_utils.observability.traces.events import Operation
 from comm_utils.reduce_op import parse_reduce_op
@@ -86,7 +87,7 @@ class CallSeries(BackendWrapper):
         pattern = operations.get(operation).pattern
         ranks = tuple(self.inner.get_process_group_ranks(group))
         # Groups without a name are those of other threads' worlds, in tests.
-        group_name = str(getattr(self.inner.get_world_group() if group is None else group, "group_name", ""))
+        group_name = name_of(self.inner.get_world_group() if group is None else group)
         other = root[0] if root[0] is not None else -1 if root[1] is None or root[1] < 0 else ranks[root[1]]
         channel: tuple[object, ...] = (group_name, ranks)
         within = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from comm_utils import operations
-from comm_utils.group_names import group_text
+from comm_utils.group_names import group_text, name_of
 from comm_utils.operations import Pattern, patterns
 
 __all__ = ["UNKNOWN_GROUP", "Call", "Failure", "RingGroup", "RingHeader", "Stack"]
@@ -63,7 +63,7 @@ class RingGroup:
     @classmethod
     def of(cls, group: Any, ranks: Sequence[int]) -> RingGroup:
         """Return a process group of torch, whose global ranks are ``ranks``, as rings describe it."""
-        return cls(str(getattr(group, "group_name", "")), tuple(ranks), str(getattr(group, "group_desc", "")))
+        return cls(name_of(group), tuple(ranks), str(getattr(group, "group_desc", "")))
 
     def __str__(self) -> str:
         return group_text(self.ranks, self.description)

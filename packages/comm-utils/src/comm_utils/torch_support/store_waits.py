@@ -15,7 +15,10 @@ from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import summarize
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["StoreWait", "answers", "await_keys", "delete_read_keys", "store_has_gone"]
+__all__ = ["MAKING", "StoreWait", "answers", "await_keys", "delete_read_keys", "making_of", "store_has_gone"]
+
+#: The step in which the members of a group make it.
+MAKING = "making"
 
 # How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
 _FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
@@ -47,7 +50,7 @@ class StoreWait:
         state: int = WAITED_FOR,
         is_alone: bool = False,
     ) -> None:
-        self.call, self.group = call, replace(group, name=f"{group.name} ({step})")
+        self.call, self.group = call, replace(group, name=_name_of_step(group.name, step))
         self._rank, self._limit_s, self._state, self.is_alone = rank, limit_s, state, is_alone
         self._kind: Kind | None = None
         self._number = 0
@@ -98,6 +101,15 @@ class StoreWait:
             )
             WATCH.tell(self.group.name, failure, trouble)
             raise failure
+
+
+def _name_of_step(group: str, step: str) -> str:
+    return f"{group} ({step})"
+
+
+def making_of(group: str) -> str:
+    """Return the name under which the watch sees the making of the group of that name."""
+    return _name_of_step(group, MAKING)
 
 
 def await_keys(store: BoundedStore, keys: Sequence[str], limit_s: float, look: Callable[[], object]) -> bool:
