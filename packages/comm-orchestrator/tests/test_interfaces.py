@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -121,6 +122,32 @@ def test_oneccl_takes_the_same_between_hosts(monkeypatch: pytest.MonkeyPatch, gi
 def test_a_name_that_means_nothing_here() -> None:
     with pytest.raises(LaunchError, match=r"GLOO_SOCKET_IFNAME='ib' means none .* eth0 \(10.0.0.5\)"):
         interfaces.variables({"GLOO_SOCKET_IFNAME": "ib"}, None, FOUND, ccl=False)
+
+
+@pytest.mark.parametrize("lo", [{}, {"lo": []}])
+def test_gloo_without_a_loopback_address(lo: dict[str, list[str]]) -> None:
+    found = {**lo, "eth0": ["10.0.0.5"]}
+    text = r"gloo needs a loopback interface .* eth0 \(10.0.0.5\); set it up \(ip link set lo up; .* GLOO_SOCKET_IFNAME"
+    with pytest.raises(LaunchError, match=text):
+        interfaces.variables({}, None, found, ccl=False, gloo=True)
+    assert interfaces.variables({}, None, found, ccl=True) == {}
+    assert interfaces.variables({"GLOO_SOCKET_IFNAME": "eth0"}, None, found, ccl=False, gloo=True) == {}
+
+
+def test_the_interface_that_is_named_has_no_address() -> None:
+    with pytest.raises(LaunchError, match=r"GLOO_SOCKET_IFNAME='ib0': the interface ib0 of .* has no address; up with"):
+        interfaces.variables({"GLOO_SOCKET_IFNAME": "ib0"}, None, FOUND, ccl=False)
+
+
+def test_addresses_without_what_psutil_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a world without ``/proc``; ``test_without_proc.py`` has a real one."""
+    expected = interfaces.addresses()
+
+    def missing() -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/net/dev")
+
+    monkeypatch.setattr(psutil, "net_if_stats", missing)
+    assert interfaces.addresses() == expected
 
 
 def test_this_machine_has_a_loopback_interface() -> None:

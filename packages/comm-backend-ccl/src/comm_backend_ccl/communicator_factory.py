@@ -125,7 +125,10 @@ class _Factory:
                     why = made
                 self._need_oneccl(why, members)
             else:
-                self._need_oneccl("the group spans hosts", members)
+                without_proc = shared_memory.NEEDS_PROC in [one.unavailable for one in members]
+                self._need_oneccl(shared_memory.NEEDS_PROC if without_proc else "the group spans hosts", members)
+                if without_proc:
+                    self._warn_of_oneccl(shared_memory.NEEDS_PROC)
             on_oneccl = OneCclCommunicator(
                 self._store.unbounded,
                 peers,
@@ -223,10 +226,13 @@ class _Factory:
             raise BackendUnavailableError(
                 f"rank {self._name(rank)}: {text}; {shared_memory.SWITCH}=0 does without shared memory"
             )
-        if self._rank == 0 and text not in _warned_of:
-            _warned_of.add(text)
-            logger.warning("oneCCL is used instead of shared memory: rank %s: %s", self._name(rank), text)
+        self._warn_of_oneccl(f"rank {self._name(rank)}: {text}")
         return str(text)
+
+    def _warn_of_oneccl(self, why: str) -> None:
+        if self._rank == 0 and why not in _warned_of:
+            _warned_of.add(why)
+            logger.warning("oneCCL is used instead of shared memory: %s", why)
 
     def _measure(self, made: SharedCommunicator) -> None:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
+from uuid import uuid4
 
 from comm_utils.host_identity import host_identity
 from comm_utils.log import logger
@@ -37,8 +38,11 @@ class Process:
 
 def this_process() -> Process:
     """Return the process that calls this."""
-    # Containers of one machine may not see each other's processes.
-    return Process(socket.gethostname(), host_identity("pid", "net"), os.getpid())
+    try:
+        machine = host_identity("pid", "net")  # containers of one machine may not see each other's processes
+    except OSError:  # without /proc it is not known who sees whom
+        machine = f"{socket.gethostname()} {os.getpid()} {uuid4().hex}"
+    return Process(socket.gethostname(), machine, os.getpid())
 
 
 class _Descriptor:

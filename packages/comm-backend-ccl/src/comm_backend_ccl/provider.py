@@ -48,8 +48,12 @@ def _unavailable_reason() -> tuple[str, str] | None:
     taken = registration.unavailable_reason()
     if taken is not None:
         return taken
-    reason = oneccl_library.unavailable_reason()
-    return reason if reason is not None and shared_memory.unavailable_reason() is not None else None
+    reason, without_memory = oneccl_library.unavailable_reason(), shared_memory.unavailable_reason()
+    if reason is None or without_memory is None:
+        return None
+    if without_memory[0] == shared_memory.NEEDS_PROC:
+        return f"{without_memory[0]}, and {reason[0]}", without_memory[1]
+    return reason
 
 
 def initialize(setup: Setup) -> Backend:

@@ -24,6 +24,7 @@ Block: TypeAlias = Any
 
 __all__ = [
     "MOST_RANKS",
+    "NEEDS_PROC",
     "SETTINGS",
     "SWITCH",
     "Block",
@@ -68,6 +69,7 @@ SETTINGS = "CCL_SHARED_MEMORY_TRANSFER", "CCL_SHARED_MEMORY_LEARNING"
 _TRANSFER, _LEARNING = SETTINGS
 _TRANSFERS = ("cached", "streamed", "single_copy")
 MOST_RANKS = 64
+NEEDS_PROC = "ranks share memory through /proc, which is not mounted here"
 #: The indices of groups that fit into the records of native code.
 _RECORDED_GROUPS = 1 << CODES["group"][1]
 
@@ -86,6 +88,8 @@ def unavailable_reason() -> tuple[str, str] | None:
     _warn_of_variables()
     if os.environ.get(SWITCH, "").strip() == "0":
         return f"shared memory is turned off by {SWITCH}=0", f"unset {SWITCH}"
+    if not os.path.exists("/proc/self/fd"):  # through which ranks open each other's memory
+        return NEEDS_PROC, "mount it (mount -t proc proc /proc), or use dist_backend='gloo'"
     return None
 
 

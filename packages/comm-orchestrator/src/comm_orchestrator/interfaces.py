@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import socket
+import struct
+import sys
 from collections.abc import Iterable, Mapping
 
 import psutil
@@ -15,16 +17,37 @@ __all__ = ["Addresses", "addresses", "interface_for", "local_address_to", "match
 
 Addresses = Mapping[str, list[str]]
 
+# Of the kernel's include/uapi/linux/sockios.h and if.h: a name of 16 bytes, then the flags.
+_SIOCGIFFLAGS, _IFF_UP, _IFREQ = 0x8913, 1, struct.Struct("16sH22x")
+
 
 def addresses() -> dict[str, list[str]]:
     """Interfaces of this machine that are up -> their IPv4 and IPv6 addresses."""
-    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    found = psutil.net_if_addrs()
+    try:
+        up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    except FileNotFoundError:  # psutil reads the names in /proc, which is not mounted here
+        up = {name for name in found if _is_up(name)}
     families = (socket.AF_INET, socket.AF_INET6)
     return {
-        name: [address.address.split("%")[0] for address in found if address.family in families]
-        for name, found in psutil.net_if_addrs().items()
+        name: [address.address.split("%")[0] for address in own if address.family in families]
+        for name, own in found.items()
         if name in up
     }
+
+
+def _is_up(name: str) -> bool:
+    """Ask the kernel of Linux for an interface's flags."""
+    if sys.platform != "linux":
+        return True
+    import fcntl
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, _SIOCGIFFLAGS, _IFREQ.pack(name.encode(), 0))
+        except OSError:  # it has been removed meanwhile
+            return False
+    return bool(_IFREQ.unpack(answer)[1] & _IFF_UP)
 
 
 def local_address_to(host: str) -> str | None:
@@ -85,7 +108,9 @@ def interface_for(address: str | None, found: Addresses) -> str | None:
     return None
 
 
-def variables(given: Mapping[str, str], peer: str | None, found: Addresses, ccl: bool) -> dict[str, str]:
+def variables(
+    given: Mapping[str, str], peer: str | None, found: Addresses, ccl: bool, gloo: bool = False
+) -> dict[str, str]:
     """Variables that make gloo (and oneCCL) use the interface that leads to the other ranks.
 
     Args:
@@ -94,9 +119,11 @@ def variables(given: Mapping[str, str], peer: str | None, found: Addresses, ccl:
             are on this one.
         found: :func:`addresses`.
         ccl: oneCCL's variables too.
+        gloo: gloo is about to start, which needs an interface.
 
     Raises:
-        LaunchError: a pattern that means none of this machine's interfaces.
+        LaunchError: a pattern that means none of this machine's interfaces, or an interface without an address, also
+            the loopback interface where gloo is to use it.
     """
     own = "127.0.0.1" if peer is None else local_address_to(peer) if peer else outward_address(found)
     chosen = interface_for(own, found)
@@ -109,8 +136,19 @@ def variables(given: Mapping[str, str], peer: str | None, found: Addresses, ccl:
         chosen = result["GLOO_SOCKET_IFNAME"] = _among("GLOO_SOCKET_IFNAME", asked, chosen, found)
     elif asked is not None:
         chosen = asked.split(",")[0].strip()
+        if not found[chosen]:
+            raise LaunchError(
+                f"GLOO_SOCKET_IFNAME={asked!r}: the interface {chosen} of {socket.gethostname()} has no address; up "
+                f"with one: {_listed(found)}; name one of these, or unset the variable"
+            )
     elif chosen is not None:
         result["GLOO_SOCKET_IFNAME"] = chosen
+    elif gloo and peer is None:
+        raise LaunchError(
+            f"gloo needs a loopback interface for ranks of one host; of the interfaces of {socket.gethostname()} that "
+            f"are up, none has a loopback address: {_listed(found)}; set it up (ip link set lo up; ip address add "
+            "127.0.0.1/8 dev lo), or name another interface in GLOO_SOCKET_IFNAME"
+        )
     if ccl and chosen is not None:
         result |= {name: chosen for name in ("CCL_KVS_IFACE", "FI_TCP_IFACE") if name not in given}
     return result
@@ -119,9 +157,12 @@ def variables(given: Mapping[str, str], peer: str | None, found: Addresses, ccl:
 def _among(variable: str, pattern: str, preferred: str | None, found: Addresses) -> str:
     usable = [name for name in matching(pattern, sorted(found)) if found[name]]
     if not usable:
-        listed = ", ".join(f"{name} ({', '.join(own)})" for name, own in sorted(found.items()) if own)
         raise LaunchError(
-            f"{variable}={pattern!r} means none of the interfaces of {socket.gethostname()}: {listed}; unset it, or "
-            "name one of them"
+            f"{variable}={pattern!r} means none of the interfaces of {socket.gethostname()}: {_listed(found)}; unset "
+            "it, or name one of them"
         )
     return preferred if preferred in usable else usable[0]
+
+
+def _listed(found: Addresses) -> str:
+    return ", ".join(f"{name} ({', '.join(own)})" for name, own in sorted(found.items()) if own) or "none"

@@ -322,7 +322,8 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int
     with apply_variables(settings.variables):
         joined = join(launch, settings, start_up, options.store)
         launch, choice = joined.launch, joined.choice
-        network = interfaces.variables(os.environ, joined.peer, interfaces.addresses(), "ccl" in choice.backend)
+        kinds = {name: name in choice.backend for name in ("ccl", "gloo")}
+        network = interfaces.variables(os.environ, joined.peer, interfaces.addresses(), **kinds)
         with apply_variables(network, rank_discovery.variables(launch, os.environ)):
             device = joined.bind() if options.device is None else options.device
             setup = Setup(choice.backend, launch.rank, launch.world_size, joined.point.store, timeout, device)

@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from uuid import uuid4
 
-__all__ = ["FAILED", "run"]
+import psutil
+
+__all__ = ["FAILED", "available_memory_bytes", "run"]
 
 #: Exit code of a rank that failed and has said why; 1 is for findings, 2 for wrong usage.
 FAILED = 3
@@ -32,6 +34,14 @@ if os.getppid() != int(parent):
 sys.path[:] = [path for path in sys.path if path]  # the folder that we are in holds no modules of ours
 runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 """
+
+
+def available_memory_bytes() -> int | None:
+    """Return the memory of this host that programs can still use; None where it is not known, as without ``/proc``."""
+    try:
+        return int(psutil.virtual_memory().available)
+    except OSError:
+        return None
 
 
 def run(module: str, arguments: Sequence[str], ranks: int) -> int:

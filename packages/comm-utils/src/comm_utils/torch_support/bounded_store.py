@@ -24,6 +24,8 @@ _GRACE_S = 1.0
 _THREAD = "comm-store-question"
 # The end of the process waits no longer for questions whose connections it has ended.
 _END_S = 2.0
+# Those that are tried where the system does not list them.
+_MOST_DESCRIPTORS = 4096
 # The ports of stores that have not answered.
 _silent_ports: set[int] = set()
 
@@ -117,11 +119,19 @@ def tcp_store_below(store: Store) -> TCPStore | None:
     return below if isinstance(below, TCPStore) else None
 
 
+def _descriptors() -> Sequence[str]:
+    """Return the descriptors of this process, also those that are not open where ``/proc`` does not list them."""
+    try:
+        return os.listdir("/proc/self/fd")
+    except OSError:
+        return [str(number) for number in range(_MOST_DESCRIPTORS)]
+
+
 def _end_questions() -> None:
     """End the questions that have no answer: one that came while Python ends would end the process with SIGABRT."""
     if not (_silent_ports and threads.left_behind()):
         return
-    for descriptor in os.listdir("/proc/self/fd"):
+    for descriptor in _descriptors():
         with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as found:
             if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[1] in _silent_ports:
                 found.shutdown(socket.SHUT_RDWR)

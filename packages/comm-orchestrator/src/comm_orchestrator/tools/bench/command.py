@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import psutil
 import torch
 
 from comm_orchestrator import devices, facade
@@ -123,7 +122,7 @@ def check_compression(options: Options) -> None:
         )
 
 
-def check_memory(options: Options, local_ranks: int) -> None:
+def check_memory(options: Options, ranks_here: int) -> None:
     """Two buffers a rank, and what the library needs beside them, fit into the memory that is free.
 
     Raises:
@@ -131,11 +130,11 @@ def check_memory(options: Options, local_ranks: int) -> None:
     """
     if _without_data(options):
         return
-    needed, free = 3 * options.maxbytes * local_ranks, psutil.virtual_memory().available
-    if needed > free:
+    needed, free = 3 * options.maxbytes * ranks_here, local_ranks.available_memory_bytes()
+    if free is not None and needed > free:
         raise ArgumentError(
-            f"--maxbytes: got {options.maxbytes}, which takes {needed / 2**30:.3g} GiB with {local_ranks} ranks on "
-            f"this host, of which {free / 2**30:.3g} GiB are free; expected {free // (3 * local_ranks)} at most"
+            f"--maxbytes: got {options.maxbytes}, which takes {needed / 2**30:.3g} GiB with {ranks_here} ranks on "
+            f"this host, of which {free / 2**30:.3g} GiB are free; expected {free // (3 * ranks_here)} at most"
         )
 
 

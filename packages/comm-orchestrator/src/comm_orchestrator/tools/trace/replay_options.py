@@ -8,9 +8,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import psutil
-
 from comm_orchestrator import facade
+from comm_orchestrator.tools.local_ranks import available_memory_bytes
 from comm_orchestrator.tools.trace.files import check_output, replaced
 from comm_orchestrator.tools.trace.replay_plan import Plan
 from comm_utils.errors import ArgumentError, BackendUnavailableError
@@ -111,8 +110,8 @@ def check_here(options: Options, plan: Plan) -> None:
                 raise BackendUnavailableError(f"--backend: {name} cannot be used here: {why}; {remedy}".rstrip("; "))
         if "nccl" in names:
             _check_devices(W)
-    needed, free = sum(map(peak_bytes, plan.traces)), psutil.virtual_memory().available
-    if needed > 0.9 * free:
+    needed, free = sum(map(peak_bytes, plan.traces)), available_memory_bytes()
+    if free is not None and needed > 0.9 * free:
         raise ArgumentError(
             f"the replay of {W} ranks needs {format_size(needed)} and {format_size(free)} of memory are free here; "
             "start it by a launcher, on the hosts of the job"
