@@ -62,7 +62,7 @@ def test_nothing_is_measured_that_cannot_be_kept(cache: Path, monkeypatch: pytes
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache / "file"))
     assert not host_profile.is_wanted(2)
     assert host_profile.store(2, ROWS, "a test") is None
-    assert host_profile.known()["obstacle"] == f"{cache / 'file'} cannot be written"
+    assert host_profile.known()["unavailable_reason"] == f"{cache / 'file'} cannot be written"
     assert host_profile.describe() == f"none; {cache / 'file'} cannot be written"
 
 
@@ -89,7 +89,7 @@ def test_what_is_no_file_is_neither_waited_for_nor_replaced(
     assert str(file) in caplog.text
     assert "remove it" not in caplog.text
     assert host_profile.store(2, ROWS, host_profile.TUNE) is None
-    assert str(file) in host_profile.obstacle(host_profile.TUNE)
+    assert str(file) in host_profile.unavailable_reason(host_profile.TUNE)
 
 
 def test_a_device_is_not_read(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_a_file_that_is_no_profile_is_not_replaced(cache: Path, monkeypatch: pyt
     assert not host_profile.is_wanted(2)
     assert host_profile.store(2, ROWS, host_profile.FIRST_GROUP) is None
     assert host_profile.store(2, ROWS, host_profile.TUNE) is None
-    assert host_profile.known()["obstacle"] == f"{program} is not a profile, and is not replaced"
+    assert host_profile.known()["unavailable_reason"] == f"{program} is not a profile, and is not replaced"
     assert program.read_text() == "print()"
     program.write_text("")  # as mktemp makes it
     assert host_profile.is_wanted(2)

@@ -35,10 +35,10 @@ __all__ = [
     "is_wanted",
     "known",
     "load",
-    "obstacle",
     "path",
     "rows_of",
     "store",
+    "unavailable_reason",
 ]
 
 #: A file to use instead of the one in the cache folder; 0 for none.
@@ -219,7 +219,7 @@ def store(ranks: int, rows: Sequence[Row], by: str) -> Path | None:
     Returns:
         The file; None where it cannot be written or is not to be, which is logged.
     """
-    file, reason = path(), obstacle(by)
+    file, reason = path(), unavailable_reason(by)
     if file is None or reason or not rows:
         logger.debug("the host's profile is not kept: %s", reason or "nothing was measured")
         return None
@@ -236,7 +236,7 @@ def store(ranks: int, rows: Sequence[Row], by: str) -> Path | None:
     return file
 
 
-def obstacle(by: str) -> str:
+def unavailable_reason(by: str) -> str:
     """Return why a profile that is measured ``by`` something cannot be kept; "" where it can.
 
     In the cache folder, a file of that name is replaced whatever it is. A file that :data:`VARIABLE` names is not,
@@ -267,7 +267,7 @@ def is_wanted(ranks: int) -> bool:
     """Return whether a group of ``ranks`` should measure: nothing is known, and what it finds can be kept."""
     if ranks < 2 or load(ranks)[0]:
         return False
-    reason = obstacle(FIRST_GROUP)
+    reason = unavailable_reason(FIRST_GROUP)
     if reason and _read().is_foreign:
         _warn_once(f"the host's profile is not used: {reason}; give each kind of machine its own, or run commctl tune")
     return not reason
@@ -288,8 +288,8 @@ def known() -> dict[str, Any]:
     """Return the whole profile.
 
     Returns:
-        ``file``, the ``machine`` it holds for, what is known by number of ``ranks``, and the ``obstacle`` for which
-        what ``commctl tune`` measures cannot be kept.
+        ``file``, the ``machine`` it holds for, what is known by number of ``ranks``, and the ``unavailable_reason``
+        for which what ``commctl tune`` measures cannot be kept.
     """
     found = _read().content
     ranks = {
@@ -298,7 +298,7 @@ def known() -> dict[str, Any]:
     }
     file = path()
     name = None if file is None else str(file)
-    return {"file": name, "machine": found["machine"], "ranks": ranks, "obstacle": obstacle(TUNE)}
+    return {"file": name, "machine": found["machine"], "ranks": ranks, "unavailable_reason": unavailable_reason(TUNE)}
 
 
 def describe() -> str:
@@ -309,5 +309,5 @@ def describe() -> str:
     measured = ", ".join(f"{ranks} ranks by {one['by']}" for ranks, one in known()["ranks"].items())
     if measured:
         return f"{file}, measured with {measured}"
-    reason = obstacle(FIRST_GROUP)
+    reason = unavailable_reason(FIRST_GROUP)
     return f"none; {reason}" if reason else "none yet; the first group measures it"

@@ -151,7 +151,6 @@ def tune(seen: Callable[[str, int], None] | None = None) -> bool:
     world.start_from([])
     measure(world, THOROUGH, seen)
     if world.rank == 0 and not host_profile.store(world.size, host_profile.rows_of(world.methods()), host_profile.TUNE):
-        raise ArgumentError(
-            f"the profile was measured, and could not be kept: {host_profile.obstacle(host_profile.TUNE) or 'no room'}"
-        )
+        reason = host_profile.unavailable_reason(host_profile.TUNE) or "no room"
+        raise ArgumentError(f"the profile was measured, and could not be kept: {reason}")
     return True

@@ -246,7 +246,8 @@ def transfer_profile() -> dict[str, Any] | None:
         ``rows`` with ``operation``, ``least_bytes`` (of a size class, which ends at twice as much), ``narrow`` (16-bit
         floats), ``eager`` (in one step), ``method`` and ``ns`` (the median of some calls); ``world``: by what the
         profile was measured from which the world of this process started, empty for none, None where the world's ranks
-        do not share memory; ``obstacle``: why what :func:`tune_transfers` measures cannot be kept, "" where it can.
+        do not share memory; ``unavailable_reason``: why what :func:`tune_transfers` measures cannot be kept, "" where
+        it can.
     """
     kernel = _kernel("transfer_profile")
     return None if kernel is None else kernel()

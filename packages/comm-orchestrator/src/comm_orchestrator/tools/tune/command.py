@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from comm_orchestrator import facade
 from comm_orchestrator.tools import local_ranks
+from comm_orchestrator.tools.output import printable
 from comm_utils import kernels
 from comm_utils.sizes import format_size
 
 __all__ = ["default_ranks", "run"]
 
 _MOST_BY_DEFAULT = 8
-# Of two methods of one column, the faster one is shown.
-_COLUMNS = {
-    "cached": "cached",
-    "cached, by all": "cached*",
-    "cached, by all, small chunks": "cached*",
-    "cached, small chunks": "cached+",
-    "cached, wide ring": "wide",
-    "cached, near ring": "near",
-    "cached, by all, near ring": "near",
-    "streamed": "streamed",
-    "streamed, by all": "streamed",
-    "streamed, by all, small chunks": "streamed",
-    "streamed, small chunks": "streamed",
-    "single_copy": "single",
-}
 _LEGEND = (
-    "Medians in µs, by operation and least size of a class; groups begin with the least of a line. *: all ranks "
-    "that get the result reduce everything; +: in small chunks; wide, near: cached, in the wide or the near ring; "
-    "single: single_copy."
+    "Each line is for sizes from the given one up to twice as much. Times are medians, in µs. "
+    "In parentheses: how the method differs from the plain one; see the page on shared memory."
 )
 
 
@@ -64,8 +49,8 @@ def run(ranks: Sequence[int], only_show: bool, as_json: bool) -> int:
             file=sys.stderr,
         )
         return 2
-    if not only_show and profile["obstacle"]:
-        print(f"error: what is measured could not be kept: {profile['obstacle']}", file=sys.stderr)
+    if not only_show and profile["unavailable_reason"]:
+        print(f"error: what is measured could not be kept: {profile['unavailable_reason']}", file=sys.stderr)
         return 2
     for number in () if only_show else ranks:
         code = local_ranks.run("comm_orchestrator.tools.tune.rank", [], number)
@@ -108,23 +93,34 @@ def _show(profile: Mapping[str, Any], ranks: Sequence[int] | None) -> None:
 
 
 def _table(rows: Sequence[Any]) -> Table:
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("operation", no_wrap=True)
-    columns = tuple(dict.fromkeys((*_COLUMNS.values(), *(row.method for row in rows if row.method not in _COLUMNS))))
-    for name in ("from", *columns):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("operation", max_width=len("reduce_scatter"))
+    table.add_column("from size", justify="right", no_wrap=True)
+    table.add_column("fastest", max_width=len("cached (by all,"))
+    table.add_column("time, µs", justify="right", no_wrap=True)
+    table.add_column("others, µs")
+    both = {(row.operation, row.least_bytes) for row in rows if row.eager}
+    both &= {(row.operation, row.least_bytes) for row in rows if not row.eager}
     kinds = sorted(rows, key=lambda row: (row.operation, row.least_bytes, row.eager))
-    for (operation, least_bytes, _, _), group in groupby(kinds, lambda row: tuple(row[:4])):
-        times: dict[str, float] = {}
-        for row in group:
-            column = _COLUMNS.get(row.method, row.method)
-            times[column] = min(times.get(column, math.inf), row.ns / 1000)
-        cells = [
-            f"{times[one]:.4g}" if one in times and times[one] < 1e4 else _whole(times.get(one)) for one in columns
-        ]
-        table.add_row(escape(operation), format_size(least_bytes), *cells)
+    before = ""
+    for (operation, least_bytes, _, eager), group in groupby(kinds, lambda row: tuple(row[:4])):
+        (fastest, ns), *others = sorted(((row.method, row.ns) for row in group), key=lambda one: one[1])
+        slower = "; ".join(f"{_readable(method)} {_us(other_ns)}" for method, other_ns in others)
+        if eager and (operation, least_bytes) in both:
+            operation += ", in one step"
+        name = operation if operation != before else ""
+        cells = (name, format_size(least_bytes), _readable(fastest), _us(ns), slower)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+        before = operation
     return table
 
 
-def _whole(us: float | None) -> str:
-    return "" if us is None else f"{us:.0f}"
+def _readable(method: str) -> str:
+    """Return ``"cached (by all, small chunks)"`` for ``"cached, by all, small chunks"``."""
+    transfer, _, how = method.partition(", ")
+    return f"{transfer} ({how})" if how else transfer
+
+
+def _us(ns: int) -> str:
+    us = ns / 1000
+    return f"{us:.0f}" if us >= 1000 else f"{us:.3g}"
