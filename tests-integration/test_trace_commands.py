@@ -265,7 +265,9 @@ def test_a_launcher_with_another_number_of_ranks_is_told(surroundings: dict[str,
     assert done.stderr == "error: the trace has 2 ranks and the launcher has started 1; start 2\n"
 
 
-@pytest.mark.parametrize(("local_rank", "said"), [("0", "error: rank 1: {}: got nothing; expected"), ("1", "")])
+@pytest.mark.parametrize(
+    ("local_rank", "said"), [("0", "error: rank 1: {}: there is no such folder; expected"), ("1", "")]
+)
 def test_a_mistake_of_another_host_is_reported_there(
     surroundings: dict[str, str], tmp_path: Path, local_rank: str, said: str
 ) -> None:

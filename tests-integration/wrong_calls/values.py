@@ -123,7 +123,9 @@ TENSOR_KINDS = {
     "string": TensorKind(lambda: "weights", TYPE, ("got 'weights' of type str", "expected a")),
     "number": TensorKind(lambda: 1.5, TYPE, ("got 1.5 of type float", "expected a")),
     "numpy": TensorKind(lambda: ones().numpy(), TYPE, ("of type ndarray", "expected a")),
-    "meta": TensorKind(lambda: ones().to("meta"), VALUE, ("got a tensor on meta", "of this group serves cpu", "move")),
+    "meta": TensorKind(
+        lambda: ones().to("meta"), VALUE, ("got a tensor on meta", "of this group serves cpu", "have no elements; make")
+    ),
     "numpy-scalar": TensorKind(lambda: np.float32(1), TYPE, ("of type float32", "expected a")),
     "bool": TensorKind(lambda: True, TYPE, ("got True of type bool", "expected a")),
     "bytes": TensorKind(lambda: b"1234", TYPE, ("got b'1234' of type bytes", "expected a")),
@@ -213,7 +215,7 @@ OPS: dict[str, tuple[Any, type[Exception], tuple[str, ...]]] = {
     "dotted": ("ReduceOp.SUM", VALUE, ("op: got 'ReduceOp.SUM'", _OPS)),
     "long": ("sum" * 10**5, VALUE, (f"op: got '{'sum' * 19}", _OPS)),
     "nccl": (c10d._make_nccl_premul_sum(2.0), VALUE, ("op: got", _OPS)),
-    "premul-sum": (c10d.ReduceOp.PREMUL_SUM, VALUE, ("op: got <RedOpType.PREMUL_SUM", _OPS)),
+    "premul-sum": (c10d.ReduceOp.PREMUL_SUM, VALUE, ("op: got <RedOpType.PREMUL_SUM", _OPS, "multiply the tensor")),
 }
 #: op, dtype of every tensor -> what the message holds.
 REFUSED_REDUCTIONS = {

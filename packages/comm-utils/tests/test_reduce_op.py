@@ -78,6 +78,14 @@ def test_a_near_miss_gets_a_suggestion(typed: str, meant: str) -> None:
         parse_reduce_op(typed)
 
 
+def test_a_scaled_sum_names_what_to_do_instead() -> None:
+    with pytest.raises(ArgumentError, match=r"multiply the tensor by the factor before the call, with op='sum'$"):
+        parse_reduce_op(RedOpType.PREMUL_SUM)
+    with pytest.raises(ArgumentError) as caught:
+        parse_reduce_op("nonsense")
+    assert "multiply" not in str(caught.value)
+
+
 @pytest.mark.parametrize("op", [ReduceOp.UNUSED, RedOpType.PREMUL_SUM], ids=str)
 def test_operations_that_are_not_served(op: object) -> None:
     with pytest.raises(ArgumentError, match="expected one of 'sum'") as refused:

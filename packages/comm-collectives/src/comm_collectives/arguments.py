@@ -246,6 +246,8 @@ def _check_writable(call: str, name: str, tensor: torch.Tensor) -> None:
 def _device_remedy(device: str) -> str:
     if device == "cpu":
         return "initialise with a backend for CPU tensors beside it, such as dist_backend='cpu:gloo,cuda:nccl'"
+    if device == "meta":
+        return "tensors on meta have no elements; make the tensor, or load the model, on a device that is served"
     library = {"cuda": "nccl", "xpu": "xccl"}.get(device)
     if library is None:
         return "move the tensor to a device that is served"

@@ -56,6 +56,8 @@ def parse_reduce_op(op: object, call: str = "") -> ReduceOp:
     if found is None:
         near = [_MEANT[name]] if name in _MEANT else difflib.get_close_matches(name, _BY_NAME, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
+        if name == "premul_sum":
+            hint = "; multiply the tensor by the factor before the call, with op='sum'"
         raise ArgumentError(f"{where}: got {shown(op)}; expected one of {_NAMES}{hint}")
     return found
 

@@ -51,7 +51,7 @@ def test_summary_is_text_or_one_document(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["summary", "nothing"], "nothing: got nothing; expected a folder with rank0.jsonl"),
+        (["summary", "nothing"], "nothing: there is no such folder; expected a folder with rank0.jsonl"),
         (["merge", "trace", "-o", "no/m.json"], "no/m.json: cannot be written: No such file or directory"),
         (["merge", "trace", "-o", "."], "got a folder; expected the name of a file"),
         (["merge", "trace", "-o", "trace/rank0.jsonl"], "--output: trace/rank0.jsonl is a file of the trace"),
@@ -69,7 +69,7 @@ def test_summary_is_text_or_one_document(folder: Path) -> None:
         (["plot", "trace", "-o", "it.svg", "--ranks", "9"], "the trace has the ranks 0 to 1"),
         (["plot", "trace", "-o", "it.svg", "--from", "1"], "the trace lasts 5e-05 s"),
         (["plot", "empty", "-o", "it.svg"], "no operations"),
-        (["replay", "nothing"], "got nothing"),
+        (["replay", "nothing"], "there is no such folder"),
         (["replay", "empty"], "no operations"),
         (["replay", "trace", "--backend", "smoke"], "--backend: got 'smoke'; expected one of"),
         (["replay", "trace", "-o", "trace"], "is the trace that is replayed"),

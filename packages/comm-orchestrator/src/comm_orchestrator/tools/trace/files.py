@@ -28,8 +28,8 @@ def read(folder: Path) -> list[RankTrace]:
         ArgumentError: it is no trace, or one that contradicts itself.
     """
     if not folder.is_dir():
-        found = "a file" if folder.exists() else "nothing"
-        raise ArgumentError(f"{folder}: got {found}; expected a folder with rank0.jsonl, as start_trace() writes it")
+        found = "got a file" if folder.exists() else "there is no such folder"
+        raise ArgumentError(f"{folder}: {found}; expected a folder with rank0.jsonl, which start_trace() writes")
     try:
         traces = load(folder)
     except OSError as error:
