@@ -19,7 +19,7 @@ from comm_utils.testing import RankPool, allow_interrupts, preload, sharing_devi
 from comm_utils.testing.environment import PortReservation
 
 allow_interrupts()
-preload("torch.distributed.tensor", "torch._dynamo", "pytest", "hypothesis", "comm_orchestrator")
+preload("torch.distributed.tensor", "torch._dynamo", "pytest", "hypothesis", "comm_orchestrator.facade")
 
 # A busy machine is no reason to fail; `--hypothesis-profile=thorough` tries ten times as many examples.
 settings.register_profile("usual", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -97,7 +97,7 @@ class Rank:
 _TEMPLATE = """
 import json, os, sys, tempfile, time
 import psutil, torch
-import comm_orchestrator
+import comm_orchestrator.facade
 
 for line in sys.stdin:
     script, ranks = json.loads(line)

@@ -41,7 +41,7 @@ def check_absent(modules: Sequence[str]) -> list[str]:
 
 def check_import(module: str, not_loading: Sequence[str]) -> list[str]:
     """Import ``module`` in a fresh process, and see which of ``not_loading`` that loads."""
-    code = f"import sys, {module}; print(*sorted(set({list(not_loading)!r}) & set(sys.modules)))"
+    code = f"import sys, {module}; dir({module}); print(*sorted(set({list(not_loading)!r}) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if done.returncode:
         return [f"import {module} fails:\n{done.stderr}"]

@@ -7,4 +7,4 @@ from comm_utils.testing import preload
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-preload("torch.distributed.tensor", "comm_orchestrator")
+preload("torch.distributed.tensor", "comm_orchestrator.facade")

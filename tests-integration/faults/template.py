@@ -23,7 +23,7 @@ import torch
 
 import comm_backend_ccl
 import comm_config
-import comm_orchestrator
+import comm_orchestrator.facade
 from faults.scene import Scene, Spec
 
 __all__ = ["main"]

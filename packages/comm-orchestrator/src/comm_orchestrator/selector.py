@@ -14,6 +14,7 @@ from comm_utils.log import logger
 from comm_utils.plugins import entry_points
 
 __all__ = [
+    "COMMON_BACKENDS",
     "Choice",
     "activate",
     "adopt",
@@ -38,6 +39,11 @@ _REMEDIES = {
     _BINDINGS: "Intel has discontinued it, and nothing requires it",
     "ccl": "install it with: pip install 'comm-orchestrator[ccl]'",
     "mpi": "it needs a torch built from source beside an MPI",
+}
+#: Names that exist whatever is installed.
+COMMON_BACKENDS = {
+    *_REMEDIES,
+    *(one.rpartition(":")[2] for names in _PREFERRED.values() for name in names for one in name.split(",")),
 }
 
 
@@ -95,8 +101,7 @@ def available_backends() -> dict[str, Availability]:
 
 def known_backends() -> set[str]:
     """Return the names of all backends that exist, whether or not they are installed here."""
-    preferred = {part.rpartition(":")[2] for names in _PREFERRED.values() for name in names for part in name.split(",")}
-    return {*available_backends(), *_REMEDIES, *preferred}
+    return {*available_backends(), *COMMON_BACKENDS}
 
 
 def choose(backend: str, device_type: str = "cpu") -> Choice:

@@ -13,7 +13,7 @@ import pytest
 
 from comm_config.environment import unknown_variables
 from comm_orchestrator.tools.commands import app
-from comm_utils.testing import fork_server, machine
+from comm_utils.testing import fork_server, machine, patience
 
 
 @dataclass
@@ -55,6 +55,48 @@ def test_help_names_every_command() -> None:
     assert shown.returncode == 0
     for command in ("backends", "config", "doctor", "postmortem", "top", "version"):
         assert command in shown.stdout
+
+
+WITHOUT_TORCH = """
+import sys
+import comm_orchestrator as dist
+from comm_orchestrator.tools.cli import main
+sys.argv = ["commctl", *sys.argv[1:]]
+try:
+    main()
+finally:
+    sys.stdout.flush()
+    assert "torch" not in sys.modules, "torch was imported"
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--help",), 0),
+        (("--version",), 0),
+        (("bench", "--help"), 0),
+        (("config", "schema"), 0),
+        (("config", "check", "FILE"), 0),
+        (("config", "check", "/no/such/file"), 1),
+        (("trace", "summary", "/no/such/folder"), 2),
+        (("postmortem", "no-such-job"), 2),
+        (("nonsense",), 2),
+    ],
+)
+def test_what_needs_no_torch_does_not_import_it(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+    file = tmp_path / "comm.json"
+    file.write_text('{"process_group": {"backend": "gloo"}}')
+    given = [str(file) if one == "FILE" else one for one in arguments]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *given],
+        capture_output=True,
+        text=True,
+        timeout=120 * patience(),
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert "torch was imported" not in done.stderr
 
 
 def test_version(commctl: Commctl) -> None:

@@ -4,6 +4,8 @@ Functions are the collectives' own, which understand what callers of ``deepspeed
 what concerns the whole process is put together in :mod:`.world` and :mod:`.comms_log`.
 """
 
+import importlib
+
 from torch.distributed import (
     Backend,
     FileStore,
@@ -286,3 +288,6 @@ __all__ = [
 all_gather_single = all_gather_into_tensor
 reduce_scatter_single = reduce_scatter_tensor
 NON_GROUP_MEMBER = GroupMember.NON_GROUP_MEMBER
+
+# The package has imported nothing of this so far, and has these names from here on.
+importlib.import_module("comm_orchestrator")._take_names(globals())

@@ -65,17 +65,14 @@ def _root(
 @app.command("version")
 def print_version() -> None:
     """Print the versions of these packages and of torch, one a line."""
-    import torch
-
-    for name in _PACKAGES:
+    for name in (*_PACKAGES, "torch"):
         print(name, _version_of(name))
-    print("torch", torch.__version__)
 
 
 def _version_of(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # comm-backend-ccl is an extra
+    except PackageNotFoundError:  # comm-backend-ccl is an extra; a torch may have been built in its own folder
         return "not installed"
 
 

@@ -74,11 +74,10 @@ def _backend_errors(config: comm_config.CommConfig) -> list[str]:
     named = config.process_group.backend
     if named is None:
         return []
-    known = selector.known_backends()
     errors = []
     for part in named.split(","):
         name = part.rpartition(":")[2]
-        if name not in known:
+        if name not in selector.COMMON_BACKENDS and name not in (known := selector.known_backends()):
             source = comm_config.sources_of(config)["process_group.backend"]
             guess = closest(name, known, cutoff=0.6)
             hint = f"; did you mean {guess!r}?" if guess else ""
