@@ -11,16 +11,19 @@ import stat
 import struct
 import tempfile
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from comm_utils.flight_recorder.layout import HEADER, HEADER_BYTES, MAGIC, WORDS
+from comm_utils.flight_recorder.ring_locks import is_at, lock_as_owner, lock_as_reader
 from comm_utils.process_state import is_alive
 from comm_utils.regular_file import open_regular
 
 __all__ = [
     "RING_SUFFIX",
+    "RingFile",
     "create_folder",
     "create_ring",
     "default_directory",
@@ -36,6 +39,8 @@ _LONGEST_JOB = 80
 _WORD = struct.Struct("<Q")
 # The watch looks four times a second at least, unless its process is stopped.
 _RECENT_S = 60.0
+# So often a process that starts makes its folder again.
+_MOST_REMOVED = 100
 # What ended jobs may keep of the file system: containers often have 64 MiB of shared memory, which torch needs, too.
 _KEPT_SHARE = 1 / 8
 
@@ -70,32 +75,70 @@ def create_folder(directory: Path, job: str) -> tuple[Path, bool]:
     return folder, is_new
 
 
-def create_ring(folder: Path, rank: int, size_bytes: int) -> tuple[Path, int]:
-    """Create the file of ``rank`` with so many zeros, for this user alone; return its path and descriptor.
+class RingFile(NamedTuple):
+    """The file of a ring that a process has created.
+
+    Attributes:
+        descriptor: of its content.
+        lock: a descriptor that locks it for its process until it is closed; -1 where the file system has no locks.
+    """
+
+    path: Path
+    descriptor: int
+    lock: int
+
+
+def create_ring(folder: Path, rank: int, size_bytes: int) -> RingFile:
+    """Create the file of ``rank`` with so many zeros, for this user alone, and lock it for this process.
 
     Raises:
         OSError: it cannot be created, or there is no room for it.
     """
-    path = folder / f"rank-{rank}{RING_SUFFIX}"
-    attempt = 0
-    while True:
-        try:
-            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            break
-        except FileExistsError:  # of an earlier world of this job
-            attempt += 1
-            path = folder / f"rank-{rank}.{attempt}{RING_SUFFIX}"
+    path, lock = _create_locked(folder, rank)
+    descriptor = -1
     try:
+        # Not the same description of the file: a mapping, which forked children inherit, would keep the lock.
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         # Reserved: a page that the file system has no room for would end the process when it is first written.
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, size_bytes)
         else:
             os.ftruncate(descriptor, size_bytes)
     except OSError:
-        os.close(descriptor)
         remove_ring(path)
+        for one in (descriptor, lock):
+            if one >= 0:
+                os.close(one)
         raise
-    return path, descriptor
+    return RingFile(path, descriptor, lock)
+
+
+def _create_locked(folder: Path, rank: int) -> tuple[Path, int]:
+    """Create a file of ``rank`` that no other process removes; return its path and the descriptor of its lock."""
+    path, attempt, removed = folder / f"rank-{rank}{RING_SUFFIX}", 0, 0
+    while True:
+        try:
+            lock = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileExistsError:  # of an earlier world of this job
+            attempt += 1
+            path = folder / f"rank-{rank}.{attempt}{RING_SUFFIX}"
+            continue
+        except FileNotFoundError:  # another process has removed the folder, which was empty
+            removed += 1
+            if removed > _MOST_REMOVED:
+                raise
+            create_folder(folder.parent, folder.name)
+            continue
+        locked = lock_as_owner(lock)
+        if locked and is_at(lock, path):
+            return path, lock
+        if locked is False and is_at(lock, path):  # a process that prunes looks at it, and may stop while it does
+            remove_ring(path)
+            attempt += 1
+            path = folder / f"rank-{rank}.{attempt}{RING_SUFFIX}"
+        os.close(lock)
+        if locked is None:
+            return path, -1
 
 
 def remove_ring(path: Path) -> None:
@@ -135,7 +178,7 @@ def prune(directory: Path, keep: int, identity: str) -> None:
         kept_bytes += taken_bytes
         if place >= keep or (place > 0 and kept_bytes > most_bytes):
             for ring in rings:
-                remove_ring(ring)
+                _remove_unlocked(ring)
 
 
 def _most_kept_bytes(directory: Path) -> float:
@@ -145,25 +188,47 @@ def _most_kept_bytes(directory: Path) -> float:
     return math.inf
 
 
+def _remove_unlocked(ring: Path) -> None:
+    """Remove a ring, unless a process has made it its own meanwhile."""
+    with suppress(OSError), _opened(ring) as descriptor:
+        if lock_as_reader(descriptor) is not False and is_at(descriptor, ring):
+            remove_ring(ring)
+
+
 def remove_rings_of(pids: Collection[int]) -> None:
-    """Remove the rings that processes with these ids have left in the default folder."""
+    """Remove the rings that processes with these ids, which have ended, have left in the default folder."""
     with suppress(OSError):
         for ring in rings_in(default_directory()):
             with suppress(OSError):
                 if _writer(ring)[0][0] in pids:
-                    remove_ring(ring)
+                    _remove_unlocked(ring)
 
 
 def _is_in_use(ring: Path, identity: str) -> bool:
     """Return whether the process that wrote a ring lives, as far as this host can tell.
 
-    A process of another container or host that uses the same folder cannot be seen, but its watch looks around all the
-    time.
+    A process locks its ring. Where the file system has no locks, a process of another container or host cannot be seen,
+    but its watch looks around all the time.
     """
+    with _opened(ring) as descriptor:
+        locked, written_s = lock_as_reader(descriptor), os.fstat(descriptor).st_mtime
+    if locked is False:
+        return True
     (pid, *which), looked_s = _writer(ring)
-    if pid <= 0 or is_alive(pid, *which):
-        return pid > 0
+    if pid <= 0:  # it may be about to be written
+        return locked is None and abs(time.time() - written_s) < _RECENT_S
+    if is_alive(pid, *which):
+        return True
     return abs(time.time() - looked_s) < _RECENT_S and not _has(ring, identity)
+
+
+@contextmanager
+def _opened(ring: Path) -> Iterator[int]:
+    descriptor = open_regular(ring)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _has(ring: Path, identity: str) -> bool:

@@ -24,7 +24,14 @@ from types import CodeType, FrameType
 from typing import Any
 
 from comm_utils import operations
-from comm_utils.flight_recorder.directory import create_folder, create_ring, default_directory, prune, remove_ring
+from comm_utils.flight_recorder.directory import (
+    RingFile,
+    create_folder,
+    create_ring,
+    default_directory,
+    prune,
+    remove_ring,
+)
 from comm_utils.flight_recorder.kinds import LANE_WORD, WAITED_FOR, Kind, Series, Uncounted, make_kind
 from comm_utils.flight_recorder.layout import JOINED, LARGEST_RECORDS, NATIVE_KIND, EntryType, unpacked_kind
 from comm_utils.flight_recorder.memory import RingMemory, ring_bytes
@@ -65,6 +72,7 @@ class FlightRecorder:
         self.path: Path | None = None
         self.opened = 0
         self.closed_ns = 0
+        self._file_lock = -1  # a descriptor; others see by it that this process lives
         self._lock = threading.RLock()
         self._failed = False
         self._listeners: list[Callable[[int], None]] = []
@@ -118,7 +126,7 @@ class FlightRecorder:
             records = 1 << max(4, min(settings.records, LARGEST_RECORDS) - 1).bit_length()
             try:
                 directory = default_directory() if settings.directory is None else Path(settings.directory)
-                path, descriptor = self._create_ring(directory, job, rank, ring_bytes(records))
+                file = self._create_ring(directory, job, rank, ring_bytes(records))
             except OSError as error:
                 logger.warning(
                     "the flight recorder has no file (%s): the calls of rank %d are recorded in private memory, which "
@@ -130,8 +138,8 @@ class FlightRecorder:
                 )
                 self._use(RingMemory(records, rank, world_size))
             else:
-                self.path = path
-                self._use(RingMemory(records, rank, world_size, descriptor))
+                self.path, self._file_lock = file.path, file.lock
+                self._use(RingMemory(records, rank, world_size, file.descriptor))
             process = {
                 "host": socket.gethostname(),
                 "identity": own_identity(),
@@ -141,7 +149,7 @@ class FlightRecorder:
             }
             self._memory.add_entry(EntryType.PROCESS, process)
 
-    def _create_ring(self, directory: Path, job: str, rank: int, size_bytes: int) -> tuple[Path, int]:
+    def _create_ring(self, directory: Path, job: str, rank: int, size_bytes: int) -> RingFile:
         folder, is_new = create_folder(directory, job)
         if is_new:
             prune(directory, self.settings.keep, own_identity())
@@ -168,11 +176,18 @@ class FlightRecorder:
                 self._use(RingMemory(_PRIVATE_RECORDS, 0, 1, recorded=False))
             if descriptor >= 0:
                 os.close(descriptor)
+            self._unlock_file()
+
+    def _unlock_file(self) -> None:
+        descriptor, self._file_lock = self._file_lock, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def leave_to_parent(self) -> None:
         """Stop recording in a forked child; the ring is the parent's."""
         self.path, self._failed = None, False
         self._lock = threading.RLock()
+        self._unlock_file()  # the parent's descriptor goes on locking it
         self._use(RingMemory(_PRIVATE_RECORDS, 0, 1, recorded=False))
 
     @property

@@ -1,0 +1,157 @@
+"""Rings stay as long as their process lives, also where it cannot be seen by those that remove others."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from comm_utils.flight_recorder.directory import prune
+from comm_utils.flight_recorder.recorder import own_identity
+
+_IN_A_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+_RECORDS = """
+import sys
+from comm_utils.flight_recorder import FlightRecorder, FlightRecorderSettings
+
+recorder = FlightRecorder()
+recorder.settings = FlightRecorderSettings(directory=sys.argv[1], records=16)
+recorder.open(0, 1, "job")
+print(recorder.path, flush=True)
+sys.stdin.read()
+"""
+
+_CREATES = """
+import sys
+from pathlib import Path
+from comm_utils.flight_recorder.directory import create_folder, create_ring
+
+folder, _ = create_folder(Path(sys.argv[1]), "job")
+print(create_ring(folder, 0, 1 << 16)[0], flush=True)
+sys.stdin.read()
+"""
+
+_FORKS = """
+import os, sys
+from comm_utils.flight_recorder import FlightRecorderSettings
+from comm_utils.flight_recorder.recorder import RECORDER
+
+RECORDER.settings = FlightRecorderSettings(directory=sys.argv[1], records=16)
+RECORDER.open(0, 1, "job")
+path = RECORDER.path
+child = os.fork()
+if child:
+    print(path, flush=True)
+    sys.stdin.readline()
+    os.kill(os.getpid(), 9)
+print("child", flush=True)
+sys.stdin.read()
+"""
+
+_PRUNES = """
+import sys
+from pathlib import Path
+from comm_utils.flight_recorder.directory import prune
+
+print("prunes", flush=True)
+while True:
+    prune(Path(sys.argv[1]), 0, "nobody")
+"""
+
+
+@contextmanager
+def running(program: str, directory: Path, wrapper: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
+    """Run a program on a directory; it ends with the block, and so do its children."""
+    command = [*wrapper, sys.executable, "-c", program, str(directory)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.stdin.close()
+            process.stdout.read()  # to its end: the program itself may be a child of a wrapper
+
+
+def ring_of(process: subprocess.Popen[str]) -> Path:
+    assert process.stdout is not None
+    ring = Path(process.stdout.readline().strip())
+    assert ring.is_file()
+    return ring
+
+
+def pid_namespace() -> Sequence[str]:
+    if shutil.which("unshare") is None or subprocess.run([*_IN_A_PID_NAMESPACE, "true"], check=False).returncode != 0:
+        pytest.skip("needs a pid namespace of its own")
+    return _IN_A_PID_NAMESPACE
+
+
+@pytest.mark.parametrize("program", [_RECORDS, _CREATES], ids=["written", "just created"])
+def test_the_ring_of_a_process_in_another_pid_namespace_stays_while_it_lives(program: str, tmp_path: Path) -> None:
+    # A world of one rank has no watch, so nothing but the lock of the ring says that its process lives.
+    with running(program, tmp_path, pid_namespace()) as process:
+        ring = ring_of(process)
+        prune(tmp_path, 0, own_identity())
+        assert ring.exists()
+    prune(tmp_path, 0, own_identity())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_pruning_in_another_pid_namespace_leaves_the_rings_of_this_one(tmp_path: Path) -> None:
+    prunes = "import sys; from pathlib import Path; from comm_utils.flight_recorder.directory import prune; "
+    command = [*pid_namespace(), sys.executable, "-c", prunes + "prune(Path(sys.argv[1]), 0, 'another')", str(tmp_path)]
+    with running(_RECORDS, tmp_path) as process:
+        ring = ring_of(process)
+        subprocess.run(command, check=True, timeout=60)
+        assert ring.exists()
+    subprocess.run(command, check=True, timeout=60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_forked_child_does_not_keep_the_ring_of_its_parent(tmp_path: Path) -> None:
+    with running(_FORKS, tmp_path) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        lines = [process.stdout.readline().strip() for _ in range(2)]
+        assert "child" in lines
+        ring = next(Path(line) for line in lines if line != "child")
+        prune(tmp_path, 0, own_identity())
+        assert ring.exists()
+        process.stdin.write("end\n")
+        process.stdin.flush()
+        process.wait(timeout=60)
+        prune(tmp_path, 0, own_identity())  # the child reads its input until the end of the block
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_rings_are_created_while_others_are_removed(tmp_path: Path) -> None:
+    creates = """
+import os, sys
+from pathlib import Path
+from comm_utils.flight_recorder.directory import create_folder, create_ring, remove_ring
+
+gone = 0
+for number in range(500):
+    folder, _ = create_folder(Path(sys.argv[1]), f"job-{number % 3}")
+    path, *descriptors = create_ring(folder, 0, 1 << 16)
+    gone += not path.exists() or not os.path.samestat(os.fstat(descriptors[0]), path.stat())
+    remove_ring(path)
+    for descriptor in descriptors:
+        os.close(descriptor)
+print(gone)
+"""
+    with running(_PRUNES, tmp_path) as first, running(_PRUNES, tmp_path) as second:
+        for process in (first, second):
+            assert process.stdout is not None
+            process.stdout.readline()
+        done = subprocess.run(
+            [sys.executable, "-c", creates, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
+        )
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
