@@ -94,3 +94,35 @@ def test_calls_that_were_overwritten_are_not_compared() -> None:
     for _ in range(20):
         ranks.rings[0].native_call(group="another")
     assert not ranks.found(thoroughly=True)
+
+
+@pytest.mark.parametrize("lane", ["native", "python"])
+def test_ranks_that_are_about_to_come_are_named_as_well(lane: str) -> None:
+    ranks = Ranks(6)
+
+    def make_calls(rank: int) -> None:
+        ring = ranks.rings[rank]
+        call = ring.native_call if lane == "native" else ring.call
+        call("all_reduce")
+        call("all_reduce", op="max" if rank in (1, 5) else "sum")
+
+    for rank in range(5):
+        make_calls(rank)
+    assert ranks.found() == {}  # rank 5 may come
+    make_calls(5)
+    (text,) = ranks.found().values()
+    assert "ranks 0, 2, 3 and 4 call all_reduce(4 elements of float32, op sum)" in text
+    assert "ranks 1 and 5 call all_reduce(4 elements of float32, op max)" in text
+
+
+@pytest.mark.parametrize("thoroughly", [False, True], ids=["while it runs", "at the end"])
+def test_a_rank_that_does_not_come_is_not_awaited_for_long(thoroughly: bool) -> None:
+    ranks = Ranks(3)
+    ranks.rings[0].native_call()
+    ranks.rings[1].native_call(op="max")
+    found = ranks.found(thoroughly)
+    assert bool(found) == thoroughly
+    while not found:  # ends within a second, or the test's time is over
+        found = ranks.found()
+    (text,) = found.values()
+    assert "rank 1 calls all_reduce(4 elements of float32, op max)" in text

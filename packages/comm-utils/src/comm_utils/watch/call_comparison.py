@@ -8,7 +8,16 @@ from collections.abc import Container, Iterator, Mapping
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.diagnosis import Finding, mismatches_of
 from comm_utils.flight_recorder.reader import RingReader
-from comm_utils.watch.comparison import disagreement, mismatch, native_disagreement, native_mismatch, neighbours
+from comm_utils.flight_recorder.scanning import calls_numbered
+from comm_utils.process_state import GONE
+from comm_utils.watch.comparison import (
+    complete_within_s,
+    disagreement,
+    mismatch,
+    native_disagreement,
+    native_mismatch,
+    neighbours,
+)
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.world_view import WorldView
 
@@ -32,6 +41,8 @@ class CallComparison:
         self, view: WorldView, own: RingReader, broken: Container[str], raised: Container[str] = frozenset()
     ) -> None:
         self._view, self._own, self._broken, self._raised = view, own, broken, raised
+        # By group, when a call that differs was found to which some ranks have not come.
+        self._incomplete_since: dict[str, float] = {}
         # By rank, how many calls both rings had when they were compared; of native code, the depth first.
         self._compared: dict[int, int] = {}
         self._compared_native: dict[int, tuple[int, int, int]] = {}
@@ -45,10 +56,10 @@ class CallComparison:
         Args:
             thoroughly: compare all calls of shared memory that the rings have, not the latest ones only.
         """
-        yield from self._look_at_python()
-        yield from self._look_at_native(self._own.records if thoroughly else _RECENT_NATIVE)
+        yield from self._look_at_python(not thoroughly)
+        yield from self._look_at_native(self._own.records if thoroughly else _RECENT_NATIVE, not thoroughly)
 
-    def _look_at_native(self, depth: int) -> Iterator[tuple[str, Trouble]]:
+    def _look_at_native(self, depth: int, waits: bool) -> Iterator[tuple[str, Trouble]]:
         count = self._own.count(1)
         if not count:
             return
@@ -61,15 +72,30 @@ class CallComparison:
             for name, number in native_disagreement(self._own, reader, depth):
                 group = None if name in self._raised else self._group(name)
                 found = None if group is None else native_mismatch(group, self._rings(), number)
-                if found is not None:
+                if found is None:
+                    continue
+                if waits and self._may_name_more(found, lane=1):
+                    self._compared_native.pop(rank, None)
+                else:
                     yield name, Trouble.of(found)
+
+    def _may_name_more(self, found: Finding, lane: int) -> bool:
+        """Return whether ranks may be about to make the call that differs, which the error could name as well."""
+        group, rings = found.group, self._rings()
+        coming = (
+            rank for rank in group.ranks if rank in rings and self._view.local.state_of(rank) not in (*GONE, "left")
+        )
+        if all(calls_numbered(rings[rank], group.name, (found.number,), lane) for rank in coming):
+            return False
+        since = self._incomplete_since.setdefault(group.name, time.monotonic())
+        return time.monotonic() - since < complete_within_s(len(group.ranks))
 
     def _rings(self) -> Mapping[int, RingReader]:
         for reader in self._view.local.readers.values():  # kinds of calls may be new in them
             reader.refresh()
         return {**self._view.local.readers, self._view.rank: self._own}
 
-    def _look_at_python(self) -> Iterator[tuple[str, Trouble]]:
+    def _look_at_python(self, waits: bool) -> Iterator[tuple[str, Trouble]]:
         count = self._own.count(0)
         for rank, reader in self._neighbours():
             theirs = reader.count(0)
@@ -86,7 +112,9 @@ class CallComparison:
                 else:
                     has_postponed = True
                     continue
-                if found is not None:
+                if found is not None and waits and is_certain and self._may_name_more(found, lane=0):
+                    has_postponed = True
+                elif found is not None:
                     yield name, Trouble.of(found)
             if not has_postponed:  # else there is more to compare, also without another call
                 self._compared[rank] = count + theirs

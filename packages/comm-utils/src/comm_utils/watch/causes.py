@@ -9,6 +9,7 @@ from comm_utils.errors import CommTimeoutError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKind, diagnose_group
 from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.watch.comparison import complete_within_s
 from comm_utils.watch.explanation import (
     addressed,
     age_of_failed_call,
@@ -28,8 +29,6 @@ __all__ = ["find_cause"]
 _LOOK_S, _SHORT_LOOK_S = 0.9, 0.2
 # How long it takes until all hear what a few ranks of a large group have found.
 _HEAR_S = 2.5
-# How long the others may be about to make the call in which ranks differ.
-_COMPLETE_S = 0.3
 
 
 def find_cause(
@@ -78,7 +77,7 @@ def _look_for_cause(
         first = findings[0].kind if findings else None
         if found is None and first is FindingKind.MISMATCH:
             # The others may be about to make the same call: then all of them are named.
-            if time.monotonic() < begin + _COMPLETE_S and not is_complete(findings[0], known):
+            if time.monotonic() < begin + complete_within_s(len(group.ranks)) and not is_complete(findings[0], known):
                 time.sleep(0.01)
                 continue
             found = combined(view.rank, findings, known)

@@ -17,6 +17,7 @@ from comm_utils.flight_recorder.scanning import Mark, calls_numbered, digests, m
 
 __all__ = [
     "Marks",
+    "complete_within_s",
     "differ_by",
     "disagreement",
     "first_difference",
@@ -32,6 +33,8 @@ Marks = dict[str, dict[int, Mark]]
 # Calls of the newest records that are looked at, and how many where these have no number in common.
 _DEPTH, _FULL_DEPTH = 32, 512
 _FEW_RANKS = 4
+# How long ranks may be about to make the call in which others differ.
+_COMPLETE_S, _COMPLETE_S_OF_A_RANK, _MOST_COMPLETE_S = 0.2, 0.05, 1.0
 
 
 def marks_by_group(ring: RingReader, depth: int = _DEPTH) -> Marks:
@@ -72,6 +75,15 @@ def native_disagreement(own: RingReader, other: RingReader, depth: int) -> Itera
         number = min((one for one in calls.keys() & others.keys() if calls[one] != others[one]), default=0)
         if number:
             yield group, number
+
+
+def complete_within_s(size: int) -> float:
+    """Return the seconds that ranks have to come to a call that differs, so that all who differ are named.
+
+    Args:
+        size: of the group: many ranks often share few cores.
+    """
+    return min(_COMPLETE_S + _COMPLETE_S_OF_A_RANK * size, _MOST_COMPLETE_S)
 
 
 def native_mismatch(group: RingGroup, rings: Mapping[int, RingReader], number: int) -> Finding | None:
