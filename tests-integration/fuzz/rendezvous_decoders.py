@@ -78,6 +78,8 @@ def _verdict(data: bytes) -> None:
     found = _point("verdict", data, Seal()).read_verdict()
     if "agreed" in found:
         join._check_agreement(found["agreed"], 2)
+        for process in join._processes(found["agreed"]):
+            str(process).encode()
 
 
 def _greeting(data: bytes) -> None:
@@ -96,6 +98,11 @@ _AGREED = {
         "host_of": [0, 1],
         "devices": [0, 0],
         "addresses": ["10.0.0.1", None],
+        "hosts": ["host-a", "host-b"],
+        "pids": [12, 13],
+        "started": [100, 0],
+        "pid_spaces": ["id-1", ""],
+        "pid_space_of": [0, 1],
     },
     "world_size": 2,
 }

@@ -28,6 +28,7 @@ from comm_utils.errors import (
 )
 from comm_utils.group_names import listed
 from comm_utils.log import logger
+from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import Connecting, Place
@@ -282,9 +283,11 @@ class _Factory:
             look()
             missing = self._missing(keys, ranks)
             if missing:  # the last one has not come just now
+                who = named_ranks((self._name(one) for one in missing), PROCESSES)
                 raise CommTimeoutError(
-                    f"rank {self._name(self._rank)}: ranks {[self._name(one) for one in missing]} of {self._group()} "
-                    f"did not come to make it within {self._limit_s:g} s"
+                    f"rank {self._name(self._rank)}: {who} of {self._group()} did not come to make it within "
+                    f"{self._limit_s:g} s; see what {'it' if len(missing) == 1 else 'they'} printed, and whether "
+                    f"{'it reaches' if len(missing) == 1 else 'they reach'} this call"
                 )
         return self._store.multi_get(keys)
 

@@ -38,6 +38,7 @@ from comm_utils.flight_recorder import RECORDER, FlightRecorderSettings
 from comm_utils.given import shown
 from comm_utils.launch import LaunchInfo
 from comm_utils.log import is_shown_on_stderr, logger, remember_rank, show_on_stderr
+from comm_utils.rank_processes import PROCESSES
 from comm_utils.watch import WATCH, WatchSettings
 
 __all__ = [
@@ -197,6 +198,7 @@ def initialize(options: InitOptions) -> InitResult:
         host_of = _start(options, settings)
     except BaseException as error:
         remember_rank(None)
+        PROCESSES.clear()
         _let_go(error)
         if isinstance(error, RuntimeError) and (lack := process_limits.lack_of_threads(error)):
             raise BackendUnavailableError(f"init_distributed: {lack}") from error
@@ -325,6 +327,7 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int
         kinds = {name: name in choice.backend for name in ("ccl", "gloo")}
         network = interfaces.variables(os.environ, joined.peer, interfaces.addresses(), **kinds)
         with apply_variables(network, rank_discovery.variables(launch, os.environ)):
+            PROCESSES.set_next(joined.processes)
             device = joined.bind() if options.device is None else options.device
             setup = Setup(choice.backend, launch.rank, launch.world_size, joined.point.store, timeout, device)
             active.activate(selector.activate(setup))

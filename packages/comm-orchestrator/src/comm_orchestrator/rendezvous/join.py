@@ -34,6 +34,7 @@ from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutErr
 from comm_utils.host_identity import host_identity
 from comm_utils.launch import LaunchInfo
 from comm_utils.process_state import start_time
+from comm_utils.rank_processes import RankProcess, own_pid_space
 from comm_utils.threads import with_limit
 
 __all__ = ["RendezvousResult", "join", "report_to_peers"]
@@ -51,6 +52,7 @@ class RendezvousResult:
         launch: with what the launcher did not say about hosts.
         host_of: the host of each rank, as a number.
         peer: an address of another host; None where all ranks are on this one.
+        processes: of all ranks.
         device_type, device_index: what this rank is to compute on.
     """
 
@@ -61,6 +63,7 @@ class RendezvousResult:
     peer: str | None
     device_type: str
     device_index: int
+    processes: Sequence[RankProcess]
 
     def bind(self) -> torch.device | None:
         """Make the device the current one, where the backend serves it and the program has not touched any yet."""
@@ -96,7 +99,8 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
     addresses = agreed["addresses"]
     others = [address for host, address in enumerate(addresses) if host != launch.node_rank and address is not None]
     peer = others[0] if others else (launch.master_addr or "") if len(addresses) > 1 else None
-    return RendezvousResult(launch, agreed["host_of"], choice, point, peer, kind, agreed["devices"][launch.rank])
+    device, processes = agreed["devices"][launch.rank], _processes(agreed)
+    return RendezvousResult(launch, agreed["host_of"], choice, point, peer, kind, device, processes)
 
 
 def _meet_within(
@@ -181,7 +185,7 @@ def _own_record(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -
         device_count=count,
         visible_devices=visible,
         unavailable_reasons=selector.unavailable_reasons(kind) if settings.process_group.backend is None else {},
-        pid_space=_pid_space(),
+        pid_space=own_pid_space(),
         started=start_time(),
         within_host=selector.within_host(kind) if settings.process_group.backend is None else {},
     )
@@ -193,13 +197,6 @@ def _host_id() -> str:
         return f"{socket.gethostname()}/{host_identity('net')}"
     except OSError:
         return socket.gethostname()
-
-
-def _pid_space() -> str:
-    try:
-        return host_identity("pid")
-    except OSError:
-        return ""
 
 
 def _judge(records: Sequence[RankRecord], choice: selector.Choice | None) -> dict[str, Any] | Refusal:
@@ -219,12 +216,26 @@ def _judge(records: Sequence[RankRecord], choice: selector.Choice | None) -> dic
     for one in records:
         addresses[order[one.host_id]] = addresses[order[one.host_id]] or one.address
     indices = device_indices(records)
+    names = {one.host_id: one.host for one in records}
+    spaces = {space: number for number, space in enumerate(dict.fromkeys(one.pid_space for one in records))}
     return {
         "choice": asdict(choice),
         "host_of": [order[one.host_id] for one in records],
         "addresses": addresses,
         "devices": [indices[one.rank] for one in records],
+        "hosts": [names[host_id] for host_id in order],
+        "pids": [one.pid for one in records],
+        "started": [one.started for one in records],
+        "pid_spaces": list(spaces),
+        "pid_space_of": [spaces[one.pid_space] for one in records],
     }
+
+
+def _processes(agreed: dict[str, Any]) -> list[RankProcess]:
+    """Return the process of each rank, of what the ranks agreed on."""
+    each = zip(agreed["host_of"], agreed["pids"], agreed["pid_space_of"], agreed["started"], strict=True)
+    hosts, spaces = agreed["hosts"], agreed["pid_spaces"]
+    return [RankProcess(hosts[host], pid, spaces[space], started) for host, pid, space, started in each]
 
 
 def _check_agreement(agreed: Any, world_size: int) -> None:
@@ -237,16 +248,22 @@ def _check_agreement(agreed: Any, world_size: int) -> None:
     def numbers(value: object) -> bool:
         return isinstance(value, list) and len(value) == world_size and all(type(one) is int for one in value)
 
+    def texts(value: object) -> bool:
+        return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
     well_formed = (
         isinstance(agreed, dict)
         and isinstance(agreed.get("choice"), dict)
         and set(agreed["choice"]) == {one.name for one in fields(selector.Choice)}
         and all(isinstance(one, str) for one in agreed["choice"].values())
-        and numbers(agreed.get("host_of"))
-        and numbers(agreed.get("devices"))
+        and all(numbers(agreed.get(name)) for name in ("host_of", "devices", "pids", "started", "pid_space_of"))
+        and all(one >= 0 for name in ("pids", "started") for one in agreed[name])
+        and texts(agreed.get("hosts"))
+        and texts(agreed.get("pid_spaces"))
         and isinstance(agreed.get("addresses"), list)
         and all(isinstance(one, str | None) for one in agreed["addresses"])
-        and all(0 <= one < len(agreed["addresses"]) for one in agreed["host_of"])
+        and all(0 <= one < min(len(agreed["addresses"]), len(agreed["hosts"])) for one in agreed["host_of"])
+        and all(0 <= one < len(agreed["pid_spaces"]) for one in agreed["pid_space_of"])
     )
     if not well_formed:
         raise LaunchError(

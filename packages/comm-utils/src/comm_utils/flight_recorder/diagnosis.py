@@ -17,6 +17,7 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.matching import agreed, at_caller, by_kind, compare_calls, compare_parts, rank_list
 from comm_utils.flight_recorder.message_matching import compare_messages, crossed_tags, has_come, received_from_any
 from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.rank_processes import NO_PROCESSES, RankProcess, describe_unseen, named_ranks
 
 __all__ = [
     "IN_DIFFERENT_ORDERS",
@@ -122,11 +123,14 @@ def diagnose(snapshots: Sequence[RankSnapshot]) -> list[Finding]:
     return sorted(unique.values(), key=lambda one: (one.kind, one.number, one.ranks))
 
 
-def diagnose_group(known: Mapping[int, RankSnapshot], group: RingGroup) -> list[Finding]:
+def diagnose_group(
+    known: Mapping[int, RankSnapshot], group: RingGroup, processes: Mapping[int, RankProcess] = NO_PROCESSES
+) -> list[Finding]:
     """Return what is wrong in one group, causes first.
 
     Args:
         known: snapshots by global rank; ranks may be missing.
+        processes: of the ranks that are missing, as far as they are known.
     """
     here = {rank: known[rank] for rank in group.ranks if rank in known}
     calls = _collectives(known, group)
@@ -148,7 +152,7 @@ def diagnose_group(known: Mapping[int, RankSnapshot], group: RingGroup) -> list[
     if waiting:
         found += _given_up(group, here, calls, waiting)
         found += _circles(known, group, waiting)
-        found += _missing(known, group, calls, waiting)
+        found += _missing(known, group, calls, waiting, processes)
     # A rank that noted a failure may have ended because of it.
     noted = {rank for rank, one in here.items() if _has_failed_in(one, group)}
     return sorted(found, key=lambda one: (one.kind, one.number, not noted.isdisjoint(one.ranks), one.ranks))
@@ -417,6 +421,7 @@ def _missing(
     group: RingGroup,
     calls: Mapping[int, Mapping[int, Call]],
     waiting: Mapping[int, Call],
+    processes: Mapping[int, RankProcess],
 ) -> list[Finding]:
     """Return the ranks that others wait for, and what they do instead."""
     found: list[Finding] = []
@@ -436,10 +441,9 @@ def _missing(
         reported.update(others)
         far = tuple(one for one in others if one not in known)
         if far:  # one finding for all of them: in a large job, they are thousands
-            doing = "it is" if len(far) == 1 else "they are"
             text = (
-                f"{rank_list(far)} may not have called {missed}, for which {_waiting_for(call, rank, waiting)}: "
-                f"{doing} not seen from here"
+                f"{named_ranks(far, processes)} may not have called {missed}, for which "
+                f"{_waiting_for(call, rank, waiting)}: {describe_unseen(far, processes)}"
             )
             found.append(Finding(FindingKind.MISSING, group, far, text, call.in_series))
         for other in others:

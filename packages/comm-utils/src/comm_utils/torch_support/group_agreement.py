@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from comm_utils.errors import BackendUnavailableError, CommTimeoutError, PeerLostError
 from comm_utils.group_names import listed
+from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.reachability import Listener
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import Connecting, Place, spans_hosts
@@ -84,7 +85,7 @@ def _await_members(store: BoundedStore, keys: Mapping[int, str], wait: StoreWait
         return
     missing = [one for one, key in keys.items() if not store.check([key])]
     if missing:
-        doing = WATCH.absent(missing, wait.call)
+        doing = WATCH.absent(missing, wait.call) or (named_ranks(missing, PROCESSES) if PROCESSES else "")
         advice = (
             "check that their processes run, and what they printed"
             if wait.is_alone

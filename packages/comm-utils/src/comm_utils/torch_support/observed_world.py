@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.rank_processes import PROCESSES
 from comm_utils.torch_support.store_mailbox import connect_mailbox
 from comm_utils.watch.uncaught import note_exception_in_flight, note_uncaught_exceptions
 from comm_utils.watch.watch import WATCH
@@ -35,6 +36,7 @@ def begin_world() -> None:
     store = internals._world.pg_map[world][1]
     rank, size = world.rank(), world.size()
     job = _agreed_name(store) if size > 1 else _new_name()
+    PROCESSES.begin()
     RECORDER.open(rank, size, job)
     note_uncaught_exceptions()
     WATCH.start(rank, size, partial(connect_mailbox, store, job))
@@ -46,6 +48,7 @@ def end_world() -> None:
     note_exception_in_flight()
     WATCH.stop()
     RECORDER.close()
+    PROCESSES.clear()
     _Observed.world = None
 
 

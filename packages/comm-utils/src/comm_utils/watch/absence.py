@@ -9,6 +9,7 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.diagnosis import describe_rank, diagnose_group
 from comm_utils.flight_recorder.matching import rank_list
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
+from comm_utils.rank_processes import describe_unseen, named_ranks
 from comm_utils.watch.world_view import WorldView
 
 __all__ = ["NOBODY", "describe_absent", "describe_missing", "find_unfinished"]
@@ -31,7 +32,7 @@ def describe_missing(view: WorldView, group: RingGroup, asks: bool = True) -> st
     known = _seen(view, group.ranks, asks)
     texts: list[str] = []
     named, more = set[int](), set[int]()
-    for one in diagnose_group(known, group):
+    for one in diagnose_group(known, group, view.processes):
         if named.issuperset(one.ranks):  # a rank that has ended is missing as well
             continue
         if len(texts) < _MOST:
@@ -44,7 +45,7 @@ def describe_missing(view: WorldView, group: RingGroup, asks: bool = True) -> st
     unseen = [rank for rank in group.ranks if rank not in known and rank not in named]
     if unseen:
         nothing = [] if texts else [NOBODY]
-        texts = [*texts, *nothing, f"{rank_list(unseen)}: not seen from here"]
+        texts = [*texts, *nothing, f"{named_ranks(unseen, view.processes)}: not seen from here"]
     return "; ".join(texts)
 
 
@@ -57,7 +58,8 @@ def describe_absent(view: WorldView, ranks: Sequence[int], call: str) -> str:
         texts.append(f"nor have {rank_list(one.rank for one in seen[_MOST:])}")
     unseen = [rank for rank in ranks if rank not in known]
     if unseen:
-        texts.append(f"{rank_list(unseen)}: not seen from here")
+        unseen_text = describe_unseen(unseen, view.processes)
+        texts.append(f"{named_ranks(unseen, view.processes)}: {unseen_text}")
     return "; ".join(texts)
 
 

@@ -70,7 +70,7 @@ def _look_for_cause(
     while view.own is not None:
         known = {**asked, **view.snapshots()}
         own = known.get(view.rank)
-        findings = diagnose_group(known, group)
+        findings = diagnose_group(known, group, view.processes)
         if timed_out:
             findings = until_failed_call(findings, own, group)
         found = broken.get(group.name)

@@ -36,6 +36,7 @@ from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
 from comm_utils.process_state import GONE
+from comm_utils.rank_processes import PROCESSES
 from comm_utils.watch.absence import describe_absent, describe_missing, find_unfinished
 from comm_utils.watch.call_comparison import CallComparison
 from comm_utils.watch.causes import find_cause
@@ -122,7 +123,7 @@ class Watch:
             own = RingReader(RECORDER.memory.memory)
         if own is not None and not own.word("recorded"):
             own = None  # what other ranks may have called is not known either
-        self._view = view = WorldView(rank, world_size, own, RECORDER.path, connect, RECORDER.closed_ns)
+        self._view = view = WorldView(rank, world_size, own, RECORDER.path, connect, RECORDER.closed_ns, PROCESSES)
         if own is None:
             return
         self._looks = _Looks(

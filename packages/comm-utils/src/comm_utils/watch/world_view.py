@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
+from comm_utils.rank_processes import NO_PROCESSES, RankProcess
 from comm_utils.watch.local_ranks import LocalRanks
 from comm_utils.watch.mailbox import Mailbox
 from comm_utils.watch.remote_ranks import RemoteRanks
@@ -26,6 +27,7 @@ class WorldView:
         path: of that ring; None where it is in no file, so that no other rank's is seen either.
         connect: opens the way to ranks of other hosts when it is needed.
         since_ns: when this process's earlier world ended, by the monotonic clock; 0 without one.
+        processes: of the ranks, as far as they are known, for those that are not seen.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class WorldView:
         path: Path | None = None,
         connect: Callable[[], Mailbox | None] = lambda: None,
         since_ns: int = 0,
+        processes: Mapping[int, RankProcess] = NO_PROCESSES,
     ) -> None:
-        self.rank, self.world_size, self.own = rank, world_size, own
+        self.rank, self.world_size, self.own, self.processes = rank, world_size, own, processes
         self.local = LocalRanks(None if path is None else path.parent, path, world_size, since_ns)
         # No cycle: the server of the store ends with the last reference to it.
         self.remote = RemoteRanks(rank, connect, partial(_snapshot_of, own))

@@ -1,0 +1,100 @@
+"""Errors name processes and hosts of ranks whose rings lie in folders that others do not see."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import Any
+
+import pytest
+import torch
+
+import comm_orchestrator as dist
+from comm_orchestrator import selector
+from comm_utils.errors import CommError
+from comm_utils.rank_processes import PROCESSES
+from comm_utils.testing import run_ranks, run_ranks_outcomes
+
+pytestmark = pytest.mark.slow
+
+
+def _start(backend: str, folder: str, timeout: float = 20) -> int:
+    """Begin with a ring in a folder of this rank alone, as in a container."""
+    own = {"flight_recorder": {"directory": f"{folder}/{os.environ['RANK']}"}}
+    dist.init_distributed(backend, timeout=timeout, verbose=False, config=own)
+    return dist.get_rank()
+
+
+def lose_rank(backend: str, folder: str, victim: int) -> None:
+    rank = _start(backend, folder)
+    dist.all_reduce(torch.ones(4))
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("backend", "victim"),
+    [("gloo", 1), ("gloo", 0), ("ccl", 1)],
+    ids=["gloo", "gloo, with the store", "oneccl"],
+)
+def test_a_rank_that_was_killed_is_named_with_its_process(tmp_path: Any, backend: str, victim: int) -> None:
+    env = {"CCL_SHARED_MEMORY": "0", "CUDA_VISIBLE_DEVICES": ""}
+    outcomes = run_ranks_outcomes(lose_rank, 3, backend, str(tmp_path), victim, env=env)
+    for rank in {0, 1, 2} - {victim}:
+        assert outcomes[rank].exception_type == "PeerLostError"
+        assert re.search(rf"\b{victim} \(pid \d+ on {re.escape(os.uname().nodename)}", outcomes[rank].message)
+    said = [outcomes[rank].message for rank in {0, 1, 2} - {victim}]
+    assert any(re.search(rf"(its process|the process of rank {victim}) has ended", one) for one in said), said
+
+
+def miss_group(folder: str) -> None:
+    if _start("gloo", folder) == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.new_group([0, 1], timeout=1)
+
+
+def test_a_rank_that_does_not_make_a_group_is_named_with_its_process(tmp_path: Any) -> None:
+    said = run_ranks_outcomes(miss_group, 2, str(tmp_path))[0].message
+    assert re.search(r"rank 1 \(pid \d+ on .*\): it is not seen from here, and its process has ended", said), said
+
+
+def stay_away_from_the_world(backend: str, absent: int) -> str:
+    if int(os.environ["RANK"]) == absent:
+
+        def fail(setup: Any) -> Any:
+            time.sleep(4)
+            raise CommError("this rank had something else to do")
+
+        selector.activate = fail
+    try:
+        dist.init_distributed(backend, timeout=2, verbose=False, config={"timeouts": {"init_s": 60}})
+    except CommError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_a_rank_that_does_not_come_to_make_the_world_is_named_with_its_process(backend: str) -> None:
+    said, *_ = run_ranks(stay_away_from_the_world, 3, backend, 2, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert re.search(rf"rank 2 \(pid \d+ on {re.escape(os.uname().nodename)}\)", said), said
+
+
+def adopt_another_world() -> tuple[int, int, int]:
+    dist.init_distributed("gloo", verbose=False)
+    known = len(PROCESSES)
+    dist.destroy_process_group()
+    after = len(PROCESSES)
+    store = torch.distributed.FileStore(os.environ["STORE_FILE"], 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=2)
+    dist.init_distributed(verbose=False)
+    adopted = len(PROCESSES)
+    dist.destroy_process_group()
+    return known, after, adopted
+
+
+def test_processes_are_those_of_the_world(tmp_path: Any) -> None:
+    found = run_ranks(adopt_another_world, 2, env={"STORE_FILE": str(tmp_path / "store")})
+    assert found == [(2, 0, 0)] * 2
