@@ -307,6 +307,7 @@ def test_a_message_that_nobody_receives_does_not_outlive_its_world(rank_environm
     if ends == "destroy":
         said, _ = outcomes[0].value
         assert said.count("a message whose handle was dropped was not received") == 3, said
+        assert "new_group" not in said  # the world has ended, and with it all groups
         assert outcomes[1].value[0] == ""
         assert max(one.value[1] for one in outcomes) < 20
 

@@ -72,7 +72,7 @@ class PointToPoint(World):
         peer = state.position(dst, group_dst)
         note = self._note_message("send", state, tensor, peer, tag, not is_waited_for)
         work = self._start("send", group, note, state.pg.send, [tensor], peer, tag)
-        return self._point_to_point("send", work, tensor, state, group, note, partial(keep, state))
+        return self._point_to_point("send", work, tensor, state, note, partial(keep, state))
 
     def irecv(
         self,
@@ -102,7 +102,7 @@ class PointToPoint(World):
             work = self._start("recv", group, note, state.pg.recv_anysource, [memory], tag)
         else:
             work = self._start("recv", group, note, state.pg.recv, [tensor], peer, tag)
-        return self._point_to_point("recv", work, tensor, state, group, note)
+        return self._point_to_point("recv", work, tensor, state, note)
 
     def _point_to_point(
         self,
@@ -110,7 +110,6 @@ class PointToPoint(World):
         work: Any,
         tensor: torch.Tensor,
         state: GroupState,
-        group: ProcessGroup | None,
         note: Note,
         kept: Keep | None = None,
     ) -> Work:
@@ -119,7 +118,8 @@ class PointToPoint(World):
         Args:
             kept: takes the message where the handle is dropped.
         """
-        failure = partial(self._failure, operation, group)
+        # Not None for the world: a message may fail after its end, when there is another one.
+        failure = partial(self._failure, operation, state.pg)
         if state.libraries.get(tensor.device.type) == "gloo":
             return PolledWork(work, tensor, failure, self._end, note, message_wait(state), kept)
         return TorchWork(work, tensor, failure, self._end, note, how_to_wait(state, tensor.device.type))

@@ -13,9 +13,12 @@ OF_GROUP = "its members go on with destroy_process_group(group) and a new one fr
 
 
 def remedy(group: str) -> str:
-    """Return the remedy for a group; for one that was made for steps of calls, that of the group of these calls."""
+    """Return the remedy for a group; for one that was made for steps of calls, that of the group of these calls.
+
+    Where the world has ended, so has the group.
+    """
     world = internals._world.default_pg
-    return OF_WORLD if world is not None and WATCH.whole(group) == world.group_name else OF_GROUP
+    return OF_WORLD if world is None or WATCH.whole(group) == world.group_name else OF_GROUP
 
 
 def without_remedy(error: BaseException) -> str:
