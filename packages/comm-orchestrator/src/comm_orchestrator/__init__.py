@@ -37,10 +37,8 @@ if TYPE_CHECKING:
     from torch.distributed import set_debug_level_from_env as set_debug_level_from_env
     from torch.distributed import supports_complex as supports_complex
 
-    from comm_orchestrator import facade
     from comm_orchestrator.facade import *  # noqa: F403
-
-    __all__ = facade.__all__
+    from comm_orchestrator.facade import __all__ as __all__
 else:
     import importlib
     import importlib.util
