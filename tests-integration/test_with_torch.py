@@ -620,6 +620,47 @@ def test_compiled_into_a_graph_without_mutations(pools: Pools, name: str) -> Non
     pools(2).run(run_traced, name, "aot_eager")
 
 
+def in_a_group(tensor: torch.Tensor, group: Any) -> torch.Tensor:
+    total = tensor * 2
+    dist.all_reduce(total, group=group)
+    output, part = total.new_empty(8), total.new_empty(4)
+    dist.all_gather_into_tensor(output, total + tensor, group)
+    dist.reduce_scatter_tensor(part, output, group=group)
+    return part + 1
+
+
+def run_traced_in_groups() -> str:
+    """From the import of DTensor on, torch traces with stand-ins for groups."""
+    import torch.distributed.tensor
+
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(in_a_group, backend="eager", fullgraph=True)
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    for group in groups:
+        assert torch.equal(compiled(own_tensor(), group), in_a_group(own_tensor(), group))
+    torch._dynamo.reset()
+    dist.set_compression(dist.Compression("bf16", min_size_bytes=0), groups[1])
+    try:
+        assert torch.equal(compiled(own_tensor(), groups[0]), in_a_group(own_tensor(), groups[0]))
+        compiled(own_tensor(), groups[1])
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        dist.set_compression(None, groups[1])
+        for group in groups:
+            dist.destroy_process_group(group)
+    return "did not break"
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.distributed.device_mesh, "_register_distributed_opaque_types"),
+    reason="this torch traces with the groups themselves",
+)
+def test_compiled_into_a_graph_with_groups_and_their_settings(pools: Pools) -> None:
+    for said in pools(2).run(run_traced_in_groups):
+        assert "eager_all_reduce" in said
+
+
 def run_fallen_back(function: Function) -> str:
     """What torch says of the break, where it has to say something."""
     warnings.simplefilter("ignore")  # torch's own, which differ between releases

@@ -73,6 +73,8 @@ def _serves(operation: str, op: Any, dtype: torch.dtype, device: str, group: Pro
     if not is_active():
         # If torch.distributed alone was set up, there is nothing of ours to call instead.
         return torch.distributed.is_initialized()
+    # torch 2.13 traces with a stand-in for the group, which must not get into a table of groups.
+    group = getattr(group, "real_obj", group)
     try:
         capabilities = slot.backend.capabilities(group, device)
         slot.backend.check_group(group)
