@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,9 +23,11 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import TCPStore
 
+import comm_config
 import comm_orchestrator as dist
 from comm_orchestrator import devices
 from comm_orchestrator.rendezvous import join, store
+from comm_orchestrator.rendezvous.code_digests import code_digests
 from comm_utils.testing import RankPool, patience, per_rank
 
 Pools = Callable[[int], RankPool]
@@ -338,6 +341,35 @@ def run_other_version(name: str | None) -> Ended:
         return attempt({})
     finally:
         join.version, torch.__version__ = real, own  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("changed", "added"), [(None, ""), ("models.py", "# of another commit\n")])
+def test_code_that_differs(bare_pools: Pools, tmp_path: Path, changed: str | None, added: str) -> None:
+    """A clone that is older has the same version; where one lies does not matter."""
+    copy = tmp_path / "comm_config"
+    shutil.copytree(Path(comm_config.__file__).parent, copy)
+    if changed is None:
+        assert [one.text for one in bare_pools(2).run(run_clone, per_rank([None, copy]))] == ["sum 2"] * 2
+        return
+    with open(copy / changed, "a") as file:
+        file.write(added)
+    found = bare_pools(2).run(run_clone, per_rank([None, copy]))
+    message = failed(found, "LaunchError", "the ranks run different versions of the code of comm-config: rank ")
+    assert "install the same on every host" in message
+    works(bare_pools(2), 2)
+
+
+def run_clone(package: Path | None) -> Ended:
+    loader: Any = comm_config.__spec__.loader  # type: ignore[union-attr]
+    own = loader.path
+    code_digests.cache_clear()
+    try:
+        if package is not None:
+            loader.path = str(package / "__init__.py")
+        return attempt({})
+    finally:
+        loader.path = own
+        code_digests.cache_clear()
 
 
 def test_settings_that_differ(bare_pools: Pools) -> None:

@@ -19,6 +19,7 @@ from torch.distributed import Store
 
 import comm_config
 from comm_orchestrator import devices, interfaces, rank_discovery, selector
+from comm_orchestrator.rendezvous.code_digests import code_digests
 from comm_orchestrator.rendezvous.dns import ask_briefly
 from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint, rendezvous
 from comm_orchestrator.rendezvous.records import (
@@ -83,6 +84,8 @@ def join(launch: LaunchInfo, settings: comm_config.Settings, limit: timedelta, s
     try:
         choice = selector.choose(named, kind) if named is not None else None
         interfaces.variables(os.environ, None, interfaces.addresses(), ccl=False)
+        if launch.world_size > 1:
+            mine = replace(mine, versions={**mine.versions, **code_digests()})
     except CommError as error:
         report_to_peers(launch, settings, limit, store, error)
         raise
