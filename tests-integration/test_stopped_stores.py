@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 import comm_orchestrator as dist
-from comm_utils.errors import CommTimeoutError
+from comm_utils.errors import CommError, CommTimeoutError
 from comm_utils.testing import run_ranks
 
 BACKENDS = pytest.mark.parametrize("backend", ["gloo", "ccl"])
@@ -51,3 +51,31 @@ def _await(*paths: Path) -> None:
 def test_calls_in_a_stopped_store_end(backend: str, tmp_path: Path) -> None:
     """TCPStore waits for an answer without a limit."""
     run_ranks(outlasts_a_stopped_store, 3, backend, str(tmp_path))
+
+
+def waits_longer_than_the_holder_of_the_store(folder: str, call: str) -> str:
+    """Return the error of rank 1, which still waits for rank 2 when rank 0 has given up and left with the store."""
+    dist.init_distributed("gloo", timeout=10 * TIMEOUT_S, verbose=False)
+    dist.barrier()
+    rank, done = dist.get_rank(), Path(folder) / "done"
+    said = ""
+    if rank == 2:
+        _await(done)
+    else:
+        with pytest.raises(CommError) as caught:
+            getattr(dist, call)(timeout=3 if rank == 0 else 10 * TIMEOUT_S)
+        said = f"{type(caught.value).__name__}: {caught.value}"
+        if rank == 1:
+            done.touch()
+    dist.destroy_process_group()
+    return said
+
+
+@pytest.mark.parametrize("call", ["new_group", "monitored_barrier"])
+def test_who_kept_the_holder_of_the_store_waiting_is_named(tmp_path: Path, call: str) -> None:
+    """The error named rank 0, whose own error named rank 2."""
+    first, second, _ = run_ranks(waits_longer_than_the_holder_of_the_store, 3, str(tmp_path), call)
+    assert first.startswith("CommTimeoutError: ")
+    assert "[2] did not" in first or "rank 2" in first
+    assert second.startswith(f"PeerLostError: {call} on rank 1: the store of the world has gone: "), second
+    assert f" has not called {call}" in second.partition("Until then, the call waited: ")[2].partition("rank 2 ")[2]

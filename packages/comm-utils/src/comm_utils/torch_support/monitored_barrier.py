@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from comm_utils.errors import CommError, CommTimeoutError
+from comm_utils.errors import CommError, CommTimeoutError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.group_names import listed
@@ -89,6 +89,8 @@ def _await_opening(
             return None
     except BaseException as error:
         lost = error
+        if isinstance(error, PeerLostError) and not answers(store):
+            raise  # with the store went the count
     ranks = wait.group.ranks
     missing = [rank for place, rank in enumerate(ranks) if not _came(store, f"{prefix}/here/{place}", before)]
     if store.add(f"{prefix}/count", -1) < len(ranks) - 1:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 
-from comm_utils.errors import PeerLostError
+from comm_utils.errors import CommError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR, Kind
 from comm_utils.torch_support.bounded_store import BoundedStore
@@ -81,9 +81,24 @@ class StoreWait:
 
         Raises:
             PeerLostError, CollectiveMismatchError: the watch has found that the ranks wait in vain.
+            PeerLostError: the store has gone; names the ranks that keep the others waiting.
             CommTimeoutError: the store does not answer.
         """
-        return await_keys(store, keys, limit_s, self.look)
+        try:
+            return await_keys(store, keys, limit_s, self.look)
+        except CommError:
+            raise
+        except RuntimeError as error:
+            if answers(store):
+                raise
+            # Its holder may have gone because its own wait was over: that names nobody who is to blame.
+            raise store_has_gone(f"{self.call} on rank {self._rank}", error, self._missing()) from error
+
+    def _missing(self) -> str:
+        if self.is_alone:
+            return ""
+        self.begin()
+        return WATCH.missing(self.group, asks=False)
 
     def look(self) -> None:
         """Record the call, if it is not yet; raise what the watch has found.
@@ -153,15 +168,16 @@ def answers(store: BoundedStore) -> bool:
     return True
 
 
-def store_has_gone(who: str, error: BaseException) -> PeerLostError:
+def store_has_gone(who: str, error: BaseException, missing: str = "") -> PeerLostError:
     """Return the error of a call that finds the store gone.
 
     Args:
         who: the call and its rank.
         error: what torch raised.
+        missing: which ranks had not made the call, and what they do instead, where that is known.
     """
     return PeerLostError(
         f"{who}: the store of the world has gone: the process that holds it, which is rank 0 unless a launcher holds "
-        "it, has ended or cannot be reached; have all ranks call barrier() before that rank destroys the world "
-        f"[{summarize(error)}]"
+        "it, has ended or cannot be reached; have all ranks call barrier() before that rank destroys the world"
+        f"{f'. Until then, the call waited: {missing}' if missing else ''} [{summarize(error)}]"
     )
