@@ -594,3 +594,27 @@ def again(backend: str) -> list[str]:
 def test_a_world_after_a_failed_one_is_watched_like_the_first(backend: str, env: dict[str, str]) -> None:
     first, _ = run_ranks(again, 2, backend, env={**QUIET, **env})
     assert first == ["CommTimeoutError", "0", "CommTimeoutError", "1"]
+
+
+def waits_beside_an_unawaited_call(folder: str) -> str:
+    dist.init_distributed("gloo", verbose=False, timeout=4)
+    rank, done = dist.get_rank(), Path(folder)
+    unawaited = dist.all_reduce(torch.ones(4), async_op=True)
+    said = ""
+    if rank == 1:
+        while len(list(done.iterdir())) < 2:
+            time.sleep(0.05)
+    else:
+        with pytest.raises(dist.CommTimeoutError) as caught:
+            dist.all_reduce(torch.ones(1000))
+        said = str(caught.value)
+        (done / str(rank)).touch()
+    del unawaited
+    return said
+
+
+def test_a_call_that_nobody_waited_for_does_not_hide_who_is_missing(tmp_path: Path) -> None:
+    """The error said only that a rank did not take part."""
+    for message in (found := run_ranks(waits_beside_an_unawaited_call, 3, str(tmp_path)))[0], found[2]:
+        assert "rank 1 (pid " in message, message
+        assert " has not called all_reduce, for which ranks 0 and 2 wait" in message

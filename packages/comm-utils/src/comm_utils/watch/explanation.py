@@ -102,8 +102,13 @@ def age_of_failed_call(own: RankSnapshot | None, group: RingGroup, now_ns: int) 
 
 def _failed_call(own: RankSnapshot | None, group: RingGroup) -> Call | None:
     """Return the collective of this rank on a group that has just failed, or is about to."""
-    calls = [] if own is None else own.collectives(group.name)
-    return next((call for call in calls if call.is_open), calls[-1] if calls else None)
+    if own is None:
+        return None
+    calls = own.collectives(group.name)
+    # Before those that nobody has waited for yet, which may have ended long ago.
+    waiting = {call.in_series for call in own.waiting_calls() if call.group.name == group.name and not call.is_message}
+    awaited = next((call for call in calls if call.in_series in waiting), None)
+    return awaited or next((call for call in calls if call.is_open), calls[-1] if calls else None)
 
 
 def until_failed_call(findings: Sequence[Finding], own: RankSnapshot | None, group: RingGroup) -> list[Finding]:
