@@ -149,7 +149,7 @@ def test_the_way_to_the_master(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"GLOO_SOCKET_IFNAME": "ib0"}, False, ["problem"]),
         ({"GLOO_SOCKET_IFNAME": "eth0,ib0"}, False, ["ok"]),  # read as NCCL would
-        ({"GLOO_SOCKET_IFNAME": "eth1"}, False, ["ok"]),
+        ({"GLOO_SOCKET_IFNAME": "eth1"}, False, ["problem"]),  # which has no address
         ({"NCCL_SOCKET_IFNAME": "ib"}, False, ["warning"]),
         ({"NCCL_SOCKET_IFNAME": "ib"}, True, ["problem"]),
         ({"NCCL_SOCKET_IFNAME": "eth1"}, True, ["problem"]),

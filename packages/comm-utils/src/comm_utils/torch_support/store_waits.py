@@ -89,14 +89,12 @@ class StoreWait:
         except CommError:
             raise
         except RuntimeError as error:
-            if answers(store):
+            if self.is_alone or answers(store):
                 raise
             # Its holder may have gone because its own wait was over: that names nobody who is to blame.
             raise store_has_gone(f"{self.call} on rank {self._rank}", error, self._missing()) from error
 
     def _missing(self) -> str:
-        if self.is_alone:
-            return ""
         self.begin()
         return WATCH.missing(self.group, asks=False)
 
