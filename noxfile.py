@@ -92,6 +92,7 @@ LONG_TESTS = [
         "test_hierarchical.py",
         "test_hostile_store.py",
         "test_intel_bindings.py",
+        "test_kinds_of_models.py",
         "test_lifecycle.py",
         "test_message_mismatch.py",
         "test_passed_tensors.py",

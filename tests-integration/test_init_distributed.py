@@ -1125,7 +1125,10 @@ def test_mpi4py_is_never_imported(bare_pools: Pools, tmp_path: Path) -> None:
 
 
 def test_import_is_lean() -> None:
-    program = "import sys, comm_orchestrator; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    program = (
+        "import sys, comm_orchestrator as dist; dist.init_distributed\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     imported = set(done.stdout.split())
     assert {"comm_orchestrator", "comm_collectives", "comm_config", "comm_utils"} <= imported

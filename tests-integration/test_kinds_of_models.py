@@ -207,7 +207,7 @@ def curves(stage: int, codec: str | None) -> list[Any]:
 @pytest.mark.parametrize("codec", [None, "fp16"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_losses_are_those_of_plain_training(pools: Pools, stage: int, codec: str | None) -> None:
-    for found in pools(2).run(curves, stage, codec):
+    for found in pools(2).run(curves, stage, codec, timeout_s=240):
         for name, expected, got in found:
             assert not isinstance(got, str), (name, got)
             tolerance = 1e-4 if codec is None else 2e-2

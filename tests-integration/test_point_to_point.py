@@ -107,7 +107,10 @@ def run_posted_first(tag: int) -> None:
             dist.irecv(memory[3], None, tag=tag),
         ]
         dist.barrier()
-        for work in works:
+        for work in works[:2]:
+            work.wait()
+        dist.send(torch.zeros(1), 2)  # messages of two ranks keep no order
+        for work in works[2:]:
             work.wait()
         assert memory[:, 0].tolist() == [1.0, 2.0, 4.0, 3.0]
         assert [work.source_rank() for work in works] == [1, 1, 1, 2]
@@ -116,10 +119,9 @@ def run_posted_first(tag: int) -> None:
         if rank == 1:
             for value in (1.0, 2.0):
                 dist.send(torch.full((2,), value), 0, tag=tag)
-            dist.send(torch.zeros(1), 2)
             dist.send(torch.full((2,), 4.0), 0)
         else:
-            dist.recv(torch.zeros(1), 1)
+            dist.recv(torch.zeros(1), 0)
             dist.send(torch.full((2,), 3.0), 0, tag=tag)
 
 
