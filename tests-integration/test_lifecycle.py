@@ -197,7 +197,8 @@ def test_how_a_program_ends(ending: str, tmp_path: Path, free_port: int) -> None
         assert lines == (["ValueError: mine"] if raised else []), err
         if "waits" in ending and rank == 0:
             assert out == "PeerLostError\n"
-        assert (out == "ended\n") == ("destructor" in ending), out
+        # Python calls no destructor of what something still holds at the end, as torch does in some environments.
+        assert out in (("ended\n", "") if "destructor" in ending else ("", "PeerLostError\n")), out
 
 
 def test_a_restart_by_torchrun(tmp_path: Path) -> None:
