@@ -885,25 +885,30 @@ def without_kernels() -> list[torch.Tensor]:
     for name in CODECS:
         compression = None if name == "none" else dist.Compression(name, error_feedback=name != "fp16")
         for _ in range(2):
-            tensor = inputs(30_001, torch.float32, 2)[dist.get_rank()]
+            tensor = inputs(30_001, torch.float32, dist.get_world_size())[dist.get_rank()]
+            average = tensor.clone()
             dist.all_reduce(tensor, compression=compression)
-        found.append(tensor)
+            dist.all_reduce(average, "avg", compression=compression)
+        found += [tensor, average]
     return found
 
 
 def with_and_without_kernels() -> bool:
     native = without_kernels()
-    saved = kernels.encode, kernels.decode
-    kernels.encode = kernels.decode = lambda *_: False  # type: ignore[assignment]
+    saved = kernels.encode, kernels.decode, kernels.decode_reduce_encode
+    kernels.encode = kernels.decode = kernels.decode_reduce_encode = lambda *_: False  # type: ignore[assignment]
     try:
         return all(map(torch.equal, native, without_kernels()))
     finally:
-        kernels.encode, kernels.decode = saved
+        kernels.encode, kernels.decode, kernels.decode_reduce_encode = saved
 
 
 def test_torch_computes_the_bits_of_the_kernels(bare_pools: Pools) -> None:
-    assert kernels.encode("int8", torch.ones(1), torch.empty(8, dtype=torch.uint8)[:5], 16, None)
-    assert bare_pools(2).run(on, "gloo", with_and_without_kernels) == [True, True]
+    wire = torch.empty(8, dtype=torch.uint8)[:5]
+    assert kernels.encode("int8", torch.ones(1), wire, 16, None)
+    assert kernels.decode_reduce_encode("int8", [wire.clone()], torch.ones(1), 1, wire, 16, None)
+    for world_size in (2, 3):
+        assert all(bare_pools(world_size).run(on, "gloo", with_and_without_kernels))
 
 
 def freed() -> tuple[bool, list[str]]:

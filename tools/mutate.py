@@ -31,6 +31,7 @@ NATIVE_OPTIONS = ("--operations=20000", "--limit=100", "--patience=20")
 NATIVE_GROUPS = {
     "copies": ("kernels_copy",),
     "kernels": ("kernels_reduce", "kernels_keep_every_16_bit_float", "kernels_round_16_bit_floats"),
+    "codecs": ("codecs_reduce_in_one_pass_as_in_several",),
     "exchanges": ("exchanges_of_2", "exchanges_of_changing_sizes_of_2", "exchanges_of_changing_sizes_of_3"),
     "learner": (
         "learner_finds_what_has_become_fast_in_a_pause",

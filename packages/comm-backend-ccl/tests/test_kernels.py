@@ -96,6 +96,8 @@ def test_a_codec_refuses_a_wire_of_another_size(size_bytes: int) -> None:
         kernels.encode("int8", source, wire, 256, None)
     with pytest.raises(RuntimeError, match=f"got {size_bytes} bytes for 1000 elements; expected 1016"):
         kernels.decode("int8", wire, source, 256, False)
+    with pytest.raises(RuntimeError, match=f"got {size_bytes} bytes for 1000 elements; expected 1016"):
+        kernels.decode_reduce_encode("int8", [wire], source, 1, wire, 256, None)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +109,8 @@ def test_a_codec_leaves_what_is_not_float32_alone(other: torch.Tensor) -> None:
     if other.numel() == 1000:
         assert not kernels.encode("int8", other, wire, 256, None)
         assert not kernels.decode("int8", wire, other, 256, False)
+        assert not kernels.decode_reduce_encode("int8", [wire], other, 1, wire.clone(), 256, None)
+    assert not kernels.decode_reduce_encode("int8", [wire], source, 1, wire.clone(), 256, other)
     assert not kernels.encode("int8", source, wire.view(torch.int8), 256, None)
+    assert not kernels.decode_reduce_encode("int8", [wire.view(torch.int8)], source, 1, wire, 256, None)
+    assert not kernels.decode_reduce_encode("int8", [wire[:-1]], source, 1, wire, 256, None)

@@ -90,6 +90,24 @@ def test_what_is_lost_arrives_later(name: str) -> None:
     torch.testing.assert_close(arrived + error, sent, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("divisor", [1, 3])
+@pytest.mark.parametrize("feeds_back", [False, True])
+def test_a_codec_reduces_in_one_step_as_in_several(name: str, divisor: int, feeds_back: bool) -> None:
+    codec, random = make_codec(name), torch.Generator().manual_seed(2)
+    own, *others = torch.randn(3, 3001, generator=random)
+    error = torch.randn(3001, generator=random) if feeds_back else None
+    wires = [torch.empty(codec.encoded_bytes(3001), dtype=torch.uint8) for _ in range(4)]
+    for wire, other in zip(wires, others, strict=False):
+        codec.encode(other, wire)
+    expected, expected_error = own.clone(), None if error is None else error.clone()
+    Codec.decode_reduce_encode(codec, wires[:2], expected, divisor, wires[2], expected_error)
+    codec.decode_reduce_encode(wires[:2], own, divisor, wires[3], error)
+    assert torch.equal(wires[2], wires[3])
+    assert torch.equal(own, expected)
+    assert (error is None and expected_error is None) or torch.equal(error, expected_error)
+
+
 @pytest.mark.parametrize(
     ("name", "bits"),
     [("none", 32), ("fp16", 16), ("bf16", 16), ("fp8", 8), ("int8", 8), ("int4", 4), ("onebit", 1.25), ("topk", 0.64)],

@@ -145,6 +145,55 @@ TEST(codecs_keep_their_bounds) {
     }
 }
 
+TEST(codecs_reduce_in_one_pass_as_in_several) {
+    Random random{options.seed};
+    for (const char *name : {"portable", "avx2", "avx512", "neon"}) {
+        const shm::Kernels *build = shm::kernels_named(name);
+        if (build == nullptr) {
+            continue;
+        }
+        const shm::Codecs &codecs = build->codecs;
+        for (int codec = 0; codec < shm::codecs; ++codec) {
+            for (const size_t count : {0, 1, 17, 128, 257, 4097, 10000}) {
+                for (const size_t block : {16, 128, 4096}) {
+                    const auto kind = static_cast<Kind>(random.below(kinds));
+                    const size_t bytes = shm::encoded_bytes(codec, count, block);
+                    const float divisor = random.below(2) ? 1.0f : 3.0f;
+                    const bool feeds_back = random.below(2) != 0;
+                    std::vector<std::vector<char>> wires(random.below(4), std::vector<char>(bytes));
+                    std::vector<const void *> addresses;
+                    for (std::vector<char> &wire : wires) {
+                        codecs.encode(codec, values_of(kind, count, random).data(), nullptr, count, block, wire.data());
+                        addresses.push_back(wire.data());
+                    }
+                    const Values own = values_of(kind, count, random), error = values_of(usual, count, random);
+                    Values expected = own, expected_error = error, got = own, got_error = error;
+                    std::vector<char> expected_wire(bytes), wire(bytes + 8, 0x5a);
+                    for (const void *one : addresses) {
+                        codecs.decode(codec, one, expected.data(), count, block, true);
+                    }
+                    for (float &value : expected) {
+                        value /= divisor;
+                    }
+                    codecs.encode(codec, expected.data(), feeds_back ? expected_error.data() : nullptr, count, block,
+                                  expected_wire.data());
+                    codecs.decode(codec, expected_wire.data(), expected.data(), count, block, false);
+                    codecs.decode_reduce_encode(codec, addresses.data(), addresses.size(), got.data(), divisor,
+                                                feeds_back ? got_error.data() : nullptr, count, block, wire.data());
+                    const bool is_any = kind == extreme && codec == shm::codec_fp16;
+                    CHECK((is_any || std::memcmp(wire.data(), expected_wire.data(), bytes) == 0) &&
+                              same_bits(got, expected) && same_bits(got_error, expected_error),
+                          name << ", codec " << codec << ", " << count << " elements of kind " << kind << ", "
+                               << wires.size() << " inputs, blocks of " << block);
+                    for (size_t beyond = 0; beyond < 8; ++beyond) {
+                        CHECK(wire[bytes + beyond] == 0x5a, "codec " << codec << " wrote beside " << count);
+                    }
+                }
+            }
+        }
+    }
+}
+
 TEST(codecs_feed_errors_back) {
     // What was lost is added later: the sum of what was decoded follows the sum of what was sent.
     Random random{options.seed};

@@ -22,6 +22,7 @@ __all__ = [
     "collecting_path",
     "collecting_paths",
     "decode",
+    "decode_reduce_encode",
     "encode",
     "plain_batch",
     "plain_tensors",
@@ -51,14 +52,8 @@ def plain_tensors(
 
 def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, error: torch.Tensor | None) -> bool:
     """See ``comm_utils.kernels.encode``."""
-    code = CODECS.get(codec)
-    if (
-        code is None
-        or not native_module.has_kernels()
-        or not (_is_plain(source, torch.float32) and _is_plain(wire, torch.uint8))
-    ):
-        return False
-    if error is not None and not (_is_plain(error, torch.float32) and error.numel() == source.numel()):
+    code = _code(codec, source, wire)
+    if code is None or not _is_error_of(source, error):
         return False
     lost = 0 if error is None else error.data_ptr()
     native_module.encode(code, source.data_ptr(), lost, source.numel(), block, wire.data_ptr(), wire.numel())
@@ -67,15 +62,52 @@ def encode(codec: str, source: torch.Tensor, wire: torch.Tensor, block: int, err
 
 def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, adds: bool) -> bool:
     """See ``comm_utils.kernels.decode``."""
-    code = CODECS.get(codec)
-    if (
-        code is None
-        or not native_module.has_kernels()
-        or not (_is_plain(target, torch.float32) and _is_plain(wire, torch.uint8))
-    ):
+    code = _code(codec, target, wire)
+    if code is None:
         return False
     native_module.decode(code, wire.data_ptr(), wire.numel(), target.data_ptr(), target.numel(), block, adds)
     return True
+
+
+def decode_reduce_encode(
+    codec: str,
+    wires: Sequence[torch.Tensor],
+    total: torch.Tensor,
+    divisor: int,
+    wire: torch.Tensor,
+    block: int,
+    error: torch.Tensor | None,
+) -> bool:
+    """See ``comm_utils.kernels.decode_reduce_encode``."""
+    code = _code(codec, total, wire, *wires)
+    if code is None or len(wires) > MOST_RANKS or not _is_error_of(total, error):
+        return False
+    if any(one.numel() != wire.numel() for one in wires):
+        return False
+    native_module.decode_reduce_encode(
+        code,
+        [one.data_ptr() for one in wires],
+        total.data_ptr(),
+        divisor,
+        0 if error is None else error.data_ptr(),
+        total.numel(),
+        block,
+        wire.data_ptr(),
+        wire.numel(),
+    )
+    return True
+
+
+def _code(codec: str, elements: torch.Tensor, *wires: torch.Tensor) -> int | None:
+    """Return the code of a format; None where native code does not have it, or cannot take the tensors."""
+    code = CODECS.get(codec)
+    if code is None or not native_module.has_kernels() or not _is_plain(elements, torch.float32):
+        return None
+    return code if all(_is_plain(wire, torch.uint8) for wire in wires) else None
+
+
+def _is_error_of(elements: torch.Tensor, error: torch.Tensor | None) -> bool:
+    return error is None or (_is_plain(error, torch.float32) and error.numel() == elements.numel())
 
 
 class NativeBatch(PlainBatch):

@@ -22,6 +22,7 @@ __all__ = [
     "collecting_path",
     "collecting_paths",
     "decode",
+    "decode_reduce_encode",
     "encode",
     "has_kernels",
     "plain_batch",
@@ -69,7 +70,7 @@ reads_storage_natively = NATIVE is not None and _bind_torch()
 
 
 def has_kernels() -> bool:
-    """Return whether :func:`reduce`, :func:`encode` and :func:`decode` can be called."""
+    """Return whether the functions that only compute can be called."""
     return NATIVE is not None
 
 
@@ -89,6 +90,24 @@ def encode(codec: int, source: int, error: int, count: int, block: int, wire: in
 def decode(codec: int, wire: int, size_bytes: int, target: int, count: int, block: int, adds: bool) -> None:
     """Decode the ``size_bytes`` at ``wire`` into ``count`` float32 at ``target``, or add it to them."""
     NATIVE.decode(codec, wire, size_bytes, target, count, block, adds)
+
+
+def decode_reduce_encode(
+    codec: int,
+    wires: Sequence[int],
+    total: int,
+    divisor: float,
+    error: int,
+    count: int,
+    block: int,
+    wire: int,
+    size_bytes: int,
+) -> None:
+    """Add what the ``size_bytes`` at each of ``wires`` hold to ``count`` float32 at ``total``, and encode the sum.
+
+    See ``native/shared_memory/kernels/codecs.hpp``.
+    """
+    NATIVE.decode_reduce_encode(codec, wires, total, divisor, error, count, block, wire, size_bytes)
 
 
 def plain_tensor(tensor: object) -> int | None:

@@ -24,6 +24,7 @@ __all__ = [
     "collecting_path",
     "collecting_paths",
     "decode",
+    "decode_reduce_encode",
     "encode",
     "plain_batch",
     "plain_tensors",
@@ -79,6 +80,31 @@ def decode(codec: str, wire: torch.Tensor, target: torch.Tensor, block: int, add
     """
     kernel = _kernel("decode")
     return kernel is not None and bool(kernel(codec, wire, target, block, adds))
+
+
+def decode_reduce_encode(
+    codec: str,
+    wires: Sequence[torch.Tensor],
+    total: torch.Tensor,
+    divisor: int,
+    wire: torch.Tensor,
+    block: int,
+    error: torch.Tensor | None,
+) -> bool:
+    """Add what ``wires`` hold to ``total``, in their order, divide it by ``divisor``, and encode it into ``wire``.
+
+    The bits are those of :func:`decode`, a division, :func:`encode` and :func:`decode` one after the other.
+
+    Args:
+        wires: each as :func:`encode` wrote it, of as many bytes as ``wire``, with which they share no memory.
+        total: float32, (n,), contiguous; overwritten with what is decoded from ``wire``.
+        wire, block, error: see :func:`encode`.
+
+    Returns:
+        False, with nothing done, where no installed kernel has this format on this device.
+    """
+    kernel = _kernel("decode_reduce_encode")
+    return kernel is not None and bool(kernel(codec, wires, total, divisor, wire, block, error))
 
 
 class SizesOfDtype(NamedTuple):

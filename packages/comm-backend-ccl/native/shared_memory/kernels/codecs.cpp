@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <type_traits>
 
@@ -91,7 +92,8 @@ struct Eight {
 using E4m3 = Eight<3, 7>;
 using E5m2 = Eight<2, 15>;
 
-// The mean of the magnitudes, in an order that does not depend on the length of vectors: 16 sums, then a tree.
+// The mean of the magnitudes, in an order that does not depend on the length of vectors: 16 sums, then a tree. NaN
+// where a value is not finite, which makes the sum so.
 float mean_magnitude(const float *values, size_t count) {
     constexpr float part = 1.0f / static_cast<float>(most_block);  // so that no sum is too large
     float sums[16] = {};
@@ -108,6 +110,10 @@ float mean_magnitude(const float *values, size_t count) {
         for (size_t lane = 0; lane < half; ++lane) {
             sums[lane] += sums[lane + half];
         }
+    }
+    constexpr float most = std::numeric_limits<float>::max();
+    if (!(sums[0] <= most) && !(largest(values, count) <= most)) {
+        return not_a_number;
     }
     return sums[0] * (static_cast<float>(most_block) / static_cast<float>(count));
 }
@@ -177,9 +183,40 @@ void narrow_eight(const float *values, size_t count, float inverse, uint8_t *to)
     }
 }
 
-// One block: its scale, and its elements from `to` on.
+// In their order, unlike narrow() and widen() of bfloat16, which are each other's inverse alone.
+template <class Convert>
+void to_halves(const float *input, size_t count, uint8_t *to) {
+    auto *output = reinterpret_cast<uint16_t *>(to);
+    if constexpr (std::is_same_v<Convert, Half>) {
+        narrow<Half>(output, input, count);
+    } else {
+        std::transform(input, input + count, output, Convert::narrowed);
+    }
+}
+
+template <class Convert, bool Adds>
+void from_halves(const uint8_t *from, float *target, size_t count) {
+    const auto *input = reinterpret_cast<const uint16_t *>(from);
+    if constexpr (Adds) {
+        alignas(64) float decoded[most_block];
+        from_halves<Convert, false>(from, decoded, count);
+        std::transform(target, target + count, decoded, target, std::plus<float>());
+    } else if constexpr (std::is_same_v<Convert, Half>) {
+        widen<Half>(target, input, count);
+    } else {
+        std::transform(input, input + count, target, Convert::widened);
+    }
+}
+
+// Up to most_block elements, of one block where there are blocks: its scale, and its elements from `to` on.
 float encode_block(int codec, const float *values, size_t count, uint8_t *to) {
     switch (codec) {
+    case codec_fp16:
+        to_halves<Half>(values, count, to);
+        return 1.0f;
+    case codec_bf16:
+        to_halves<Brain>(values, count, to);
+        return 1.0f;
     case codec_fp8_e4m3: {
         const float scale = scale_for(largest(values, count), 448.0f);
         narrow_eight<E4m3>(values, count, inverse_of(scale), to);
@@ -206,11 +243,9 @@ float encode_block(int codec, const float *values, size_t count, uint8_t *to) {
         pack_nibbles(integers, (count + 1) / 2, to);
         return scale;
     }
-    default: {
+    default:
         signs_of(values, count, to);
-        const float most = largest(values, count);
-        return most <= std::numeric_limits<float>::max() ? mean_magnitude(values, count) : not_a_number;
-    }
+        return mean_magnitude(values, count);
     }
 }
 
@@ -224,6 +259,10 @@ void put(float *target, size_t count, const Value &value) {
 template <bool Adds>
 void decode_block(int codec, const uint8_t *from, float scale, float *target, size_t count) {
     switch (codec) {
+    case codec_fp16:
+        return from_halves<Half, Adds>(from, target, count);
+    case codec_bf16:
+        return from_halves<Brain, Adds>(from, target, count);
     case codec_fp8_e4m3:
         return put<Adds>(target, count, [&](size_t i) { return E4m3::widened(from[i]) * scale; });
     case codec_fp8_e5m2:
@@ -267,106 +306,85 @@ void keep_error(const float *values, const float *decoded, size_t count, float *
     }
 }
 
-// In their order, unlike narrow() and widen() of bfloat16, which are each other's inverse alone.
-template <class Convert>
-void to_halves(uint16_t *output, const float *input, size_t count) {
-    if constexpr (std::is_same_v<Convert, Half>) {
-        narrow<Half>(output, input, count);
+// Of a block: with `decoded`, which may be `source`, leaves there what is decoded from `to`.
+void encode_one(int codec, const float *source, float *error, size_t count, float *scale, uint8_t *to, float *decoded) {
+    alignas(64) float values[most_block], unwanted[most_block];
+    if (error != nullptr) {
+        add_error(source, error, count, values);
+        source = values;
+    }
+    *scale = encode_block(codec, source, count, to);
+    if (error != nullptr && decoded == nullptr) {
+        decoded = unwanted;
+    }
+    if (decoded != nullptr) {
+        decode_block<false>(codec, to, *scale, decoded, count);
+    }
+    if (error != nullptr) {
+        keep_error(source, decoded, count, error);
+    }
+}
+
+void decode_one(int codec, const uint8_t *from, float scale, float *target, size_t count, bool adds) {
+    if (adds) {
+        decode_block<true>(codec, from, scale, target, count);
     } else {
-        std::transform(input, input + count, output, Convert::narrowed);
+        decode_block<false>(codec, from, scale, target, count);
     }
 }
 
-template <class Convert>
-void from_halves(float *output, const uint16_t *input, size_t count) {
-    if constexpr (std::is_same_v<Convert, Half>) {
-        widen<Half>(output, input, count);
-    } else {
-        std::transform(input, input + count, output, Convert::widened);
+// Calls one(at, part, scale, begin) for each block of `count` elements: their number from `at` on is `part`, and they
+// are `begin` bytes after `wire`, their scale is the one of this number.
+template <class One>
+void for_blocks(int codec, size_t count, size_t block, const One &one) {
+    const bool scaled = has_blocks(codec);
+    const size_t unit = scaled ? block : most_block;
+    const size_t begin = scaled ? (count + block - 1) / block * sizeof(float) : 0;
+    for (size_t at = 0; at < count; at += unit) {
+        one(at, std::min(unit, count - at), at / unit, begin + at * codec_bits(codec) / 8);
     }
 }
 
-template <class Convert>
-void encode_halves(const float *source, float *error, size_t count, uint16_t *wire) {
-    if (error == nullptr) {
-        to_halves<Convert>(wire, source, count);
-        return;
-    }
-    alignas(64) float values[most_block], decoded[most_block];
-    for (size_t at = 0; at < count; at += most_block) {
-        const size_t part = std::min(most_block, count - at);
-        add_error(source + at, error + at, part, values);
-        to_halves<Convert>(wire + at, values, part);
-        from_halves<Convert>(decoded, wire + at, part);
-        keep_error(values, decoded, part, error + at);
-    }
-}
-
-template <class Convert>
-void decode_halves(const uint16_t *wire, float *target, size_t count, bool adds) {
-    if (!adds) {
-        from_halves<Convert>(target, wire, count);
-        return;
-    }
-    alignas(64) float decoded[most_block];
-    for (size_t at = 0; at < count; at += most_block) {
-        const size_t part = std::min(most_block, count - at);
-        from_halves<Convert>(decoded, wire + at, part);
-        add_error(target + at, decoded, part, target + at);
-    }
+float scale_in(int codec, const void *wire, size_t number) {
+    return has_blocks(codec) ? static_cast<const float *>(wire)[number] : 1.0f;
 }
 
 void encode(int codec, const float *source, float *error, size_t count, size_t block, void *wire) {
-    if (codec == codec_fp16) {
-        return encode_halves<Half>(source, error, count, static_cast<uint16_t *>(wire));
-    }
-    if (codec == codec_bf16) {
-        return encode_halves<Brain>(source, error, count, static_cast<uint16_t *>(wire));
-    }
-    auto *scales = static_cast<float *>(wire);
-    const size_t blocks = (count + block - 1) / block;
-    auto *elements = reinterpret_cast<uint8_t *>(scales + blocks);
-    alignas(64) float values[most_block], decoded[most_block];
-    for (size_t one = 0; one < blocks; ++one) {
-        const size_t at = one * block, part = std::min(block, count - at);
-        const float *from = source + at;
-        uint8_t *to = elements + at * codec_bits(codec) / 8;
-        if (error != nullptr) {
-            add_error(from, error + at, part, values);
-            from = values;
-        }
-        scales[one] = encode_block(codec, from, part, to);
-        if (error != nullptr) {
-            decode_block<false>(codec, to, scales[one], decoded, part);
-            keep_error(values, decoded, part, error + at);
-        }
-    }
+    for_blocks(codec, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
+        float unscaled, *scale = has_blocks(codec) ? static_cast<float *>(wire) + number : &unscaled;
+        encode_one(codec, source + at, error == nullptr ? nullptr : error + at, part, scale,
+                   static_cast<uint8_t *>(wire) + begin, nullptr);
+    });
 }
 
 void decode(int codec, const void *wire, float *target, size_t count, size_t block, bool adds) {
-    if (codec == codec_fp16) {
-        return decode_halves<Half>(static_cast<const uint16_t *>(wire), target, count, adds);
-    }
-    if (codec == codec_bf16) {
-        return decode_halves<Brain>(static_cast<const uint16_t *>(wire), target, count, adds);
-    }
-    const auto *scales = static_cast<const float *>(wire);
-    const size_t blocks = (count + block - 1) / block;
-    const auto *elements = reinterpret_cast<const uint8_t *>(scales + blocks);
-    for (size_t one = 0; one < blocks; ++one) {
-        const size_t at = one * block, part = std::min(block, count - at);
-        const uint8_t *from = elements + at * codec_bits(codec) / 8;
-        if (adds) {
-            decode_block<true>(codec, from, scales[one], target + at, part);
-        } else {
-            decode_block<false>(codec, from, scales[one], target + at, part);
+    for_blocks(codec, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
+        decode_one(codec, static_cast<const uint8_t *>(wire) + begin, scale_in(codec, wire, number), target + at, part,
+                   adds);
+    });
+}
+
+void decode_reduce_encode(int codec, const void *const *wires, size_t inputs, float *total, float divisor, float *error,
+                          size_t count, size_t block, void *wire) {
+    for_blocks(codec, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
+        for (size_t input = 0; input < inputs; ++input) {
+            decode_block<true>(codec, static_cast<const uint8_t *>(wires[input]) + begin,
+                               scale_in(codec, wires[input], number), total + at, part);
         }
-    }
+        if (divisor != 1.0f) {
+            for (size_t i = at; i < at + part; ++i) {
+                total[i] /= divisor;
+            }
+        }
+        float unscaled, *scale = has_blocks(codec) ? static_cast<float *>(wire) + number : &unscaled;
+        encode_one(codec, total + at, error == nullptr ? nullptr : error + at, part, scale,
+                   static_cast<uint8_t *>(wire) + begin, total + at);
+    });
 }
 
 }  // namespace
 
 extern const Codecs CODECS;
-const Codecs CODECS{encode, decode};
+const Codecs CODECS{encode, decode, decode_reduce_encode};
 
 }  // namespace shm

@@ -39,6 +39,11 @@ struct Codecs {
     void (*encode)(int codec, const float *source, float *error, size_t count, size_t block, void *wire);
     // Overwrites `target`, or adds to it.
     void (*decode)(int codec, const void *wire, float *target, size_t count, size_t block, bool adds);
+    // Adds what `wires` hold to `total`, in their order, divides by `divisor`, encodes that into `wire`, with `error`
+    // as encode() does, and overwrites `total` with what is decoded from `wire`: the bits of these steps one by one, in
+    // one pass over the memory.
+    void (*decode_reduce_encode)(int codec, const void *const *wires, size_t inputs, float *total, float divisor,
+                                 float *error, size_t count, size_t block, void *wire);
 };
 
 }  // namespace shm

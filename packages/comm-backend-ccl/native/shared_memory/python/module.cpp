@@ -80,6 +80,16 @@ PyObject *codes(PyObject *, PyObject *) {
                          names(dtype_names, dtypes), "ops", names(op_names, ops), "codecs", names(codec_names, codecs));
 }
 
+// Returns false, with Python's error set, where an item is no address.
+bool read_addresses(PyObject *list, Py_ssize_t number, const void **to) {
+    for (Py_ssize_t index = 0; index < number; ++index) {
+        PyObject *item = PySequence_GetItem(list, index);
+        to[index] = item == nullptr ? nullptr : PyLong_AsVoidPtr(item);
+        Py_XDECREF(item);
+    }
+    return PyErr_Occurred() == nullptr;
+}
+
 // reduce(dtype, op, output, inputs, count), of memory that stays where it is
 PyObject *reduce_here(PyObject *, PyObject *arguments) {
     int dtype, op;
@@ -93,12 +103,7 @@ PyObject *reduce_here(PyObject *, PyObject *arguments) {
         return nullptr;
     }
     const void *addresses[max_ranks];
-    for (Py_ssize_t index = 0; index < inputs; ++index) {
-        PyObject *item = PySequence_GetItem(list, index);
-        addresses[index] = item == nullptr ? nullptr : PyLong_AsVoidPtr(item);
-        Py_XDECREF(item);
-    }
-    if (PyErr_Occurred()) {
+    if (!read_addresses(list, inputs, addresses)) {
         return nullptr;
     }
     {
@@ -151,6 +156,33 @@ PyObject *decode_here(PyObject *, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+// decode_reduce_encode(codec, wires, total, divisor, error, count, block, wire, bytes): all wires have as many bytes
+PyObject *decode_reduce_encode_here(PyObject *, PyObject *arguments) {
+    int codec;
+    PyObject *list;
+    unsigned long long total, error, wire;
+    float divisor;
+    Py_ssize_t count, block, bytes;
+    parse(arguments, "iOKfKnnKn", &codec, &list, &total, &divisor, &error, &count, &block, &wire, &bytes);
+    check_codec(codec, count, block, wire, bytes);
+    const Py_ssize_t inputs = PySequence_Size(list);
+    if (inputs < 0 || inputs > max_ranks) {
+        throw std::invalid_argument("decode_reduce_encode: this number of inputs is not supported");
+    }
+    const void *addresses[max_ranks];
+    if (!read_addresses(list, inputs, addresses)) {
+        return nullptr;
+    }
+    {
+        const GilRelease released;
+        kernels().codecs.decode_reduce_encode(codec, addresses, static_cast<size_t>(inputs),
+                                              reinterpret_cast<float *>(total), divisor,
+                                              reinterpret_cast<float *>(error), static_cast<size_t>(count),
+                                              static_cast<size_t>(block), reinterpret_cast<void *>(wire));
+    }
+    Py_RETURN_NONE;
+}
+
 PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr},
                          {"close_descriptor", entry<close_descriptor>, METH_VARARGS, nullptr},
                          {"join", engine_entry<join>, METH_VARARGS, nullptr},
@@ -160,6 +192,7 @@ PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr}
                          {"collecting_path", entry<collecting_path>, METH_VARARGS, nullptr},
                          {"encode", entry<encode_here>, METH_VARARGS, nullptr},
                          {"decode", entry<decode_here>, METH_VARARGS, nullptr},
+                         {"decode_reduce_encode", entry<decode_reduce_encode_here>, METH_VARARGS, nullptr},
                          {"recording_functions", entry<recording_functions>, METH_VARARGS, nullptr},
                          {"record_to", entry<record_to>, METH_VARARGS, nullptr},
                          {"is_forked", entry<is_forked>, METH_NOARGS, nullptr},

@@ -8,6 +8,7 @@ natively (``native/shared_memory/kernels/codecs.cpp``), with the same bits but f
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -68,6 +69,17 @@ class _Blocks(Codec):
             return
         decoded = self._decoded(wire, target.numel())
         (target.add_ if add else target.copy_)(decoded)
+
+    def decode_reduce_encode(
+        self,
+        wires: Sequence[torch.Tensor],
+        total: torch.Tensor,
+        divisor: int,
+        wire: torch.Tensor,
+        error: torch.Tensor | None = None,
+    ) -> None:
+        if not fused.decode_reduce_encode(self.name, wires, total, divisor, wire, self.granularity, error):
+            super().decode_reduce_encode(wires, total, divisor, wire, error)
 
     def _in_blocks(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``values``, padded with zeros, as (blocks, block_size)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -59,6 +60,17 @@ class _Cast(Codec):
         if not fused.decode(self.name, wire, target, 16, add):
             source = wire.view(self.dtype)
             (target.add_(source.float()) if add else target.copy_(source))
+
+    def decode_reduce_encode(
+        self,
+        wires: Sequence[torch.Tensor],
+        total: torch.Tensor,
+        divisor: int,
+        wire: torch.Tensor,
+        error: torch.Tensor | None = None,
+    ) -> None:
+        if not fused.decode_reduce_encode(self.name, wires, total, divisor, wire, 16, error):
+            super().decode_reduce_encode(wires, total, divisor, wire, error)
 
 
 class Float16(_Cast):

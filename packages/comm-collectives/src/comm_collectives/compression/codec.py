@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -46,6 +47,29 @@ class Codec(ABC):
     @abstractmethod
     def decode(self, wire: torch.Tensor, target: torch.Tensor, add: bool = False) -> None:
         """Overwrite ``target``, float32, (n,), with what ``wire`` holds, or add it to ``target``."""
+
+    def decode_reduce_encode(
+        self,
+        wires: Sequence[torch.Tensor],
+        total: torch.Tensor,
+        divisor: int,
+        wire: torch.Tensor,
+        error: torch.Tensor | None = None,
+    ) -> None:
+        """Add what ``wires`` hold to ``total``, in their order, divide it by ``divisor``, and encode it into ``wire``.
+
+        A codec may do this in fewer passes, to the same bits.
+
+        Args:
+            total: float32, (n,), contiguous; overwritten with what is decoded from ``wire``.
+            wire, error: see :meth:`encode`.
+        """
+        for one in wires:
+            self.decode(one, total, add=True)
+        if divisor != 1:
+            total.div_(divisor)
+        self.encode(total, wire, error)
+        self.decode(wire, total)
 
     @abstractmethod
     def bound(self, source: torch.Tensor) -> torch.Tensor:

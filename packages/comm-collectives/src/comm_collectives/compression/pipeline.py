@@ -105,25 +105,25 @@ def _reduce(
                 total.add_(own_lost[place])
                 own_lost[place].zero_()
             one.work.wait()
-            step = link.wire_bytes(own.numel())
-            for rank in range(link.size):
-                if rank != link.rank and own.numel():
-                    at = rank * step
-                    codec.decode(received[at : at + codec.encoded_bytes(own.numel())], total, add=True)
-            buffers.give_back(one.sent, received)
-            if average:
-                total.div_(link.size)
+            step, size = link.wire_bytes(own.numel()), codec.encoded_bytes(own.numel())
+            others = [rank * step for rank in range(link.size) if rank != link.rank and own.numel()]
+            wires, divisor = [received[at : at + size] for at in others], link.size if average else 1
             if not everywhere:
-                if total is not target:
-                    target.copy_(total)
-                return None
-            longest = link.wire_bytes(slices[0][place].numel())
-            wire, gathered = buffers.take(longest), buffers.take(longest * link.size)
-            if own.numel():
-                error = None if feedback is None else feedback.reduced[place]
-                codec.encode(total, wire[: codec.encoded_bytes(own.numel())], error)
-            started = _Piece(place, link.gather(gathered, wire), wire, gathered)
-            decode_into(codec, wire, target, buffers)  # while that is in the caches
+                for wire in wires:
+                    codec.decode(wire, total, add=True)
+                if average:
+                    total.div_(divisor)
+                started = None
+            else:
+                longest = link.wire_bytes(slices[0][place].numel())
+                wire, gathered = buffers.take(longest), buffers.take(longest * link.size)
+                if own.numel():
+                    error = None if feedback is None else feedback.reduced[place]
+                    codec.decode_reduce_encode(wires, total, divisor, wire[:size], error)
+                started = _Piece(place, link.gather(gathered, wire), wire, gathered)
+            buffers.give_back(one.sent, received)
+            if total is not target:
+                target.copy_(total)
             return started
 
         def deliver(one: _Piece) -> None:

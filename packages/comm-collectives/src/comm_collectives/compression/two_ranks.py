@@ -141,11 +141,11 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
             if own_lost is not None:
                 total.add_(own_lost[place])
                 own_lost[place].zero_()
-            codec.decode(received[: codec.encoded_bytes(own.numel())], total, add=True)
-            if average:
-                total.div_(2)
-            encode(total, wire, None if feedback is None else feedback.reduced[place])
-            decode_into(codec, wire, own, buffers)
+            size = codec.encoded_bytes(own.numel())
+            reduced = None if feedback is None else feedback.reduced[place]
+            codec.decode_reduce_encode([received[:size]], total, 2 if average else 1, wire[:size], reduced)
+            if total is not own:
+                own.copy_(total)
 
         under_way: deque[_Exchange] = deque()
         for number in range(exchanges + _LAG):
