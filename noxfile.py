@@ -82,6 +82,7 @@ LONG_TESTS = [
     for name in (
         "test_calls_on_failed_groups.py",
         "test_ccl_leaves_nothing.py",
+        "test_clocks.py",
         "test_compression.py",
         "test_deepspeed_compression.py",
         "test_deepspeed_faults.py",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from comm_utils.errors import PeerLostError
+from comm_utils.errors import CommTimeoutError, PeerLostError
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.testing.ring import Ring
 from comm_utils.watch import waiting_calls
@@ -55,3 +55,22 @@ def test_the_rank_that_one_that_ended_had_named_is_where_it_is_not_seen(monkeypa
     others = {1: _ended(_failed(Ring(1, world_size=4), 3))}
     trouble = _found(Ring(0, world_size=4), others, monkeypatch)
     assert trouble == Trouble(PeerLostError, "rank 3 has ended", (3,))
+
+
+def test_a_call_that_its_library_does_not_end_at_the_timeout_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_calls, "_LATE_S", 0.0)
+    own = Ring(0, world_size=2)
+    own.recorder.group_index("world", own.ranks, "world", "gloo", 1.5)
+    own.begin(call="all_reduce")
+    view = WorldView(0, 2, own.reader)
+    monkeypatch.setattr(view, "snapshots", lambda: {0: take_snapshot(own.reader)})
+    looks = WaitingCalls(view, {}, WatchSettings(mismatch="off"))
+    (call,) = take_snapshot(own.reader).calls
+    assert list(looks.look([call])) == []
+    late = replace(call, begin_ns=call.begin_ns - 10**10)
+    ((group, trouble),) = looks.look([late])
+    assert (group, trouble.kind) == ("world", CommTimeoutError)
+    assert "has taken 10 s, although the timeout of the group of ranks [0, 1] (world) is 1.5 s" in trouble.text
+    assert list(looks.look([replace(late, is_limited=True)])) == []  # by a timeout of its own
+    own.call()  # its time began when an earlier call of the group ended
+    assert list(looks.look([late])) == []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from comm_utils import operations
@@ -53,12 +54,17 @@ class RingHeader:
 
 @dataclass(frozen=True)
 class RingGroup:
-    """A group of ranks; ``name`` is the same on all members."""
+    """A group of ranks; ``name`` is the same on all members.
+
+    Attributes:
+        timeout_s: of its calls; infinite where it is not known.
+    """
 
     name: str
     ranks: tuple[int, ...]
     description: str = ""
     backend: str = ""
+    timeout_s: float = field(default=math.inf, compare=False)
 
     @classmethod
     def of(cls, group: Any, ranks: Sequence[int]) -> RingGroup:

@@ -14,16 +14,12 @@ from comm_utils.flight_recorder.rank_ranges import LARGEST_GROUP, MOST_RANKS, un
 
 __all__ = ["Entries"]
 
-# Calls of a group with a shorter timeout end by themselves before anybody would look at them.
-_SHORT_TIMEOUT_S = 1.0
-
 
 class Entries:
     """The contents of the entries of a ring, kept as they are read.
 
     Attributes:
         groups, kinds, callers: by index.
-        impatient: the indices of groups with a short timeout.
         failures: the oldest first.
         codes: names of the codes in kinds of native code.
         process: fields of the header.
@@ -33,7 +29,6 @@ class Entries:
         self.groups: dict[int, RingGroup] = {}
         self.kinds: dict[int, dict[str, Any]] = {}
         self.callers: dict[int, str] = {}
-        self.impatient: set[int] = set()
         self.failures: list[Failure] = []
         self.codes: dict[str, list[str]] = {}
         self.process: dict[str, str] = {}
@@ -64,10 +59,12 @@ class Entries:
         if kind == EntryType.GROUP:
             ranks = self._ranks(content["ranks"])
             self.groups[index] = RingGroup(
-                str(content["name"]), ranks, str(content["description"]), str(content["backend"])
+                str(content["name"]),
+                ranks,
+                str(content["description"]),
+                str(content["backend"]),
+                float(content.get("timeout_s") or math.inf),
             )
-            if float(content.get("timeout_s") or math.inf) < _SHORT_TIMEOUT_S:
-                self.impatient.add(index)
         elif kind == EntryType.KIND:
             row = operations.find(str(content["operation"]))
             self.kinds[index] = {

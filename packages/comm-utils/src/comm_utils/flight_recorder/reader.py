@@ -44,6 +44,8 @@ from comm_utils.regular_file import open_regular
 
 __all__ = ["NativeKind", "RingError", "RingReader", "open_ring"]
 
+# Calls of a group with a shorter timeout end by themselves before anybody would look at them.
+_SHORT_TIMEOUT_S = 1.0
 _WORD = struct.Struct("<Q")
 _HEAD = struct.Struct("<3Q")
 _LARGEST_RING_BYTES = 1 << 30
@@ -268,7 +270,7 @@ class RingReader:
             failed=bool(end & FAILED),
             is_waited_for=end != IN_BACKGROUND,
             is_on_device=end == ON_DEVICE,
-            is_limited=end == LIMITED or (end == 0 and described["group"] in entries.impatient),
+            is_limited=end == LIMITED or (end == 0 and group.timeout_s < _SHORT_TIMEOUT_S),
             tag=tag,
             elements=elements,
             in_series=in_series,

@@ -7,10 +7,10 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TypeAlias
 
-from comm_utils.errors import CollectiveMismatchError
+from comm_utils.errors import CollectiveMismatchError, CommTimeoutError
 from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKind, diagnose_group
-from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.log import logger
 from comm_utils.process_state import GONE
 from comm_utils.watch.absence import NOBODY, describe_missing
@@ -29,6 +29,8 @@ _FIRST_LOOK_S, _NEXT_LOOK_S = 0.4, 0.2
 _SECOND_GROUP_S = 0.3
 # What a rank sent before it ended may still be on its way.
 _GRACE_S = 1.0
+# Its library ends a call at its timeout, and looks for the cause for a second or two.
+_LATE_S = 5.0
 # No failure in another group is so young.
 _OF_THIS_GROUP = -1
 #: Takes them once a look.
@@ -79,10 +81,32 @@ class WaitingCalls:
             yield from self._missed(group, ended, snapshots)
         if group.name not in self._broken and self._settings.compares and age_s >= self._next_look_s(call):
             yield from self._look_at_order(call, snapshots())
+        if group.name not in self._broken and self._is_overdue(call):
+            yield group.name, self._overdue(call, age_s)
+            return
         warn_after_s = self._settings.warn_after_s
         if warn_after_s and age_s >= warn_after_s and (call.lane, call.number) not in self._warned:
             self._warned.add((call.lane, call.number))
             warn_of_wait(view, call, age_s)
+
+    def _is_overdue(self, call: Call) -> bool:
+        """Return whether nothing in a group has ended for longer than its timeout, by the monotonic clock.
+
+        gloo waits by the time of day: where that is set back, its calls go on for as much longer.
+        """
+        own, due_ns = self._view.own, time.perf_counter_ns() - (call.group.timeout_s + _LATE_S) * 1e9
+        if own is None or call.is_limited or call.is_on_device or call.begin_ns > due_ns:
+            return False
+        # Calls that were begun before it may have had their own time.
+        return all(one.end_ns <= due_ns for one in take_snapshot(own).calls if one.group.name == call.group.name)
+
+    def _overdue(self, call: Call, age_s: float) -> Trouble:
+        said = describe_missing(self._view, call.group) or NOBODY
+        text = (
+            f"{call.name} has taken {age_s:.0f} s, although the timeout of {call.group} is "
+            f"{call.group.timeout_s:g} s; the system's clock may have been set back: {said}"
+        )
+        return Trouble(CommTimeoutError, text)
 
     def _look_at_order(self, call: Call, known: Mapping[int, RankSnapshot]) -> Iterator[tuple[str, Trouble]]:
         """Find out whether ranks wait for each other in two groups.
