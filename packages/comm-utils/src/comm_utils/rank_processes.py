@@ -15,6 +15,7 @@ __all__ = [
     "RankProcess",
     "RankProcesses",
     "describe_unseen",
+    "has_ended",
     "named_ranks",
     "own_pid_space",
 ]
@@ -29,6 +30,11 @@ def own_pid_space() -> str:
         return host_identity("pid")
     except OSError:
         return ""
+
+
+def has_ended(pid: int, started: int, pid_space: str, seen_from: str) -> bool:
+    """Return whether a process has ended, as far as those of the pid space ``seen_from`` can see."""
+    return bool(pid_space) and pid_space == seen_from and process_state(pid, started) == "ended"
 
 
 @dataclass(frozen=True)
@@ -51,8 +57,7 @@ class RankProcess:
     @property
     def has_ended(self) -> bool:
         """Return whether the process has ended, as far as this one can see."""
-        is_visible = bool(self.pid_space) and self.pid_space == own_pid_space()
-        return is_visible and process_state(self.pid, self.started) == "ended"
+        return has_ended(self.pid, self.started, self.pid_space, own_pid_space())
 
 
 class RankProcesses(Mapping[int, RankProcess]):

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from comm_utils.flight_recorder.calls import RingGroup
-from comm_utils.flight_recorder.diagnosis import FindingKind, describe_rank, diagnose_group
+from comm_utils.flight_recorder.diagnosis import diagnose_group
+from comm_utils.flight_recorder.findings import FindingKind, describe_rank
 from comm_utils.flight_recorder.layout import IN_BACKGROUND, ON_DEVICE
 from comm_utils.flight_recorder.snapshot import RankSnapshot, decode_snapshot, encode_snapshot, take_snapshot
 from comm_utils.testing.ring import Ring

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
-from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose
+from comm_utils.flight_recorder.diagnosis import diagnose
+from comm_utils.flight_recorder.findings import FindingKind
 from comm_utils.flight_recorder.matching import compare_calls
 from comm_utils.flight_recorder.snapshot import take_snapshot
 from comm_utils.testing.ring import Ring

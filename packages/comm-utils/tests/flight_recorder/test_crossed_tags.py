@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from comm_utils.flight_recorder.diagnosis import Finding, FindingKind, diagnose_group
+from comm_utils.flight_recorder.diagnosis import diagnose_group
+from comm_utils.flight_recorder.findings import Finding, FindingKind
 from comm_utils.flight_recorder.layout import IN_BACKGROUND
 from comm_utils.flight_recorder.snapshot import take_snapshot
 from comm_utils.testing.ring import Ring

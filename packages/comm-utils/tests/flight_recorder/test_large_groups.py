@@ -8,9 +8,10 @@ from typing import Any, SupportsIndex
 
 import pytest
 
-from comm_utils.flight_recorder import diagnosis
+from comm_utils.flight_recorder import awaited_ranks
 from comm_utils.flight_recorder.calls import Call, RingGroup
-from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose_group
+from comm_utils.flight_recorder.diagnosis import diagnose_group
+from comm_utils.flight_recorder.findings import FindingKind
 from comm_utils.flight_recorder.matching import compare_parts
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.testing.ring import Ring
@@ -54,13 +55,13 @@ def test_messages_that_are_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     known = {rank: take_snapshot(ring.reader) for rank, ring in enumerate(rings)}
     (group,) = rings[0].reader.groups.values()
     searches: list[object] = []
-    search = diagnosis.received_from_any
+    search = awaited_ranks.received_from_any
 
     def received_from_any(*arguments: Any) -> set[tuple[int, int]]:
         searches.append(arguments)
         return search(*arguments)
 
-    monkeypatch.setattr(diagnosis, "received_from_any", received_from_any)
+    monkeypatch.setattr(awaited_ranks, "received_from_any", received_from_any)
     assert len(diagnose_group(known, group)) == _SIZE
     assert len(searches) == 1
 

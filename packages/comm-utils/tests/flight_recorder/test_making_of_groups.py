@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose
+from comm_utils.flight_recorder.diagnosis import diagnose
+from comm_utils.flight_recorder.findings import FindingKind
 from comm_utils.flight_recorder.snapshot import take_snapshot
 from comm_utils.testing.ring import Ring
 

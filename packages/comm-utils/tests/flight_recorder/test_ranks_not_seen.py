@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from comm_utils.flight_recorder import FlightRecorder, RingReader
-from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose
+from comm_utils.flight_recorder.diagnosis import diagnose
+from comm_utils.flight_recorder.findings import FindingKind
 from comm_utils.flight_recorder.memory import RingMemory
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from dataclasses import replace
 
-from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose_group
+from comm_utils.flight_recorder.diagnosis import diagnose_group
+from comm_utils.flight_recorder.findings import FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.testing.ring import Ring
 

@@ -8,7 +8,7 @@ import pytest
 
 from comm_utils.errors import CommTimeoutError, PeerLostError
 from comm_utils.flight_recorder.calls import Call, Failure, RingGroup, RingHeader
-from comm_utils.flight_recorder.diagnosis import Finding, FindingKind
+from comm_utils.flight_recorder.findings import Finding, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.watch.explanation import (
     addressed,

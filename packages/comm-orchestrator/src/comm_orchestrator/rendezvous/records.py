@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from comm_utils.errors import LaunchError
-from comm_utils.process_state import process_state
+from comm_utils.rank_processes import has_ended
 
 __all__ = [
     "RankRecord",
@@ -86,8 +86,7 @@ class RankRecord:
 
     def has_ended(self, seen_from: RankRecord) -> bool:
         """Return whether the process has ended, as far as that of ``seen_from`` can see."""
-        is_visible = bool(self.pid_space) and self.pid_space == seen_from.pid_space
-        return is_visible and process_state(self.pid, self.started) == "ended"
+        return has_ended(self.pid, self.started, self.pid_space, seen_from.pid_space)
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as values for JSON."""

@@ -6,7 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
-from comm_utils.flight_recorder.diagnosis import describe_rank, diagnose_group
+from comm_utils.flight_recorder.diagnosis import diagnose_group
+from comm_utils.flight_recorder.findings import describe_rank
 from comm_utils.flight_recorder.matching import rank_list
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.rank_processes import describe_unseen, named_ranks

@@ -6,7 +6,8 @@ import time
 from collections.abc import Container, Iterator, Mapping
 
 from comm_utils.flight_recorder.calls import RingGroup
-from comm_utils.flight_recorder.diagnosis import Finding, mismatches_of
+from comm_utils.flight_recorder.differing_calls import mismatches_of
+from comm_utils.flight_recorder.findings import Finding
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.flight_recorder.scanning import calls_numbered
 from comm_utils.process_state import GONE

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from comm_utils.errors import CommTimeoutError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
-from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKind, diagnose_group
+from comm_utils.flight_recorder.diagnosis import diagnose_group
+from comm_utils.flight_recorder.findings import IN_DIFFERENT_ORDERS, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.watch.comparison import complete_within_s
 from comm_utils.watch.explanation import (

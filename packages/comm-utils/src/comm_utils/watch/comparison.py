@@ -10,7 +10,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 
 from comm_utils.flight_recorder.calls import RingGroup
-from comm_utils.flight_recorder.diagnosis import LOOK_AHEAD, Finding, FindingKind, collective_mismatches
+from comm_utils.flight_recorder.differing_calls import LOOK_AHEAD, collective_mismatches
+from comm_utils.flight_recorder.findings import Finding, FindingKind
 from comm_utils.flight_recorder.matching import rank_list
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.flight_recorder.scanning import Mark, calls_numbered, digests, marks, native_marks

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from comm_utils.errors import CollectiveMismatchError, CommTimeoutError
 from comm_utils.flight_recorder.calls import Call, RingGroup
-from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, Finding, FindingKind
+from comm_utils.flight_recorder.findings import IN_DIFFERENT_ORDERS, Finding, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.watch.trouble import Trouble, error_class
 

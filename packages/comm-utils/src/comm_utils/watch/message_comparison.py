@@ -11,7 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from comm_utils.flight_recorder.calls import RingGroup
-from comm_utils.flight_recorder.diagnosis import Finding, FindingKind
+from comm_utils.flight_recorder.findings import Finding, FindingKind
 from comm_utils.flight_recorder.message_matching import describe_difference
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.flight_recorder.scanning import MessageMark, MessageSeries, messages, receives_from_any

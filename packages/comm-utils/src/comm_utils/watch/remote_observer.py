@@ -10,7 +10,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from comm_utils.flight_recorder.diagnosis import FindingKind, diagnose_group
+from comm_utils.flight_recorder.diagnosis import diagnose_group
+from comm_utils.flight_recorder.findings import FindingKind
 from comm_utils.flight_recorder.reader import RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.flight_recorder.scanning import Mark, digests

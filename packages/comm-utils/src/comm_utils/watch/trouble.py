@@ -12,7 +12,7 @@ from comm_utils.errors import (
     CommTimeoutError,
     PeerLostError,
 )
-from comm_utils.flight_recorder.diagnosis import Finding, FindingKind
+from comm_utils.flight_recorder.findings import Finding, FindingKind
 
 __all__ = ["Trouble", "error_class"]
 

@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from comm_utils.errors import CollectiveMismatchError, CommTimeoutError
 from comm_utils.flight_recorder.calls import Call, RingGroup
-from comm_utils.flight_recorder.diagnosis import IN_DIFFERENT_ORDERS, FindingKind, diagnose_group
+from comm_utils.flight_recorder.diagnosis import diagnose_group
+from comm_utils.flight_recorder.findings import IN_DIFFERENT_ORDERS, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.log import logger
 from comm_utils.process_state import GONE

@@ -10,7 +10,8 @@ from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.postmortem.evidence import Evidence
 from comm_orchestrator.tools.rings import seconds
 from comm_utils.flight_recorder import Call
-from comm_utils.flight_recorder.diagnosis import Finding, FindingKind, diagnose
+from comm_utils.flight_recorder.diagnosis import diagnose
+from comm_utils.flight_recorder.findings import Finding, FindingKind
 
 __all__ = ["Found", "in_words", "judge"]
 

@@ -1,0 +1,82 @@
+"""One thing that is wrong in a job, and the text about a rank in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.matching import at_caller
+from comm_utils.flight_recorder.snapshot import RankSnapshot
+
+__all__ = ["IN_DIFFERENT_ORDERS", "Finding", "FindingKind", "describe_rank"]
+
+#: In the text of a finding of :attr:`FindingKind.ORDER`.
+IN_DIFFERENT_ORDERS = "use their groups in different orders"
+
+
+class FindingKind(IntEnum):
+    """The kind of a finding; causes come before their effects."""
+
+    MISMATCH = 1
+    LOST = 2
+    STOPPED = 3
+    ORDER = 4
+    MISSING = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes:
+        ranks: those that are the cause, as far as that is known.
+        text: a sentence without a full stop.
+        number: of the call in the group, where it concerns one.
+        other_group: the second group, where two are used in different orders.
+    """
+
+    kind: FindingKind
+    group: RingGroup
+    ranks: tuple[int, ...]
+    text: str
+    number: int = 0
+    other_group: RingGroup | None = None
+
+
+def describe_rank(snapshot: RankSnapshot, now_ns: int | None = None) -> str:
+    """Return what a rank does, as the end of a sentence that begins with its name."""
+    last = snapshot.calls[-1] if snapshot.calls else None
+    if snapshot.is_gone:
+        return snapshot.end + (f"; its last call was {last}{at_caller(last.caller)}" if last is not None else "")
+    found = "is stopped, " if snapshot.process == "stopped" else ""
+    if snapshot.header.signal:
+        found = f"{snapshot.end}; until then, it "
+    open_calls, now = snapshot.waiting_calls(), snapshot.taken_ns if now_ns is None else now_ns
+    call = next((one for one in open_calls if not one.is_on_device), None)
+    if call is not None:
+        return f"{found}is in {call} on {call.group}{_since(call.begin_ns, now)}{at_caller(call.caller)}"
+    place = _stack_place(snapshot)
+    if open_calls:
+        call = open_calls[0]
+        found += f"has {call} on {call.group}{at_caller(call.caller)} on its device{_since(call.begin_ns, now)}"
+        return f"{found}, and its host goes on{f' at {place}' if place else ''}"
+    doing = f"is in none of its calls{f', at {place}' if place else ''}"
+    if last is not None:
+        ended = _since(last.end_ns, now).replace("since", "which ended") + " ago" if last.end_ns else ""
+        doing += f"; its last one was {last}{ended}{at_caller(last.caller)}"
+    else:
+        doing += ", and has made none yet"
+    return found + doing
+
+
+def _since(begin_ns: int, now_ns: int) -> str:
+    return f" since {max(0, now_ns - begin_ns) / 1e9:.1f} s"
+
+
+def _stack_place(snapshot: RankSnapshot) -> str:
+    """Return the innermost line of a rank's Python stack."""
+    lines = (
+        [] if snapshot.stack is None else [line.strip() for line in snapshot.stack.text.splitlines() if line.strip()]
+    )
+    return lines[-1] if lines else ""
