@@ -34,6 +34,7 @@ BACKENDS: dict[str, tuple[str, dict[str, str]]] = {
     "shared memory": ("ccl", {}),
     "oneCCL": ("ccl", {"CCL_SHARED_MEMORY": "0"}),
 }
+MAKING = "making groups within hosts and between them"
 HOST_BY_HOST, ROUND_ROBIN = (0, 0, 1, 1), (0, 1, 0, 1)
 DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 
@@ -358,15 +359,22 @@ def fail_on_one_rank(error: type[Exception] | None, between_hosts: bool, ends: s
 
     if dist.get_rank() == 3:
         Between.all_reduce = EncodedBetween.all_reduce = fail  # type: ignore[assignment, method-assign]
+    return how_two_calls_end(group, compression, ends, 3 if error is None else 4)
+
+
+def how_two_calls_end(group: Any, compression: Any, ends: str, survivors: int = 4, async_op: bool = False) -> list[str]:
+    """Return how two calls end on this rank; it stays until so many ranks have got that far."""
     found = []
     for _ in range(2):
         try:
-            dist.all_reduce(torch.ones(1000), group=group, compression=compression)
+            work = dist.all_reduce(torch.ones(1000), group=group, compression=compression, async_op=async_op)
+            if work is not None:
+                work.wait()
         except CommError as raised:
             found.append(f"{type(raised).__name__}: {raised}")
     (Path(ends) / str(dist.get_rank())).touch()
     end = time.monotonic() + 60 * patience()
-    while len(os.listdir(ends)) < (3 if error is None else 4) and time.monotonic() < end:
+    while len(os.listdir(ends)) < survivors and time.monotonic() < end:
         time.sleep(0.01)
     return found
 
@@ -394,58 +402,70 @@ def test_a_step_that_fails_ends_the_call_on_every_rank(
         assert second.startswith("BrokenGroupError: ")
 
 
-def fail_to_make_groups(failing: str, error: type[Exception], between_hosts: bool, ends: str) -> list[str]:
-    """Fail on rank 3 while the first call makes its groups; return how it ends on each rank, and the next one."""
+def fail_to_make_groups(
+    failing: str, async_op: bool, after: int, error: type[Exception], between_hosts: bool, ends: str
+) -> list[str]:
+    """Fail on rank 3 while the first call makes its groups; return how it ends on each rank, and the next one.
+
+    Args:
+        after: so many groups with ``failing`` in their names, which rank 3 makes before.
+    """
     dist.set_hierarchical(0)
     group = dist.new_group([0, 1, 2, 3], timeout=600)
     compression: Any = dist.Compression("int8", between_hosts=True) if between_hosts else "none"
     backend = bare_backend()
     create = type(backend).create_group
+    made = 0
 
     def create_or_fail(self: Any, ranks: Any, name: str, *args: Any, **named: Any) -> Any:
-        if failing in name:
+        nonlocal made
+        made += failing in name
+        if failing in name and made > after:
             raise error("rank 3 is out of luck")
         return create(self, ranks, name, *args, **named)
 
     if dist.get_rank() == 3:
         type(backend).create_group = create_or_fail  # type: ignore[method-assign]
-    found = []
-    for _ in range(2):
-        try:
-            dist.all_reduce(torch.ones(1000), group=group, compression=compression)
-        except CommError as raised:
-            found.append(f"{type(raised).__name__}: {raised}")
-    (Path(ends) / str(dist.get_rank())).touch()
-    end = time.monotonic() + 60 * patience()
-    while len(os.listdir(ends)) < 4 and time.monotonic() < end:
-        time.sleep(0.01)
-    return found
+    return how_two_calls_end(group, compression, ends, async_op=async_op)
 
 
 @pytest.mark.parametrize(
-    ("failing", "error", "between_hosts"),
+    ("failing", "async_op", "after", "error", "between_hosts"),
     [
-        ("-host-", RuntimeError, False),
-        ("-local-rank-", BackendUnavailableError, False),
-        ("-local-rank-", MemoryError, True),
+        ("-host-", False, 0, RuntimeError, False),
+        ("-local-rank-", False, 0, BackendUnavailableError, False),
+        ("-local-rank-", False, 0, MemoryError, True),
+        ("-host-", True, 0, RuntimeError, False),
+        ("comm-compression-", True, 0, RuntimeError, False),
+        ("comm-compression-", True, 0, BackendUnavailableError, True),
+        ("-host-", True, 1, RuntimeError, False),
+        ("-local-rank-", True, 1, BackendUnavailableError, False),
+        ("-local-rank-", True, 0, MemoryError, True),
     ],
 )
 @pytest.mark.parametrize("backend", ["gloo", "shared memory"])
 def test_a_rank_that_cannot_make_the_groups_of_steps_ends_the_call_on_every_rank(
-    tmp_path: Path, backend: str, failing: str, error: type[Exception], between_hosts: bool
+    tmp_path: Path,
+    backend: str,
+    failing: str,
+    async_op: bool,
+    after: int,
+    error: type[Exception],
+    between_hosts: bool,
 ) -> None:
-    args = fail_to_make_groups, failing, error, between_hosts, str(tmp_path)
+    args = fail_to_make_groups, failing, async_op, after, error, between_hosts, str(tmp_path)
     outcomes = run_ranks_outcomes(on, 4, backend, HOST_BY_HOST, *args, timeout_s=90 * patience())
     for rank, outcome in enumerate(outcomes):
         first, second = outcome.value
         assert "rank 3 is out of luck" in first
+        making = "making the group for asynchronous calls" if "compression" in failing else MAKING
         if error is BackendUnavailableError:  # which others hear of as of a lack
             assert first.startswith("BackendUnavailableError: " if rank == 3 else "CommTimeoutError: ")
         elif rank == 3:
-            assert first.startswith("BrokenGroupError: making groups within hosts and between them: ")
+            assert first.startswith(f"BrokenGroupError: {making}: ")
         else:
             assert first.startswith("CollectiveMismatchError: ")
-            assert "rank 3 gave up in making groups within hosts and between them" in first
+            assert f"rank 3 gave up in {making}" in first
         assert second.startswith("BrokenGroupError: ")
 
 

@@ -18,12 +18,17 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
+from comm_collectives.hierarchy.failures import failed_step
 from comm_utils.backend import Backend
+from comm_utils.errors import CommError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import seconds_to_wait
+from comm_utils.group_names import name_of
 from comm_utils.torch_support.handle import Handle
 from comm_utils.torch_support.initialization import timeout_of
+from comm_utils.torch_support.store_waits import making_of
 from comm_utils.watch.unfinished import under_way
+from comm_utils.watch.watch import WATCH
 
 __all__ = ["BackgroundWork", "forget", "start"]
 
@@ -101,6 +106,7 @@ class _Worker:
             del one, call, work, error
 
 
+_MAKING = "making the group for asynchronous calls"
 # Of the end of a process with calls that are under way.
 _PATIENCE_S = 10.0
 # By group; None is the world group.
@@ -119,7 +125,8 @@ def start(
 ) -> BackgroundWork:
     """Start ``call``, which gets the group to communicate in, after those of ``group`` that were started before.
 
-    The first call of a group makes that group, on all of its ranks.
+    The first call of a group makes that group, on all of its ranks. A rank that cannot make it breaks ``group``, and
+    all ranks of it learn the cause, as others may wait.
 
     Args:
         prepare: called with that group before its first call that has one, in the caller's thread, in which all ranks
@@ -127,9 +134,11 @@ def start(
     """
     worker = _workers.get(group)
     if worker is None:
+        backend.check_group(group)
         own = _same_ranks(backend.during(name), group)
         worker = _workers[group] = _Worker(own, RingGroup.of(own, backend.get_process_group_ranks(own)))
     if prepare is not None:
+        backend.check_group(worker.group)  # what prepares sends at once
         worker.prepare(prepare)
     work = BackgroundWork(name, worker.described, result)
     worker.start(call, work)
@@ -153,7 +162,20 @@ def _same_ranks(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
     _made[ranks] += 1
     digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
     name, limit = f"comm-compression-{digest}-{_made[ranks]}", None if group is None else timeout_of(group)
-    return backend.create_group(ranks, name, limit, backend.get_backend(group))
+    making = making_of(name)
+    # Another rank may fail to make it, or be done and fail in a call.
+    WATCH.has_steps(name_of(backend.get_world_group() if group is None else group), (name, making))
+    try:
+        own = backend.create_group(ranks, name, limit, backend.get_backend(group))
+    except CommError as error:
+        failed_step(_MAKING, backend, group, (), error, (making,))
+        raise
+    except Exception as error:
+        raise failed_step(_MAKING, backend, group, (), error, (making,)) from error
+    trouble = WATCH.trouble(name)
+    if trouble is not None:
+        backend.mark_broken(own, trouble.short)
+    return own
 
 
 def forget(group: ProcessGroup | None = None) -> ProcessGroup | None:

@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -198,19 +198,26 @@ class Watch:
         self._found(group, trouble)
 
     def has_steps(self, group: str, steps: Sequence[str]) -> None:
-        """Note in which other groups of this rank the calls on ``group`` go in steps; none from its end on.
+        """Add to the other groups of this rank in which calls on ``group`` go in steps; none from its end on.
 
         A rank that gives up in ``group`` takes part in no further step. Others wait for that in groups that it may
         not belong to: calls in these groups end when this rank hears of it.
         """
         if steps:
-            self._steps[group] = tuple(steps)
+            known = self._steps.get(group, ())
+            self._steps[group] = (*known, *(one for one in steps if one not in known))
         else:
             self._steps.pop(group, None)
 
     def whole(self, group: str) -> str:
         """Return the group whose calls go in steps in ``group``; that itself where it was not made for steps."""
-        return next((one for one, steps in list(self._steps.items()) if group in steps), group)
+        parent = next((one for one, steps in list(self._steps.items()) if group in steps), None)
+        return group if parent is None else self.whole(parent)
+
+    def _steps_below(self, group: str) -> Iterator[str]:
+        for step in self._steps.get(group, ()):
+            yield step
+            yield from self._steps_below(step)
 
     @property
     def is_running(self) -> bool:
@@ -426,7 +433,7 @@ class Watch:
         if kind is None or own is None:
             return
         trouble = Trouble(kind, text, ranks)
-        for step in self._steps.get(group, ()):
+        for step in self._steps_below(group):
             if step not in self._troubles:
                 self._troubles[step] = trouble
                 self._announce(step, trouble)
