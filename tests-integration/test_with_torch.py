@@ -499,6 +499,14 @@ def scattered_together(tensor: torch.Tensor) -> torch.Tensor:
     return part + 1  # type: ignore[no-any-return]
 
 
+def reduced_in_a_block(tensor: torch.Tensor) -> torch.Tensor:
+    first, second = tensor * 2, tensor * 3
+    with dist.coalescing():
+        dist.all_reduce(first)
+        dist.all_reduce(second)
+    return first + second
+
+
 def at_a_barrier(tensor: torch.Tensor) -> torch.Tensor:
     tensor = tensor * 2
     dist.barrier()
@@ -585,6 +593,7 @@ FALLS_BACK: dict[str, tuple[Function, str, str]] = {
     "all_reduce_coalesced": (reduced_together, "all_reduce_coalesced", NEVER),
     "all_gather_coalesced": (gathered_together, "all_gather_coalesced", NEVER),
     "reduce_scatter_coalesced": (scattered_together, "reduce_scatter_coalesced", NEVER),
+    "coalescing": (reduced_in_a_block, "coalescing", NEVER),
     "barrier": (at_a_barrier, "barrier", NEVER),
     "all_gather_object": (with_objects_of_all, "all_gather_object", OBJECTS),
     "broadcast_object": (with_an_object_of_one, "broadcast_object", OBJECTS),

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, cast
 
-from comm_collectives import arguments
+import torch
+
+from comm_collectives import arguments, graph_breaks
 from comm_collectives.coalescing.collecting import CollectingCache, Run
 from comm_collectives.coalescing.launch import COLLECTED, launch
 from comm_collectives.keyword_errors import with_keyword_errors
@@ -85,10 +87,13 @@ def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
         a context manager; it gives a handle, which is what calls with ``async_op`` return. With ``async_op``, wait for
         it after the block.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return cast("AbstractContextManager[Coalescing]", graph_breaks.coalescing(async_op))
     arguments.active("coalescing")
     return _Block(arguments.as_flag("coalescing", "async_op", async_op))
 
 
+graph_breaks.add("coalescing", coalescing, graph_breaks.NEVER)
 #: While a thread opens or closes a block.
 _lock = threading.Lock()
 
