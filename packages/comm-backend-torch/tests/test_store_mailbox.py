@@ -19,6 +19,36 @@ print(store.port, flush=True)
 sys.stdin.read()
 """
 
+_ASKS = """
+import os, signal, sys
+from torch.distributed import TCPStore
+from comm_utils.errors import CommTimeoutError
+from comm_utils.torch_support import bounded_store
+
+store = TCPStore("127.0.0.1", int(sys.argv[1]), None, False)
+os.kill(int(sys.argv[2]), signal.SIGSTOP)
+try:
+    bounded_store.BoundedStore(store, "this process", 0.0).check(["key"])
+except CommTimeoutError:
+    held = os.pipe()
+    before = sorted(os.listdir("/proc/self/fd"))
+    bounded_store._end_questions()
+    print(before == sorted(os.listdir("/proc/self/fd")), flush=True)
+"""
+
+
+def test_the_end_of_a_process_leaves_no_copies_of_its_descriptors() -> None:
+    server = subprocess.Popen([sys.executable, "-c", _SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with server:
+        assert server.stdout is not None
+        port = server.stdout.readline().strip()
+        command = [sys.executable, "-c", _ASKS, port, str(server.pid)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        finally:
+            server.kill()
+    assert done.stdout == "True\n", done.stderr
+
 
 def test_messages_arrive_and_a_server_that_has_gone_is_reported_at_once() -> None:
     server = subprocess.Popen(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -132,9 +133,12 @@ def _end_questions() -> None:
     if not (_silent_ports and threads.left_behind()):
         return
     for descriptor in _descriptors():
-        with suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as found:
-            if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[1] in _silent_ports:
-                found.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(int(descriptor)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(descriptor))) as found:
+                if found.family in (socket.AF_INET, socket.AF_INET6) and found.getpeername()[1] in _silent_ports:
+                    found.shutdown(socket.SHUT_RDWR)
     end = time.monotonic() + _END_S
     for one in threads.left_behind():  # also those that wait for the store's connection
         one.join(max(0.0, end - time.monotonic()))
