@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from comm_utils.flight_recorder.directory import prune
+from comm_utils.flight_recorder.directory import create_folder, default_directory, prune, remove_rings_of
+from comm_utils.flight_recorder.reader import open_ring
 from comm_utils.flight_recorder.recorder import own_identity
 
 _IN_A_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -52,6 +56,39 @@ if child:
     os.kill(os.getpid(), 9)
 print("child", flush=True)
 sys.stdin.read()
+"""
+
+_LACKS_ROOM = """
+import json, sys
+from comm_utils.flight_recorder.directory import create_folder, create_ring, default_directory
+
+numbers = set()
+print("begins", flush=True)
+sys.stdin.readline()
+for _ in range(2000):
+    try:
+        folder, _ = create_folder(default_directory(), "job")
+        create_ring(folder, int(sys.argv[1]), 2 << 20)
+    except OSError as error:
+        numbers.add(error.errno)
+print(json.dumps(sorted(numbers)))
+"""
+
+_TWO_RANKS = 'mount -t tmpfs -o size=1m tmpfs /dev/shm && exec "$@"'
+
+_BOTH = """
+import subprocess, sys
+
+command = [sys.executable, "-c", sys.argv[1]]
+pipe = subprocess.PIPE
+ranks = [subprocess.Popen([*command, str(rank)], stdin=pipe, stdout=pipe, text=True) for rank in range(2)]
+for one in ranks:
+    one.stdout.readline()
+for one in ranks:
+    one.stdin.write("go\\n")
+    one.stdin.flush()
+for one in ranks:
+    print(one.communicate()[0].strip())
 """
 
 _PRUNES = """
@@ -155,3 +192,36 @@ print(gone)
             [sys.executable, "-c", creates, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
         )
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+def test_ranks_that_have_no_room_for_their_rings_name_that_and_not_each_other() -> None:
+    # Who has no room removes the folder, in which the other one is about to create its file.
+    if shutil.which("unshare") is None or os.geteuid() != 0:
+        pytest.skip("a small /dev/shm needs root and unshare")
+    command = ["unshare", "--mount", "sh", "-c", _TWO_RANKS, "sh", sys.executable, "-c", _BOTH, _LACKS_ROOM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if "mount" in done.stderr:
+        pytest.skip("this machine does not let root mount a small /dev/shm")
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[errno.ENOSPC]] * 2, done.stderr
+
+
+def test_rings_of_another_container_stay_where_a_pid_is_the_same() -> None:
+    # Both have ended; only one of them is a rank of this process.
+    folder, _ = create_folder(default_directory(), f"test-{os.getpid()}")
+    try:
+        with running(_RECORDS, folder) as here, running(_RECORDS, folder, pid_namespace()) as elsewhere:
+            rings = ring_of(here), ring_of(elsewhere)
+        own, other = (writer_of(ring) for ring in rings)
+        remove_rings_of({own, other}, own_identity())
+        assert [ring.exists() for ring in rings] == [False, True]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            default_directory().rmdir()
+
+
+def writer_of(ring: Path) -> int:
+    reader = open_ring(ring)
+    pid = reader.header.pid
+    reader.close()
+    return pid

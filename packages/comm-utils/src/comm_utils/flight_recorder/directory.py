@@ -62,14 +62,21 @@ def create_folder(directory: Path, job: str) -> tuple[Path, bool]:
     Raises:
         OSError: it cannot be created, or belongs to another user, or others may enter it.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = directory / (_JOB.sub("-", job)[:_LONGEST_JOB].strip(".") or "job")
-    is_new = True
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        is_new = False
-    found = os.lstat(folder)
+    removed = 0
+    while True:
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            is_new = False
+            with suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+                is_new = True
+            found = os.lstat(folder)
+            break
+        except (FileExistsError, FileNotFoundError):  # another process, which had no room for a ring, has removed it
+            removed += 1
+            if removed > _MOST_REMOVED:
+                raise
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise PermissionError(errno.EPERM, "not a folder of this user alone", str(folder))
     return folder, is_new
@@ -195,12 +202,16 @@ def _remove_unlocked(ring: Path) -> None:
             remove_ring(ring)
 
 
-def remove_rings_of(pids: Collection[int]) -> None:
-    """Remove the rings that processes with these ids, which have ended, have left in the default folder."""
+def remove_rings_of(pids: Collection[int], identity: str) -> None:
+    """Remove the rings that processes with these ids, which have ended, have left in the default folder.
+
+    Args:
+        identity: in the rings of these processes; one of another container, which may live, may have such a pid, too.
+    """
     with suppress(OSError):
         for ring in rings_in(default_directory()):
             with suppress(OSError):
-                if _writer(ring)[0][0] in pids:
+                if _writer(ring)[0][0] in pids and _has(ring, identity) and not _is_in_use(ring, identity):
                     _remove_unlocked(ring)
 
 

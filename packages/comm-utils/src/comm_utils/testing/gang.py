@@ -10,6 +10,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from comm_utils.flight_recorder.directory import remove_rings_of
+from comm_utils.flight_recorder.recorder import own_identity
 from comm_utils.testing.environment import PortReservation, new_token, rank_environment
 from comm_utils.testing.messages import Call, Raised, Returned, TargetRef
 from comm_utils.testing.outcome import RankFailure, RankOutcome
@@ -155,7 +156,7 @@ class Gang:
                 rank.close()
         finally:
             kill_strays(self._token)
-            remove_rings_of({rank.pid for rank in ranks})
+            remove_rings_of({rank.pid for rank in ranks}, own_identity())
             if self._port is not None:
                 self._port.close()
 
