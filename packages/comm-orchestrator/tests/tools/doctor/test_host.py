@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -131,3 +132,32 @@ def test_this_hosts_shared_memory_is_left_as_it_was() -> None:
     before = sorted(os.listdir("/dev/shm"))
     assert limits.check_shared_memory(1)
     assert sorted(os.listdir("/dev/shm")) == before
+
+
+_HIDDEN = """
+import json, os
+from comm_orchestrator.tools.doctor import processes
+os.setuid(65534)
+print(json.dumps([[one.level, one.found, one.remedy] for one in processes.check_processes()]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "level", "found"),
+    [
+        ("umount -l /proc", "warning", "/proc is not mounted"),
+        ("mount -t proc -o hidepid=2 proc /proc", "warning", "/proc hides processes (hidepid="),
+        ("mount -t proc -o hidepid=0 proc /proc", "ok", "/proc shows the processes of this host"),
+    ],
+)
+def test_processes_that_are_not_seen(command: str, level: str, found: str) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a mount of /proc needs root and unshare")
+    inside = f'{command} || exit 77; exec "$@"'
+    whole = ["unshare", "--mount", "--pid", "--fork", "sh", "-c", inside, "sh", sys.executable, "-c", _HIDDEN]
+    done = subprocess.run(whole, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode == 77:
+        pytest.skip(f"this machine does not let root mount /proc: {done.stderr}")
+    ((level_found, text, remedy),) = json.loads(done.stdout)
+    assert (level_found, bool(remedy)) == (level, level != "ok")
+    assert text.startswith(found)

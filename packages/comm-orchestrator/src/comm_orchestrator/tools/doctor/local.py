@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import comm_config
 from comm_orchestrator import facade, interfaces, orchestrator
-from comm_orchestrator.tools.doctor import launch, limits, network, placement, software, variables
+from comm_orchestrator.tools.doctor import launch, limits, network, placement, processes, software, variables
 from comm_orchestrator.tools.doctor.finding import Finding, from_error, guarded, warnings_logged, worst
 from comm_orchestrator.tools.doctor.report import RankReport
 from comm_orchestrator.tools.doctor.time_limit import within
@@ -51,6 +51,7 @@ def examine(timeout_s: float) -> Local:
         findings += guarded("port", lambda: network.check_port(one, environ, default))
     world_size = info.world_size if info is not None else 1
     findings += guarded("open_files", lambda: limits.check_open_files(world_size))
+    findings += guarded("processes", processes.check_processes)
     report = RankReport(
         info.rank if info is not None else None,
         world_size,
