@@ -142,3 +142,25 @@ def test_the_place_of_a_call_is_that_of_any_rank_which_has_one() -> None:
     text, culprits = compare_calls(at)
     assert culprits == (1,)
     assert "ranks 0 and 2 call all_reduce(4 elements of float32, op sum) (train.py:7 step); rank 1 calls" in text
+
+
+@pytest.mark.parametrize(("odd", "ranks"), [({1}, (1,)), ({0}, (0,)), ({2, 3}, (0, 2))])
+def test_the_fewer_ranks_that_use_their_groups_in_another_order_are_the_cause(
+    odd: set[int], ranks: tuple[int, ...]
+) -> None:
+    rings = {rank: Ring(rank, world_size=4 if len(odd) == 2 else 3) for rank in range(4 if len(odd) == 2 else 3)}
+    for rank, ring in rings.items():
+        first, second = ("other", "world") if rank in odd else ("world", "other")
+        for name in (first, second):
+            ring.group(name)
+        kind = ring.recorder.kind(ring.group(first), "all_reduce", "all_reduce", "float32", "sum")
+        kind.begin(10, 0, None, None, 0)
+    (found,) = [
+        one
+        for one in diagnose([take_snapshot(ring.reader) for ring in rings.values()])
+        if one.kind is FindingKind.ORDER
+    ][:1]
+    assert found.ranks == ranks
+    if len(odd) == 1:
+        most = [rank for rank in rings if rank not in odd]
+        assert found.text.endswith(f"; ranks {most[0]} and {most[1]} are in the same call")

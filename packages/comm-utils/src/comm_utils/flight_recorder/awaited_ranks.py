@@ -101,9 +101,30 @@ def find_circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: M
                 f"rank {first[0]} is in {first[1]} on {_named(first[1].group)}{at_caller(first[1].caller)}, rank "
                 f"{second[0]} in {second[1]} on {_named(second[1].group)}{at_caller(second[1].caller)}"
             )
-            ranks = first[0], second[0]
+            ranks, most = _outnumbered(waiting, call, elsewhere, theirs)
+            text += f"; {rank_list(most)} are in the same call" if ranks else ""
+            ranks = ranks or (first[0], second[0])
             return [Finding(FindingKind.ORDER, group, ranks, text, call.in_series, theirs.group)]
     return []
+
+
+def _outnumbered(
+    waiting: Mapping[int, Call], call: Call, elsewhere: Mapping[int, Call], theirs: Call
+) -> tuple[tuple[int, ...], list[int]]:
+    """Return the fewer of those in ``call`` and in ``theirs``, on another group of the same ranks, and the others.
+
+    Both are empty where they are as many, or the groups have other ranks.
+    """
+    if {*call.group.ranks} != {*theirs.group.ranks}:
+        return (), []
+    here = [rank for rank, one in waiting.items() if not one.is_message and one.in_series == call.in_series]
+    there = [
+        rank
+        for rank, one in elsewhere.items()
+        if (one.group.name, one.in_series) == (theirs.group.name, theirs.in_series)
+    ]
+    fewer, most = sorted((sorted(here), sorted(there)), key=len)
+    return ((), []) if len(fewer) == len(most) else (tuple(fewer), most)
 
 
 def _is_step_of(step: RingGroup, group: RingGroup) -> bool:
