@@ -236,5 +236,39 @@ def test_a_call_whose_group_another_thread_destroys(
     backend: str, tmp_path: Path, rank_environment: dict[str, Any]
 ) -> None:
     said = run_ranks(run_destroyed_during_a_call, 2, backend, str(tmp_path / "end"), env=rank_environment)[0]
-    assert said.startswith("NotInitializedError: all_reduce"), said
-    assert "failed: this process destroyed the group before the call was complete" in said
+    expected = "all_reduce on the group of ranks [0, 1] failed: this process destroyed the group before the call was"
+    assert said.startswith(f"NotInitializedError: {expected} complete"), said
+
+
+def run_a_failure_of_an_earlier_world(end: str) -> str:
+    dist.init_distributed("gloo", verbose=False)
+    dist.all_reduce(torch.ones(4))
+    said = ""
+    if dist.get_rank() == 1:
+        while not os.path.exists(end):
+            time.sleep(0.01)
+        dist.destroy_process_group()
+        dist.init_distributed("gloo", verbose=False)
+    else:
+        work = dist.all_reduce(torch.ones(100_000), async_op=True)
+        dist.destroy_process_group()
+        Path(end).touch()
+        dist.init_distributed("gloo", verbose=False)
+        try:
+            work.wait()
+        except dist.CommError as error:
+            said = f"{type(error).__name__}: {error}"
+    total = torch.ones(4)
+    dist.all_reduce(total)
+    assert total.tolist() == [2.0] * 4
+    dist.destroy_process_group()
+    return said
+
+
+def test_a_call_that_fails_after_its_world_leaves_the_next_one_alone(
+    tmp_path: Path, rank_environment: dict[str, Any]
+) -> None:
+    args = run_a_failure_of_an_earlier_world, 2, str(tmp_path / "end")
+    said = run_ranks(*args, env=rank_environment, timeout_s=120 * patience())[0]
+    expected = "all_reduce on the group of ranks [0, 1] failed: this process destroyed the group before the call was"
+    assert said.startswith(f"NotInitializedError: {expected} complete"), said

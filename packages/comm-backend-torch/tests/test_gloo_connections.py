@@ -137,7 +137,7 @@ def give_up() -> float:
     with pytest.raises(RuntimeError, match="Connection closed by peer") as caught:
         wait(NeverEnds())
     took_s = time.monotonic() - begin
-    assert isinstance(backend._failure("all_reduce", None, caught.value), PeerLostError | CollectiveMismatchError)
+    assert isinstance(backend._failure("all_reduce", state, caught.value), PeerLostError | CollectiveMismatchError)
     backend.destroy_process_group()
     return took_s
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import GroupMember, ProcessGroup
+from torch.distributed import ProcessGroup
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_torch.fast_path import fast_path
@@ -35,14 +35,14 @@ class Collectives(World):
     def all_reduce(
         self, tensor: torch.Tensor, op: object = "sum", group: ProcessGroup | None = None, async_op: bool = False
     ) -> Work | None:
-        pg: Any = GroupMember.WORLD if group is None else group
+        state = self._state(group)
         options = (self._all_reduce_async if async_op else self._all_reduce)[op]
         if self._end is not None:
             reduction, options = options.reduceOp, self._options(internals.AllreduceOptions, async_op)
             options.reduceOp = reduction
-        note = self._note("all_reduce", self._state(group), tensor, tensor.numel(), op_name(op), background=async_op)
-        work = self._start("all_reduce", group, note, pg.allreduce, [tensor], options)
-        return self._finish("all_reduce", work, tensor, group, async_op, note)
+        note = self._note("all_reduce", state, tensor, tensor.numel(), op_name(op), background=async_op)
+        work = self._start("all_reduce", state, note, state.pg.allreduce, [tensor], options)
+        return self._finish("all_reduce", work, tensor, state, async_op, note)
 
     def fast_path(
         self, operation: str, detail: object = None, group: ProcessGroup | None = None, async_op: bool = False
@@ -65,8 +65,8 @@ class Collectives(World):
         options.reduceOp = self._all_reduce[op].reduceOp
         options.rootRank = root = state.position(dst, group_dst)
         note = self._note("reduce", state, tensor, tensor.numel(), op_name(op), root, async_op)
-        work = self._start("reduce", group, note, state.pg.reduce, [tensor], options)
-        return self._finish("reduce", work, tensor, group, async_op, note)
+        work = self._start("reduce", state, note, state.pg.reduce, [tensor], options)
+        return self._finish("reduce", work, tensor, state, async_op, note)
 
     def broadcast(
         self,
@@ -81,8 +81,8 @@ class Collectives(World):
         options.rootRank = root = state.position(src, group_src)
         options.rootTensor = 0
         note = self._note("broadcast", state, tensor, tensor.numel(), "", root, async_op)
-        work = self._start("broadcast", group, note, state.pg.broadcast, [tensor], options)
-        return self._finish("broadcast", work, tensor, group, async_op, note)
+        work = self._start("broadcast", state, note, state.pg.broadcast, [tensor], options)
+        return self._finish("broadcast", work, tensor, state, async_op, note)
 
     def all_gather(
         self,
@@ -94,8 +94,8 @@ class Collectives(World):
         state = self._state(group)
         options = self._options(internals.AllgatherOptions, async_op)
         note = self._note("all_gather", state, tensor, tensor.numel(), background=async_op)
-        work = self._start("all_gather", group, note, state.pg.allgather, [tensor_list], [tensor], options)
-        return self._finish("all_gather", work, tensor_list, group, async_op, note)
+        work = self._start("all_gather", state, note, state.pg.allgather, [tensor_list], [tensor], options)
+        return self._finish("all_gather", work, tensor_list, state, async_op, note)
 
     def all_gather_into_tensor(
         self,
@@ -108,8 +108,8 @@ class Collectives(World):
         method, name = getattr(state.pg, ALL_GATHER), "all_gather_into_tensor"
         options = self._options(internals.AllgatherOptions, async_op)
         note = self._note(name, state, input_tensor, input_tensor.numel(), background=async_op)
-        work = self._start(name, group, note, method, output_tensor, input_tensor, options)
-        return self._finish(name, work, output_tensor, group, async_op, note)
+        work = self._start(name, state, note, method, output_tensor, input_tensor, options)
+        return self._finish(name, work, output_tensor, state, async_op, note)
 
     def reduce_scatter_tensor(
         self,
@@ -124,8 +124,8 @@ class Collectives(World):
         options = self._options(internals.ReduceScatterOptions, async_op)
         options.reduceOp = self._all_reduce[op].reduceOp
         note = self._note(name, state, output, output.numel(), op_name(op), background=async_op)
-        work = self._start(name, group, note, method, output, input, options)
-        return self._finish(name, work, output, group, async_op, note)
+        work = self._start(name, state, note, method, output, input, options)
+        return self._finish(name, work, output, state, async_op, note)
 
     def all_to_all_single(
         self,
@@ -142,8 +142,8 @@ class Collectives(World):
         rows_out, rows_in = list(output_split_sizes or ()), list(input_split_sizes or ())
         elements, sent, received = exchanged(output, input, rows_out, rows_in, len(state.ranks))
         note = self._note(name, state, input, elements, background=async_op, sent=sent, received=received)
-        work = self._start(name, group, note, method, output, input, rows_out, rows_in, options)
-        return self._finish(name, work, output, group, async_op, note)
+        work = self._start(name, state, note, method, output, input, rows_out, rows_in, options)
+        return self._finish(name, work, output, state, async_op, note)
 
     def gather(
         self,
@@ -159,8 +159,8 @@ class Collectives(World):
         options.rootRank = root = state.position(dst, group_dst)
         outputs = [gather_list] if gather_list else []
         note = self._note("gather", state, tensor, tensor.numel(), "", root, async_op)
-        work = self._start("gather", group, note, state.pg.gather, outputs, [tensor], options)
-        return self._finish("gather", work, gather_list, group, async_op, note)
+        work = self._start("gather", state, note, state.pg.gather, outputs, [tensor], options)
+        return self._finish("gather", work, gather_list, state, async_op, note)
 
     def scatter(
         self,
@@ -176,8 +176,8 @@ class Collectives(World):
         options.rootRank = root = state.position(src, group_src)
         inputs = [scatter_list] if scatter_list else []
         note = self._note("scatter", state, tensor, tensor.numel(), "", root, async_op)
-        work = self._start("scatter", group, note, state.pg.scatter, [tensor], inputs, options)
-        return self._finish("scatter", work, tensor, group, async_op, note)
+        work = self._start("scatter", state, note, state.pg.scatter, [tensor], inputs, options)
+        return self._finish("scatter", work, tensor, state, async_op, note)
 
     def barrier(
         self, group: ProcessGroup | None = None, async_op: bool = False, device_ids: list[int] | None = None
@@ -187,8 +187,8 @@ class Collectives(World):
         if device_ids is not None:
             options.device_ids = device_ids
         note = self._note("barrier", state, background=async_op)
-        work = self._start("barrier", group, note, state.pg.barrier, options)
-        return self._finish("barrier", work, None, group, async_op, note)
+        work = self._start("barrier", state, note, state.pg.barrier, options)
+        return self._finish("barrier", work, None, state, async_op, note)
 
     def _barrier_options(self, pg: ProcessGroup, async_op: bool) -> Any:
         options = self._options(internals.BarrierOptions, async_op)

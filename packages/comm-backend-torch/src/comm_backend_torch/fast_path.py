@@ -94,7 +94,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
     dispatched = STARTS[operation](kind)
     if dispatched is None or accepts is None:
         return None
-    alive, pg, failure = internals._world.pg_map, state.pg, partial(backend._failure, operation, group)
+    alive, pg, failure = internals._world.pg_map, state.pg, partial(backend._failure, operation, state)
     is_profiled = _is_profiled
     own_wait = _own_wait(operation, kind)
     kinds, measure = _kinds(kind), measure_of(operation, len(state.ranks))

@@ -71,7 +71,7 @@ class PointToPoint(World):
         state = self._state(group)
         peer = state.position(dst, group_dst)
         note = self._note_message("send", state, tensor, peer, tag, not is_waited_for)
-        work = self._start("send", group, note, state.pg.send, [tensor], peer, tag)
+        work = self._start("send", state, note, state.pg.send, [tensor], peer, tag)
         return self._point_to_point("send", work, tensor, state, note, partial(keep, state))
 
     def irecv(
@@ -99,9 +99,9 @@ class PointToPoint(World):
         if peer < 0:
             # gloo refuses to receive nothing from anyone; what arrives may be shorter than the memory it goes to.
             memory = tensor if tensor.numel() else tensor.new_empty(1)
-            work = self._start("recv", group, note, state.pg.recv_anysource, [memory], tag)
+            work = self._start("recv", state, note, state.pg.recv_anysource, [memory], tag)
         else:
-            work = self._start("recv", group, note, state.pg.recv, [tensor], peer, tag)
+            work = self._start("recv", state, note, state.pg.recv, [tensor], peer, tag)
         return self._point_to_point("recv", work, tensor, state, note)
 
     def _point_to_point(
@@ -118,8 +118,7 @@ class PointToPoint(World):
         Args:
             kept: takes the message where the handle is dropped.
         """
-        # Not None for the world: a message may fail after its end, when there is another one.
-        failure = partial(self._failure, operation, state.pg)
+        failure = partial(self._failure, operation, state)
         if state.libraries.get(tensor.device.type) == "gloo":
             return PolledWork(work, tensor, failure, self._end, note, message_wait(state), kept)
         return TorchWork(work, tensor, failure, self._end, note, how_to_wait(state, tensor.device.type))
@@ -131,8 +130,9 @@ class PointToPoint(World):
         # Only torch's own function opens the coalescing that device libraries need against deadlocks.
         works = c10d.batch_isend_irecv(p2p_op_list)
         result = [p2p.tensor for p2p in p2p_op_list]
-        failure = partial(self._failure, "batch_isend_irecv", first.group)
-        own_wait = how_to_wait(self._state(first.group), first.tensor.device.type)
+        state = self._state(first.group)
+        failure = partial(self._failure, "batch_isend_irecv", state)
+        own_wait = how_to_wait(state, first.tensor.device.type)
         return [TorchWork(work, result, failure, self._end, None, own_wait) for work in works]
 
     def _one_of_a_batch(self, p2p: Any) -> Work:

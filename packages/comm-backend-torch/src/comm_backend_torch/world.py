@@ -97,11 +97,11 @@ class World(ProcessGroups):
         return WAITED_FOR if self._end is None else LIMITED
 
     def _finish(
-        self, operation: str, work: Any, result: Any, group: ProcessGroup | None, async_op: bool, note: Note
+        self, operation: str, work: Any, result: Any, state: GroupState, async_op: bool, note: Note
     ) -> Work | None:
-        own_wait = how_to_wait(self._state(group), note.device)
+        own_wait = how_to_wait(state, note.device)
         if async_op:
-            return TorchWork(work, result, partial(self._failure, operation, group), self._end, note, own_wait)
+            return TorchWork(work, result, partial(self._failure, operation, state), self._end, note, own_wait)
         if work is not None:
             try:
                 if own_wait is not None:
@@ -111,7 +111,7 @@ class World(ProcessGroups):
                 else:
                     work.wait(left(self._end))
             except BaseException as error:
-                failed = self._noted(error, operation, group, note)
+                failed = self._noted(error, operation, state, note)
                 if failed is error:
                     raise
                 raise failed from error
@@ -125,17 +125,17 @@ class World(ProcessGroups):
             options.timeout = left(self._end)
         return options
 
-    def _start(self, operation: str, group: ProcessGroup | None, note: Note, method: Any, *args: Any) -> Any:
+    def _start(self, operation: str, state: GroupState, note: Note, method: Any, *args: Any) -> Any:
         try:
             return method(*args)
         except BaseException as error:
-            failed = self._noted(error, operation, group, note)
+            failed = self._noted(error, operation, state, note)
             if failed is error:
                 raise
             raise failed from error
 
-    def _noted(self, error: BaseException, operation: str, group: ProcessGroup | None, note: Note) -> BaseException:
+    def _noted(self, error: BaseException, operation: str, state: GroupState, note: Note) -> BaseException:
         """Return the error to raise for a failed call, which the flight recorder has as failed from then on."""
-        failed = self._failure(operation, group, error) if isinstance(error, (RuntimeError, MemoryError)) else error
+        failed = self._failure(operation, state, error) if isinstance(error, (RuntimeError, MemoryError)) else error
         note.fail()
         return failed

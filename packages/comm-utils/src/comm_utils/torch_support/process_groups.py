@@ -293,7 +293,7 @@ class ProcessGroups:
         state.broken, state.trouble = reason, None
         self.fast_paths.clear()
 
-    def _failure(self, operation: str, group: ProcessGroup | None, error: BaseException) -> BaseException:
+    def _failure(self, operation: str, state: GroupState, error: BaseException) -> BaseException:
         """Mark the group as broken and return ``error`` as a :class:`CommError`; return an unrelated one as it is."""
         if isinstance(error, CommError):  # the watch has found it first
             return error
@@ -303,11 +303,10 @@ class ProcessGroups:
         if kind is None:
             return error
         name, short = self._call or operation, summarize(error)
-        pg = GroupMember.WORLD if group is None else group
-        if pg is None or pg in self._ending or pg not in internals._world.pg_map:
-            failure: CommError = NotInitializedError(f"{name} failed: {DESTROYED_DURING_CALL} [{short}]")
+        if state.pg in self._ending or state.pg not in internals._world.pg_map:
+            failure: CommError = NotInitializedError(f"{name} on {state} failed: {DESTROYED_DURING_CALL} [{short}]")
         else:
-            failure = self._explained(kind, name, short, self._state(group), error)
+            failure = self._explained(kind, name, short, self._state(state.pg), error)
         failure.__cause__ = error
         return failure
 
