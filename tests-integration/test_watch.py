@@ -83,6 +83,29 @@ def test_a_slow_call_is_reported_once_and_names_the_missing_rank(backend: str, e
 # --- ranks that differ, lazily
 
 
+def differ_in_an_object_call(backend: str) -> list[tuple[str, str, float]]:
+    rank, tensor = _start(backend)
+
+    def differing() -> None:
+        if rank == 1:
+            dist.all_gather_object([None, None], "text")
+        else:
+            dist.all_reduce(tensor)
+        time.sleep(1)
+        dist.all_reduce(tensor)
+
+    found = [_error(differing)]
+    dist.destroy_process_group()
+    return found
+
+
+def test_an_error_in_shared_memory_does_not_name_what_a_call_is_made_of() -> None:
+    for ((error, text, _),) in run_ranks(differ_in_an_object_call, 2, "ccl", env=QUIET):
+        assert error == "CollectiveMismatchError"
+        assert "rank 1 calls all_gather_object(" in text
+        assert "all_gather(" not in text
+
+
 def differ(backend: str) -> list[tuple[str, str, float]]:
     rank, tensor = _start(backend)
     found = []

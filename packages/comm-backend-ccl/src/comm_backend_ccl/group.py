@@ -259,6 +259,8 @@ class Group(ABC):
         if trouble is not None:
             if trouble.kind is CollectiveMismatchError:
                 self._disagreed(f"{call}: {error}")
+                # The engine knows operations alone, and not the calls that they are part of.
+                return self.in_trouble(call, trouble)
             return self.in_trouble(call, trouble, str(error))
         if not self._knows_difference():
             now = time.monotonic()
