@@ -181,3 +181,55 @@ def reads_in_a_forward(size_bytes: int) -> list[list[float]]:
 def test_parameters_that_a_forward_reads_by_other_references(pools: Pools, size_bytes: int) -> None:
     for sharded, plain in pools(2).run(reads_in_a_forward, size_bytes):
         torch.testing.assert_close(torch.tensor(sharded), torch.tensor(plain))
+
+
+def aliases_of(parameter: torch.Tensor) -> list[torch.Tensor]:
+    return [parameter.data[0], parameter.detach(), parameter.detach().view(-1), parameter.data.t()]
+
+
+def aliases() -> None:
+    """Hold tensors that share the memory of a parameter, made where all parameters are there and in passes."""
+    model, expected, inputs = make_model(), aliases_of(make_model()[0].weight), torch.arange(20.0).view(4, 5).cos()
+    size_bytes = 7 * 5 * 4
+    with registered(model, bucket_size_bytes=1) as handle:
+        optimizer = torch.optim.SGD(handle.parameter_groups(), lr=0.1)
+        handle.attach(optimizer)
+        found: list[torch.Tensor] = []
+
+        def hold(module: nn.Module, inputs: Any, outputs: Any) -> None:
+            found.extend(aliases_of(module.weight))
+
+        with handle.full_parameters():
+            held = aliases_of(model[0].weight)
+        hook = model[0].register_forward_hook(hold)
+        model.eval()
+        with torch.no_grad():
+            model(inputs)
+        held += found
+        model.train()
+        found.clear()
+        # Those that a forward makes for its backward share the memory as well, which has to be freed for them.
+        freed_bytes = handle.memory().parameter_bytes
+        outputs = model(inputs)
+        assert found[0].isnan().all()
+        outputs.square().sum().backward()
+        assert all(one.isnan().all() for one in found)
+        found[0].zero_()
+        optimizer.step()
+        assert abs(handle.memory().parameter_bytes - freed_bytes) < size_bytes
+        hook.remove()
+        # The values at the time, and nothing of the step.
+        for one, other in zip(held, 2 * expected, strict=True):
+            assert torch.equal(one, other)
+        with handle.full_parameters(writes=True):
+            whole = model[0].weight.detach()
+            assert not torch.equal(whole, expected[1])
+            whole.fill_(2.0)
+        assert handle.full_state_dict()["0.weight"].eq(2.0).all()
+        held = []
+        model(inputs).sum().backward()
+        optimizer.step()
+
+
+def test_tensors_that_share_the_memory_of_a_parameter_may_stay(pools: Pools) -> None:
+    pools(2).run(aliases)

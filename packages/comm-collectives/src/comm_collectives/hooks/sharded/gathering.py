@@ -138,7 +138,7 @@ class Gathering:
         kept = self._forward.expected[-1:] if torch.is_grad_enabled() else []
         for unit in self.units:
             if unit not in kept:
-                _free(unit)
+                _free(unit, keeps_aliases=not torch.is_grad_enabled())
 
     def _use(self, unit: Unit) -> None:
         """Gather ``unit``, and begin with the one that follows it."""
@@ -157,7 +157,7 @@ class Gathering:
         is_last = self._forward.is_at_end() and torch.is_grad_enabled()
         if self._depth and (self._forward.next() is unit or is_last):
             return
-        _free(unit)
+        _free(unit, keeps_aliases=not torch.is_grad_enabled())
 
     def _gather(self, unit: Unit, follows: Unit | None) -> None:
         for flat in unit.flats:
@@ -249,11 +249,11 @@ class Gathering:
 
     # --- outside of passes
 
-    def free_all(self) -> None:
+    def free_all(self, keeps_aliases: bool = False) -> None:
         """Free all parameters, except within :meth:`opened`."""
         if not self._is_open:
             for unit in self.units:
-                _free(unit)
+                _free(unit, keeps_aliases)
 
     def opened(self, writes: bool) -> Iterator[None]:
         """Gather all parameters, and free them when the iterator goes on.
@@ -278,7 +278,7 @@ class Gathering:
                     flat.keep_own()
         finally:
             self._is_open = was_open
-            self.free_all()
+            self.free_all(keeps_aliases=True)
 
     @property
     def is_open(self) -> bool:
@@ -307,6 +307,6 @@ def _refuse_second_backward() -> None:
     )
 
 
-def _free(unit: Unit) -> None:
+def _free(unit: Unit, keeps_aliases: bool = False) -> None:
     for flat in unit.flats:
-        flat.free()
+        flat.free(keeps_aliases)

@@ -414,7 +414,7 @@ class Sharded(Handle):
             value for optimizer in self._optimizers for values in optimizer.state.values() for value in values.values()
         ]
         return MemoryUse(
-            storage_bytes([*parameters, *(flat.shard for flat in self._flats), *(flat.full for flat in self._flats)]),
+            storage_bytes([*parameters, *(one for flat in self._flats for one in flat.tensors())]),
             storage_bytes([*gradients, *self._gradients.tensors()]),
             storage_bytes(value for value in kept if isinstance(value, torch.Tensor)),
         )
