@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 
 import comm_orchestrator as dist
 from comm_collectives.hooks import Sharded, register_sharded_hooks
-from comm_utils.errors import ArgumentError
+from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.testing import RankPool
 
 Pools = Callable[[int], RankPool]
@@ -233,3 +235,53 @@ def aliases() -> None:
 
 def test_tensors_that_share_the_memory_of_a_parameter_may_stay(pools: Pools) -> None:
     pools(2).run(aliases)
+
+
+class Labelled(nn.Parameter):
+    """A parameter that says what its dimensions are."""
+
+    axes: tuple[str, ...]
+
+    def __new__(cls, data: torch.Tensor, axes: tuple[str, ...] = ()) -> Labelled:
+        made = super().__new__(cls, data)
+        made.axes = axes
+        return made
+
+
+def subclasses() -> list[str]:
+    model, plain = make_model(), make_model()
+    model[0].weight = Labelled(model[0].weight.detach(), ("out", "in"))
+    inputs = torch.arange(20.0).view(4, 5).cos()
+    with registered(model) as handle:
+        optimizers = [torch.optim.SGD(one, lr=0.1) for one in (handle.parameter_groups(), plain.parameters())]
+        handle.attach(optimizers[0])
+        for _ in range(2):
+            weight = model[0].weight
+            assert isinstance(weight, Labelled)
+            assert weight.axes == ("out", "in")
+            assert "'0.weight' of shape (7, 5)" in repr(weight)
+            for read in READS.values():
+                with pytest.raises(ArgumentError, match=r"got parameter '0.weight' of a model with the hooks"):
+                    read(model)
+            for one, optimizer in zip((model, plain), optimizers, strict=True):
+                optimizer.zero_grad()
+                one(inputs).square().sum().backward()
+                optimizer.step()
+        with handle.full_parameters():
+            assert type(model[0].weight) is Labelled
+            torch.testing.assert_close(model[0].weight.detach(), plain[0].weight.detach())
+    assert type(model[0].weight) is Labelled
+    found = []
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model[2].weight = nn.Parameter(distribute_tensor(model[2].weight.detach(), mesh))
+    for stage in (1, 2, 3):
+        with pytest.raises(ArgumentTypeError) as caught:
+            register_sharded_hooks(model, stage)
+        found.append(str(caught.value))
+    return found
+
+
+def test_subclasses_of_parameter_are_parameters(pools: Pools) -> None:
+    for found in pools(2).run(subclasses):
+        for text in found:
+            assert "parameter '2.weight' is a DTensor, which stands for other tensors" in text

@@ -11,15 +11,16 @@ import copy
 import types
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any, cast
 
 import torch
 from torch import nn
 
 from comm_collectives.hooks.sharded.tensors_in import tensors_in
-from comm_utils.errors import ArgumentError
+from comm_utils.errors import ArgumentError, ArgumentTypeError
 
-__all__ = ["FreedParameter", "as_gathered", "hide", "show"]
+__all__ = ["FreedParameter", "as_gathered", "hide", "refuse_kinds", "show"]
 
 # Attributes that are values, or views of them; all others describe the tensor.
 _VALUES = frozenset(("data", "T", "H", "mT", "mH", "real", "imag"))
@@ -58,6 +59,7 @@ class FreedParameter(nn.Parameter):
     """A parameter without values; made by :func:`hide`."""
 
     _freed: tuple[str, Callable[[], None]]
+    _gathered_class: type[nn.Parameter] = nn.Parameter
 
     @classmethod
     def __torch_function__(
@@ -73,7 +75,7 @@ class FreedParameter(nn.Parameter):
             with as_gathered():
                 return func(*args, **named)
         for one in (*tensors_in(args), *tensors_in(named)):
-            if type(one) is FreedParameter:
+            if isinstance(one, FreedParameter):
                 one._demand(_name_of(func))
         return func(*args, **named)
 
@@ -81,7 +83,7 @@ class FreedParameter(nn.Parameter):
         """Gather the values, in a forward or backward, or raise."""
         name, on_read = self._freed
         on_read()
-        if type(self) is FreedParameter:
+        if isinstance(self, FreedParameter):
             raise ArgumentError(
                 f"{call}: got parameter {name!r} of a model with the hooks of register_sharded_hooks(stage=3), which "
                 "free its values between uses; use it within handle.full_parameters() on all ranks (with writes=True "
@@ -124,22 +126,49 @@ def _name_of(func: Any) -> str:
 
 
 def hide(parameter: nn.Parameter, name: str, on_read: Callable[[], None]) -> None:
-    """Have reads of the values of ``parameter`` gather them or raise; of a subclass of Parameter, nothing notices them.
+    """Have reads of the values of ``parameter`` gather them or raise.
 
     Args:
+        parameter: of :class:`torch.nn.Parameter` or a subclass, which it stays an instance of.
         name: in the model.
         on_read: called before the values are read; it may call :func:`show`.
     """
-    if type(parameter) is nn.Parameter:
+    if not isinstance(parameter, FreedParameter):
         cast("Any", parameter)._freed = name, on_read
-        cast("Any", parameter).__class__ = FreedParameter
+        cast("Any", parameter).__class__ = _freed_class(type(parameter))
+
+
+@cache
+def _freed_class(of: type[nn.Parameter]) -> type[FreedParameter]:
+    if of is nn.Parameter:
+        return FreedParameter
+    return type(f"Freed{of.__name__}", (FreedParameter, of), {"_gathered_class": of})
 
 
 def show(parameter: nn.Parameter) -> None:
     """Take back what :func:`hide` did."""
-    if type(parameter) is FreedParameter:
-        cast("Any", parameter).__class__ = nn.Parameter
+    if isinstance(parameter, FreedParameter):
+        cast("Any", parameter).__class__ = parameter._gathered_class
         del cast("Any", parameter)._freed
+
+
+def refuse_kinds(call: str, parameters: Mapping[str, torch.Tensor]) -> None:
+    """Check that each parameter has memory of its own, which can be replaced.
+
+    Args:
+        call: the user's call, for messages.
+        parameters: by name.
+
+    Raises:
+        ArgumentTypeError: one wraps other tensors, as a ``DTensor`` or a quantized tensor does.
+    """
+    for name, one in parameters.items():
+        if type(one).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            raise ArgumentTypeError(
+                f"{call}: model: parameter {name!r} is a {type(one).__name__}, which stands for other tensors; "
+                "expected a torch.nn.Parameter, or a subclass without __torch_dispatch__: replace it by an ordinary "
+                "parameter before"
+            )
 
 
 def as_gathered() -> AbstractContextManager[None]:

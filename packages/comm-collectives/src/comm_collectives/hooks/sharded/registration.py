@@ -17,6 +17,7 @@ from comm_collectives.hooks.handle import (
 )
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
 from comm_collectives.hooks.other_reductions import refuse_reduced
+from comm_collectives.hooks.sharded.freed_parameter import refuse_kinds
 from comm_collectives.hooks.sharded.handle import Sharded
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.reduce_scatter import reduce_scatter_tensor
@@ -61,7 +62,7 @@ def register_sharded_hooks(
         ArgumentError: an unknown stage; a parameter has such hooks already, or none requires a gradient; ``model`` or a
             module in it is one of DDP or FSDP2; gradients cannot be compressed as ``reduction`` says; on the other
             ranks, that a rank refused its arguments.
-        ArgumentTypeError: ``model`` is no module, or a parameter has no shape yet.
+        ArgumentTypeError: ``model`` is no module, or a parameter has no shape yet or wraps other tensors.
     """
     if not is_member(_CALL, group):
         return None
@@ -71,6 +72,7 @@ def register_sharded_hooks(
         _check_settings(stage, bucket_size_bytes, chosen, prefetch)
         refuse_reduced(_CALL, check_module(_CALL, model))
         trainable = trainable_parameters(_CALL, model)
+        refuse_kinds(_CALL, dict(model.named_parameters()) if stage == 3 else trainable)
         check_unregistered(_CALL, trainable, group=group, model=model)
         if stage == 3:
             _refuse_compiled(model)
