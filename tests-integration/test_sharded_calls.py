@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import comm_orchestrator as dist
 from comm_collectives.hooks import (
@@ -288,8 +288,13 @@ def test_norms_are_those_of_whole_gradients(pools: Pools) -> None:
     pools(3).run(norms)
 
 
+#: As a program has them that imported them before.
+CLIPPING: list[Any] = [clip_grad_norm_, clip_grad_value_, nn.utils.clip_grads_with_norm_, nn.utils.get_total_norm]
+
+
 def clipped_by_torch(stage: int) -> list[str]:
-    found, model, other, before = [], make_model(), make_model(), torch.nn.utils.clip_grad._clip_grads_with_norm_
+    found, model, other = [], make_model(), make_model()
+    before = [function.__closure__[0].cell_contents for function in CLIPPING]
     with registered(model, stage) as handle, registered(make_model(), 1) as another:
         optimizer = sgd(handle)
         handle.attach(optimizer)
@@ -306,18 +311,37 @@ def clipped_by_torch(stage: int) -> list[str]:
         other(data()).sum().backward()
         clip_grad_norm_(other.parameters(), 0.001)
         torch.testing.assert_close(clip_grad_norm_(other.parameters(), 1.0), torch.tensor(0.001), rtol=0.01, atol=0)
-        torch.nn.utils.clip_grad_value_(optimizer.param_groups[0]["params"], 1e-4)
+        tensors = optimizer.param_groups[0]["params"]
+        for clip in (
+            lambda: clip_grad_value_(model.parameters(), 1e-4),
+            lambda: clip_grad_value_(parameters=model[2].bias, clip_value=1e-4),
+            lambda: nn.utils.clip_grads_with_norm_(model.parameters(), 1e-4, torch.tensor(1.0)),
+            lambda: nn.utils.get_total_norm([one.grad for one in tensors]),
+        ):
+            with pytest.raises(ArgumentError) as caught:
+                clip()
+            found.append(str(caught.value))
+        assert clip_grad_value_(other.parameters(), clip_value=1e-4) is None
+        assert nn.utils.get_total_norm(tensors=[one.grad for one in other.parameters()]) < 1.0
+        nn.utils.clip_grads_with_norm_(tensors, 1.0, torch.tensor(1.0))
+        clip_grad_value_(tensors, 1e-4)
         assert handle.clip_grad_norm(1.0) < 1e-2
         another.remove()
         with pytest.raises(ArgumentError):
             clip_grad_norm_(model.parameters(), 1.0)
-    assert torch.nn.utils.clip_grad._clip_grads_with_norm_ is before
+    assert [function.__closure__[0].cell_contents for function in CLIPPING] == before
     return found
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_norms_by_torch_are_refused(pools: Pools, stage: int) -> None:
-    for model, bias, tensors in pools(2).run(clipped_by_torch, stage):
+    for model, bias, tensors, values, value, scaled, total in pools(2).run(clipped_by_torch, stage):
+        assert values.startswith("torch.nn.utils.clip_grad_value_: got parameter '")
+        assert "call it on the tensors in optimizer.param_groups, on all ranks" in values
+        assert value.startswith("torch.nn.utils.clip_grad_value_: got parameter '2.bias' of a model")
+        assert scaled.startswith("torch.nn.utils.clip_grads_with_norm_: got parameter '")
+        assert total.startswith("torch.nn.utils.get_total_norm: got the gradient of the tensor of handle.parameter_")
+        assert "handle.clip_grad_norm(math.inf)" in total
         assert model.startswith("torch.nn.utils.clip_grad_norm_: got parameter '")
         assert bias.startswith("torch.nn.utils.clip_grad_norm_: got parameter '2.bias' of a model with the hooks of")
         assert tensors.startswith("torch.nn.utils.clip_grad_norm_: got the tensor of handle.parameter_groups() for '")

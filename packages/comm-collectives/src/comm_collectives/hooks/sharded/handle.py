@@ -43,7 +43,7 @@ from comm_collectives.hooks.sharded.optimizers import (
     refuse_scaled_step,
 )
 from comm_collectives.hooks.sharded.prefix import check_names, check_prefix
-from comm_collectives.hooks.sharded.refuse_clipping import refuse_clipping
+from comm_collectives.hooks.sharded.refuse_clipping import DividedTensor, refuse_clipping
 from comm_collectives.hooks.sharded.state import load_optimizer_state, model_state, optimizer_state
 from comm_collectives.hooks.sharded.state_calls import watch_state_calls
 from comm_collectives.hooks.sharded.tensors_in import tensors_in
@@ -308,14 +308,14 @@ class Sharded(Handle):
         clip_to_norm(gradients, max_norm, norm)
         return norm
 
-    def divided_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def divided_tensors(self) -> Iterator[DividedTensor]:
         """Return the parameters of the model and the optimizer's tensors, with descriptions for messages."""
         for flat in self._trainable_flats:
             for name, one in zip(flat.names, flat.parameters, strict=True):
-                yield f"parameter {name!r}", one
+                yield f"parameter {name!r}", one, False
             for segment in flat.segments:
                 name = flat.names[(*segment.positions, 0)[0]]
-                yield f"the tensor of handle.parameter_groups() for {name!r}", segment.parameter
+                yield f"the tensor of handle.parameter_groups() for {name!r}", segment.parameter, True
 
     def _shards(self) -> list[nn.Parameter]:
         return [segment.parameter for flat in self._trainable_flats for segment in flat.segments]

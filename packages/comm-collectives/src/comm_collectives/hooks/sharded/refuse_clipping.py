@@ -1,10 +1,15 @@
-"""Notice ``torch.nn.utils.clip_grad_norm_`` where it finds no gradients, or a part of them on each rank."""
+"""Notice ``torch.nn.utils`` that clip gradients or add up a norm where there are none, or a part of them on each rank.
+
+Programs import these functions before hooks are registered, so that another function under the same name would be
+called by nobody. Each of them calls the function that it wraps in ``torch.no_grad()``; that one is replaced.
+"""
 
 from __future__ import annotations
 
 import functools
+import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -12,49 +17,90 @@ from torch.nn.utils import clip_grad
 
 from comm_utils.errors import ArgumentError
 
-__all__ = ["refuse_clipping"]
+__all__ = ["DividedTensor", "refuse_clipping"]
 
-# clip_grad_norm_ calls it by this name, also where a program has imported clip_grad_norm_ itself before.
-_NAME = "_clip_grads_with_norm_"
+_NORM = "whose gradients are divided among the ranks, so that the norm would be that of a part of them or of nothing"
+_NOTHING = "whose gradients are those of the optimizer's tensors, so that nothing would be clipped"
+_CLIP_NORM = "call handle.clip_grad_norm(max_norm) on all ranks"
+_GET_NORM = "call handle.clip_grad_norm(math.inf), which returns the norm and clips nothing, on all ranks"
+# By the function in torch.nn.utils.clip_grad: its public name, whether the optimizer's tensors and their gradients
+# are refused as well as the model's parameters, the consequence and the remedy.
+_FUNCTIONS = {
+    "clip_grad_norm_": ("clip_grad_norm_", True, _NORM, _CLIP_NORM),
+    "_get_total_norm": (
+        "get_total_norm", True, _NORM, _GET_NORM
+    ),
+    "_clip_grads_with_norm_": ("clip_grads_with_norm_", False, _NOTHING, _CLIP_NORM),
+    "clip_grad_value_": (
+        "clip_grad_value_", False, _NOTHING, "call it on the tensors in optimizer.param_groups, on all ranks"
+    ),
+}  # fmt: skip
+
+#: A description for messages, the tensor, and whether it is the optimizer's instead of the model's.
+DividedTensor = tuple[str, torch.Tensor, bool]
 
 
 class _Holder(Protocol):
-    def divided_tensors(self) -> Iterable[tuple[str, torch.Tensor]]: ...
+    def divided_tensors(self) -> Iterable[DividedTensor]: ...
 
 
 class _Refusal:
     holders: ClassVar[weakref.WeakSet[_Holder]] = weakref.WeakSet()
-    original: ClassVar[Any] = None
+    undo: ClassVar[list[Callable[[], None]]] = []
 
 
 def refuse_clipping(holder: _Holder) -> Callable[[], None]:
-    """Have ``clip_grad_norm_`` raise for the tensors that ``holder`` names; return what ends this."""
+    """Have the functions raise for the tensors that ``holder`` names; return what ends this."""
     _Refusal.holders.add(holder)
-    if _Refusal.original is None and hasattr(clip_grad, _NAME):
-        _Refusal.original = getattr(clip_grad, _NAME)
-        setattr(clip_grad, _NAME, _checked(_Refusal.original))
+    if not _Refusal.undo:
+        _Refusal.undo += [end for name in _FUNCTIONS if (end := _replace(name)) is not None]
 
     def undo() -> None:
         _Refusal.holders.discard(holder)
-        if not _Refusal.holders and _Refusal.original is not None:
-            setattr(clip_grad, _NAME, _Refusal.original)
-            _Refusal.original = None
+        if not _Refusal.holders:
+            while _Refusal.undo:
+                _Refusal.undo.pop()()
 
     return undo
 
 
-def _checked(original: Callable[..., None]) -> Callable[..., None]:
+def _replace(name: str) -> Callable[[], None] | None:
+    """Replace the function that a wrapper calls; return what ends this, or None where torch has another form."""
+    wrapper = getattr(clip_grad, name, None)
+    original = getattr(wrapper, "__wrapped__", None)
+    for cell in getattr(wrapper, "__closure__", None) or ():
+        if original is not None and cell.cell_contents is original:
+            cell.cell_contents = _checked(name, original)
+            return functools.partial(setattr, cell, "cell_contents", original)
+    return None
+
+
+def _checked(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    call, refuses_all, consequence, remedy = _FUNCTIONS[name]
+
     @functools.wraps(original)
-    def clip(parameters: Any, *arguments: Any, **named: Any) -> None:
-        clipped = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        names = {id(one): name for holder in list(_Refusal.holders) for name, one in holder.divided_tensors()}
-        for one in clipped:
+    def checked(*positional: Any, **named: Any) -> Any:
+        name = next((one for one in ("parameters", "tensors") if one in named), None)
+        if name is None and not positional:
+            return original(**named)  # which raises
+        given, rest = (positional[0], positional[1:]) if positional else (named.pop(str(name)), ())
+        tensors = [given] if isinstance(given, torch.Tensor) else list(given)
+        names = {id(one): described for described, one, is_optimizers in _divided() if refuses_all or not is_optimizers}
+        for one in tensors:
             if id(one) in names:
                 raise ArgumentError(
-                    f"torch.nn.utils.clip_grad_norm_: got {names[id(one)]} of a model with the hooks of "
-                    "register_sharded_hooks(), whose gradients are divided among the ranks, so that the norm would be "
-                    "that of a part of them or of nothing; call handle.clip_grad_norm(max_norm) on all ranks"
+                    f"torch.nn.utils.{call}: got {names[id(one)]} of a model with the hooks of "
+                    f"register_sharded_hooks(), {consequence}; {remedy}"
                 )
-        original(clipped, *arguments, **named)
+        # torch warns of an empty generator.
+        return original(tensors if tensors or not isinstance(given, types.GeneratorType) else given, *rest, **named)
 
-    return clip
+    return checked
+
+
+def _divided() -> Iterator[DividedTensor]:
+    for holder in list(_Refusal.holders):
+        for described, one, is_optimizers in holder.divided_tensors():
+            yield described, one, is_optimizers
+            if is_optimizers and one.grad is not None:
+                yield f"the gradient of {described}", one.grad, True
