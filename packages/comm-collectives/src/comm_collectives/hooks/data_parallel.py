@@ -23,6 +23,7 @@ from comm_collectives.hooks.handle import (
 )
 from comm_collectives.hooks.initial_state import broadcast_tensors
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
+from comm_collectives.hooks.model_changes import ModelChanges, refuse_assignment
 from comm_collectives.hooks.other_reductions import refuse_in_ddp, refuse_reduced
 from comm_collectives.hooks.required_gradients import RequiredGradients
 from comm_collectives.hooks.sparse_gradients import sparse_parameters
@@ -113,7 +114,10 @@ class DataParallel(Handle):
             self._take_buffers,  # by which the hooks keep this handle alive
         )
         self.on_removal(self._synchronization.release)
-        self.on_removal(model.register_forward_pre_hook(_Checks(self.parameters, required)).remove)
+        changes = ModelChanges(model, "nothing reduces its gradient", ignored)
+        self.on_removal(changes.release)
+        self.on_removal(refuse_assignment(_CALL, model, held))
+        self.on_removal(model.register_forward_pre_hook(_Checks(self.parameters, required, changes)).remove)
         for place, parameter in enumerate(trained):
             register: Any = parameter.register_post_accumulate_grad_hook
             hook = register(self._synchronization.hook_of(place))
@@ -166,17 +170,21 @@ class DataParallel(Handle):
 class _Checks:
     """Checks before each forward, which find nothing in a copy of the model and in one that was pickled."""
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], required: RequiredGradients) -> None:
-        self._parameters, self._required = parameters, required
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], required: RequiredGradients, changes: ModelChanges | None
+    ) -> None:
+        self._parameters, self._required, self._changes = parameters, required, changes
 
     def __call__(self, module: nn.Module, inputs: Any) -> None:
         # An error, or other ways out of Python, would end the graph of torch.compile.
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             refuse_in_ddp("forward", self._parameters)
             self._required.refuse_unfrozen("forward")
+            if self._changes is not None:
+                self._changes.refuse_added("forward")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Checks, ({}, RequiredGradients({}, ""))
+        return _Checks, ({}, RequiredGradients({}, ""), None)
 
 
 @with_keyword_errors

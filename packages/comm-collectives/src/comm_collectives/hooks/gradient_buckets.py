@@ -41,6 +41,7 @@ class GradientBucket:
         self.names, self.parameters, self._group = tuple(names), tuple(parameters), group
         self._reduction = reduction.of_bucket(names[0])
         self.flat = flat_memory(layout.numel, first.dtype, first.device, group)
+        self._layout = layout
         self.views = [view_of(self.flat, span, one) for span, one in zip(layout.spans, parameters, strict=True)]
         # With the flags: where gradients are compressed, flags travel apart.
         self._gaps = layout.gaps(self.flat)
@@ -56,8 +57,12 @@ class GradientBucket:
         views: list[torch.Tensor] = []
         gradients: list[torch.Tensor] = []
         owners: list[torch.nn.Parameter] = []
+        begin, element_bytes = self.flat.data_ptr(), self.flat.element_size()
         for place, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
-            gradient = parameter.grad
+            gradient, span = parameter.grad, self._layout.spans[place]
+            if view.data_ptr() != begin + span.start * element_bytes and span.numel:
+                # As module.to() does with gradients, which were views: they got memory of their own.
+                view = self.views[place] = view_of(self.flat, span, parameter)
             if gradient is view:
                 continue
             if gradient is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -234,11 +234,51 @@ class FlatShard:
                         view.copy_(parameter)
                 self.shard.copy_(self.full[self.begin : self.begin + self.shard_numel])
 
+    def keep_replaced(self, call: str) -> None:
+        """Copy what ``parameter.data = ...`` has put in the place of views of the flat memory, in stages 1 and 2.
+
+        Args:
+            call: the user's call, for messages.
+
+        Raises:
+            ArgumentError: names a parameter that has another shape, or whose values a step would be lost to.
+        """
+        replaced = [] if self.frees else list(self._replaced())
+        if not replaced:
+            return
+        was_changed = self.is_changed
+        for name, parameter, view in replaced:
+            if parameter.dtype != view.dtype or parameter.device != view.device:
+                continue  # refuse_conversion() says so
+            if parameter.shape != view.shape:
+                raise ArgumentError(
+                    f"{call}: parameter {name!r} has shape {tuple(parameter.shape)}; expected {tuple(view.shape)}, as "
+                    "when the hooks were registered: remove() the hooks before its data is replaced"
+                )
+            if was_changed:
+                raise ArgumentError(
+                    f"{call}: the data of parameter {name!r} was replaced while results of optimizer.step() were not "
+                    "gathered; call handle.attach(optimizer) once, or handle.gather() after each step"
+                )
+            with torch.no_grad():
+                view.copy_(parameter)
+            parameter.data = view
+        if not was_changed:
+            self.notice_gathered()
+
+    def _replaced(self) -> Iterator[tuple[str, nn.Parameter, torch.Tensor]]:
+        for name, parameter, view in zip(self.names, self.parameters, self._views, strict=True):
+            if parameter.data_ptr() != view.data_ptr() and view.numel():
+                yield name, parameter, view
+
     def release(self) -> None:
         """Give the parameters ordinary memory of their own, with the values of all ranks; the optimizer's as well."""
         if not self.is_gathered or self.is_in_flight:
             self.finish_gather()
         with torch.no_grad():
+            for _, parameter, view in () if self.frees else self._replaced():
+                if (parameter.dtype, parameter.device, parameter.shape) == (view.dtype, view.device, view.shape):
+                    view.copy_(parameter)
             for parameter, view in zip(self.parameters, self._views, strict=True):
                 parameter.data = view.clone()
             for segment in self.segments:

@@ -25,6 +25,7 @@ from comm_collectives.hooks.handle import (
 )
 from comm_collectives.hooks.initial_state import broadcast_tensors
 from comm_collectives.hooks.model_agreement import check_on_all_ranks
+from comm_collectives.hooks.model_changes import ModelChanges, refuse_assignment
 from comm_collectives.hooks.required_gradients import RequiredGradients
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.freed_parameter import as_gathered
@@ -89,9 +90,13 @@ class Sharded(Handle):
         in_order = self._trainable_flats[::-1] if stage == 3 else self._trainable_flats
         self._gradients = Gradients(in_order, reduction, group, stage)
         self._required = RequiredGradients(dict(model.named_parameters()), "no optimizer's tensor stands for it")
+        self._changes = ModelChanges(model, "no optimizer's tensor stands for it")
         self._gradients.on_first_gradient = self._refuse_changes
         self.on_removal(self._release)
         self.on_removal(self._gradients.remove)
+        self.on_removal(self._changes.release)
+        if stage < 3:
+            self.on_removal(refuse_assignment(_CALL, model, dict(model.named_parameters())))
         self._register_on_model(model)
         self._gathering: Gathering | None = None
         if stage == 3:
@@ -123,7 +128,7 @@ class Sharded(Handle):
         return roots
 
     def _register_on_model(self, model: nn.Module) -> None:
-        gradients, required = self._gradients, self._required
+        gradients, required, changes = self._gradients, self._required, self._changes
 
         def before(module: nn.Module, inputs: Any) -> None:
             if module is not model:  # a copy has the hooks, and its parameters are its own
@@ -132,6 +137,7 @@ class Sharded(Handle):
             gradients.abandon_failed()
             for flat in self._flats:
                 flat.refuse_conversion("forward")
+                flat.keep_replaced("forward")
             if any(flat.is_changed for flat in self._trainable_flats):
                 raise ArgumentError(
                     "optimizer.step: its results were not gathered; call handle.attach(optimizer) once, or "
@@ -140,6 +146,7 @@ class Sharded(Handle):
             if torch.is_grad_enabled():
                 with as_gathered():
                     required.refuse_unfrozen("forward")
+                    changes.refuse_added("forward")
 
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
             # The end of this backward, also where the first gradient arrives in a backward within it.
@@ -176,6 +183,8 @@ class Sharded(Handle):
         if not self.is_registered:
             raise ArgumentError(f"{call}: got called after remove(); call {_CALL}() again")
         self._check_world(call)
+        for flat in self._flats:
+            flat.keep_replaced(call)
 
     # --- the optimizer
 
@@ -230,6 +239,8 @@ class Sharded(Handle):
             self._check_world("optimizer.step")
             refuse_scaled_step(optimizer)
             refuse_closure(positional, named)
+            for flat in self._flats:
+                flat.keep_replaced("optimizer.step")
             if self._gradients.holds_gradients:
                 raise ArgumentError(
                     "optimizer.step: got called while gradients of no_sync() wait for their reduction; run the last "
