@@ -41,6 +41,7 @@ ALLOWED: Mapping[str, str] = {
     "comm_collectives/derived_fast_path.py": "an implementation",
     "comm_collectives/point_to_point.py": "an implementation",
     "comm_collectives/reduction": "an implementation",
+    "comm_collectives/traced.py": "what torch can trace of its own",
     "comm_collectives/recorded": "a wrapper",
     "comm_collectives/wrapping.py": "the base of wrappers",
 }

@@ -1,4 +1,4 @@
-"""Under ``torch.compile`` the collectives are torch's own, which can be traced. Needs no backend of ours."""
+"""Where ``torch.distributed`` alone was set up, compiled collectives are torch's own. Needs no backend of ours."""
 
 from __future__ import annotations
 

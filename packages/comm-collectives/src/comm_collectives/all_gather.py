@@ -6,7 +6,6 @@ from typing import Any, Literal, overload
 
 import torch
 
-from comm_collectives import traced
 from comm_collectives.annotations import Compressing, Group, Timeout
 from comm_collectives.arguments import (
     check_dtype,
@@ -250,7 +249,7 @@ def all_gather_into_tensor(
     timeout: Timeout = None,
     compression: Compressing = None,
 ) -> Work | None: ...
-@collective(("output_tensor", "input_tensor"), compiled=traced.all_gather_into_tensor)
+@collective(("output_tensor", "input_tensor"))
 def all_gather_into_tensor(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,

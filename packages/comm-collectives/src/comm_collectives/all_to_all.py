@@ -8,7 +8,6 @@ from typing import Literal, overload
 
 import torch
 
-from comm_collectives import traced
 from comm_collectives.annotations import Compressing, Group, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter, splits
 from comm_collectives.collective import collective
@@ -67,7 +66,7 @@ def all_to_all_single(
     timeout: Timeout = None,
     compression: Compressing = None,
 ) -> Work | None: ...
-@collective(("output", "input", "output_split_sizes", "input_split_sizes"), compiled=traced.all_to_all_single)
+@collective(("output", "input", "output_split_sizes", "input_split_sizes"))
 def all_to_all_single(
     output: torch.Tensor,
     input: torch.Tensor,

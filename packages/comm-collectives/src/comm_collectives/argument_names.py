@@ -11,7 +11,9 @@ from typing import Any, NoReturn
 
 from torch.compiler import is_dynamo_compiling
 
+from comm_collectives import traced
 from comm_collectives.arguments import as_flag
+from comm_collectives.graph_operators import FORMS
 from comm_collectives.keyword_errors import explain_call
 from comm_collectives.labels import labelled
 from comm_utils.errors import ArgumentTypeError
@@ -75,8 +77,8 @@ def call_with(
         raise ArgumentTypeError(f"{name}() takes {takes} positional arguments but {got} were given")
     arguments = _without_missing(given)
     said: dict[str, Any] = {}
-    for label, value in zip(labels, more, strict=False):
-        said[label] = value
+    for place, value in enumerate(more):  # torch 2.6 cannot trace a zip of different lengths
+        said[labels[place]] = value
     aliases = ALIASES.get(name, {})
     for key, value in named.items():
         if key in labels:
@@ -93,8 +95,11 @@ def call_with(
     log_name, prof = said.get("log_name"), as_flag(name, "prof", said.get("prof"))
     if log_name is not None and not isinstance(log_name, str):
         raise ArgumentTypeError(f"{name}: log_name: got {shown(log_name)}; expected a string")
-    # What torch.compile puts into a graph is not recorded, under whatever name.
-    if (not prof and log_name is None) or is_dynamo_compiling():
+    if is_dynamo_compiling():
+        if name in FORMS:
+            return traced.call(name, arguments, log_name, prof)
+        return function(**arguments)
+    if not prof and log_name is None:
         return function(**arguments)
     with labelled(log_name, prof):
         return function(**arguments)

@@ -23,10 +23,11 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.distributed import ProcessGroup
 
-from comm_collectives import graph_breaks
+from comm_collectives import graph_breaks, traced
 from comm_collectives.argument_names import LABELS, MISSING, call_with, refuse_incomplete
 from comm_collectives.arguments import as_flag
 from comm_collectives.derived_fast_path import fast_path_of
+from comm_collectives.graph_operators import FORMS
 from comm_collectives.help_texts import COLLECTIVE_ERRORS, WRONG_ARGUMENTS, with_full_help
 from comm_utils.active import slot
 from comm_utils.fast_path import FastPathKey
@@ -49,7 +50,7 @@ _UNDERSTAND = """\
 """
 _COMPILED = """\
     if {is_compiling}():
-        return {compiled}({by_keyword})
+        return {compiled}
 """
 _FLAG = """\
     if async_op is not False and async_op is not True:
@@ -82,7 +83,7 @@ def collective(
     detail: str | tuple[str, str] | None = None,
     operation: str | None = None,
     result: str = "None",
-    compiled: Callable[..., Any] | str = graph_breaks.NEVER,
+    compiled: str = graph_breaks.NEVER,
     labels: bool = True,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Make the decorator for a public function.
@@ -92,8 +93,8 @@ def collective(
         detail: its op, its root, or its root and its op: see ``Backend.fast_path``.
         operation: the backend's name of it, where that is another one.
         result: the parameter that the synchronous call returns.
-        compiled: what ``torch.compile`` traces instead, with the same parameters; or the reason why it breaks the
-            graph; or :data:`INLINE`.
+        compiled: the reason why a call breaks the graph of ``torch.compile``, where it has no form in graphs
+            (:data:`.graph_operators.FORMS`); or :data:`INLINE`.
         labels: it takes DeepSpeed's labels for the comms logger.
     """
 
@@ -131,7 +132,7 @@ def _make_head(
     detail: str | tuple[str, str] | None,
     settle: Callable[..., None],
     result: str,
-    compiled: Callable[..., Any] | str,
+    compiled: str,
     labels: bool,
 ) -> Callable[..., Any]:
     name, parameters = body.__name__, list(inspect.signature(body).parameters.values())
@@ -166,10 +167,10 @@ def _make_head(
         # torch looks at the code of a function that gets no tensor only where it mentions a module of torch, and would
         # otherwise trace what that calls.
         asks = "is_dynamo_compiling" if tensors else "torch.compiler.is_dynamo_compiling"
-        calls = f"graph_breaks.{name}"
-        if callable(compiled):
-            known["compiled"], calls = compiled, "compiled"
-        source += _COMPILED.format(is_compiling=asks, compiled=calls, by_keyword=by_keyword)
+        calls = f"graph_breaks.{name}({by_keyword})"
+        if name in FORMS:
+            known["traced"], calls = traced, f"traced.call({name!r}, {by_name})"
+        source += _COMPILED.format(is_compiling=asks, compiled=calls)
     if "async_op" in (one.name for one in parameters):
         source += _FLAG.format(name=name)
     is_complete = " or ".join(f"{one} is MISSING" for one in required)
@@ -197,7 +198,7 @@ def _make_head(
     with_full_help(head, COLLECTIVE_ERRORS if communicates else WRONG_ARGUMENTS)
     head.takes_labels = labels  # type: ignore[attr-defined]
     if compiled is not INLINE:
-        graph_breaks.add(name, head, graph_breaks.WHOLE if callable(compiled) else compiled)
+        graph_breaks.add(name, head, graph_breaks.WHOLE if name in FORMS else compiled)
     return head
 
 

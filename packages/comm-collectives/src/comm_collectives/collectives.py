@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from comm_collectives import reduction, traced
+from comm_collectives import reduction
 from comm_collectives.annotations import Compressing, Group, Op, Timeout
 from comm_collectives.arguments import check_tensor, enter, group_rank_of, integer
 from comm_collectives.collective import collective
@@ -67,7 +67,7 @@ def all_reduce(
     timeout: Timeout = None,
     compression: Compressing = None,
 ) -> Work | None: ...
-@collective(("tensor",), "op", compiled=traced.all_reduce)
+@collective(("tensor",), "op")
 def all_reduce(
     tensor: torch.Tensor,
     op: Op = "sum",
@@ -150,7 +150,7 @@ def inference_all_reduce(
     timeout: Timeout = None,
     compression: Compressing = None,
 ) -> Work | None: ...
-@collective(("tensor",), "op", "all_reduce", compiled=traced.inference_all_reduce)
+@collective(("tensor",), "op", "all_reduce")
 def inference_all_reduce(
     tensor: torch.Tensor,
     op: Op = "sum",

@@ -6,7 +6,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from comm_collectives import reduction, traced
+from comm_collectives import reduction
 from comm_collectives.annotations import Compressing, Group, Op, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.collective import collective
@@ -143,7 +143,7 @@ def reduce_scatter_tensor(
     timeout: Timeout = None,
     compression: Compressing = None,
 ) -> Work | None: ...
-@collective(("output", "input"), "op", compiled=traced.reduce_scatter_tensor)
+@collective(("output", "input"), "op")
 def reduce_scatter_tensor(
     output: torch.Tensor,
     input: torch.Tensor,
