@@ -81,6 +81,7 @@ LONG_TESTS = [
     f"tests-integration/{name}"
     for name in (
         "test_calls_on_failed_groups.py",
+        "test_calls_in_graphs.py",
         "test_ccl_leaves_nothing.py",
         "test_clocks.py",
         "test_compression.py",
@@ -519,6 +520,7 @@ ON_EVERY_LIBRARY = [
         "fast_path",
         "subgroups",
         "unusual_calls",
+        "calls_in_graphs",
         "calls_on_failed_groups",
         "with_torch",
         "wrong_calls",

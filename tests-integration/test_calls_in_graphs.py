@@ -125,7 +125,7 @@ def of_groups() -> None:
 
 
 def test_a_graph_knows_its_group(pools: Pools) -> None:
-    pools(2).run(of_groups)
+    pools(2).run(of_groups, timeout_s=120)
 
 
 def views(tensor: torch.Tensor, sizes: list[int]) -> tuple[torch.Tensor, ...]:
@@ -164,7 +164,7 @@ def varied() -> None:
 
 
 def test_views_inputs_shapes_and_modes(pools: Pools) -> None:
-    pools(2).run(varied)
+    pools(2).run(varied, timeout_s=240)
 
 
 def broken_on_one(backend: str) -> list[float]:
@@ -281,7 +281,7 @@ def in_a_block() -> None:
 
 
 def test_a_graph_within_coalescing_is_refused(pools: Pools) -> None:
-    pools(2).run(in_a_block)
+    pools(2).run(in_a_block, timeout_s=120)
 
 
 def call_of_a_helper(tensor: torch.Tensor) -> None:
@@ -302,7 +302,7 @@ def called() -> list[str]:
 @pytest.mark.gloo("which records the caller of every call")
 def test_the_caller_is_the_line_of_the_program(pools: Pools) -> None:
     line = inspect.getsourcelines(call_of_a_helper)[1] + 1
-    for callers in pools(2).run(called):
+    for callers in pools(2).run(called, timeout_s=120):
         assert [os.path.basename(one) for one in callers] == [f"{os.path.basename(__file__)}:{line} call_of_a_helper"]
 
 
