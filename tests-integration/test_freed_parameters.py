@@ -213,10 +213,7 @@ def aliases() -> None:
         # Those that a forward makes for its backward share the memory as well, which has to be freed for them.
         freed_bytes = handle.memory().parameter_bytes
         outputs = model(inputs)
-        assert found[0].isnan().all()
         outputs.square().sum().backward()
-        assert all(one.isnan().all() for one in found)
-        found[0].zero_()
         optimizer.step()
         assert abs(handle.memory().parameter_bytes - freed_bytes) < size_bytes
         hook.remove()
