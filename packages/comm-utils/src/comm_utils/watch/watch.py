@@ -20,7 +20,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -49,6 +49,7 @@ from comm_utils.watch.remote_observer import RemoteObserver
 from comm_utils.watch.settings import WatchSettings
 from comm_utils.watch.signals import SignalPipe
 from comm_utils.watch.stacks import StackInRing, main_thread_place
+from comm_utils.watch.steps import Steps
 from comm_utils.watch.trouble import Trouble, error_class
 from comm_utils.watch.unraised import UnraisedMismatches
 from comm_utils.watch.waiting_calls import WaitingCalls, warn_of_wait
@@ -98,8 +99,7 @@ class Watch:
         self._troubles: dict[str, Trouble] = {}
         # Failures of other ranks that their library makes known; not oneCCL.
         self._failures_elsewhere: dict[str, Trouble] = {}
-        # Of calls in steps: by group, the groups of these steps.
-        self._steps: dict[str, tuple[str, ...]] = {}
+        self._steps = Steps()
         self._view = WorldView(0, 1, None)
         # None where there is no ring. All of it refers to the store, whose server ends with the last reference.
         self._looks: _Looks | None = None
@@ -203,21 +203,11 @@ class Watch:
         A rank that gives up in ``group`` takes part in no further step. Others wait for that in groups that it may
         not belong to: calls in these groups end when this rank hears of it.
         """
-        if steps:
-            known = self._steps.get(group, ())
-            self._steps[group] = (*known, *(one for one in steps if one not in known))
-        else:
-            self._steps.pop(group, None)
+        self._steps.add(group, steps)
 
     def whole(self, group: str) -> str:
         """Return the group whose calls go in steps in ``group``; that itself where it was not made for steps."""
-        parent = next((one for one, steps in list(self._steps.items()) if group in steps), None)
-        return group if parent is None else self.whole(parent)
-
-    def _steps_below(self, group: str) -> Iterator[str]:
-        for step in self._steps.get(group, ()):
-            yield step
-            yield from self._steps_below(step)
+        return self._steps.whole(group)
 
     @property
     def is_running(self) -> bool:
@@ -433,7 +423,7 @@ class Watch:
         if kind is None or own is None:
             return
         trouble = Trouble(kind, text, ranks)
-        for step in self._steps_below(group):
+        for step in self._steps.below(group):
             if step not in self._troubles:
                 self._troubles[step] = trouble
                 self._announce(step, trouble)
