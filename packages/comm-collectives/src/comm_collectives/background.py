@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroup
 
-from comm_collectives.hierarchy.failures import failed_step
+from comm_collectives.failed_steps import failed_step
 from comm_utils.backend import Backend
 from comm_utils.errors import CommError
 from comm_utils.flight_recorder.calls import RingGroup

@@ -18,8 +18,8 @@ from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.failures import broken
 from comm_collectives.compression.link import Link, Sizes
 from comm_collectives.compression.settings import Compression
+from comm_collectives.failed_steps import failed_step
 from comm_collectives.hierarchy.between import Between
-from comm_collectives.hierarchy.failures import failed_step
 from comm_collectives.hierarchy.layout import Layout
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
 from comm_utils.backend import Backend, Work

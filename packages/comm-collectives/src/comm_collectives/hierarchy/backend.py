@@ -9,9 +9,9 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives import composed
+from comm_collectives.failed_steps import failed_step
 from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.between import Between
-from comm_collectives.hierarchy.failures import failed_step
 from comm_collectives.hierarchy.plan import Plan, find_plan
 from comm_collectives.memory import memory_view
 from comm_collectives.wrapping import BackendWrapper

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
 
-from comm_collectives.hierarchy.failures import failed_step
+from comm_collectives.failed_steps import failed_step
 from comm_collectives.hierarchy.layout import Layout, host_count_of, layout_of, spans_hosts
 from comm_utils.backend import Backend, Capabilities
 from comm_utils.errors import CommError
