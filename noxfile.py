@@ -134,6 +134,7 @@ COMPATIBILITY_TESTS = [
     "packages/comm-backend-ccl/tests",
     "packages/comm-collectives/tests/test_profiler_ranges.py",
     "packages/comm-orchestrator/tests/test_selector.py",
+    "tests-integration/test_calls_in_graphs.py",
     "tests-integration/test_ccl.py",
     "tests-integration/test_seed_examples.py",
     "tests-integration/test_fast_path.py",
