@@ -256,8 +256,8 @@ def test_no_folder_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     command = [sys.executable, "-m", "comm_orchestrator", "postmortem"]
     found = subprocess.run([*apart, *command], capture_output=True, text=True, timeout=60, check=False)
     assert found.returncode == 2
-    assert "Traceback" not in found.stderr
-    assert "No usable temporary directory" in found.stderr
+    # Under coverage, its own failure to write follows.
+    assert found.stderr.startswith("error: No usable temporary directory")
     assert "give the folder that has the rings" in found.stderr
 
 
