@@ -8,13 +8,12 @@ natively (``native/shared_memory/kernels/codecs.cpp``), with the same bits but f
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
 from comm_collectives.compression import fused
-from comm_collectives.compression.codec import Codec
+from comm_collectives.compression.codec import NativeCodec
 from comm_collectives.compression.feedback import keep_error
 from comm_utils.errors import ArgumentError
 
@@ -28,7 +27,7 @@ _ROUNDER = 12582912.0
 _LANES = 16
 
 
-class _Blocks(Codec):
+class _Blocks(NativeCodec):
     """Blocks of ``block_size`` elements, a multiple of 16 up to 4096."""
 
     bits: int
@@ -40,7 +39,7 @@ class _Blocks(Codec):
             raise ArgumentError(
                 f"compression: block_size: got {block_size}; expected a multiple of 16 up to {_LARGEST_BLOCK}"
             )
-        self.granularity = block_size
+        self.granularity = self.block = block_size
 
     def __repr__(self) -> str:
         return f"{self.name}(block_size={self.granularity})"
@@ -69,17 +68,6 @@ class _Blocks(Codec):
             return
         decoded = self._decoded(wire, target.numel())
         (target.add_ if add else target.copy_)(decoded)
-
-    def decode_reduce_encode(
-        self,
-        wires: Sequence[torch.Tensor],
-        total: torch.Tensor,
-        divisor: int,
-        wire: torch.Tensor,
-        error: torch.Tensor | None = None,
-    ) -> None:
-        if not fused.decode_reduce_encode(self.name, wires, total, divisor, wire, self.granularity, error):
-            super().decode_reduce_encode(wires, total, divisor, wire, error)
 
     def _in_blocks(self, values: torch.Tensor) -> torch.Tensor:
         """Return ``values``, padded with zeros, as (blocks, block_size)."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 
 from comm_collectives.compression import fused
-from comm_collectives.compression.codec import Codec
+from comm_collectives.compression.codec import Codec, NativeCodec
 from comm_collectives.compression.feedback import keep_error
 
 __all__ = ["BFloat16", "Float16", "Uncompressed"]
@@ -37,7 +36,7 @@ class Uncompressed(Codec):
         return torch.zeros_like(source)
 
 
-class _Cast(Codec):
+class _Cast(NativeCodec):
     """Every element in a 16-bit dtype, rounded to nearest, ties to even."""
 
     dtype: ClassVar[torch.dtype]
@@ -60,17 +59,6 @@ class _Cast(Codec):
         if not fused.decode(self.name, wire, target, 16, add):
             source = wire.view(self.dtype)
             (target.add_(source.float()) if add else target.copy_(source))
-
-    def decode_reduce_encode(
-        self,
-        wires: Sequence[torch.Tensor],
-        total: torch.Tensor,
-        divisor: int,
-        wire: torch.Tensor,
-        error: torch.Tensor | None = None,
-    ) -> None:
-        if not fused.decode_reduce_encode(self.name, wires, total, divisor, wire, 16, error):
-            super().decode_reduce_encode(wires, total, divisor, wire, error)
 
 
 class Float16(_Cast):

@@ -8,7 +8,9 @@ from typing import ClassVar
 
 import torch
 
-__all__ = ["Codec"]
+from comm_collectives.compression import fused
+
+__all__ = ["Codec", "NativeCodec"]
 
 
 class Codec(ABC):
@@ -81,3 +83,24 @@ class Codec(ABC):
     def __repr__(self) -> str:
         """Return what ranks have to agree on: the name and all options."""
         return self.name
+
+
+class NativeCodec(Codec):
+    """A codec of a format that installed kernels may have.
+
+    Attributes:
+        block: elements that share a scale, for kernels; those without scales look at none.
+    """
+
+    block: int = 16
+
+    def decode_reduce_encode(
+        self,
+        wires: Sequence[torch.Tensor],
+        total: torch.Tensor,
+        divisor: int,
+        wire: torch.Tensor,
+        error: torch.Tensor | None = None,
+    ) -> None:
+        if not fused.decode_reduce_encode(self.name, wires, total, divisor, wire, self.block, error):
+            super().decode_reduce_encode(wires, total, divisor, wire, error)

@@ -13,7 +13,6 @@ from comm_collectives.annotations import Group
 from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.buckets import FlatLayout, flat_layout, flat_memory
-from comm_collectives.hooks.sharded.freeable_memory import FreeableMemory
 from comm_collectives.hooks.sharded.freed_parameter import as_gathered, hide, show
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError
@@ -47,8 +46,8 @@ class FlatShard:
     """Parameters of one dtype and device in flat memory, and this rank's part of it.
 
     In stages 1 and 2, the flat memory stays, parameters are views of it, and the part is a slice of it. In stage 3, the
-    part has memory of its own, and the flat memory exists while the parameters are gathered. Its address stays: what
-    autograd saved of it is valid again with the next gathering.
+    part has memory of its own, and the flat memory exists while the parameters are gathered. Its storage is resized
+    then: what autograd saved of it is valid again with the next gathering.
 
     Args:
         names: of the parameters in the model.
@@ -76,13 +75,12 @@ class FlatShard:
         self.on_read: Callable[[], None] = _nothing
         self._gathered_version = 0
         self._work: Work | None = None
-        self._memory: FreeableMemory | None = None
         self._references = 0
         numel = self.layout.numel
+        self._size_bytes = numel * self.dtype.itemsize
         with torch.no_grad():
             if frees:
-                self._memory = FreeableMemory(numel, self.dtype, self.device)
-                self.full = self._memory.tensor
+                self.full = torch.zeros(numel, dtype=self.dtype, device=self.device)
             else:
                 self.full = flat_memory(numel, self.dtype, self.device, group)
             self._views = self.views_of(self.full)
@@ -130,8 +128,8 @@ class FlatShard:
         """Start to bring the parts of all ranks together; :meth:`finish_gather` makes the parameters valid."""
         if self._work is not None:
             return
-        if self._memory is not None:
-            self._memory.allocate()
+        if self.frees:
+            self.full.untyped_storage().resize_(self._size_bytes)
         # In stages 1 and 2 the part is a slice of the result: encoded, it would lose small updates of the optimizer.
         compression = no_default(self.group)
         self._work = all_gather_into_tensor(self.full, self.shard, self.group, async_op=True, compression=compression)
@@ -147,8 +145,7 @@ class FlatShard:
             for parameter, view in zip(self.parameters, self._views, strict=True):
                 show(parameter)
                 parameter.data = view
-            assert self._memory is not None
-            self._references = self._memory.references
+            self._references = _sharing(self.full)
         self.is_gathered = True
         self.notice_gathered()
 
@@ -200,9 +197,7 @@ class FlatShard:
             work.wait()
         elif not self.is_gathered:
             return
-        if self._memory is None:
-            return
-        is_shared = keeps_aliases and self._memory.references > self._references
+        is_shared = keeps_aliases and _sharing(self.full) > self._references
         if self.is_gathered:
             for name, parameter, placeholder in zip(self.names, self.parameters, self._placeholders, strict=True):
                 parameter.data = placeholder
@@ -210,12 +205,12 @@ class FlatShard:
         self.is_gathered = False
         if is_shared:
             self._take_other_memory()
-        self._memory.free()
+        self.full.untyped_storage().resize_(0)
 
     def _take_other_memory(self) -> None:
-        self._memory = FreeableMemory(self.layout.numel, self.dtype, self.device)
-        self.full = self._memory.tensor
-        with as_gathered():
+        # In a forward in inference mode, too: later passes write to it.
+        with torch.inference_mode(False), torch.no_grad(), as_gathered():
+            self.full = torch.zeros(self.layout.numel, dtype=self.dtype, device=self.device)
             self._views = self.views_of(self.full)
 
     def tensors(self) -> list[torch.Tensor]:
@@ -285,8 +280,13 @@ class FlatShard:
                 segment.parameter.data = segment.parameter.detach().clone()
         self._views.clear()
         self.segments.clear()
-        self._memory = None
         self.full = self.shard = torch.empty(0, dtype=self.dtype, device=self.device)
+
+
+def _sharing(tensor: torch.Tensor) -> int:
+    """Return how many tensors share the memory of ``tensor``, as Python's variables or in a graph of autograd."""
+    count: int = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return count
 
 
 def _nothing() -> None:
