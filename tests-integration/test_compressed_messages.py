@@ -42,7 +42,7 @@ def both_ways(config: dict[str, Any], is_slow_here: list[bool]) -> list[tuple[in
                 expected = reduced(method, count, async_op)
                 slow = is_slow_here[dist.get_rank()]
                 with (
-                    mock.patch.object(pace, "is_slow", lambda _, slow=slow: slow),
+                    mock.patch.object(pace, "choose", lambda *_, slow=slow: pace.Choice(slow, False)),
                     mock.patch.object(Link, "send", autospec=True, side_effect=Link.send) as sent,
                 ):
                     got = reduced(method, count, async_op)
@@ -68,15 +68,3 @@ def test_messages_give_the_same_bits(
         # A rank that adds nothing up may have nothing to send.
         assert any(count > 2 for count, _ in found) is sends
         assert sends or not any(count for count, _ in found)
-
-
-def test_a_link_is_slow_where_ranks_wait_for_what_they_receive() -> None:
-    assert not pace.is_slow(None)
-    pace.note(None, 10 << 20, waited_s=1.0, took_s=1.1)
-    assert pace.is_slow(None)
-    pace.note(None, 1000, waited_s=0.0, took_s=0.0)  # too little to tell
-    assert pace.is_slow(None)
-    pace.note(None, 10 << 20, waited_s=0.01, took_s=1.1)  # it may have come while the rank computed
-    assert pace.is_slow(None)
-    pace.note(None, 10 << 20, waited_s=0.01, took_s=0.02)
-    assert not pace.is_slow(None)

@@ -58,11 +58,11 @@ class Link(Sizes):
     ) -> None:
         super().__init__(codec, backend.get_world_size(group), backend.get_rank(group))
         self.backend, self.group = backend, group
-        self._compression, self._refusal = compression or repr(codec), refusal
+        self.compression, self._refusal = compression or repr(codec), refusal
 
     def agree(self, what: str, number: int = 0) -> Agreement:
         """Begin to compare what the ranks are about to do; "with" the compression is added."""
-        return Agreement(self.backend, self.group, f"{what} with {self._compression}", number, refusal=self._refusal)
+        return Agreement(self.backend, self.group, f"{what} with {self.compression}", number, refusal=self._refusal)
 
     def pieces(self, most: int, device: torch.device, piece_bytes: int = _PIECE_BYTES) -> list[slice]:
         """Return the pieces in which slices with up to ``most`` elements travel, of ``piece_bytes`` on the wire.

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.distributed import ProcessGroup
 
-from comm_collectives.compression import calls
+from comm_collectives.compression import calls, pace
 from comm_collectives.compression.defaults import default_of, forget_defaults
 from comm_collectives.compression.settings import POWERSGD, Compression, as_compression
 from comm_collectives.hierarchy.choice import with_hierarchy
@@ -48,6 +48,7 @@ class _Measured:
 def forget_choices() -> None:
     """Compress nothing in the world to come, and measure again where that is to be measured."""
     forget_defaults()
+    pace.forget()
     _Measured.world.clear()
     _Measured.groups.clear()
 

@@ -24,11 +24,12 @@ __all__ = ["all_reduce_of_two"]
 
 # A sum goes so many exchanges after its piece: as many are under way while one is prepared.
 _LAG = 2
-# Receives are posted so many exchanges ahead, where the link is slow. gloo sends only what the other rank has announced
+# Receives of messages are posted so many exchanges ahead. gloo sends only what the other rank has announced
 # to receive, and an announcement waits behind what this rank sends; so the link is idle where ranks are not in step.
 _AHEAD = 1
 # Bytes on the wire of a piece then.
 _MESSAGE_BYTES = 1 << 19
+_NO_MESSAGES = pace.Choice(messages=False, measured=False)
 
 
 @dataclass
@@ -89,10 +90,13 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
         slices: entry r is summed by rank r.
     """
     count, dtype = sum(one.numel() for one in slices), slices[0].dtype
-    codec, may_post = link.codec, link.has_messages(slices[0].device) and pace.is_slow(link.group)
+    codec, key = link.codec, (link.compression, count.bit_length())
+    choice = _NO_MESSAGES
+    if link.has_messages(slices[0].device):
+        choice = pace.choose(link.group, key)
     what = f"all_reduce{' (avg)' if average else ''} of {count} {dtype}"
-    agreement = link.agree(what, number=0 if may_post else 1)
-    has_messages = may_post and agreement.largest() == 0  # on both ranks
+    agreement = link.agree(what, number=0 if choice.messages else 1)
+    has_messages = any(choice) and agreement.largest() == 0  # on both ranks
     peer, errors = 1 - link.rank, errors_of(feedback, slices)
     mine, others = slices[link.rank], slices[peer]
     own_lost = own_errors(feedback, slices, link.rank)
@@ -159,7 +163,8 @@ def all_reduce_of_two(link: Link, slices: Sequence[torch.Tensor], average: bool,
                 decode_into(codec, arrived.received[arrived.sum_at :], others[sum_place], buffers)
                 buffers.give_back(arrived.sent, arrived.received)
         agreement.check()
-        pace.note(link.group, received_bytes, waited_s, time.perf_counter() - begun)
+        took_s, messages = time.perf_counter() - begun, has_messages if choice.measured else None
+        pace.note(link.group, key, received_bytes, waited_s, took_s, messages)
         keep_own_errors(feedback, slices, link.rank)
 
 
