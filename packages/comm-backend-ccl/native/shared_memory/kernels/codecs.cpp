@@ -3,48 +3,16 @@
 #include "kernels/codecs.hpp"
 
 #include "kernels/float16.hpp"
+#include "kernels/scales.hpp"
+#include "kernels/signs.hpp"
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <functional>
-#include <limits>
 #include <type_traits>
 
 namespace shm {
 namespace {
-
-constexpr float least_normal = std::numeric_limits<float>::min();
-constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
-
-uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
-float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
-
-// The largest magnitude; infinite or NaN where any is not finite.
-float largest(const float *values, size_t count) {
-    uint32_t most = 0;
-    for (size_t i = 0; i < count; ++i) {
-        most = std::max(most, bits_of(values[i]) & 0x7fffffffu);
-    }
-    return float_of(most);
-}
-
-// So that `levels` times the scale is the largest magnitude, and finite; 0 where the quotient would not be normal.
-float scale_for(float magnitude, float levels) {
-    if (!(magnitude <= std::numeric_limits<float>::max())) {
-        return not_a_number;
-    }
-    float scale = magnitude / levels;
-    if (scale < least_normal) {
-        return 0.0f;
-    }
-    if (scale * levels > std::numeric_limits<float>::max()) {
-        scale = float_of(bits_of(scale) - 1);
-    }
-    return scale;
-}
-
-float inverse_of(float scale) { return scale == 0.0f || scale != scale ? 0.0f : 1.0f / scale; }
 
 // Rounds to an integer, ties to even, for magnitudes below 2^22; its low bits are those of the result.
 constexpr float rounder = 12582912.0f;
@@ -91,90 +59,6 @@ struct Eight {
 };
 using E4m3 = Eight<3, 7>;
 using E5m2 = Eight<2, 15>;
-
-// The mean of the magnitudes, in an order that does not depend on the length of vectors: 16 sums, then a tree. NaN
-// where a value is not finite, which makes the sum so.
-float mean_magnitude(const float *values, size_t count) {
-    constexpr float part = 1.0f / static_cast<float>(most_block);  // so that no sum is too large
-    float sums[16] = {};
-    size_t i = 0;
-    for (; i + 16 <= count; i += 16) {
-        for (size_t lane = 0; lane < 16; ++lane) {
-            sums[lane] += std::fabs(values[i + lane]) * part;
-        }
-    }
-    for (size_t lane = 0; i < count; ++i, ++lane) {
-        sums[lane] += std::fabs(values[i]) * part;
-    }
-    for (size_t half = 8; half > 0; half /= 2) {
-        for (size_t lane = 0; lane < half; ++lane) {
-            sums[lane] += sums[lane + half];
-        }
-    }
-    constexpr float most = std::numeric_limits<float>::max();
-    if (!(sums[0] <= most) && !(largest(values, count) <= most)) {
-        return not_a_number;
-    }
-    return sums[0] * (static_cast<float>(most_block) / static_cast<float>(count));
-}
-
-// As many bits as there are lanes from `values` on, the first in the lowest.
-#if defined(__AVX512F__)
-uint32_t signs_at(const float *values) {
-    return _mm512_cmp_ps_mask(_mm512_loadu_ps(values), _mm512_setzero_ps(), _CMP_GE_OQ);
-}
-#elif defined(__AVX2__)
-uint32_t signs_at(const float *values) {
-    const __m256 zero = _mm256_setzero_ps();
-    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(values), zero, _CMP_GE_OQ)));
-}
-#endif
-
-void signs_of(const float *values, size_t count, uint8_t *to) {
-    size_t i = 0;
-#ifdef __AVX2__
-    for (; i + lanes <= count; i += lanes) {
-        const uint32_t bits = signs_at(values + i);
-        std::memcpy(to + i / 8, &bits, lanes / 8);
-    }
-#endif
-    for (; i < count; i += 8) {
-        uint32_t byte = 0;
-        for (size_t bit = 0; bit < std::min<size_t>(8, count - i); ++bit) {
-            byte |= static_cast<uint32_t>(values[i + bit] >= 0.0f) << bit;
-        }
-        to[i / 8] = static_cast<uint8_t>(byte);
-    }
-}
-
-template <bool Adds>
-void put_signs(const uint8_t *from, float scale, float *target, size_t count) {
-    size_t i = 0;
-#if defined(__AVX512F__)
-    const __m512 positive = _mm512_set1_ps(scale), negative = _mm512_set1_ps(-scale);
-    for (; i + 16 <= count; i += 16) {
-        uint16_t bits;
-        std::memcpy(&bits, from + i / 8, 2);
-        const __m512 value = _mm512_mask_blend_ps(bits, negative, positive);
-        _mm512_storeu_ps(target + i, Adds ? _mm512_add_ps(_mm512_loadu_ps(target + i), value) : value);
-    }
-#elif defined(__AVX2__)
-    const __m256 positive = _mm256_set1_ps(scale), negative = _mm256_set1_ps(-scale);
-    const __m256i places = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-    for (; i + 8 <= count; i += 8) {
-        const __m256i bits = _mm256_and_si256(_mm256_set1_epi32(from[i / 8]), places);
-        const __m256 ones = _mm256_castsi256_ps(_mm256_cmpeq_epi32(bits, places));
-        const __m256 value = _mm256_blendv_ps(negative, positive, ones);
-        _mm256_storeu_ps(target + i, Adds ? _mm256_add_ps(_mm256_loadu_ps(target + i), value) : value);
-    }
-#endif
-    const uint32_t magnitude = bits_of(scale);
-    for (; i < count; ++i) {
-        const uint32_t is_negative = ~static_cast<uint32_t>(from[i / 8] >> i % 8) & 1u;
-        const float value = float_of(magnitude ^ is_negative << 31);
-        target[i] = Adds ? target[i] + value : value;
-    }
-}
 
 template <class Format>
 void narrow_eight(const float *values, size_t count, float inverse, uint8_t *to) {
@@ -244,8 +128,7 @@ float encode_block(int codec, const float *values, size_t count, uint8_t *to) {
         return scale;
     }
     default:
-        signs_of(values, count, to);
-        return mean_magnitude(values, count);
+        return encode_signs(Plain{values}, const_cast<float *>(values), count, to);
     }
 }
 
@@ -309,6 +192,10 @@ void keep_error(const float *values, const float *decoded, size_t count, float *
 // Of a block: with `decoded`, which may be `source`, leaves there what is decoded from `to`.
 void encode_one(int codec, const float *source, float *error, size_t count, float *scale, uint8_t *to, float *decoded) {
     alignas(64) float values[most_block], unwanted[most_block];
+    if (codec == codec_onebit && error != nullptr && decoded == nullptr) {
+        *scale = encode_signs(WithError{source, error}, values, count, to);
+        return keep_signs<false, true>(values, *scale, count, nullptr, error);
+    }
     if (error != nullptr) {
         add_error(source, error, count, values);
         source = values;
@@ -366,6 +253,29 @@ void decode(int codec, const void *wire, float *target, size_t count, size_t blo
 
 void decode_reduce_encode(int codec, const void *const *wires, size_t inputs, float *total, float divisor, float *error,
                           size_t count, size_t block, void *wire) {
+    if (codec == codec_onebit && inputs > 0) {
+        const auto reduce = [&](auto divides, auto errs) {
+            for_blocks(codec, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
+                const auto signs = [&](size_t input) { return static_cast<const uint8_t *>(wires[input]) + begin; };
+                size_t input = 0;
+                for (; input + 1 < inputs; ++input) {
+                    put_signs<true>(signs(input), scale_in(codec, wires[input], number), total + at, part);
+                }
+                float *lost = errs.value ? error + at : nullptr;
+                const Reduced<divides.value, errs.value> elements{total + at, lost, signs(input),
+                                                                  scale_in(codec, wires[input], number), divisor};
+                reduce_signs(elements, total + at, lost, part, static_cast<float *>(wire) + number,
+                             static_cast<uint8_t *>(wire) + begin);
+            });
+        };
+        using std::bool_constant;
+        if (divisor != 1.0f) {
+            return error != nullptr ? reduce(bool_constant<true>(), bool_constant<true>())
+                                    : reduce(bool_constant<true>(), bool_constant<false>());
+        }
+        return error != nullptr ? reduce(bool_constant<false>(), bool_constant<true>())
+                                : reduce(bool_constant<false>(), bool_constant<false>());
+    }
     for_blocks(codec, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
         for (size_t input = 0; input < inputs; ++input) {
             decode_block<true>(codec, static_cast<const uint8_t *>(wires[input]) + begin,
