@@ -128,7 +128,7 @@ float encode_block(int codec, const float *values, size_t count, uint8_t *to) {
         return scale;
     }
     default:
-        return encode_signs(Plain{values}, const_cast<float *>(values), count, to);
+        return encode_signs(Plain{values}, nullptr, count, to);
     }
 }
 
@@ -184,8 +184,7 @@ void add_error(const float *source, const float *error, size_t count, float *to)
 // Where `values` were encoded and decoded again.
 void keep_error(const float *values, const float *decoded, size_t count, float *error) {
     for (size_t i = 0; i < count; ++i) {
-        const float lost = values[i] - decoded[i];
-        error[i] = (bits_of(lost) & 0x7f800000u) == 0x7f800000u ? 0.0f : lost;
+        error[i] = without_infinities(values[i] - decoded[i]);
     }
 }
 
@@ -251,30 +250,32 @@ void decode(int codec, const void *wire, float *target, size_t count, size_t blo
     });
 }
 
+// What decode_reduce_encode() does, with the last of `wires` in the loop that encodes.
+template <bool Divides, bool Errs>
+void reduce_signs(const void *const *wires, size_t inputs, float *total, float divisor, float *error, size_t count,
+                  size_t block, void *wire) {
+    for_blocks(codec_onebit, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
+        const auto scale_of = [&](size_t input) { return scale_in(codec_onebit, wires[input], number); };
+        const auto signs = [&](size_t input) { return static_cast<const uint8_t *>(wires[input]) + begin; };
+        const size_t last = inputs - 1;
+        for (size_t input = 0; input < last; ++input) {
+            put_signs<true>(signs(input), scale_of(input), total + at, part);
+        }
+        float *lost = Errs ? error + at : nullptr;
+        const Reduced<Divides, Errs> sums{total + at, lost, signs(last), scale_of(last), divisor};
+        alignas(64) float values[most_block];
+        const float scale = encode_signs(sums, values, part, static_cast<uint8_t *>(wire) + begin);
+        static_cast<float *>(wire)[number] = scale;
+        keep_signs<true, Errs>(values, scale, part, total + at, lost);
+    });
+}
+
 void decode_reduce_encode(int codec, const void *const *wires, size_t inputs, float *total, float divisor, float *error,
                           size_t count, size_t block, void *wire) {
     if (codec == codec_onebit && inputs > 0) {
-        const auto reduce = [&](auto divides, auto errs) {
-            for_blocks(codec, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
-                const auto signs = [&](size_t input) { return static_cast<const uint8_t *>(wires[input]) + begin; };
-                size_t input = 0;
-                for (; input + 1 < inputs; ++input) {
-                    put_signs<true>(signs(input), scale_in(codec, wires[input], number), total + at, part);
-                }
-                float *lost = errs.value ? error + at : nullptr;
-                const Reduced<divides.value, errs.value> elements{total + at, lost, signs(input),
-                                                                  scale_in(codec, wires[input], number), divisor};
-                reduce_signs(elements, total + at, lost, part, static_cast<float *>(wire) + number,
-                             static_cast<uint8_t *>(wire) + begin);
-            });
-        };
-        using std::bool_constant;
-        if (divisor != 1.0f) {
-            return error != nullptr ? reduce(bool_constant<true>(), bool_constant<true>())
-                                    : reduce(bool_constant<true>(), bool_constant<false>());
-        }
-        return error != nullptr ? reduce(bool_constant<false>(), bool_constant<true>())
-                                : reduce(bool_constant<false>(), bool_constant<false>());
+        const auto with_error = divisor != 1.0f ? reduce_signs<true, true> : reduce_signs<false, true>;
+        const auto without = divisor != 1.0f ? reduce_signs<true, false> : reduce_signs<false, false>;
+        return (error != nullptr ? with_error : without)(wires, inputs, total, divisor, error, count, block, wire);
     }
     for_blocks(codec, count, block, [&](size_t at, size_t part, size_t number, size_t begin) {
         for (size_t input = 0; input < inputs; ++input) {

@@ -41,6 +41,9 @@ float scale_for(float magnitude, float levels) {
     return scale;
 }
 
+// What an encoding lost; 0 where that is not finite.
+float without_infinities(float lost) { return (bits_of(lost) & 0x7f800000u) == 0x7f800000u ? 0.0f : lost; }
+
 float inverse_of(float scale) { return scale == 0.0f || scale != scale ? 0.0f : 1.0f / scale; }
 
 }  // namespace

@@ -118,8 +118,8 @@ struct Reduced {
 #endif
 };
 
-// Writes the signs of `elements` to `to`, and returns their scale. Leaves them in `values`, unless they are Plain and
-// already there.
+// Writes the signs of `elements` to `to`, and returns their scale. Leaves in `values` what is encoded, unless that is
+// Plain.
 template <class Elements>
 float encode_signs(const Elements &elements, float *values, size_t count, uint8_t *to) {
     constexpr bool keeps = !std::is_same_v<Elements, Plain>;
@@ -152,10 +152,12 @@ float encode_signs(const Elements &elements, float *values, size_t count, uint8_
         }
         to[i / 8] = static_cast<uint8_t>(byte);
     }
-    return mean_of(sums, values, count);
+    if constexpr (keeps) {
+        return mean_of(sums, values, count);
+    } else {
+        return mean_of(sums, elements.source, count);
+    }
 }
-
-float without_infinities(float lost) { return (bits_of(lost) & 0x7f800000u) == 0x7f800000u ? 0.0f : lost; }
 
 // What `values` decode to, into `decoded`, and what they lose by that, into `error`; either may be null.
 template <bool Decodes, bool Errs>
@@ -184,15 +186,6 @@ void keep_signs(const float *values, float scale, size_t count, float *decoded, 
             error[i] = without_infinities(values[i] - rounded);
         }
     }
-}
-
-// Of a block: what decode_reduce_encode() does.
-template <bool Divides, bool Errs>
-void reduce_signs(const Reduced<Divides, Errs> &elements, float *total, float *error, size_t count, float *scale,
-                  uint8_t *to) {
-    alignas(64) float values[most_block];
-    *scale = encode_signs(elements, values, count, to);
-    keep_signs<true, Errs>(values, *scale, count, total, error);
 }
 
 template <bool Adds>
