@@ -30,7 +30,7 @@ Key: TypeAlias = tuple[str, int]
 
 
 class Choice(NamedTuple):
-    """How a call exchanges what it encodes."""
+    """A way for a call to exchange what it encodes."""
 
     #: As messages, if the other rank chooses so too.
     messages: bool
@@ -51,7 +51,7 @@ class _Calls:
 
 @dataclass
 class _Known:
-    """What calls of a group have found out."""
+    """Findings of the calls of a group."""
 
     slow: bool = False
     calls: dict[Key, _Calls] = field(default_factory=dict)
