@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,19 +151,84 @@ def test_a_peers_place_beyond_the_tensor_is_refused(place: int) -> None:
         codec.decode(wire, torch.zeros(100))
 
 
-def test_an_installed_codec_with_a_built_in_name_is_ignored_with_a_warning(
+def install(folder: Path, package: str, entries: str, code: str = "") -> None:
+    metadata = folder / f"{package}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Name: {package}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[comm_utils.codecs]\n{entries}\n")
+    (folder / f"{package}.py").write_text(code)
+
+
+@pytest.fixture
+def forgotten_codecs() -> Iterator[None]:
+    """Look for installed codecs anew, within the test and after it."""
+    registry._codecs.cache_clear()
+    yield
+    registry._codecs.cache_clear()
+
+
+@pytest.mark.usefixtures("forgotten_codecs")
+@pytest.mark.parametrize("name", ["int8", "powersgd", "seq_parallel"])
+def test_an_installed_codec_with_a_name_of_this_library_is_ignored_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    install(tmp_path, "theirs", f"{name} = theirs:Int8")
+    monkeypatch.syspath_prepend(tmp_path)
+    with caplog.at_level(logging.WARNING, "comm"):
+        assert [make_codec("int8").name.partition("(")[0] for _ in range(2)] == ["int8", "int8"]
+    (record,) = caplog.records
+    assert f"the codec {name!r} of theirs:Int8 is ignored, as that of this library" in record.getMessage()
+
+
+@pytest.mark.usefixtures("forgotten_codecs")
+def test_of_two_installed_codecs_of_one_name_a_warning_names_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metadata = tmp_path / "theirs-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Name: theirs\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[comm_utils.codecs]\nint8 = theirs:Int8\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    registry._codecs.cache_clear()
-    try:
-        with caplog.at_level(logging.WARNING, "comm"):
-            assert [make_codec("int8").name.partition("(")[0] for _ in range(2)] == ["int8", "int8"]
-    finally:
-        registry._codecs.cache_clear()
+    install(tmp_path / "second", "theirs_b", "twin = theirs_b:Twin")
+    install(tmp_path / "first", "theirs_a", "twin = theirs_a:Twin")
+    for folder in ("second", "first"):
+        monkeypatch.syspath_prepend(tmp_path / folder)
+    with caplog.at_level(logging.WARNING, "comm"):
+        assert "twin" in registry.codec_names()
     (record,) = caplog.records
-    assert "the codec 'int8' of theirs:Int8 is ignored" in record.getMessage()
+    assert "the codec 'twin' of theirs_b:Twin is ignored, as that of theirs_a:Twin has the name" in record.getMessage()
+
+
+THEIRS = """
+from comm_collectives.compression.cast_codecs import Float16
+
+class Unnamed(Float16):
+    name = None
+
+class Fractions(Float16):
+    def encoded_bytes(self, count):
+        return count / 2
+
+class Negative(Float16):
+    def encoded_bytes(self, count):
+        return -count
+
+class Fails(Float16):
+    def encoded_bytes(self, count):
+        raise OverflowError("too many")
+"""
+
+
+@pytest.mark.usefixtures("forgotten_codecs")
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("Unnamed", "it has no name; expected the class attribute name = 'mine'"),
+        ("Fractions", r"encoded_bytes\(256\) returned 128.0; expected an int of 1 or more"),
+        ("Negative", r"encoded_bytes\(256\) returned -256; expected an int"),
+        ("Fails", r"encoded_bytes\(256\) raised OverflowError: too many"),
+    ],
+)
+def test_an_installed_codec_without_the_interface_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, reason: str
+) -> None:
+    install(tmp_path, "theirs_interface", f"mine = theirs_interface:{kind}", THEIRS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ArgumentError, match=f"the codec 'mine' of theirs_interface:{kind} cannot be used: {reason}"):
+        make_codec("mine")
+    sys.modules.pop("theirs_interface", None)

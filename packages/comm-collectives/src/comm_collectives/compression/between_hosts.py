@@ -98,7 +98,7 @@ def run(
     codec, layout = compression.codec, find_layout(backend, group)
     assert codec is not None
     assert layout is not None
-    of_all = f"{what}{' (avg)' if op is ReduceOp.AVG else ''} with {compression!r}"
+    of_all = f"{what}{' (avg)' if op is ReduceOp.AVG else ''} with {compression.describe_call()}"
 
     def agreed_plan(inner: Backend, used: ProcessGroup | None) -> Plan:
         Agreement(inner, used, of_all).check()

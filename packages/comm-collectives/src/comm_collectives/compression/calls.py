@@ -32,7 +32,7 @@ _S = TypeVar("_S")
 
 def _make_link(backend: Backend, compression: Compression, group: ProcessGroup | None, refusal: str = "") -> Link:
     assert compression.codec is not None
-    return Link(backend, group, compression.codec, repr(compression), refusal)
+    return Link(backend, group, compression.codec, compression.describe_call(), refusal)
 
 
 def _state(make: Callable[[Members], _S], backend: Backend, group: ProcessGroup | None) -> tuple[_S | None, str]:

@@ -84,6 +84,17 @@ class Codec(ABC):
         """Return what ranks have to agree on: the name and all options."""
         return self.name
 
+    def describe(self) -> str:
+        """Return what ranks compare: ``repr()``, and of a codec of another package also its class and its sizes.
+
+        Ranks may have other packages of that name, or other versions; those of this library are compared at the start.
+        """
+        kind, count = type(self), 256 * max(1, self.granularity)
+        if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
+            return repr(self)
+        sizes = f"{self.encoded_bytes(count)} bytes for {count} elements"
+        return f"{self!r} ({kind.__module__}.{kind.__qualname__}, {sizes})"
+
 
 class NativeCodec(Codec):
     """A codec of a format that installed kernels may have.

@@ -35,7 +35,9 @@ class Sizes:
         self.codec, self.size, self.rank = codec, size, rank
 
     def wire_bytes(self, count: int) -> int:
-        """Return the bytes of ``count`` elements, with what aligns the next ones."""
+        """Return the bytes of ``count`` elements, with what aligns the next ones; nothing travels for none."""
+        if not count:
+            return 0
         return -(-self.codec.encoded_bytes(count) // _ALIGNMENT) * _ALIGNMENT
 
     def slice_elements(self, count: int) -> int:
@@ -58,7 +60,7 @@ class Link(Sizes):
     ) -> None:
         super().__init__(codec, backend.get_world_size(group), backend.get_rank(group))
         self.backend, self.group = backend, group
-        self.compression, self._refusal = compression or repr(codec), refusal
+        self.compression, self._refusal = compression or codec.describe(), refusal
 
     def agree(self, what: str, number: int = 0) -> Agreement:
         """Begin to compare what the ranks are about to do; "with" the compression is added."""

@@ -151,7 +151,7 @@ def _reduce(
 
 def all_gather(link: Link, targets: Sequence[torch.Tensor], source: torch.Tensor) -> None:
     """Overwrite ``targets[r]``, (n,), with the ``source``, (n,), of rank r, as all ranks decode it."""
-    what = f"all_gather of {source.numel()} {source.dtype} with {link.codec!r}"
+    what = f"all_gather of {source.numel()} {source.dtype} with {link.codec.describe()}"
     agreement, codec = Agreement(link.backend, link.group, what), link.codec
     with Buffers(source.device) as buffers:
 
@@ -186,7 +186,7 @@ def all_to_all(
     dtype, codec = targets[0].dtype, link.codec
     # Nobody knows how much others exchange: all agree on the number of pieces.
     number = max(one.numel() for one in (*targets, *sources))
-    longest = Agreement(link.backend, link.group, f"all_to_all of {dtype} with {codec!r}", number).largest()
+    longest = Agreement(link.backend, link.group, f"all_to_all of {dtype} with {codec.describe()}", number).largest()
     if longest * link.size * dtype.itemsize < least_bytes:
         return False
 

@@ -19,6 +19,8 @@ __all__ = ["ENTRY_POINT_GROUP", "codec_names", "make_codec"]
 
 #: Entry points of this group name a function or class that returns a :class:`Codec` for the options that it is given.
 ENTRY_POINT_GROUP = "comm_utils.codecs"
+# Names that compression= takes beside those of codecs.
+_RESERVED = ("powersgd", "seq_parallel")
 
 
 def _built_in() -> dict[str, Callable[..., Codec]]:
@@ -39,15 +41,18 @@ def _built_in() -> dict[str, Callable[..., Codec]]:
 @functools.cache
 def _codecs() -> dict[str, Callable[..., Codec]]:
     found = _built_in()
+    owners = dict.fromkeys((*found, *_RESERVED), "this library")
     for entry in entry_points(ENTRY_POINT_GROUP):
-        if entry.name in found:
+        if entry.name in owners:
             logger.warning(
-                "compression: the codec %r of %s is ignored, as the built-in codec has that name; its package has to "
-                "rename the entry point",
+                "compression: the codec %r of %s is ignored, as that of %s has the name; uninstall its package, or "
+                "rename its entry point",
                 entry.name,
                 entry.value,
+                owners[entry.name],
             )
         else:
+            owners[entry.name] = entry.value
             found[entry.name] = functools.partial(_load, entry.name)
     return found
 
@@ -62,9 +67,24 @@ def _load(name: str, **options: object) -> Codec:
                     f"compression: the codec {name!r} of {entry.value} cannot be used: {error}"
                 ) from error
             if isinstance(made, Codec):
+                _check_interface(made, name, entry.value)
                 return made
             raise ArgumentError(f"compression: {entry.value} returned {type(made).__name__}; expected a Codec")
     raise ArgumentError(f"compression: the codec {name!r} is no longer installed")
+
+
+def _check_interface(codec: Codec, name: str, value: str) -> None:
+    """Check what every call asks of a codec, before ranks depend on it."""
+    what = f"compression: the codec {name!r} of {value} cannot be used:"
+    if not isinstance(getattr(codec, "name", None), str):
+        raise ArgumentError(f"{what} it has no name; expected the class attribute name = {name!r}")
+    count = 256
+    try:
+        size = codec.encoded_bytes(count)
+    except Exception as error:
+        raise ArgumentError(f"{what} encoded_bytes({count}) raised {type(error).__name__}: {error}") from error
+    if type(size) is not int or size < 1:
+        raise ArgumentError(f"{what} encoded_bytes({count}) returned {size!r}; expected an int of 1 or more")
 
 
 def codec_names() -> list[str]:

@@ -105,10 +105,17 @@ class Compression:
 
     def __repr__(self) -> str:
         """Return what ranks have to agree on."""
+        return self._described(repr(self.codec))
+
+    def _described(self, codec: str) -> str:
         if self.codec is None:
             return f"{POWERSGD}(rank={self.rank})"
         feedback, where = "+error_feedback" * self.error_feedback, " between hosts" * self.between_hosts
-        return f"{self.codec!r}{feedback}{where}"
+        return f"{codec}{feedback}{where}"
+
+    def describe_call(self) -> str:
+        """Return what ranks compare in each call: ``repr()``, with ``Codec.describe()`` for the codec."""
+        return self._described("" if self.codec is None else self.codec.describe())
 
     def describe(self) -> str:
         """Return what ranks have to agree on before the first call: ``repr()``, and the least size."""
