@@ -101,6 +101,20 @@ def test_a_package_that_knows_a_library_comes_before_one_that_takes_all(monkeypa
         foreign_groups.provider_for("unheard")
 
 
+def test_a_package_that_fails_leaves_the_others_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> object:
+        raise OSError("no library")
+
+    def with_broken(group: str) -> Iterator[Entry]:
+        yield Entry("broken", load)
+        yield from entries(group)
+
+    monkeypatch.setattr(foreign_groups, "entry_points", with_broken)
+    assert foreign_groups.provider_for("gloo")[0] == "torch"
+    with pytest.raises(BackendUnavailableError, match=r"broken cannot be asked \(OSError: no library\)"):
+        foreign_groups.provider_for("unheard")
+
+
 def test_a_provider_has_one_backend_for_all_its_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreign_groups, "entry_points", entries)
     groups = foreign_groups.ForeignGroups(FastPathCache())

@@ -1,5 +1,8 @@
 import logging
+import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -147,6 +150,59 @@ def test_intels_bindings_that_are_missing_are_named(monkeypatch: pytest.MonkeyPa
 
 def test_the_provider_of_torch_comes_last() -> None:
     assert list(selector._providers())[-1] == "torch"
+
+
+PROVIDER = """
+def availability():
+    {availability}
+
+def initialize(setup):
+    raise NotImplementedError
+
+def adopts(backend):
+    raise OSError("no driver")
+
+def adopt():
+    raise NotImplementedError
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (
+            PROVIDER.format(availability="raise OSError('no driver')"),
+            "its package raised OSError in availability(): no driver",
+        ),
+        (
+            PROVIDER.format(availability="return {'faulty': True}"),
+            "its package returned bool in availability(); expected an Availability for each name",
+        ),
+        (
+            "def availability():\n    return {}\n",
+            "faulty_provider has no initialize and no adopts and no adopt; expected",
+        ),
+        ("raise OSError('no library')", "faulty_provider cannot be imported (OSError: no library)"),
+    ],
+)
+def test_a_faulty_package_leaves_the_others_usable_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    info = tmp_path / "faulty-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[comm_utils.backends]\nfaulty = faulty_provider\n")
+    (tmp_path / "faulty_provider.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        assert selector.choose("gloo").backend == "gloo"
+        assert selector.unavailable_reasons("cpu")["gloo"] is None
+        with pytest.raises(BackendUnavailableError, match=f"backend 'faulty' cannot be used: {re.escape(reason)}"):
+            selector.choose("faulty")
+        with pytest.raises(ValueError, match="process group has not been initialized"):  # torch's provider is asked
+            selector.adopt("gloo")
+    finally:
+        sys.modules.pop("faulty_provider", None)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="NCCL is usable here")

@@ -22,13 +22,19 @@ def provider_for(library: str) -> tuple[str, BackendProvider]:
         BackendUnavailableError: no installed package does.
     """
     found = [entry for entry in entry_points(ENTRY_POINT_GROUP) if entry.name != "ccl"]
+    refused: list[str] = []
     for entry in sorted(found, key=lambda entry: (entry.name == _LAST, entry.name)):
-        provider = cast(BackendProvider, entry.load())
-        if provider.adopts(library):
+        try:
+            provider = cast(BackendProvider, entry.load())
+            serves = provider.adopts(library)
+        except Exception as error:  # whatever a package does, the others stay usable
+            refused.append(f"; {entry.name} cannot be asked ({type(error).__name__}: {error})")
+            continue
+        if serves:
             return entry.name, provider
     raise BackendUnavailableError(
         f"backend {library!r} is not served by comm-backend-ccl, and no installed package serves it; install one that "
-        "does with: pip install comm-backend-torch"
+        f"does with: pip install comm-backend-torch{''.join(refused)}"
     )
 
 

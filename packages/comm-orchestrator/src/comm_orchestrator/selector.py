@@ -47,6 +47,9 @@ COMMON_BACKENDS = {
 }
 
 
+_FUNCTIONS = ("availability", "initialize", "adopts", "adopt")
+
+
 @dataclass(frozen=True)
 class Choice:
     """A backend, why it was taken, and what kept the ranks from better ones."""
@@ -65,20 +68,39 @@ def _providers() -> dict[str, BackendProvider]:
 
 def _load(entry: EntryPoint) -> BackendProvider:
     try:
-        return cast(BackendProvider, entry.load())
+        found = entry.load()
     except Exception as error:  # whatever a package does at import, the others stay usable
-        return _Unloadable(entry.name, entry.value, error)
+        why = f"{entry.value} cannot be imported ({type(error).__name__}: {error})"
+        return _Unusable(entry.name, why, "reinstall the package, or what it misses")
+    missing = [name for name in _FUNCTIONS if not callable(getattr(found, name, None))]
+    if missing:
+        why = f"{entry.value} has no {' and no '.join(missing)}; expected the functions of a BackendProvider"
+        return _Unusable(entry.name, why, "correct or update the package")
+    return cast(BackendProvider, found)
 
 
-class _Unloadable:
-    """Stands in for a package that cannot be imported, and says so."""
+def _availability(name: str, provider: BackendProvider) -> Mapping[str, Availability]:
+    """Return what ``provider``, of the entry point ``name``, offers; whatever it does, the others stay usable."""
+    try:
+        found = dict(provider.availability())
+    except Exception as error:
+        why = f"its package raised {type(error).__name__} in availability(): {error}"
+    else:
+        wrong = next((one for one in found.values() if not isinstance(one, Availability)), None)
+        if wrong is None:
+            return found
+        why = f"its package returned {type(wrong).__name__} in availability(); expected an Availability for each name"
+    return {name: Availability(False, why, "correct, update or uninstall the package")}
 
-    def __init__(self, name: str, value: str, error: Exception) -> None:
-        self._name = name
-        self._why = f"{value} cannot be imported ({type(error).__name__}: {error})"
+
+class _Unusable:
+    """Stands in for a package that cannot be used, and says so."""
+
+    def __init__(self, name: str, why: str, remedy: str) -> None:
+        self._name, self._why, self._remedy = name, why, remedy
 
     def availability(self) -> Mapping[str, Availability]:
-        return {self._name: Availability(False, self._why, "reinstall the package, or what it misses")}
+        return {self._name: Availability(False, self._why, self._remedy)}
 
     def initialize(self, setup: Setup) -> Backend:
         raise BackendUnavailableError(f"backend {setup.backend!r} cannot be used: {self._why}")
@@ -93,8 +115,8 @@ class _Unloadable:
 def available_backends() -> dict[str, Availability]:
     """Return every library that an installed package can activate, and whether and why it can be used here."""
     result: dict[str, Availability] = {}
-    for provider in _providers().values():
-        for name, availability in provider.availability().items():
+    for provider_name, provider in _providers().items():
+        for name, availability in _availability(provider_name, provider).items():
             result.setdefault(name, availability)
     return result
 
@@ -206,16 +228,21 @@ def warn_of_fall_back(choice: Choice, device_type: str) -> None:
 def activate(setup: Setup) -> Backend:
     """Bring up the backend of ``setup`` through the package that provides it."""
     first = setup.backend.split(",")[0].rpartition(":")[2]
-    for provider in _providers().values():
-        if first in provider.availability():
+    for name, provider in _providers().items():
+        if first in _availability(name, provider):
             return provider.initialize(setup)
     raise BackendUnavailableError(f"no installed package provides backend {setup.backend!r}")
 
 
 def adopt(backend: str) -> Backend:
     """Serve a ``torch.distributed`` that was initialised elsewhere with ``backend``."""
-    for provider in _providers().values():
-        if provider.adopts(backend):
+    for name, provider in _providers().items():
+        try:
+            serves = provider.adopts(backend)
+        except Exception as error:
+            logger.warning("backend %s is left out: its adopts() raised %s: %s", name, type(error).__name__, error)
+            continue
+        if serves:
             return provider.adopt()
     raise BackendUnavailableError(
         f"torch.distributed runs on {backend!r} and no installed package can adopt it; install comm-backend-torch"
