@@ -25,7 +25,7 @@ from comm_orchestrator.rendezvous.init_method import without_arguments
 from comm_orchestrator.rendezvous.join import join, report_to_peers
 from comm_orchestrator.rendezvous.started import StartedRanks
 from comm_orchestrator.report import describe, headline
-from comm_utils import active, process_limits
+from comm_utils import active, process_limits, standard_descriptors
 from comm_utils.backend import Setup
 from comm_utils.errors import (
     ArgumentError,
@@ -156,6 +156,7 @@ def initialize(options: InitOptions) -> InitResult:
     """Do what ``comm_orchestrator.init_distributed`` promises, short of what concerns the collectives."""
     url, rank, world_size = without_arguments(options.init_method, options.rank, options.world_size)
     options = replace(options, init_method=url, rank=rank, world_size=world_size)
+    standard_descriptors.occupy()
     if options.verbose:
         show_on_stderr(logging.DEBUG if options.verbose > 1 else logging.INFO)
     elif is_shown_on_stderr():  # by an earlier call
