@@ -6,6 +6,8 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -147,16 +149,24 @@ def test_members_learn_at_once_who_cannot_make_a_group(rank_environment: dict[st
         assert took_s < 10 * patience()
 
 
+@contextmanager
+def limited_threads(left: int) -> Iterator[None]:
+    """Leave this process ``left`` threads, as a user without other processes; the limit does not hold for root."""
+    user, free = os.getresuid(), resource.getrlimit(resource.RLIMIT_NPROC)
+    os.setresuid(*[50_000 + os.getpid() % 10_000] * 2, 0)
+    resource.setrlimit(resource.RLIMIT_NPROC, (len(os.listdir("/proc/self/task")) + left, free[1]))
+    try:
+        yield
+    finally:
+        os.setresuid(*user)
+        resource.setrlimit(resource.RLIMIT_NPROC, free)
+
+
 def make_a_group_for_which_one_has_no_threads(left: int) -> str:
     dist.init_distributed("gloo", verbose=False, timeout=60)
-    user, free = os.getresuid(), resource.getrlimit(resource.RLIMIT_NPROC)
-    if dist.get_rank() == 1:  # as a user without other processes; the limit does not hold for root
-        os.setresuid(*[50_000 + os.getpid() % 10_000] * 2, 0)
-        resource.setrlimit(resource.RLIMIT_NPROC, (len(os.listdir("/proc/self/task")) + left, free[1]))
-    with pytest.raises(dist.BackendUnavailableError) as caught:
+    limited = limited_threads(left) if dist.get_rank() == 1 else nullcontext()
+    with pytest.raises(dist.BackendUnavailableError) as caught, limited:
         dist.new_group([0, 1])
-    os.setresuid(*user)
-    resource.setrlimit(resource.RLIMIT_NPROC, free)
     group = dist.new_group([0, 1])
     tensor = torch.ones(3)
     dist.all_reduce(tensor, group=group)
@@ -172,6 +182,24 @@ def test_members_learn_who_has_no_threads_for_a_group(rank_environment: dict[str
         assert message.startswith("new_group: rank 1: this process cannot start another thread; the user's limit is ")
         assert "ulimit -u" in message
         assert message.endswith("[reported by rank 1; rank 0 could go on]") == (rank == 0)
+
+
+def compress_where_one_has_no_thread(backend: str) -> tuple[str, float]:
+    dist.init_distributed(backend, verbose=False, timeout=60)
+    dist.all_reduce(torch.ones(3), async_op=True).wait()
+    begin = time.monotonic()
+    limited = limited_threads(0) if dist.get_rank() == 1 else nullcontext()
+    with pytest.raises(dist.CommError) as caught, limited:
+        dist.all_reduce(torch.ones(1 << 16), compression="int8", async_op=True).wait()
+    return str(caught.value), time.monotonic() - begin
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without other processes")
+@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+def test_a_compressed_call_without_a_thread_ends_on_all_ranks(rank_environment: dict[str, Any], backend: str) -> None:
+    for message, took_s in run_ranks(compress_where_one_has_no_thread, 2, backend, env=rank_environment):
+        assert "rank 1: this process cannot start another thread; the user's limit is " in message
+        assert took_s < 20 * patience()
 
 
 def make_a_group_alone() -> str:

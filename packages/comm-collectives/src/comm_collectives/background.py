@@ -19,11 +19,13 @@ from typing import Any
 from torch.distributed import ProcessGroup
 
 from comm_collectives.failed_steps import failed_step
+from comm_utils import threads
 from comm_utils.backend import Backend
-from comm_utils.errors import CommError
+from comm_utils.errors import BackendUnavailableError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import seconds_to_wait
 from comm_utils.group_names import name_of
+from comm_utils.process_limits import lack_of_threads
 from comm_utils.torch_support.handle import Handle
 from comm_utils.torch_support.initialization import timeout_of
 from comm_utils.torch_support.store_waits import making_of
@@ -68,12 +70,20 @@ class BackgroundWork(Handle):
 
 
 class _Worker:
-    def __init__(self, group: ProcessGroup, described: RingGroup) -> None:
-        self.group, self.described = group, described
+    """A thread and its group, which is made once the thread runs: a rank without it could not take part.
+
+    Raises:
+        RuntimeError: there can be no thread.
+    """
+
+    group: ProcessGroup
+    described: RingGroup
+
+    def __init__(self) -> None:
         self._prepared = False
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="comm-compression", daemon=True)
-        self._thread.start()
+        threads.start(self._thread)
 
     def start(self, call: Callable[[ProcessGroup], None], work: BackgroundWork) -> None:
         self._calls.put((call, work))
@@ -135,8 +145,7 @@ def start(
     worker = _workers.get(group)
     if worker is None:
         backend.check_group(group)
-        own = _same_ranks(backend.during(name), group)
-        worker = _workers[group] = _Worker(own, RingGroup.of(own, backend.get_process_group_ranks(own)))
+        worker = _workers[group] = _make_worker(name, backend.during(name), group)
     if prepare is not None:
         backend.check_group(worker.group)  # what prepares sends at once
         worker.prepare(prepare)
@@ -157,7 +166,8 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
-def _same_ranks(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
+def _make_worker(call: str, backend: Backend, group: ProcessGroup | None) -> _Worker:
+    """Return a thread for calls of ``group``, with a group of the same ranks."""
     ranks = tuple(backend.get_process_group_ranks(group))
     _made[ranks] += 1
     digest = hashlib.sha256(",".join(map(str, ranks)).encode()).hexdigest()[:16]
@@ -165,17 +175,29 @@ def _same_ranks(backend: Backend, group: ProcessGroup | None) -> ProcessGroup:
     making = making_of(name)
     # Another rank may fail to make it, or be done and fail in a call.
     WATCH.has_steps(name_of(backend.get_world_group() if group is None else group), (name, making))
+    worker: _Worker | None = None
     try:
+        worker = _begin_worker(f"{call}: rank {backend.get_rank()}")
         own = backend.create_group(ranks, name, limit, backend.get_backend(group))
-    except CommError as error:
-        failed_step(_MAKING, backend, group, (), error, (making,))
-        raise
     except Exception as error:
-        raise failed_step(_MAKING, backend, group, (), error, (making,)) from error
+        if worker is not None:
+            worker.end()
+        failure = failed_step(_MAKING, backend, group, (), error, (making,))
+        if failure is error:
+            raise
+        raise failure from error
     trouble = WATCH.trouble(name)
     if trouble is not None:
         backend.mark_broken(own, trouble.short)
-    return own
+    worker.group, worker.described = own, RingGroup.of(own, backend.get_process_group_ranks(own))
+    return worker
+
+
+def _begin_worker(who: str) -> _Worker:
+    try:
+        return _Worker()
+    except RuntimeError as error:
+        raise BackendUnavailableError(f"{who}: {lack_of_threads(error) or error}") from error
 
 
 def forget(group: ProcessGroup | None = None) -> ProcessGroup | None:

@@ -108,7 +108,7 @@ class GroupMaker:
         except BackendUnavailableError:
             raise
         except (RuntimeError, MemoryError) as error:
-            if is_exhausted(error):
+            if not isinstance(error, CommError) and is_exhausted(error):  # it may quote what another rank lacks
                 lack = lack_of_threads(error) or (
                     f"the system refused what a group of {len(ranks)} ranks needs; destroy groups that are not used "
                     "any more, or raise the limits of descriptors (ulimit -n) and of memory (ulimit -v) "
