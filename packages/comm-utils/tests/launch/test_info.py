@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from typing import Any
 
 import pytest
 
@@ -37,3 +39,18 @@ def test_errors_name_the_launcher_where_no_source_is_known() -> None:
 def test_values_out_of_range(fields: dict[str, int], message: str) -> None:
     with pytest.raises(LaunchError, match=message):
         LaunchInfo("test", 0, 4, **fields, sources=dict.fromkeys(fields, "here"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"rank": "0"}, "rank: got '0', of type str (test); expected an integer"),
+        ({"world_size": None}, "world size: got None, of type NoneType (test); expected an integer"),
+        ({"local_rank": 0.0}, "local rank: got 0.0, of type float (test); expected an integer"),
+        ({"master_port": "29500"}, "master port: got '29500', of type str (test); expected an integer"),
+        ({"job_id": 17}, "job id: got 17, of type int (test); expected text"),
+    ],
+)
+def test_values_of_other_types_are_refused(facts: dict[str, Any], message: str) -> None:
+    with pytest.raises(LaunchError, match=f"^{re.escape(message)}$"):
+        LaunchInfo(**{"launcher": "test", "rank": 0, "world_size": 1, **facts})

@@ -19,7 +19,7 @@ def discover(environ):
         return None
     if environ["MINE"] == "bad":
         raise LaunchError("MINE: got bad")
-    return LaunchInfo("mine", 1, 2)
+    return LaunchInfo("mine", environ["MINE"] if environ["MINE"] == "text" else 1, 2)
 
 def raises(environ):
     raise KeyError("MINE")
@@ -54,6 +54,9 @@ def test_they_come_after_torchrun_by_name(tmp_path: Path, monkeypatch: pytest.Mo
     assert discover({"MINE": "1", "RANK": "0", "WORLD_SIZE": "1"}, launchers).launcher == "environment"
     with pytest.raises(LaunchError, match="MINE: got bad"):
         discover({"MINE": "bad"}, launchers)
+    # Each process would go on as a world of its own.
+    with pytest.raises(LaunchError, match="rank: got 'text', of type str"):
+        discover({"MINE": "text"}, launchers)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from types import MappingProxyType
 
 from comm_utils.errors import LaunchError
 
 __all__ = ["LaunchInfo", "integer"]
+
+_INTEGERS = ("rank", "world_size", "local_rank", "local_world_size", "node_rank", "master_port")
+_TEXTS = ("launcher", "master_addr", "job_id")
+_REQUIRED = ("launcher", "rank", "world_size")
 
 
 @dataclass(frozen=True)
@@ -24,7 +29,7 @@ class LaunchInfo:
         job_id: the same on all ranks, and another one in other jobs or steps; None where the launcher does not say.
 
     Raises:
-        LaunchError: a value is out of range, or two of them contradict each other.
+        LaunchError: a value is of another type or out of range, or two of them contradict each other.
     """
 
     launcher: str
@@ -39,6 +44,7 @@ class LaunchInfo:
     sources: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.world_size < 1:
             raise LaunchError(f"world size: got {self.world_size} ({self._source('world_size')}); expected at least 1")
         if not 0 <= self.rank < self.world_size:
@@ -48,6 +54,14 @@ class LaunchInfo:
             )
         self._check_host()
         self._check_master()
+
+    def _check_types(self) -> None:
+        for names, kind, expected in ((_INTEGERS, Integral, "an integer"), (_TEXTS, str, "text")):
+            for name in names:
+                value = getattr(self, name)
+                if not isinstance(value, kind) and (value is not None or name in _REQUIRED):
+                    what = f"{name.replace('_', ' ')}: got {value!r:.200}, of type {type(value).__name__}"
+                    raise LaunchError(f"{what} ({self._source(name)}); expected {expected}")
 
     def _check_host(self) -> None:
         if self.local_rank is not None and self.local_rank < 0:
@@ -77,7 +91,7 @@ class LaunchInfo:
             )
 
     def _source(self, name: str) -> str:
-        return self.sources.get(name, self.launcher)
+        return self.sources.get(name, str(self.launcher))
 
 
 def integer(environ: Mapping[str, str], variable: str) -> int:
