@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as c10d
 
 from comm_orchestrator import selector
 from comm_utils import Availability, BackendUnavailableError
+from comm_utils.backend import Setup
 
 
 def test_what_is_installed_is_listed_with_reasons() -> None:
@@ -167,6 +169,15 @@ def adopt():
 """
 
 
+def install_faulty(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    info = folder / "faulty-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[comm_utils.backends]\nfaulty = faulty_provider\n")
+    (folder / "faulty_provider.py").write_text(code)
+    monkeypatch.syspath_prepend(folder)
+
+
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -188,18 +199,53 @@ def adopt():
 def test_a_faulty_package_leaves_the_others_usable_and_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
 ) -> None:
-    info = tmp_path / "faulty-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[comm_utils.backends]\nfaulty = faulty_provider\n")
-    (tmp_path / "faulty_provider.py").write_text(code)
-    monkeypatch.syspath_prepend(tmp_path)
+    install_faulty(tmp_path, monkeypatch, code)
     try:
         assert selector.choose("gloo").backend == "gloo"
         assert selector.unavailable_reasons("cpu")["gloo"] is None
         with pytest.raises(BackendUnavailableError, match=f"backend 'faulty' cannot be used: {re.escape(reason)}"):
             selector.choose("faulty")
         with pytest.raises(ValueError, match="process group has not been initialized"):  # torch's provider is asked
+            selector.adopt("gloo")
+    finally:
+        sys.modules.pop("faulty_provider", None)
+
+
+INCOMPLETE = """
+import torch.distributed as c10d
+from comm_utils import Availability
+
+class Few:
+    def all_reduce(self, *arguments):
+        pass
+
+def availability():
+    return {"faulty": Availability(True, "here")}
+
+def initialize(setup):
+    c10d.init_process_group("gloo", store=setup.store, rank=0, world_size=1)
+    return Few() if RETURNS else None
+
+def adopts(backend):
+    return True
+
+def adopt():
+    return Few()
+"""
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_backend_that_lacks_operations_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returns: bool
+) -> None:
+    install_faulty(tmp_path, monkeypatch, f"RETURNS = {returns}\n{INCOMPLETE}")
+    what = "Few" if returns else "NoneType"
+    message = f"the package of backend 'faulty' returned {what}, which lacks [0-9]+ of the members of .*: all_gather, "
+    try:
+        with pytest.raises(BackendUnavailableError, match=message):
+            selector.activate(Setup("faulty", 0, 1, c10d.HashStore()))
+        assert not c10d.is_initialized()
+        with pytest.raises(BackendUnavailableError, match="returned Few, which lacks"):
             selector.adopt("gloo")
     finally:
         sys.modules.pop("faulty_provider", None)

@@ -47,6 +47,8 @@ COMMON_BACKENDS = {
 }
 
 
+# Of the members that a backend does not have.
+_MOST_SHOWN = 5
 _FUNCTIONS = ("availability", "initialize", "adopts", "adopt")
 
 
@@ -230,8 +232,29 @@ def activate(setup: Setup) -> Backend:
     first = setup.backend.split(",")[0].rpartition(":")[2]
     for name, provider in _providers().items():
         if first in _availability(name, provider):
-            return provider.initialize(setup)
+            found = provider.initialize(setup)
+            try:
+                return _checked(found, name)
+            except BackendUnavailableError:
+                import torch.distributed as c10d  # this module loads without torch
+
+                if c10d.is_initialized():  # a later call would adopt it
+                    c10d.destroy_process_group()
+                raise
     raise BackendUnavailableError(f"no installed package provides backend {setup.backend!r}")
+
+
+def _checked(backend: Backend, name: str) -> Backend:
+    """Return a backend that has all that calls ask of one; a world without it would fail in its first calls."""
+    members = {*vars(Backend), *Backend.__annotations__}
+    missing = sorted(member for member in members if not member.startswith("_") and not hasattr(backend, member))
+    if not missing:
+        return backend
+    shown = ", ".join(missing[:_MOST_SHOWN]) + (", ..." if len(missing) > _MOST_SHOWN else "")
+    raise BackendUnavailableError(
+        f"the package of backend {name!r} returned {type(backend).__name__}, which lacks {len(missing)} of the members "
+        f"of comm_utils.backend.Backend: {shown}; correct or update the package"
+    )
 
 
 def adopt(backend: str) -> Backend:
@@ -243,7 +266,7 @@ def adopt(backend: str) -> Backend:
             logger.warning("backend %s is left out: its adopts() raised %s: %s", name, type(error).__name__, error)
             continue
         if serves:
-            return provider.adopt()
+            return _checked(provider.adopt(), name)
     raise BackendUnavailableError(
         f"torch.distributed runs on {backend!r} and no installed package can adopt it; install comm-backend-torch"
     )
