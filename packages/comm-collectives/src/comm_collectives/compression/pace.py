@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
 
-__all__ = ["Choice", "Key", "choose", "forget", "is_slow", "note"]
+__all__ = ["Choice", "Key", "choose", "forget", "note"]
 
 # Where a link is faster, the processor's time counts, and less of it is spent where a thread of the library sends.
 _SLOW_BYTES_PER_S = 250e6
@@ -73,11 +73,6 @@ def forget() -> None:
     """Find out anew in the world to come."""
     _Groups.world = _Known()
     _Groups.others.clear()
-
-
-def is_slow(group: ProcessGroup | None) -> bool:
-    """Return whether the link of ``group`` was slow in the last call that could tell; False where none has."""
-    return _known(group).slow
 
 
 def choose(group: ProcessGroup | None, key: Key) -> Choice:
