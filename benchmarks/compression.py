@@ -45,7 +45,7 @@ CHOSEN = "auto:"
 CHOSEN_CODECS = ("fp16", "int8")
 #: Of a codec that is used between hosts alone.
 BETWEEN = " between hosts"
-CODECS_OF_MORE_RANKS = (*(f"{name}{BETWEEN}" for name in ("fp16", "bf16", "fp8", "int8", "int4")), "onebit")
+CODECS_OF_MORE_RANKS = (*(f"{name}{BETWEEN}" for name in ("fp16", "bf16", "fp8", "int8", "int4", "onebit")), "onebit")
 #: First calls of each codec, of which no time is kept.
 _UNTIMED = 6
 CHOSEN_SIZES = (64 * KIB, MIB, 16 * MIB, 64 * MIB)

@@ -160,8 +160,8 @@ def test_a_stronger_source_can_turn_it_off() -> None:
             "compress_communication: got {'method': 'powersgd', 'min_size_bytes': 'auto'}, but min_size_bytes cannot ",
         ),
         (
-            {"compress_communication": {"method": "onebit", "between_hosts": True}},
-            "compress_communication: got {'method': 'onebit', 'between_hosts': True}, but between_hosts goes without ",
+            {"compress_communication": {"method": "powersgd", "between_hosts": True}},
+            "compress_communication: got {'method': 'powersgd', 'between_hosts': True}, but between_hosts is not for ",
         ),
         (
             {"compress_communication": {"min_size_bytes": -1}},

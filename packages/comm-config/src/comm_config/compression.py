@@ -125,8 +125,8 @@ def check_options(settings: Mapping[str, Any], sources: Mapping[str, str]) -> No
             wrong = f"{option} is not for {method!r}, but for {', '.join(map(repr, owners))}"
     if given.error_feedback is False and method in _WITH_FEEDBACK:
         wrong = f"error_feedback cannot be off for {method!r}, whose results are of no use without it"
-    if given.between_hosts and (given.error_feedback or method in _WITH_FEEDBACK):
-        wrong = "between_hosts goes without error feedback"
+    if given.between_hosts and method == "powersgd":
+        wrong = "between_hosts is not for 'powersgd', whose factors go through all_reduce as they are"
     if given.min_size_bytes == "auto" and method == "powersgd":
         wrong = "min_size_bytes cannot be 'auto' for 'powersgd', which depends on the shapes of tensors too"
     if wrong:

@@ -5,8 +5,8 @@ Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
@@ -16,21 +16,23 @@ from comm_collectives.compression import pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.codec import Codec
 from comm_collectives.compression.failures import broken
+from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.link import Link, Sizes
 from comm_collectives.compression.settings import Compression
+from comm_collectives.compression.shares import Shares
+from comm_collectives.compression.states import find_state
 from comm_collectives.failed_steps import failed_step
+from comm_collectives.hierarchy import algorithms
 from comm_collectives.hierarchy.between import Between
 from comm_collectives.hierarchy.layout import Layout
 from comm_collectives.hierarchy.plan import Plan, find_layout, find_plan
+from comm_collectives.memory import memory_view
 from comm_utils.backend import Backend, Work
 from comm_utils.errors import CommError
 from comm_utils.reduce_op import ReduceOp
 from comm_utils.torch_support.remedies import without_remedy
 
-__all__ = ["EncodedBetween", "run", "suits"]
-
-#: The steps of a collective, given what does the one between hosts.
-Steps: TypeAlias = Callable[[Backend, Plan, "EncodedBetween"], None]
+__all__ = ["EncodedBetween", "all_gather", "all_reduce", "reduce_scatter", "suits"]
 
 
 class EncodedBetween(Between):
@@ -38,21 +40,23 @@ class EncodedBetween(Between):
 
     Args:
         average: return averages over all ranks, of shares that are sums over the ranks of a host.
+        feedback: what shares have lost; None without.
     """
 
     piece_bytes = 32 << 20
     waits = True
 
-    def __init__(self, backend: Backend, plan: Plan, codec: Codec, average: bool) -> None:
+    def __init__(self, backend: Backend, plan: Plan, codec: Codec, average: bool, feedback: Feedback | None) -> None:
         super().__init__(backend, plan)
         self._link, self._average = Link(backend, plan.between, codec), average
+        self._losses = iter(()) if feedback is None else iter(feedback.of_pieces())
 
     def all_reduce(self, share: torch.Tensor, op: ReduceOp) -> None:
-        pipeline.all_reduce(self._link, self._prescaled(share), self._average, None)
+        pipeline.all_reduce(self._link, self._prescaled(share), self._average, next(self._losses, None))
 
     def reduce_scatter(self, output: torch.Tensor, share: torch.Tensor, op: ReduceOp) -> None:
         rows = torch.split(self._prescaled(share), output.numel())
-        pipeline.reduce_scatter(self._link, output, rows, self._average, None)
+        pipeline.reduce_scatter(self._link, output, rows, self._average, next(self._losses, None))
 
     def all_gather(self, share: torch.Tensor, own: torch.Tensor) -> None:
         pipeline.all_gather(self._link, torch.split(share, own.numel()), own)
@@ -74,7 +78,101 @@ def suits(compression: Compression, backend: Backend, group: ProcessGroup | None
     )
 
 
-def run(
+def all_reduce(
+    call: str,
+    backend: Backend,
+    tensor: torch.Tensor,
+    op: ReduceOp,
+    group: ProcessGroup | None,
+    async_op: bool,
+    compression: Compression,
+) -> Work | None:
+    """Reduce a dense ``tensor`` in place, in the order of its memory."""
+    layout, sizes = _sizes(backend, group, compression)
+    elements, average = memory_view(tensor), op is ReduceOp.AVG
+    pieces = algorithms.all_reduce_pieces(layout, elements, EncodedBetween.piece_bytes)
+    shares = Shares.of_all_reduce(layout, sizes, elements.numel(), pieces)
+    feedback, refusal = find_state(
+        lambda members: compression.feedback(tensor, shares.count, 0, average, members, shares), backend, group
+    )
+
+    def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
+        unsent = None if feedback is None else feedback.take_unsent()
+        if unsent is not None:
+            elements.add_(unsent)
+        algorithms.all_reduce(inner, plan, elements, ReduceOp.SUM, between)
+
+    what = f"all_reduce of {elements.numel()} {elements.dtype}"
+    sent = sizes.all_reduce_bytes(-(-elements.numel() // layout.ranks_per_host))
+    return _run(call, backend, group, tensor, op, async_op, compression, what, sent, steps, tensor, feedback, refusal)
+
+
+def reduce_scatter(
+    call: str,
+    backend: Backend,
+    output: torch.Tensor,
+    slices: Sequence[torch.Tensor],
+    counted: torch.Tensor,
+    op: ReduceOp,
+    group: ProcessGroup | None,
+    async_op: bool,
+    compression: Compression,
+    finish: Callable[[], None],
+    place: torch.Tensor,
+) -> Work | None:
+    """See ``calls.reduce_scatter``."""
+    layout, sizes = _sizes(backend, group, compression)
+    row, average = output.numel(), op is ReduceOp.AVG
+    pieces = algorithms.reduce_scatter_pieces(layout, output, EncodedBetween.piece_bytes)
+    shares = Shares.of_reduce_scatter(layout, row, pieces)
+    feedback, refusal = find_state(
+        lambda members: compression.feedback(place, shares.count, 0, average, members, shares), backend, group
+    )
+
+    def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
+        unsent, rows = None if feedback is None else feedback.take_unsent(), slices
+        if unsent is not None:
+            rows = [one + more.to(one.dtype) for one, more in zip(slices, torch.split(unsent, row), strict=True)]
+        algorithms.reduce_scatter(inner, plan, output, rows, ReduceOp.SUM, between)
+        finish()
+
+    what = f"reduce_scatter of {len(slices)}x{row} {output.dtype}"
+    sent = (sizes.size - 1) * sizes.wire_bytes(row)
+    return _run(call, backend, group, counted, op, async_op, compression, what, sent, steps, output, feedback, refusal)
+
+
+def all_gather(
+    call: str,
+    backend: Backend,
+    targets: Sequence[torch.Tensor],
+    source: torch.Tensor,
+    group: ProcessGroup | None,
+    async_op: bool,
+    compression: Compression,
+    finish: Callable[[], None],
+    result: Any,
+) -> Work | None:
+    """See ``calls.all_gather``."""
+    _, sizes = _sizes(backend, group, compression)
+
+    def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
+        algorithms.all_gather(inner, plan, targets, source, between)
+        finish()
+
+    what = f"all_gather of {source.numel()} {source.dtype}"
+    sent = (sizes.size - 1) * sizes.wire_bytes(source.numel())
+    return _run(call, backend, group, source, None, async_op, compression, what, sent, steps, result, None, "")
+
+
+def _sizes(backend: Backend, group: ProcessGroup | None, compression: Compression) -> tuple[Layout, Sizes]:
+    """Return the layout of a group, and the sizes of what its hosts exchange."""
+    layout, codec = find_layout(backend, group), compression.codec
+    assert codec is not None
+    assert layout is not None
+    return layout, Sizes(codec, len(layout.hosts), layout.host)
+
+
+def _run(
     call: str,
     backend: Backend,
     group: ProcessGroup | None,
@@ -83,9 +181,11 @@ def run(
     async_op: bool,
     compression: Compression,
     what: str,
-    wire_bytes: Callable[[Layout, Sizes], int],
-    steps: Steps,
+    wire_bytes: int,
+    steps: Callable[[Backend, Plan, EncodedBetween], None],
     result: Any,
+    feedback: Feedback | None,
+    refusal: str,
 ) -> Work | None:
     """Do ``steps``, now or in the group's thread, and have them recorded as one call of the user's.
 
@@ -93,21 +193,22 @@ def run(
 
     Args:
         what: the collective, its sizes and its dtype.
-        wire_bytes: what this rank sends to other hosts, in pieces of these sizes.
+        wire_bytes: what this rank sends to other hosts.
+        steps: the collective, given what does the step between hosts.
+        refusal: see ``agreement.Agreement``.
     """
-    codec, layout = compression.codec, find_layout(backend, group)
+    codec = compression.codec
     assert codec is not None
-    assert layout is not None
     of_all = f"{what}{' (avg)' if op is ReduceOp.AVG else ''} with {compression.describe_call()}"
 
     def agreed_plan(inner: Backend, used: ProcessGroup | None) -> Plan:
-        Agreement(inner, used, of_all).check()
+        Agreement(inner, used, of_all, refusal=refusal).check()
         return find_plan(inner, used)
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         plan = agreed_plan(inner, used)
         try:
-            steps(inner, plan, EncodedBetween(inner, plan, codec, op is ReduceOp.AVG))
+            steps(inner, plan, EncodedBetween(inner, plan, codec, op is ReduceOp.AVG, feedback))
         except CommError as error:
             failed_step(call, inner, used, plan.groups, error)
             raise
@@ -116,8 +217,7 @@ def run(
                 inner.mark_broken(one, f"{call}: {without_remedy(error)}")
             raise broken(call, inner, used, compression, error) from error
 
-    sent = wire_bytes(layout, Sizes(codec, len(layout.hosts), layout.host))
     method = repr(compression)
     return composed.run(
-        call, backend, group, counted, op, async_op, body, result, method, sent, composed.NO_ROOT, agreed_plan
+        call, backend, group, counted, op, async_op, body, result, method, wire_bytes, composed.NO_ROOT, agreed_plan
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
@@ -12,42 +12,21 @@ from comm_collectives import composed, reduction
 from comm_collectives.compression import between_hosts, low_rank, pipeline
 from comm_collectives.compression.agreement import Agreement
 from comm_collectives.compression.failures import broken
-from comm_collectives.compression.link import Link, Sizes
-from comm_collectives.compression.members import Members
+from comm_collectives.compression.link import Link
 from comm_collectives.compression.settings import Compression
-from comm_collectives.compression.states import State
-from comm_collectives.hierarchy import algorithms
-from comm_collectives.hierarchy.layout import Layout
-from comm_collectives.hierarchy.plan import Plan
+from comm_collectives.compression.states import State, find_state
 from comm_collectives.memory import memory_view
 from comm_utils import operations
 from comm_utils.backend import Backend, Work
-from comm_utils.errors import ArgumentError, CommError
+from comm_utils.errors import CommError
 from comm_utils.reduce_op import ReduceOp
 
 __all__ = ["all_gather", "all_reduce", "all_to_all", "on_tensors", "reduce_scatter"]
-
-_S = TypeVar("_S")
 
 
 def _make_link(backend: Backend, compression: Compression, group: ProcessGroup | None, refusal: str = "") -> Link:
     assert compression.codec is not None
     return Link(backend, group, compression.codec, compression.describe_call(), refusal)
-
-
-def _state(make: Callable[[Members], _S], backend: Backend, group: ProcessGroup | None) -> tuple[_S | None, str]:
-    """Return the state that ``make`` finds for the members of the group, and why it refuses to, for all ranks to raise.
-
-    Raises:
-        ArgumentError: it refuses to, and there are no others.
-    """
-    members = Members.of(backend, group)
-    try:
-        return make(members), ""
-    except ArgumentError as error:
-        if members.world_size == 1:
-            raise
-        return None, str(error)
 
 
 def _run(
@@ -103,23 +82,13 @@ def all_reduce(
     if compression.codec is None:
         return _all_reduce_low_rank(call, backend, tensor, elements, op, group, async_op, compression)
     if between_hosts.suits(compression, backend, group, tensor):
-
-        def in_steps(inner: Backend, plan: Plan, between: between_hosts.EncodedBetween) -> None:
-            algorithms.all_reduce(inner, plan, elements, ReduceOp.SUM, between)
-
-        def bytes_between(layout: Layout, sizes: Sizes) -> int:
-            return _bytes_of_all_reduce(sizes, -(-elements.numel() // layout.ranks_per_host))
-
-        what = f"all_reduce of {elements.numel()} {elements.dtype}"
-        return between_hosts.run(
-            call, backend, group, tensor, op, async_op, compression, what, bytes_between, in_steps, tensor
-        )
+        return between_hosts.all_reduce(call, backend, tensor, op, group, async_op, compression)
     sizing = _make_link(backend, compression, group)
-    owned = _slices(sizing, elements.numel())[sizing.rank]
-    feedback, refusal = _state(
+    owned = sizing.slices(elements.numel())[sizing.rank]
+    feedback, refusal = find_state(
         lambda members: compression.feedback(tensor, tensor.numel(), owned, average, members), backend, group
     )
-    wire_bytes = _bytes_of_all_reduce(sizing, elements.numel())
+    wire_bytes = sizing.all_reduce_bytes(elements.numel())
 
     def body(inner: Backend, used: ProcessGroup | None) -> None:
         if size > 1:
@@ -136,19 +105,6 @@ def _add_losses(elements: torch.Tensor, state: State) -> None:
     state.local.zero_()
 
 
-def _slices(sizes: Sizes, count: int) -> list[int]:
-    """Return how many of ``count`` elements each rank adds up."""
-    length = sizes.slice_elements(count)
-    return [max(0, min(length, count - rank * length)) for rank in range(sizes.size)]
-
-
-def _bytes_of_all_reduce(sizes: Sizes, count: int) -> int:
-    counts = _slices(sizes, count)
-    to_owners = sum(sizes.wire_bytes(one) for rank, one in enumerate(counts) if rank != sizes.rank)
-    summed = counts[sizes.rank] if sizes.size == 2 else counts[0]  # several ranks send as much as the first
-    return to_owners + (sizes.size - 1) * sizes.wire_bytes(summed)
-
-
 def _all_reduce_low_rank(
     call: str,
     backend: Backend,
@@ -160,7 +116,9 @@ def _all_reduce_low_rank(
     compression: Compression,
 ) -> Work | None:
     size = backend.get_world_size(group)
-    state, refusal = _state(lambda members: compression.low_rank(tensor, op is ReduceOp.AVG, members), backend, group)
+    state, refusal = find_state(
+        lambda members: compression.low_rank(tensor, op is ReduceOp.AVG, members), backend, group
+    )
     count = low_rank.factor_elements(tensor.shape, compression.rank) or tensor.numel()
     average = " (avg)" if op is ReduceOp.AVG else ""
     what = f"all_reduce{average} of {'x'.join(map(str, tensor.shape))} {tensor.dtype} with {compression!r}"
@@ -201,20 +159,13 @@ def reduce_scatter(
         place: begins where the user's input does, of which ``slices`` may be copies.
     """
     if between_hosts.suits(compression, backend, group, output, *slices):
-
-        def in_steps(inner: Backend, plan: Plan, between: between_hosts.EncodedBetween) -> None:
-            algorithms.reduce_scatter(inner, plan, output, slices, ReduceOp.SUM, between)
-            finish()
-
-        def bytes_between(layout: Layout, sizes: Sizes) -> int:
-            return (sizes.size - 1) * sizes.wire_bytes(output.numel())
-
-        what = f"reduce_scatter of {len(slices)}x{output.numel()} {output.dtype}"
-        return between_hosts.run(
-            call, backend, group, counted, op, async_op, compression, what, bytes_between, in_steps, output
+        return between_hosts.reduce_scatter(
+            call, backend, output, slices, counted, op, group, async_op, compression, finish, place
         )
     count, average = sum(one.numel() for one in slices), op is ReduceOp.AVG
-    feedback, refusal = _state(lambda members: compression.feedback(place, count, 0, average, members), backend, group)
+    feedback, refusal = find_state(
+        lambda members: compression.feedback(place, count, 0, average, members), backend, group
+    )
     sizing = _make_link(backend, compression, group)
     wire_bytes = sum(sizing.wire_bytes(one.numel()) for rank, one in enumerate(slices) if rank != sizing.rank)
 
@@ -244,18 +195,7 @@ def all_gather(
 ) -> Work | None:
     """Overwrite ``targets[r]``, (n,), with ``source``, (n,), of rank r, and then ``finish``."""
     if between_hosts.suits(compression, backend, group, source, *targets):
-
-        def in_steps(inner: Backend, plan: Plan, between: between_hosts.EncodedBetween) -> None:
-            algorithms.all_gather(inner, plan, targets, source, between)
-            finish()
-
-        def bytes_between(layout: Layout, sizes: Sizes) -> int:
-            return (sizes.size - 1) * sizes.wire_bytes(source.numel())
-
-        what = f"all_gather of {source.numel()} {source.dtype}"
-        return between_hosts.run(
-            call, backend, group, source, None, async_op, compression, what, bytes_between, in_steps, result
-        )
+        return between_hosts.all_gather(call, backend, targets, source, group, async_op, compression, finish, result)
     sizing = _make_link(backend, compression, group)
     wire_bytes = (sizing.size - 1) * sizing.wire_bytes(source.numel())
 

@@ -45,6 +45,18 @@ class Sizes:
         unit = max(16, self.codec.granularity)
         return -(-count // (self.size * unit)) * unit
 
+    def slices(self, count: int) -> list[int]:
+        """Return how many of ``count`` elements each rank adds up."""
+        length = self.slice_elements(count)
+        return [max(0, min(length, count - rank * length)) for rank in range(self.size)]
+
+    def all_reduce_bytes(self, count: int) -> int:
+        """Return the bytes that this rank sends in an all_reduce of ``count`` elements."""
+        counts = self.slices(count)
+        to_owners = sum(self.wire_bytes(one) for rank, one in enumerate(counts) if rank != self.rank)
+        summed = counts[self.rank] if self.size == 2 else counts[0]  # several ranks send as much as the first
+        return to_owners + (self.size - 1) * self.wire_bytes(summed)
+
 
 class Link(Sizes):
     """The exchange of encoded pieces within a group.

@@ -32,6 +32,11 @@ class LowRank:
     average: bool = False
     members: Members | None = None
 
+    @property
+    def count(self) -> int:
+        """Elements of the tensor."""
+        return self.local.numel()
+
     def move_to(self, device: torch.device) -> None:
         """Move the state to ``device``, that of its tensor; a saved one may come from another."""
         self.local, self.factor = self.local.to(device), self.factor.to(device)

@@ -9,12 +9,15 @@ from typing import Any, ClassVar
 
 import torch
 
+from comm_collectives.compression import saved_states
 from comm_collectives.compression.codec import Codec
-from comm_collectives.compression.feedback import Feedback
+from comm_collectives.compression.feedback import Feedback, empty, new_state, state_of_other_steps
 from comm_collectives.compression.low_rank import LowRank
 from comm_collectives.compression.members import Members
 from comm_collectives.compression.registry import codec_names, make_codec
-from comm_collectives.compression.states import State, StatesByMemory, check_owner, empty, owners
+from comm_collectives.compression.saved_states import POWERSGD
+from comm_collectives.compression.shares import Shares
+from comm_collectives.compression.states import State, StatesByMemory, check_owner, owners
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.measured_choice import AUTO
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -22,7 +25,6 @@ from comm_utils.given import shown
 
 __all__ = ["POWERSGD", "SEQ_PARALLEL", "Compression", "as_compression", "configure_seq_parallel", "forget_states"]
 
-POWERSGD = "powersgd"
 #: The name of what the configuration says for sequence parallelism.
 SEQ_PARALLEL = "seq_parallel"
 
@@ -47,7 +49,7 @@ class Compression:
         rank: of the matrices that ``"powersgd"`` sends, 4 by default.
         between_hosts: encode only what travels between hosts, and reduce or gather within each host before; calls on
             one host travel as they are. Where hosts have one rank each, or different numbers, everything is encoded.
-            For codecs without error feedback; an all_to_all is not compressed then.
+            Not for ``"powersgd"``; an all_to_all is not compressed then.
 
     Raises:
         ArgumentError: an option that the method does not have, or a value that is out of range.
@@ -93,10 +95,10 @@ class Compression:
         self.error_feedback = needed if error_feedback is None else bool(error_feedback)
         if between_hosts not in (True, False):
             raise ArgumentTypeError(f"compression: between_hosts: got {shown(between_hosts)}; expected a flag")
-        if between_hosts and self.error_feedback:
+        if between_hosts and self.codec is None:
             raise ArgumentError(
-                f"compression: between_hosts goes without error feedback; got {method!r}"
-                + (", which needs it" if needed else " with error_feedback=True")
+                "compression: between_hosts is not for powersgd, whose factors go through all_reduce as they are, in "
+                "steps where that is faster; leave it out"
             )
         self.between_hosts = bool(between_hosts)
         self._states: dict[str, State] = {}
@@ -152,13 +154,22 @@ class Compression:
         assert isinstance(self.min_size_bytes, int)
         return self.min_size_bytes
 
-    def feedback(self, place: torch.Tensor, count: int, owned: int, average: bool, members: Members) -> Feedback | None:
+    def feedback(
+        self,
+        place: torch.Tensor,
+        count: int,
+        owned: int,
+        average: bool,
+        members: Members,
+        shares: Shares | None = None,
+    ) -> Feedback | None:
         """Return the state of a tensor of ``count`` elements; None without feedback.
 
         Args:
             place: begins where the tensor does.
-            owned: how many elements of the sum this rank encodes; 0 where no rank does.
+            owned: how many elements of the sum this rank encodes, in one step; 0 where no rank does.
             members: this rank of the group.
+            shares: what it encodes in a call in steps; None in one step.
 
         Raises:
             ArgumentError: the state of this name belongs to another tensor, group or rank.
@@ -167,10 +178,12 @@ class Compression:
             return None
         state = self._state(place, count, members)
         if not isinstance(state, Feedback):
-            state = Feedback(empty(count, place.device), empty(owned, place.device))
+            state = new_state(place.device, count, owned, shares)
             self._keep(place, count, members, state)
+        elif state.shares != shares:
+            state.become(state_of_other_steps(state, owned, shares, members, self.codec))
         # A reduce_scatter leaves alone what an all_reduce of this name has lost: not every rank has a part of that.
-        elif owned and state.reduced.numel() != owned:
+        elif shares is None and owned and state.reduced.numel() != owned:
             if self._name is not None and state.reduced.numel():
                 raise ArgumentError(
                     f"compression: the error feedback of {self._name!r} is that of another number of ranks; "
@@ -219,12 +232,7 @@ class Compression:
         The first call that leaves out states of tensors without a name logs a warning.
         """
         self._unnamed.warn_unsaved()
-        found: dict[str, Any] = {}
-        for name, state in self._states.items():
-            other = state.reduced if isinstance(state, Feedback) else state.factor
-            found[name] = {"local": state.local.clone(), "other": other.clone(), "average": state.average}
-            if state.members is not None:
-                found[name].update(state.members.saved())
+        found = {name: saved_states.save(state) for name, state in self._states.items()}
         return {"compression": repr(self), "tensors": found}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -234,21 +242,12 @@ class Compression:
             ArgumentError: it is that of another compression. The first call with a name raises it on all ranks where
                 the state of that name is that of another number of ranks, of another group or of another rank.
         """
-        _check_state("Compression.load_state_dict", state, "what state_dict() or reshard() returned")
+        saved_states.check_state("Compression.load_state_dict", state, "what state_dict() or reshard() returned")
         if state["compression"] != repr(self):
             raise ArgumentError(
                 f"Compression.load_state_dict: got the state of {state['compression']!r}; expected that of {self!r}"
             )
-        kind = LowRank if self.codec is None else Feedback
-        loaded: dict[str, State] = {
-            name: kind(
-                _loaded(saved["local"]).view(-1),
-                _loaded(saved["other"]),
-                bool(saved["average"]),
-                members=Members.loaded(saved),
-            )
-            for name, saved in state["tensors"].items()
-        }
+        loaded = {name: saved_states.load(one, self.codec is None) for name, one in state["tensors"].items()}
         self.reset()
         self._states.update(loaded)
 
@@ -265,77 +264,7 @@ class Compression:
             ArgumentError, ArgumentTypeError: they are no such states, those of different compressions or tensors, or
                 not those of all ranks of one group in their order.
         """
-        if not isinstance(states, (list, tuple)):
-            raise ArgumentTypeError(f"Compression.reshard: states: got {shown(states)}; expected a list, one a rank")
-        if isinstance(world_size, bool) or not isinstance(world_size, int):
-            raise ArgumentTypeError(f"Compression.reshard: world_size: got {shown(world_size)}; expected an integer")
-        for rank, one in enumerate(states):
-            _check_state(f"Compression.reshard: states[{rank}]", one, "what state_dict() returned")
-        if not states or world_size < 1:
-            raise ArgumentError(f"Compression.reshard: got {len(states)} states for {world_size} ranks")
-        if len({(one["compression"], *sorted(one["tensors"])) for one in states}) != 1:
-            raise ArgumentError("Compression.reshard: got states of different compressions or tensors")
-        kind = states[0]["compression"]
-        found: list[dict[str, Any]] = [{"compression": kind, "tensors": {}} for _ in range(world_size)]
-        is_low_rank = str(kind).startswith(POWERSGD)
-        for name, first in states[0]["tensors"].items():
-            saved = [one["tensors"][name] for one in states]
-            if len({(tuple(one["local"].shape), bool(one["average"])) for one in saved}) != 1:
-                raise ArgumentError(
-                    f"Compression.reshard: got states of {name!r} with "
-                    f"{', '.join(str(one['local'].numel()) for one in saved)} elements, of "
-                    f"{', '.join('averages' if one['average'] else 'sums' for one in saved)}; expected the same of all"
-                )
-            _check_order(name, saved)
-            # What an average lacks is divided by the number of ranks once it is sent with an input.
-            scale, scale_of_sums = (world_size / len(states), world_size) if first["average"] else (1.0, 1)
-            local = [torch.zeros_like(first["local"]) for _ in range(world_size)]
-            for rank, one in enumerate(saved):
-                local[rank % world_size] += one["local"] * scale
-            if not is_low_rank:
-                # Of a reduce_scatter, and of a state that was not used since it was resharded, there is none.
-                sums = torch.cat([one["other"] for one in saved])[: local[0].numel()]
-                local[0][: sums.numel()] += sums * scale_of_sums
-            for rank in range(world_size):
-                other = first["other"].clone() if is_low_rank else torch.zeros(0)
-                moved = {"local": local[rank], "other": other, "average": first["average"]}
-                found[rank]["tensors"][name] = {**moved, **Members(rank, world_size, None).saved()}
-        return found
-
-
-def _check_state(call: str, state: object, expected: str) -> None:
-    """Check the form of what ``state_dict()`` returns."""
-    if isinstance(state, Mapping) and "compression" in state and isinstance(tensors := state.get("tensors"), Mapping):
-        if all(_is_saved(one) for one in tensors.values()):
-            return
-        raise ArgumentTypeError(f"{call}: tensors: got {shown(dict(tensors))}; expected {expected}")
-    raise ArgumentTypeError(f"{call}: got {shown(state)}; expected {expected}")
-
-
-def _is_saved(one: object) -> bool:
-    return (
-        isinstance(one, Mapping)
-        and "average" in one
-        and all(isinstance(one.get(name), torch.Tensor) for name in ("local", "other"))
-        and ("world_size" not in one or all(isinstance(one.get(name), int) for name in ("rank", "world_size")))
-    )
-
-
-def _check_order(name: str, saved: Sequence[Mapping[str, Any]]) -> None:
-    """Check that states of ``name`` are those of all ranks of one group, in their order, as far as they say."""
-    for place, one in enumerate(saved):
-        members = Members.loaded(one)
-        if members is not None and (members.rank, members.world_size) != (place, len(saved)):
-            raise ArgumentError(
-                f"Compression.reshard: states[{place}]: got the state of {name!r} of group rank {members.rank} of "
-                f"{members.world_size}; expected that of group rank {place} of {len(saved)}: give the states of all "
-                "ranks, in their order"
-            )
-
-
-def _loaded(saved: torch.Tensor) -> torch.Tensor:
-    """Return a copy as float32, as other programs may have saved it otherwise."""
-    return saved.detach().to(torch.float32, copy=True).contiguous()
+        return saved_states.reshard(states, world_size)
 
 
 class _Configured:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
+from torch.distributed import ProcessGroup
 
 from comm_collectives.compression.feedback import Feedback
 from comm_collectives.compression.low_rank import LowRank
 from comm_collectives.compression.members import Members
+from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 
-__all__ = ["State", "StatesByMemory", "check_owner", "empty", "owned_by", "owners"]
+__all__ = ["State", "StatesByMemory", "check_owner", "find_state", "owned_by", "owners"]
 
 State: TypeAlias = Feedback | LowRank
+_S = TypeVar("_S")
 
 # So many states that were used once and then lost with their memory tell that a program frees its tensors.
 _SUSPICIOUS = 8
@@ -48,9 +51,9 @@ def check_owner(name: str, state: State, count: int, members: Members) -> None:
     Raises:
         ArgumentError
     """
-    if state.local.numel() != count:
+    if state.count != count:
         raise ArgumentError(
-            f"compression: the error feedback of {name!r} is that of {state.local.numel()} elements; got a "
+            f"compression: the error feedback of {name!r} is that of {state.count} elements; got a "
             f"tensor of {count}: each tensor needs a name of its own"
         )
     owner = state.members
@@ -73,9 +76,19 @@ def check_owner(name: str, state: State, count: int, members: Members) -> None:
         )
 
 
-def empty(count: int, device: torch.device) -> torch.Tensor:
-    """Return the losses of nothing, as float32, whatever torch's default dtype is: native code gets the address."""
-    return torch.zeros(count, dtype=torch.float32, device=device)
+def find_state(make: Callable[[Members], _S], backend: Backend, group: ProcessGroup | None) -> tuple[_S | None, str]:
+    """Return the state that ``make`` finds for the members of the group, and why it refuses to, for all ranks to raise.
+
+    Raises:
+        ArgumentError: it refuses to, and there are no others.
+    """
+    members = Members.of(backend, group)
+    try:
+        return make(members), ""
+    except ArgumentError as error:
+        if members.world_size == 1:
+            raise
+        return None, str(error)
 
 
 class StatesByMemory:

@@ -18,13 +18,14 @@ import torch
 from comm_collectives import reduction
 from comm_collectives.buffers import Buffers
 from comm_collectives.hierarchy.between import Between, gather
+from comm_collectives.hierarchy.layout import Layout
 from comm_collectives.hierarchy.plan import Plan
 from comm_collectives.memory import as_bytes
 from comm_collectives.pieces import pieces
 from comm_utils.backend import Backend, Work
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["all_gather", "all_reduce", "broadcast", "reduce_scatter"]
+__all__ = ["all_gather", "all_reduce", "all_reduce_pieces", "broadcast", "reduce_scatter", "reduce_scatter_pieces"]
 
 # Bytes of a piece on one host: long enough to hide what starting a step costs, short enough to overlap.
 _PIECE_BYTES = 4 << 20
@@ -32,6 +33,17 @@ _PIECE_BYTES = 4 << 20
 _SHORTEST_PART = 4
 # Pieces that the link carries at the same time.
 _DEPTH = 2
+
+
+def all_reduce_pieces(layout: Layout, elements: torch.Tensor, most_bytes: int | None) -> Iterator[slice]:
+    """Return the pieces in which :func:`all_reduce` exchanges ``elements``."""
+    return _pieces(elements.numel(), elements.element_size(), layout.ranks_per_host, most_bytes)
+
+
+def reduce_scatter_pieces(layout: Layout, output: torch.Tensor, most_bytes: int | None) -> Iterator[slice]:
+    """Return the pieces of ``output`` in which :func:`reduce_scatter` exchanges rows."""
+    ranks = len(layout.hosts) * layout.ranks_per_host
+    return _pieces(output.numel(), output.element_size() * ranks, 1, most_bytes)
 
 
 def _pieces(count: int, itemsize: int, unit: int, most_bytes: int | None = None) -> Iterator[slice]:
@@ -141,7 +153,7 @@ def all_reduce(backend: Backend, plan: Plan, elements: torch.Tensor, op: ReduceO
                 memory.give_back(whole)
             memory.give_back(share)
 
-        _run(_pieces(elements.numel(), elements.element_size(), size, between.piece_bytes), begin, between)
+        _run(all_reduce_pieces(plan.layout, elements, between.piece_bytes), begin, between)
 
 
 def reduce_scatter(
@@ -165,7 +177,7 @@ def reduce_scatter(
             cross = partial(between.reduce_scatter, output[place], share, op)
             return _Piece(entering, cross, _nothing, partial(memory.give_back, share, ordered))
 
-        _run(_pieces(output.numel(), output.element_size() * len(rows), 1, between.piece_bytes), begin, between)
+        _run(reduce_scatter_pieces(plan.layout, output, between.piece_bytes), begin, between)
 
 
 def _nothing(async_op: bool) -> None:
