@@ -62,6 +62,27 @@ def test_what_a_rank_cannot_find_is_refused(target: Callable[..., Any]) -> None:
         run_ranks(target, 1)
 
 
+@pytest.mark.parametrize("file_name", ["<stdin>", "/nowhere/ipykernel_1/2.py"], ids=["prompt", "notebook"])
+def test_functions_of_a_prompt_or_a_notebook_are_refused(file_name: str) -> None:
+    program = textwrap.dedent(
+        """
+        import sys
+        from comm_utils.testing import run_ranks
+        exec(compile("def f(): pass", sys.argv[1], "exec"))
+        try:
+            run_ranks(f, 1)
+        except TypeError as error:
+            print(error)
+        """
+    )
+    command = [sys.executable, "-c", program, file_name]
+    done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.startswith(
+        "a rank cannot find f() again, which a notebook, the prompt or `python -c` defines"
+    ), done.stdout + done.stderr
+    assert "put it into a module" in done.stdout
+
+
 def test_a_function_that_is_hidden_by_another_is_refused() -> None:
     with pytest.raises(TypeError, match="to_be_replaced is not the function that was passed"):
         run_ranks(targets.ORIGINAL, 1)

@@ -21,7 +21,8 @@ def locate(target: Target) -> TargetRef:
     """Return where a rank finds ``target``.
 
     Raises:
-        TypeError: the target is not at the top level of a module (lambda, nested function, bound method, partial).
+        TypeError: the target is not at the top level of a module (lambda, nested function, bound method, partial),
+            or of one that no file has, such as a notebook.
         FileNotFoundError: the script does not exist.
     """
     if isinstance(target, os.PathLike) or (isinstance(target, str) and target.endswith(".py")):
@@ -53,6 +54,12 @@ def _locate_function(function: Callable[..., Any]) -> TargetRef:
             "pass the function that the module has under that name"
         )
     file = getattr(module, "__file__", None) or _source_of(function)
+    # A notebook, the prompt and `python -c` have no file, or the name of one that does not exist.
+    if name == "__main__" and not (file and os.path.isfile(file)):
+        raise TypeError(
+            f"a rank cannot find {qualname}() again, which a notebook, the prompt or `python -c` defines; put it into "
+            "a module, such as a .py file beside the notebook, import it and pass that function"
+        )
     return TargetRef(
         file=os.path.realpath(file) if file else None,
         module=name,
