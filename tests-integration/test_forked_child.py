@@ -172,3 +172,59 @@ def run_future_in_own_world(backend: str) -> tuple[bool, list[float]]:
 def test_futures_of_a_child_with_its_own_world_complete(backend: str, rank_environment: dict[str, Any]) -> None:
     said = run_ranks(run_future_in_own_world, 2, backend, timeout_s=120, env=rank_environment)
     assert said == [(True, [2.0] * 3)] * 2
+
+
+def _begin_another_world(pipe: Any, changed: dict[str, str], arguments: dict[str, int], destroys: bool) -> None:
+    os.environ.update(changed)
+    try:
+        if destroys:
+            dist.destroy_process_group()
+        dist.init_distributed(verbose=False, **arguments)  # type: ignore[arg-type]
+        pipe.send(f"rank {dist.get_rank()} of {dist.get_world_size()}")
+    except Exception as error:
+        pipe.send(f"{type(error).__name__}: {error}")
+
+
+def _in_a_fork(changed: dict[str, str], arguments: dict[str, int], destroys: bool = False) -> str:
+    mine, theirs = multiprocessing.Pipe()
+    given = (theirs, changed, arguments, destroys)
+    process = multiprocessing.get_context("fork").Process(target=_begin_another_world, args=given)
+    process.start()
+    assert mine.poll(60), "the child hangs"
+    said = str(mine.recv())
+    process.join(20)
+    return said
+
+
+def run_forks_that_begin_another_world(backend: str, adopts: bool) -> dict[str, str]:
+    if adopts:
+        torch.distributed.init_process_group(backend)
+    dist.init_distributed(backend, verbose=False)
+    dist.all_reduce(torch.ones(1))
+    said = {
+        "variables": _in_a_fork({"RANK": "3", "WORLD_SIZE": "5"}, {}),
+        "arguments": _in_a_fork({}, {"rank": 3, "world_size": 5}),
+        "nothing": _in_a_fork({}, {}),
+        "the same": _in_a_fork({}, {"rank": dist.get_rank(), "world_size": dist.get_world_size()}),
+        "destroyed": _in_a_fork({"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": "0"}, {}, destroys=True),
+    }
+    dist.all_reduce(tensor := torch.ones(1))
+    assert tensor.item() == 2
+    dist.destroy_process_group()
+    return said
+
+
+@pytest.mark.parametrize(("backend", "adopts"), [("gloo", False), ("gloo", True), ("ccl", False)])
+def test_a_fork_that_begins_another_world_is_not_given_its_parents(
+    backend: str, adopts: bool, rank_environment: dict[str, Any]
+) -> None:
+    """As a notebook with a world of its own that starts ranks by a fork, with Accelerate's notebook_launcher."""
+    found = run_ranks(run_forks_that_begin_another_world, 2, backend, adopts, timeout_s=120, env={**rank_environment})
+    for rank, said in enumerate(found):
+        for given, names in (("variables", "RANK=3, WORLD_SIZE=5"), ("arguments", "rank=3, world_size=5")):
+            assert said[given].startswith(
+                "BackendUnavailableError: init_distributed: this process was forked from one with a world, where it is "
+                f"rank {rank} of 2, and got {names} for another world; call destroy_process_group() first"
+            ), (given, said[given])
+        assert said["nothing"] == said["the same"] == f"rank {rank} of 2"
+        assert said["destroyed"] == "rank 0 of 1"

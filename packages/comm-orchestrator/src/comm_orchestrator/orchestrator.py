@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as c10d
@@ -97,6 +97,9 @@ class _Current:
     named: str | None = None
     # None in a world of one, and in one that was adopted.
     started: StartedRanks | None = None
+    # The process that began or adopted the world, and its variables then. Another one has inherited both by a fork.
+    process: int | None = None
+    variables: ClassVar[dict[str, str | None]] = {}
 
 
 def current_launch() -> LaunchInfo | None:
@@ -146,7 +149,7 @@ def wait_for_others() -> None:
 def finalize() -> None:
     """Forget the world that has ended, and put back what was set for it."""
     active.deactivate()
-    _Current.launch = _Current.named = _Current.started = None
+    _Current.launch = _Current.named = _Current.started = _Current.process = None
     remember_rank(None)
     remove_secrets()
     restore_variables()
@@ -176,6 +179,7 @@ def initialize(options: InitOptions) -> InitResult:
 
     if active.is_active():
         if active.active_backend().is_initialized():
+            _refuse_another_world_in_a_fork(options)
             found = active.active_backend().get_backend()
             if active.active_backend().get_rank() == 0:
                 logger.info("init_distributed: already initialised with backend %s", found)
@@ -266,6 +270,7 @@ def _check_limits_early(options: InitOptions) -> None:
 
 def _adopt(options: InitOptions) -> None:
     active.activate(selector.adopt(str(c10d.get_backend())))
+    _remember_process()
     found = active.active_backend().get_backend()  # torch calls its own choice of backends "undefined"
     remember_rank(c10d.get_rank())
     _warn_if_ignored(options.dist_backend, found)
@@ -275,6 +280,31 @@ def _adopt(options: InitOptions) -> None:
         )
     if c10d.get_rank() == 0:
         logger.info("adopted torch.distributed: backend %s, %d ranks", found, c10d.get_world_size())
+
+
+def _remember_process() -> None:
+    _Current.process = os.getpid()
+    _Current.variables = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+
+
+def _refuse_another_world_in_a_fork(options: InitOptions) -> None:
+    """Raise where a forked child is to be a rank of a new world: it would go on with its parent's rank and world size.
+
+    A worker of a data loader asks for no other world, and may read its parent's.
+    """
+    if _Current.process in (None, os.getpid()):
+        return
+    rank, world_size = active.active_backend().get_rank(), active.active_backend().get_world_size()
+    got = {name: os.environ.get(name) for name, before in _Current.variables.items() if os.environ.get(name) != before}
+    arguments = {"rank": (options.rank, rank), "world_size": (options.world_size, world_size)}
+    got |= {name: str(value) for name, (value, own) in arguments.items() if value not in (-1, own)}
+    if got:
+        raise BackendUnavailableError(
+            f"init_distributed: this process was forked from one with a world, where it is rank {rank} of "
+            f"{world_size}, and got {', '.join(f'{name}={value}' for name, value in got.items())} for another world; "
+            "call destroy_process_group() first, in this process or in its parent before the fork, or start "
+            "processes with spawn or forkserver"
+        )
 
 
 def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
@@ -332,6 +362,7 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int
             device = joined.bind() if options.device is None else options.device
             setup = Setup(choice.backend, launch.rank, launch.world_size, joined.point.store, timeout, device)
             active.activate(selector.activate(setup))
+    _remember_process()
     _Current.started = StartedRanks(joined.point.store, launch.world_size) if launch.world_size > 1 else None
     _Current.launch, _Current.named = launch, (settings.process_group.backend or "").strip().lower()
     if launch.rank == 0:
