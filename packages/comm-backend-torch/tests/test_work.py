@@ -1,3 +1,4 @@
+import os
 import time
 from datetime import timedelta
 from typing import Any
@@ -13,8 +14,6 @@ from comm_utils.testing import patience, run_ranks
 
 
 def bring_up(timeout_s: float) -> TorchBackend:
-    import os
-
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), size, rank == 0, timedelta(seconds=30))
     return provider.initialize(Setup("gloo", rank, size, store, timedelta(seconds=timeout_s)))
@@ -154,3 +153,26 @@ def batches() -> list[float]:
 
 def test_batches() -> None:
     assert run_ranks(batches, 2) == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def ask_until_completed() -> str:
+    """Return what the process writes to standard error while handles are asked."""
+    backend = bring_up(timeout_s=30)
+    reading, writing = os.pipe()
+    before = os.dup(2)
+    os.dup2(writing, 2)
+    for _ in range(2):
+        work: Any = backend.all_reduce(torch.ones(1), "sum", None, True)
+        end = time.monotonic() + 30
+        while not work.is_completed():
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        work.wait()
+    os.dup2(before, 2)
+    os.close(writing)
+    with os.fdopen(reading) as said:
+        return said.read()
+
+
+def test_asking_a_handle_prints_nothing() -> None:
+    assert run_ranks(ask_until_completed, 2, timeout_s=60) == ["", ""]

@@ -162,7 +162,11 @@ class TorchWork(Handle):
             return True
         if not self._work.is_completed():
             return False
-        if self._note is not None and self._work.is_success():
+        if self._note is not None:
+            try:
+                self._work.wait()  # not is_success(), for which torch prints that it is deprecated
+            except RuntimeError:
+                return True  # wait() and exception() name it
             self._ended()
         return True
 
