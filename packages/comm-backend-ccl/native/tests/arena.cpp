@@ -257,6 +257,24 @@ TEST(mappings_of_their_own) {
     CHECK(thrown, "opened what is not there");
 }
 
+// A program may close its standard streams, and what it prints later is not to reach the memory.
+TEST(memory_does_not_take_the_place_of_a_standard_stream) {
+    const int kept = dup(STDIN_FILENO);
+    close(STDIN_FILENO);
+    const int descriptor = create_memory(100);
+    const int mine = open_memory(getpid(), descriptor, inode_of(descriptor), 100);
+    const bool is_closed = fcntl(STDIN_FILENO, F_GETFD) == -1;
+    const bool is_inherited = (fcntl(descriptor, F_GETFD) & fcntl(mine, F_GETFD) & FD_CLOEXEC) == 0;
+    if (kept >= 0) {
+        dup2(kept, STDIN_FILENO);
+        close(kept);
+    }
+    CHECK(descriptor > STDERR_FILENO && mine > STDERR_FILENO, descriptor << " and " << mine);
+    CHECK(is_closed && !is_inherited, is_closed << " and " << is_inherited);
+    close_memory(mine);
+    close_memory(descriptor);
+}
+
 TEST(a_file_without_seals_is_refused) {
     const int other = open("/dev/null", O_RDWR);
     bool thrown = false;

@@ -115,6 +115,19 @@ std::string limit_of_files() {
     throw SharedMemoryError(what + ": " + std::strerror(error));
 }
 
+// `descriptor`, or one above those of standard input, output and error in its place: where the program has closed one
+// of these, the system gives it to the next file, and what is printed would be written there.
+int above_standard(int descriptor) {
+    if (descriptor < 0 || descriptor > STDERR_FILENO) {
+        return descriptor;
+    }
+    const int moved = fcntl(descriptor, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    const int error = errno;
+    close(descriptor);
+    errno = error;
+    return moved;
+}
+
 // The pages that are all in [begin, begin + bytes).
 struct Pages {
     Pages(void *begin, size_t bytes) {
@@ -141,7 +154,7 @@ size_t size_of(int descriptor) {
 }
 
 int create_memory(size_t bytes) {
-    const int descriptor = memfd_create("comm", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    const int descriptor = above_standard(memfd_create("comm", MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (descriptor < 0) {
         throw_for_descriptor("shared memory cannot be created", errno);
     }
@@ -190,7 +203,7 @@ void return_memory(int descriptor, size_t offset, size_t bytes) {
 
 int open_memory(int pid, int descriptor, uint64_t inode, size_t bytes) {
     const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
-    const int opened = open(path.c_str(), O_RDWR | O_CLOEXEC);
+    const int opened = above_standard(open(path.c_str(), O_RDWR | O_CLOEXEC));
     if (opened < 0 && (errno == EMFILE || errno == ENFILE)) {
         throw_for_descriptor("the shared memory of process " + std::to_string(pid) + " cannot be opened", errno);
     }

@@ -12,6 +12,7 @@ import torch.distributed as c10d
 from torch.distributed import ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
+from comm_utils import standard_descriptors
 from comm_utils.errors import BackendUnavailableError, CommError, CommTimeoutError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER
@@ -96,6 +97,7 @@ class GroupMaker:
         """
         ranks, who = list(planned.ranks), f"{call} on rank {rank}"
         waits_for_members = bool({*device_libraries(planned.backend).values()} & _WAIT_FOR_MEMBERS)
+        standard_descriptors.occupy()  # the program may have closed one since the world was made
         own_turn = _Turn.take(who, ranks, limit)
         try:
             limit_s = None if limit is None else limit.total_seconds()

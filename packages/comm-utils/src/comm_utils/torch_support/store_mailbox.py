@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from torch.distributed import Store, TCPStore
 
+from comm_utils import standard_descriptors
 from comm_utils.torch_support.bounded_store import tcp_store_below
 
 __all__ = ["StoreMailbox", "connect_mailbox"]
@@ -60,6 +61,7 @@ def connect_mailbox(store: Store, prefix: str) -> StoreMailbox | None:
     below = tcp_store_below(store)
     if below is None:
         return None
+    standard_descriptors.occupy()
     # TCPStore waits for a server that has gone, prints what C++ thinks of it, and aborts the process if Python ends
     # meanwhile.
     _check_server(below.host, below.port)
