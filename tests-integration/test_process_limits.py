@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import re
 import resource
 import threading
 import time
@@ -16,6 +18,7 @@ import torch
 
 import comm_orchestrator as dist
 from comm_utils.testing import patience, per_rank, run_ranks
+from comm_utils.watch import WATCH
 
 
 def limit_descriptors(left: int) -> None:
@@ -149,15 +152,30 @@ def test_members_learn_at_once_who_cannot_make_a_group(rank_environment: dict[st
         assert took_s < 10 * patience()
 
 
+# Of Linux's capability.h.
+CAPABILITY_VERSION, CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 0x20080522, 21, 24
+
+
 @contextmanager
 def limited_threads(left: int) -> Iterator[None]:
-    """Leave this process ``left`` threads, as a user without other processes; the limit does not hold for root."""
+    """Leave this process ``left`` threads, as a user without other processes, who still reads what root may read.
+
+    The limit holds for neither root nor threads with one of two capabilities.
+    """
+    library = ctypes.CDLL(None)
     user, free = os.getresuid(), resource.getrlimit(resource.RLIMIT_NPROC)
-    os.setresuid(*[50_000 + os.getpid() % 10_000] * 2, 0)
+    header, sets = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0), (ctypes.c_uint32 * 6)()
+    os.setresuid(50_000 + os.getpid() % 10_000, 0, 0)
+    assert library.capget(header, sets) == 0
+    effective = sets[0]
+    sets[0] &= ~(1 << CAP_SYS_ADMIN | 1 << CAP_SYS_RESOURCE)
+    assert library.capset(header, sets) == 0
     resource.setrlimit(resource.RLIMIT_NPROC, (len(os.listdir("/proc/self/task")) + left, free[1]))
     try:
         yield
     finally:
+        sets[0] = effective
+        assert library.capset(header, sets) == 0
         os.setresuid(*user)
         resource.setrlimit(resource.RLIMIT_NPROC, free)
 
@@ -200,6 +218,93 @@ def test_a_compressed_call_without_a_thread_ends_on_all_ranks(rank_environment: 
     for message, took_s in run_ranks(compress_where_one_has_no_thread, 2, backend, env=rank_environment):
         assert "rank 1: this process cannot start another thread; the user's limit is " in message
         assert took_s < 20 * patience()
+
+
+def start_where_one_has_no_thread(backend: str, left: int) -> tuple[str, float]:
+    begin = time.monotonic()
+    limited = limited_threads(left) if os.environ["RANK"] == "1" else nullcontext()
+    with pytest.raises(dist.BackendUnavailableError) as caught, limited:
+        dist.init_distributed(backend, verbose=False, timeout=120)
+    return str(caught.value), time.monotonic() - begin
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without other processes")
+@pytest.mark.parametrize(("backend", "left"), [("ccl", 0), ("ccl", 1), ("ccl", 2), ("gloo", 0)])
+def test_all_ranks_learn_who_can_start_no_thread_for_the_world(
+    rank_environment: dict[str, Any], backend: str, left: int
+) -> None:
+    env = {**rank_environment, "COMM_JOB_SECRET": "given, as the ranks have different users"}
+    for message, took_s in run_ranks(start_where_one_has_no_thread, 2, backend, left, env=env):
+        assert "rank 1: this process cannot start another thread; the user's limit is " in message
+        assert "ulimit -u" in message
+        assert took_s < 60 * patience()
+
+
+def receive_without_a_thread(strict: bool) -> tuple[list[str], list[float]]:
+    dist.init_distributed(
+        "gloo", verbose=False, timeout=60, config={"checks": {"mismatch": "strict" if strict else "auto"}}
+    )
+    if dist.get_rank() == 0:
+        for _ in range(2):
+            dist.send(torch.ones(3), 1)
+        dist.barrier()
+        return [], []
+    errors, tensor = [], torch.zeros(3)
+    if strict:
+        with limited_threads(0), pytest.raises(dist.BackendUnavailableError) as caught:
+            dist.irecv(tensor, 0)
+        errors.append(str(caught.value))
+        dist.recv(tensor, 0)  # nothing has begun
+    else:
+        work = dist.irecv(tensor, 0)
+        with limited_threads(0):
+            for ask in (work.is_completed, lambda: work.wait(1.0), work.get_future):
+                with pytest.raises(dist.BackendUnavailableError) as caught:
+                    ask()
+                errors.append(str(caught.value))
+            work.wait()
+    found = tensor.tolist()
+    work = dist.irecv(tensor.zero_(), 0)  # there is room again
+    assert work.wait(60)
+    dist.barrier()
+    return errors, found + tensor.tolist()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without other processes")
+@pytest.mark.parametrize(
+    ("strict", "remedies"),
+    [(True, ["or receive with recv()"]), (False, ["or call wait() without one"] * 3)],
+)
+def test_messages_name_the_limit_where_no_thread_can_be_started(
+    rank_environment: dict[str, Any], strict: bool, remedies: list[str]
+) -> None:
+    errors, received = run_ranks(receive_without_a_thread, 2, strict, env=rank_environment)[1]
+    assert received == [1.0] * 6
+    for error, remedy in zip(errors, remedies, strict=True):
+        assert "this process cannot start another thread; the user's limit is " in error
+        assert remedy in error
+
+
+def watch_without_a_thread(left: int) -> tuple[str, int]:
+    dist.init_distributed("gloo", verbose=False, timeout=60)
+    WATCH.stop()
+    opened = len(os.listdir("/proc/self/fd"))
+    with limited_threads(left), pytest.raises(RuntimeError, match="can't start new thread") as caught:
+        WATCH.start(dist.get_rank(), 2)
+    assert not WATCH.is_running
+    end = time.monotonic() + 60 * patience()
+    while len(os.listdir("/proc/self/fd")) > opened and time.monotonic() < end:
+        time.sleep(0.01)  # until the thread that could start has ended
+    left_open = len(os.listdir("/proc/self/fd")) - opened
+    dist.barrier()
+    return str(caught.value), left_open
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without other processes")
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_watch_without_threads_keeps_nothing_open(rank_environment: dict[str, Any], left: int) -> None:
+    for _, left_open in run_ranks(watch_without_a_thread, 2, left, env=rank_environment):
+        assert left_open <= 0
 
 
 def make_a_group_alone() -> str:
@@ -282,5 +387,5 @@ def start_without_threads() -> str:
 
 def test_a_process_that_can_start_no_thread_names_the_limit() -> None:
     for text in run_ranks(start_without_threads, 2):
-        assert text.startswith("init_distributed: this process cannot start another thread; the user's limit is ")
+        assert re.match("init_distributed: rank [01]: this process cannot start another thread; the user's limit", text)
         assert "ulimit -u" in text

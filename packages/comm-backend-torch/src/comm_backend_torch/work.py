@@ -21,6 +21,7 @@ from comm_utils.errors import CommTimeoutError
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import SHORTEST_TIMEOUT, seconds_to_wait
+from comm_utils.process_limits import start_thread
 from comm_utils.torch_support.completing import COMPLETING
 from comm_utils.torch_support.gloo_connections import keep_in_memory
 from comm_utils.torch_support.gloo_workers import wait_until_idle
@@ -289,8 +290,9 @@ class PolledWork(TorchWork):
             if self._waiter is None and not self._is_taken and not self._done.is_set():
                 if self._note is not None:
                     self._note.wait(LIMITED)  # for the watch, to which a message in the background cannot be late
-                self._waiter = threading.Thread(target=self._wait_in_thread, name="comm-p2p-wait", daemon=True)
-                self._waiter.start()
+                waiter = threading.Thread(target=self._wait_in_thread, name="comm-p2p-wait", daemon=True)
+                start_thread(waiter, "is_completed() or wait() with a timeout of a message", "call wait() without one")
+                self._waiter = waiter
         return self._done
 
     def _wait_in_thread(self) -> None:

@@ -156,7 +156,9 @@ class CheckingBackend(BackendWrapper):
         if self._is_free(group):
             return self.inner.irecv(tensor, src, group, tag, group_src)
         announced = self._announced(tensor)
-        first = self.inner.irecv(announced, src, group, tag, group_src)
+
+        def begin() -> Work:
+            return self.inner.irecv(announced, src, group, tag, group_src)
 
         def receive(arrived: Work) -> Work:
             ranks = self.inner.get_process_group_ranks(group)
@@ -164,7 +166,8 @@ class CheckingBackend(BackendWrapper):
             self._compare_message(tensor, announced, found, group)
             return self.inner.irecv(tensor, found, group, tag)
 
-        return CheckedReceive(first, receive, tensor)
+        who = f"{self.call or 'irecv'} on rank {self.inner.get_rank()}"
+        return CheckedReceive(who, begin, receive, tensor)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
         if self._is_free(p2p_op_list[0].group) or p2p_op_list[0].tensor.device.type != "cpu":

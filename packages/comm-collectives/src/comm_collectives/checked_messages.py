@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from contextvars import copy_context
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any
 
 from comm_utils.backend import Work
 from comm_utils.given import seconds_to_wait
+from comm_utils.process_limits import start_thread
 from comm_utils.torch_support.handle import Handle
 from comm_utils.watch.unfinished import still_under_way
 
@@ -41,23 +43,36 @@ class CheckedReceive(Handle):
     without checks, the receive would be under way by then.
 
     Args:
-        description: the handle of the description's receive.
+        call: the user's, for messages.
+        begin: starts to receive the description; is called once the thread runs, as there may be no room for one.
         receive: compares the description, and starts to receive the message.
         result: what :meth:`result` returns.
+
+    Raises:
+        BackendUnavailableError: there can be no thread; nothing has begun.
     """
 
-    def __init__(self, description: Work, receive: Callable[[Work], Work], result: Any) -> None:
-        self._description, self._receive, self._result = description, receive, result
+    def __init__(self, call: str, begin: Callable[[], Work], receive: Callable[[Work], Work], result: Any) -> None:
+        self._receive, self._result = receive, result
         self._work: Work | None = None
         self._failure: BaseException | None = None
         self._compared = threading.Event()
+        begun: SimpleQueue[Work | None] = SimpleQueue()
         run = copy_context().run
-        threading.Thread(target=run, args=(self._compare,), name="comm-strict-receive", daemon=True).start()
-
-    def _compare(self) -> None:
+        thread = threading.Thread(target=run, args=(self._compare, begun), name="comm-strict-receive", daemon=True)
+        start_thread(thread, call, "receive with recv()")
+        description = None
         try:
-            self._description.wait()
-            self._work = self._receive(self._description)
+            description = begin()
+        finally:
+            begun.put(description)
+
+    def _compare(self, begun: SimpleQueue[Work | None]) -> None:
+        try:
+            description = begun.get()
+            if description is not None:
+                description.wait()
+                self._work = self._receive(description)
         except BaseException as error:
             self._failure = error
         finally:

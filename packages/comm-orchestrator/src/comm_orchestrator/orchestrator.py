@@ -53,8 +53,10 @@ __all__ = [
 ]
 
 _START_UP_TIMEOUT = timedelta(minutes=30)
-# The rendezvous and the smallest world take about 20 descriptors; a report to the peers takes less.
-_DESCRIPTORS, _DESCRIPTORS_FOR_REPORT = 24, 12
+# A report to the peers takes fewer descriptors than a world.
+_DESCRIPTORS_FOR_REPORT = 12
+# Two of the watch, and on rank 0 that of the store; libraries check for their own.
+_THREADS = 3
 # Threads reserve 8 MiB each for their stacks.
 _ADDRESS_SPACE_MIB = 48
 
@@ -205,7 +207,9 @@ def initialize(options: InitOptions) -> InitResult:
         remember_rank(None)
         PROCESSES.clear()
         _let_go(error)
-        if isinstance(error, RuntimeError) and (lack := process_limits.lack_of_threads(error)):
+        if isinstance(error, CommError) or not isinstance(error, RuntimeError):  # the former may quote another rank's
+            raise
+        if lack := process_limits.lack_of_threads(error):
             raise BackendUnavailableError(f"init_distributed: {lack}") from error
         raise
     return InitResult(settings, fresh=True, host_of=host_of)
@@ -346,7 +350,7 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int
     launch = rank_discovery.find(os.environ, options.rank, options.world_size, settings, own_rendezvous)
     remember_rank(launch.rank)
     try:
-        _check_limits(launch.rank)
+        _check_limits(launch.rank, launch.world_size)
     except CommError as error:
         free = process_limits.free_descriptors()
         if free is None or free >= _DESCRIPTORS_FOR_REPORT:
@@ -372,7 +376,9 @@ def _start(options: InitOptions, settings: comm_config.Settings) -> Sequence[int
     return joined.host_of
 
 
-def _check_limits(rank: int) -> None:
+def _check_limits(rank: int, world_size: int) -> None:
     who = f"init_distributed: rank {rank}"
-    process_limits.check_descriptors(who, _DESCRIPTORS)
+    process_limits.check_descriptors(who, process_limits.DESCRIPTORS_TO_START)
     process_limits.check_address_space(who, _ADDRESS_SPACE_MIB)
+    if world_size > 1:
+        process_limits.check_threads(who, _THREADS)

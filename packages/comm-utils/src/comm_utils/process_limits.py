@@ -15,7 +15,21 @@ from pathlib import Path
 from comm_utils import threads
 from comm_utils.errors import BackendUnavailableError
 
-__all__ = ["check_address_space", "check_descriptors", "check_threads", "free_descriptors", "lack_of_threads"]
+__all__ = [
+    "DESCRIPTORS_TO_START",
+    "GLOO_DESCRIPTORS",
+    "check_address_space",
+    "check_descriptors",
+    "check_threads",
+    "free_descriptors",
+    "lack_of_threads",
+    "start_thread",
+]
+
+#: The rendezvous and the smallest world take about 20.
+DESCRIPTORS_TO_START = 24
+#: Of a group of gloo, beside one for each member, with some to spare for what the program opens meanwhile.
+GLOO_DESCRIPTORS = 8
 
 # Of Python, and of C++'s std::thread.
 _NO_THREAD = re.compile(r"can't start new thread|Resource temporarily unavailable", re.IGNORECASE)
@@ -98,6 +112,23 @@ def check_threads(who: str, needed: int) -> None:
         all_run.set()
         for thread in started:
             thread.join()
+
+
+def start_thread(thread: threading.Thread, who: str, otherwise: str = "") -> None:
+    """Start a thread that a call needs.
+
+    Args:
+        who: the call, for the message.
+        otherwise: does without the thread.
+
+    Raises:
+        BackendUnavailableError: there can be no more threads; names the limits and how to raise them.
+    """
+    try:
+        threads.start(thread)
+    except RuntimeError as error:
+        lack = lack_of_threads(error) or str(error)
+        raise BackendUnavailableError(f"{who}: {lack}{f'; or {otherwise}' if otherwise else ''}") from error
 
 
 def _limit(name: str) -> int | None:

@@ -25,8 +25,11 @@ def start(thread: threading.Thread) -> None:
     thread.start()
 
 
-def with_limit(call: Callable[[], Any], limit_s: float, name: str = "comm-limited") -> Any:
-    """Run ``call`` and return its result or its error; None where that takes longer.
+def with_limit(call: Callable[[], Any], limit_s: float, name: str = "comm-limited", needs_thread: bool = True) -> Any:
+    """Run ``call`` in a thread and return its result or its error; None where that takes longer.
+
+    Args:
+        needs_thread: False runs it in the caller's thread, without the limit, where there can be no other.
 
     Raises:
         RuntimeError: there can be no thread for it.
@@ -40,7 +43,15 @@ def with_limit(call: Callable[[], Any], limit_s: float, name: str = "comm-limite
             outcome.append(error)
 
     thread = threading.Thread(target=run, name=name, daemon=True)
-    start(thread)
+    try:
+        start(thread)
+    except (RuntimeError, MemoryError):
+        if needs_thread or sys.is_finalizing():
+            raise
+        try:
+            return call()
+        except Exception as error:
+            return error
     _limited.add(thread)
     thread.join(limit_s)
     # Taken out: an error in the list would keep itself alive, and with it every socket of its frames.

@@ -147,7 +147,8 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCP
             ask_briefly()
             return TCPStore(address or host, port, None, False, limit, wait_for_workers=False)
 
-        made = with_limit(make, limit_s)  # in a thread that can be left behind
+        # In a thread that can be left behind; a rank that lacks threads reports that here.
+        made = with_limit(make, limit_s, needs_thread=False)
         if isinstance(made, TCPStore):
             made.set_timeout(timeout)
             return made

@@ -32,7 +32,7 @@ def ask_briefly() -> None:
 
 def resolve(host: str, port: int, limit_s: float) -> list[Any]:
     """``getaddrinfo``, which can take as long as it likes, within ``limit_s``."""
-    found = with_limit(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), limit_s)
+    found = with_limit(lambda: socket.getaddrinfo(host, port, type=socket.SOCK_STREAM), limit_s, needs_thread=False)
     if isinstance(found, BaseException):
         try:
             raise found

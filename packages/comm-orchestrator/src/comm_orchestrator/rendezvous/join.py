@@ -113,8 +113,13 @@ def _meet_within(
     store: Store | None,
     mine: RankRecord,
     judge: Callable[[Sequence[RankRecord]], Any],
+    needs_thread: bool = True,
 ) -> tuple[RendezvousPoint, Any]:
-    """Run the rendezvous in a thread that can be left behind: a store whose host is frozen never answers a call."""
+    """Run the rendezvous in a thread that can be left behind: a store whose host is frozen never answers a call.
+
+    Args:
+        needs_thread: False does without where there can be none.
+    """
     who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
     deadline = Deadline(limit.total_seconds())
     points: list[RendezvousPoint] = []
@@ -128,7 +133,7 @@ def _meet_within(
     if launch.world_size == 1:
         alone = run()  # nobody can keep it waiting
         return points[0], alone
-    outcome = with_limit(lambda: (run(),), limit.total_seconds() + _OVERTIME_S)
+    outcome = with_limit(lambda: (run(),), limit.total_seconds() + _OVERTIME_S, needs_thread=needs_thread)
     if isinstance(outcome, tuple):
         return points[0], outcome[0]
     place = points[0].description if points else "that they meet in"
@@ -162,7 +167,8 @@ def report_to_peers(
         return
     mine = replace(_own_record(launch, settings, devices.device_type()), problem=(type(error).__name__, str(error)))
     with contextlib.suppress(Exception):  # the error that is reported matters more
-        _meet_within(launch, settings, min(limit, _REPORT_LIMIT), store, mine, lambda _: None)
+        # Also of a rank that reports that it can start no thread.
+        _meet_within(launch, settings, min(limit, _REPORT_LIMIT), store, mine, lambda _: None, needs_thread=False)
 
 
 def _own_record(launch: LaunchInfo, settings: comm_config.Settings, kind: str) -> RankRecord:

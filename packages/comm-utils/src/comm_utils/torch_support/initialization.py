@@ -16,7 +16,7 @@ from comm_utils.backend import Availability, Setup
 from comm_utils.errors import BackendUnavailableError, CommError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.given import SHORTEST_TIMEOUT
-from comm_utils.process_limits import check_descriptors, check_threads, lack_of_threads
+from comm_utils.process_limits import GLOO_DESCRIPTORS, check_descriptors, check_threads, lack_of_threads
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.connecting import is_still_connecting
 from comm_utils.torch_support.device_calls import can_follow, keep_process_alive
@@ -180,8 +180,6 @@ def _make_world(setup: Setup, make: Callable[[], None]) -> None:
     )
 
 
-# Of a group of gloo, beside one for each member, with some to spare for what the program opens meanwhile.
-_GLOO_DESCRIPTORS = 8
 # Three of a group of gloo, and as many again, as those that were tried may still be ending.
 _GLOO_THREADS = 6
 
@@ -193,7 +191,7 @@ def gloo_refusal(who: str, backend: str, world_size: int) -> BackendUnavailableE
     """
     if "gloo" in device_libraries(backend).values():
         try:
-            check_descriptors(who, _GLOO_DESCRIPTORS + world_size)
+            check_descriptors(who, GLOO_DESCRIPTORS + world_size)
             check_threads(who, _GLOO_THREADS)
         except BackendUnavailableError as error:
             return error

@@ -10,6 +10,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+from comm_utils import threads
 from comm_utils.flight_recorder.diagnosis import diagnose_group
 from comm_utils.flight_recorder.findings import FindingKind
 from comm_utils.flight_recorder.reader import RingReader
@@ -55,8 +56,18 @@ class RemoteObserver:
             compares: whether calls are compared.
             broken: the groups that are in trouble already.
             stop: ends the thread.
+
+        Raises:
+            RuntimeError: there can be no thread.
         """
-        threading.Thread(target=self._run, args=(compares, broken, stop), name="comm-watch-remote", daemon=True).start()
+        thread = threading.Thread(
+            target=self._run, args=(compares, broken, stop), name="comm-watch-remote", daemon=True
+        )
+        try:
+            threads.start(thread)
+        except BaseException:
+            os.close(self._waker)
+            raise
 
     def notices(self) -> list[tuple[str, str, str]]:
         """Return the notices of ranks of other hosts since the last time: group, error and text."""

@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from comm_utils import threads
 from comm_utils.errors import (
     BackendUnavailableError,
     BrokenGroupError,
@@ -116,6 +117,9 @@ class Watch:
 
         Args:
             connect: opens the way to ranks of other hosts when it is needed; it is closed at the end.
+
+        Raises:
+            RuntimeError: there can be no thread.
         """
         self.stop()
         own: RingReader | None = None
@@ -138,8 +142,13 @@ class Watch:
                 target=self._run, args=(self._signals, self._stop), name="comm-watch", daemon=True
             )
             self._observer = RemoteObserver(view, self._signals.duplicate())
-            self._observer.start(self.settings.compares, self._troubles, self._stop)
-            self._thread.start()
+            try:
+                self._observer.start(self.settings.compares, self._troubles, self._stop)
+                threads.start(self._thread)
+            except BaseException:
+                self._thread = None
+                self.stop()
+                raise
 
     def stop(self) -> None:
         """End the watch of a world."""
