@@ -248,10 +248,25 @@ def test_half_a_launcher_and_a_wrong_setting(run: Run) -> None:
 
 
 def test_few_open_files(run: Run) -> None:
-    done = run("--json", files=100)
+    done = run("--json", files=26)
     (one,) = worse(json.loads(done.stdout), "open_files")
     assert done.returncode == 1
     assert (one["level"], one["remedy"]) == ("problem", "ulimit -n 1024")
+    assert re.search(
+        r"26 open files allowed, .* and [0-9]+ are open; 1 rank cannot connect with less than", one["found"]
+    )
+
+
+def test_open_files_with_which_ranks_connect_are_no_problem(run: Run) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    limited = ("sh", "-c", 'ulimit -S -n 64 && exec "$@"', "sh")
+    done = run("--json", by=(*torchrun, "--no-python", *limited, *DOCTOR))
+    document = json.loads(done.stdout)
+    found = worse(document, "open_files")
+    assert [one["level"] for one in found] == ["warning"], done.stdout
+    assert all("64 open files allowed" in one["found"] for one in found)
+    assert all("2 ranks can connect" in one["found"] for one in found)
+    assert {one["backend"] for one in document["collectives"] if not one["error"]} == {*USABLE}
 
 
 NOISY = """

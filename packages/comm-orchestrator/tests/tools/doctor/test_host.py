@@ -87,11 +87,13 @@ for soft, hard, ranks in json.loads(sys.argv[1]):
     assert os.wait()[1] == 0
 """
 OPEN_FILES = [
-    (100, 4096, 2, "problem", "ulimit -n 1024"),
+    (25, 4096, 2, "problem", "ulimit -n 1024"),
+    (64, 4096, 2, "warning", "ulimit -n 1024"),
     (512, 4096, 2, "warning", "ulimit -n 1024"),
     (512, 512, 2, "warning", "ulimit nofile=1024"),
     (1024, 4096, 2, "ok", ""),
-    (1024, 4096, 400, "problem", "ulimit -n 3712"),
+    (1024, 4096, 400, "warning", "ulimit -n 3712"),
+    (1024, 4096, 1020, "problem", "ulimit nofile=8672"),
 ]
 
 

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from comm_orchestrator.tools.doctor.finding import Finding
+from comm_utils.process_limits import DESCRIPTORS_TO_START, GLOO_DESCRIPTORS, free_descriptors
 
 __all__ = [
     "FULL_BYTES_PER_RANK",
@@ -21,11 +22,8 @@ __all__ = [
 
 
 def least_open_files(world_size: int) -> int:
-    """Return the resources that one group needs beside Python and torch.
-
-    A connection to every rank, and on rank 0 two for the store.
-    """
-    return 128 + 3 * world_size
+    """Return the number of files below which ``init_distributed()`` refuses to start, beside those that are open."""
+    return max(DESCRIPTORS_TO_START, GLOO_DESCRIPTORS + world_size)
 
 
 def enough_open_files(world_size: int) -> int:
@@ -34,17 +32,20 @@ def enough_open_files(world_size: int) -> int:
 
 
 def check_open_files(world_size: int) -> list[Finding]:
-    """Return the limit of this process, against what ``world_size`` ranks ask for."""
+    """Return the limit of this process, against the needs of ``world_size`` ranks."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     text = f"{_number(soft)} open files allowed, {_number(hard)} at most"
     wanted = enough_open_files(world_size)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return [Finding("ok", "open_files", text)]
     ranks = f"{world_size} rank{'s' if world_size != 1 else ''}"
-    if soft < least_open_files(world_size):
-        level, text = "problem", f"{text}; {ranks} cannot connect with less than {least_open_files(world_size)}"
+    free, least = free_descriptors(), least_open_files(world_size)
+    if free is not None and free < least:
+        opened = f"{soft - free} are open"
+        level, text = "problem", f"{text}, and {opened}; {ranks} cannot connect with less than {soft - free + least}"
     else:
-        level, text = "warning", f"{text}; with {ranks} a program with several groups may need {wanted}"
+        text = f"{text}; {ranks} can connect, but rank 0 of many ranks, or a program with several groups"
+        level, text = "warning", f"{text}, may need {wanted}"
     remedy = f"ulimit -n {wanted}"
     if hard != resource.RLIM_INFINITY and hard < wanted:
         remedy = (
