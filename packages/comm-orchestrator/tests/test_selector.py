@@ -169,12 +169,14 @@ def adopt():
 """
 
 
-def install_faulty(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    info = folder / "faulty-1.0.dist-info"
+def install_faulty(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, code: str, package: str = "faulty", name: str = "faulty"
+) -> None:
+    info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[comm_utils.backends]\nfaulty = faulty_provider\n")
-    (folder / "faulty_provider.py").write_text(code)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[comm_utils.backends]\n{name} = {package}_provider\n")
+    (folder / f"{package}_provider.py").write_text(code)
     monkeypatch.syspath_prepend(folder)
 
 
@@ -194,6 +196,10 @@ def install_faulty(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> 
             "faulty_provider has no initialize and no adopts and no adopt; expected",
         ),
         ("raise OSError('no library')", "faulty_provider cannot be imported (OSError: no library)"),
+        (
+            "raise SystemExit('no licence')",
+            "faulty_provider cannot be imported (ImportError: faulty 1.0 called sys.exit('no licence') while",
+        ),
     ],
 )
 def test_a_faulty_package_leaves_the_others_usable_and_is_named(
@@ -209,6 +215,42 @@ def test_a_faulty_package_leaves_the_others_usable_and_is_named(
             selector.adopt("gloo")
     finally:
         sys.modules.pop("faulty_provider", None)
+
+
+OFFERS = """
+from comm_utils import Availability
+
+def availability():
+    return {"twin": Availability(True, "here"), "NAME": Availability(True, "here")}
+
+def initialize(setup):
+    raise NotImplementedError
+
+def adopts(backend):
+    return backend == "twin"
+
+def adopt():
+    raise NotImplementedError
+"""
+
+
+def test_two_packages_of_one_name_are_refused_where_one_would_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("first", "second"):
+        install_faulty(tmp_path, monkeypatch, OFFERS.replace("NAME", package), package, "twin")
+    assert selector.choose("gloo").backend == "gloo"
+    assert selector.unavailable_reasons("cpu")["gloo"] is None
+    both = [r"first 1\.0 \(first_provider\)", r"second 1\.0 \(second_provider\)"]
+    for name in ("twin", "first", "second"):
+        message = f"backend '{name}' cannot be used: several installed packages provide it: .*; uninstall all but one"
+        with pytest.raises(BackendUnavailableError, match=message) as caught:
+            selector.choose(name)
+        assert all(re.search(one, str(caught.value)) for one in both)
+    with pytest.raises(BackendUnavailableError, match="'twin' cannot be used: several installed packages provide it"):
+        selector.adopt("twin")
+    with pytest.raises(ValueError, match="process group has not been initialized"):  # torch's provider is asked
+        selector.adopt("gloo")
 
 
 INCOMPLETE = """

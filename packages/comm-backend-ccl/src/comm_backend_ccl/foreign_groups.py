@@ -7,7 +7,7 @@ from typing import cast
 from comm_utils.backend import ENTRY_POINT_GROUP, Backend, BackendProvider
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.fast_path import FastPathCache
-from comm_utils.plugins import entry_points
+from comm_utils.plugins import by_name, entry_points, load, said_twice
 
 __all__ = ["ForeignGroups", "provider_for"]
 
@@ -22,14 +22,20 @@ def provider_for(library: str) -> tuple[str, BackendProvider]:
         BackendUnavailableError: no installed package does.
     """
     found = [entry for entry in entry_points(ENTRY_POINT_GROUP) if entry.name != "ccl"]
+    named = by_name(found)
     refused: list[str] = []
     for entry in sorted(found, key=lambda entry: (entry.name == _LAST, entry.name)):
         try:
-            provider = cast(BackendProvider, entry.load())
+            provider = cast(BackendProvider, load(entry))
             serves = provider.adopts(library)
         except Exception as error:  # whatever a package does, the others stay usable
             refused.append(f"; {entry.name} cannot be asked ({type(error).__name__}: {error})")
             continue
+        if serves and len(named[entry.name]) > 1:
+            raise BackendUnavailableError(
+                f"backend {library!r} is served by {entry.name!r}, but {said_twice(named[entry.name])}; uninstall all "
+                "but one"
+            )
         if serves:
             return entry.name, provider
     raise BackendUnavailableError(

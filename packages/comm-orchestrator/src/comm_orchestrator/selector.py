@@ -11,7 +11,7 @@ from typing import cast
 from comm_utils.backend import ENTRY_POINT_GROUP, Availability, Backend, BackendProvider, Setup
 from comm_utils.errors import BackendUnavailableError
 from comm_utils.log import logger
-from comm_utils.plugins import entry_points
+from comm_utils.plugins import by_name, entry_points, load, said_twice
 
 __all__ = [
     "COMMON_BACKENDS",
@@ -63,14 +63,18 @@ class Choice:
 
 def _providers() -> dict[str, BackendProvider]:
     """Return every installed package that offers backends, torch's own last so that a closer match is asked first."""
-    found = {entry.name: entry for entry in entry_points(ENTRY_POINT_GROUP)}
-    names = sorted(found, key=lambda name: name == "torch")
-    return {name: _load(found[name]) for name in names}
+    found = by_name(entry_points(ENTRY_POINT_GROUP))
+    return {name: _provider(name, found[name]) for name in sorted(found, key=lambda name: name == "torch")}
+
+
+def _provider(name: str, entries: Sequence[EntryPoint]) -> BackendProvider:
+    loaded = [_load(entry) for entry in entries]
+    return loaded[0] if len(loaded) == 1 else _Contradicting(name, loaded, said_twice(entries), "uninstall all but one")
 
 
 def _load(entry: EntryPoint) -> BackendProvider:
     try:
-        found = entry.load()
+        found = load(entry)
     except Exception as error:  # whatever a package does at import, the others stay usable
         why = f"{entry.value} cannot be imported ({type(error).__name__}: {error})"
         return _Unusable(entry.name, why, "reinstall the package, or what it misses")
@@ -112,6 +116,24 @@ class _Unusable:
 
     def adopt(self) -> Backend:
         raise BackendUnavailableError(self._why)
+
+
+class _Contradicting(_Unusable):
+    """Stands in for packages of one name, of which ranks could take different ones."""
+
+    def __init__(self, name: str, providers: Sequence[BackendProvider], why: str, remedy: str) -> None:
+        super().__init__(name, why, remedy)
+        self._providers = providers
+
+    def availability(self) -> Mapping[str, Availability]:
+        names = {self._name, *(name for one in self._providers for name in _availability(self._name, one))}
+        return {name: Availability(False, self._why, self._remedy) for name in sorted(names)}
+
+    def adopts(self, backend: str) -> bool:
+        return any(one.adopts(backend) for one in self._providers)
+
+    def adopt(self) -> Backend:
+        raise BackendUnavailableError(f"the backend of {self._name!r} cannot be used: {self._why}; {self._remedy}")
 
 
 def available_backends() -> dict[str, Availability]:

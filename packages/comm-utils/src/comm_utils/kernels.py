@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from comm_utils.log import logger
-from comm_utils.plugins import entry_points
+from comm_utils.plugins import entry_points, load
 from comm_utils.reduce_op import ReduceOp
 
 if TYPE_CHECKING:
@@ -297,7 +297,7 @@ def _kernel(name: str) -> Callable[..., Any] | None:
     for entry in entry_points(ENTRY_POINT_GROUP):
         if entry.name == name:
             try:
-                found: Callable[..., Any] = entry.load()
+                found: Callable[..., Any] = load(entry)
             except Exception as error:
                 logger.warning("the kernel %s of %s cannot be used: %s", name, entry.value, error)
                 continue

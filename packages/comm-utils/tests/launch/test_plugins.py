@@ -65,7 +65,11 @@ def test_they_come_after_torchrun_by_name(tmp_path: Path, monkeypatch: pytest.Mo
         ("bad_launcher:discover", "import no_such_module_anywhere", "bad_launcher:discover cannot be imported (Module"),
         ("bad_launcher:missing", PLUGIN, "bad_launcher:missing cannot be imported (AttributeError: "),
         ("bad_launcher:raises", PLUGIN, "bad_launcher:raises failed (KeyError: 'MINE')"),
-        ("bad_launcher:wrong", PLUGIN, "bad_launcher:wrong failed (TypeError: returned dict; expected LaunchInfo or"),
+        (
+            "bad_launcher:discover",
+            "import sys\nsys.exit(3)",
+            "bad_launcher:discover cannot be imported (ImportError: bad 1.0 called sys.exit(3) while it was imported",
+        ),
     ],
 )
 def test_a_broken_one_does_not_take_the_others_down(
@@ -87,3 +91,49 @@ def test_a_broken_one_does_not_take_the_others_down(
     assert {record.levelname for record in caplog.records} == {"WARNING"}
     assert caplog.records[0].getMessage().startswith("launcher bad is ")
     assert warning in caplog.records[0].getMessage()
+
+
+def test_one_that_returns_something_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would go on as a world of its own."""
+    install(tmp_path, "odd", "odd = odd_launcher:wrong")
+    monkeypatch.syspath_prepend(tmp_path)
+    launchers = with_plugins()
+    message = r"launcher 'odd': odd_launcher:wrong of odd 1\.0 returned dict; expected a LaunchInfo, or None"
+    with pytest.raises(LaunchError, match=message):
+        discover({}, launchers)
+    assert discover({"RANK": "0", "WORLD_SIZE": "1"}, launchers).launcher == "environment"  # is asked first
+
+
+def test_an_interrupt_during_the_import_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "interrupted", "slow = interrupted_launcher:discover", "raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        with_plugins()
+
+
+def test_two_packages_of_one_name_are_refused_where_one_would_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        install(tmp_path / name, name, f"twin = {name}_launcher:discover")
+        monkeypatch.syspath_prepend(tmp_path / name)
+    launchers = with_plugins()
+    assert [name for name, _ in launchers].count("twin") == 1
+    assert discover({}, launchers).launcher == "none"
+    both = r"two 1\.0 \(two_launcher:discover\) and one 1\.0 \(one_launcher:discover\); uninstall all but one"
+    with pytest.raises(LaunchError, match=f"launcher 'twin': several installed packages provide it: {both}"):
+        discover({"MINE": "1"}, launchers)
+
+
+@pytest.mark.parametrize("second", ["my-twin", "My_Twin", "other"])
+def test_a_package_found_twice_or_one_that_names_the_same_object_is_no_duplicate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str
+) -> None:
+    for number, name in enumerate(("my-twin", second)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        install(folder, name, "twin = twin_launcher:discover")
+        (folder / f"{name}_launcher.py").rename(folder / "twin_launcher.py")
+        monkeypatch.syspath_prepend(folder)
+    assert discover({"MINE": "1"}, with_plugins()).launcher == "mine"

@@ -15,7 +15,7 @@ from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 from comm_utils.operations.table import ROWS
 from comm_utils.operations.types import OperationSpec
-from comm_utils.plugins import entry_points
+from comm_utils.plugins import entry_points, load
 
 __all__ = [
     "ENTRY_POINT_GROUP",
@@ -168,7 +168,7 @@ def _read_entry_points() -> None:
             continue
         _entry_points_read.add(key)
         try:
-            found = entry.load()
+            found = load(entry)
             register(found() if callable(found) else found)
         except Exception as error:
             logger.warning("the operation %s of %s cannot be used: %s", entry.name, entry.value, error)
