@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -124,3 +125,33 @@ def test_a_provider_has_one_backend_for_all_its_libraries(monkeypatch: pytest.Mo
     assert groups.backend_for("gloo") is not backend
     groups.clear()
     assert groups.find("gloo") is None
+
+
+SERVES = """
+def availability():
+    return {}
+
+def initialize(setup):
+    raise NotImplementedError
+
+def adopts(backend):
+    return backend == "twin"
+
+def adopt():
+    raise NotImplementedError
+"""
+
+
+def test_two_packages_of_one_name_that_serve_a_library_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("first", "second"):
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[comm_utils.backends]\ntwin = {package}_serves\n")
+        (tmp_path / f"{package}_serves.py").write_text(SERVES)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(BackendUnavailableError, match="backend 'twin' is served by 'twin', but several") as caught:
+        foreign_groups.provider_for("twin")
+    assert all(f"{package} 1.0 ({package}_serves)" in str(caught.value) for package in ("first", "second"))

@@ -215,6 +215,15 @@ class Fails(Float16):
 
 
 @pytest.mark.usefixtures("forgotten_codecs")
+def test_an_installed_codec_that_ends_the_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "theirs_exit", "mine = theirs_exit:Mine", "import sys\nsys.exit(2)")
+    monkeypatch.syspath_prepend(tmp_path)
+    message = r"the codec 'mine' of theirs_exit:Mine cannot be used: theirs_exit 1\.0 called sys.exit\(2\) while"
+    with pytest.raises(ArgumentError, match=message):
+        make_codec("mine")
+
+
+@pytest.mark.usefixtures("forgotten_codecs")
 @pytest.mark.parametrize(
     ("kind", "reason"),
     [
