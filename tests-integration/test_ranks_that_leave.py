@@ -280,6 +280,36 @@ def test_a_rank_that_was_interrupted_notes_it_and_refuses_further_calls(call: st
     assert any("rank 1 was interrupted (SIGINT)" in text for text in noted), noted
 
 
+def is_interrupted_in_the_wait_for_a_message(batch: bool) -> list[str]:
+    """Return what the waits for a message say of which the first one is interrupted."""
+    dist.init_distributed("gloo", timeout=60, verbose=False)
+    if dist.get_rank() == 0:
+        time.sleep(4)
+        return []
+    tensor, found = torch.zeros(4), []
+    if batch:
+        (work,) = dist.batch_isend_irecv([dist.P2POp(dist.irecv, tensor, 0)])
+    else:
+        work = dist.irecv(tensor, 0)
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    for _ in range(2):
+        try:
+            found.append(f"True: {work.wait()}")
+        except (KeyboardInterrupt, CommError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+    found.append(f"{work.is_completed()} {work.is_success()} {type(work.exception()).__name__}")
+    return found
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_a_message_whose_wait_was_interrupted_has_not_arrived(batch: bool) -> None:
+    first, second, asked = run_ranks(is_interrupted_in_the_wait_for_a_message, 2, batch)[1]
+    assert first.startswith("KeyboardInterrupt")
+    assert second.startswith("BrokenGroupError")
+    assert "rank 1 was interrupted (SIGINT)" in second
+    assert asked == "True False BrokenGroupError"
+
+
 class Alarm(Exception):
     """Raised by a program's own handler of SIGALRM."""
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import comm_orchestrator as dist
-from comm_utils.errors import BrokenGroupError, CollectiveMismatchError
+from comm_utils.errors import BrokenGroupError, CollectiveMismatchError, CommTimeoutError
 from comm_utils.testing import run_ranks
 
 pytestmark = pytest.mark.slow
@@ -213,3 +213,90 @@ def test_messages_may_be_under_way_while_ranks_wait_for_something_else(name: str
     backend, env = BACKENDS[name]
     found = run_ranks(exchange_large_messages, 2, env={**STRICT, **env, "EXCHANGE_ON": backend}, timeout_s=90)
     assert found == [[True] * 4] * 2
+
+
+def receive_several() -> dict[str, list[float]]:
+    """Have several receives from one rank under way, which strict checks take one by one."""
+    dist.init_distributed(os.environ["EXCHANGE_ON"], timeout=20, verbose=False)
+    rank, found = dist.get_rank(), {}
+    other = 1 - rank
+
+    def ours() -> list[torch.Tensor]:
+        # Nine numbers of int64 look like a description.
+        return [torch.full((40,), 1.0 + rank), torch.full((7,), 3.0 + rank), torch.full((9,), 5 + rank)]
+
+    def theirs() -> list[torch.Tensor]:
+        return [torch.empty_like(one) for one in ours()]
+
+    def exchange(name: str, start: Callable[[list[torch.Tensor]], list[Any]]) -> None:
+        received = theirs()
+        for work in start(received):
+            work.wait()
+        found[name] = [float(one[-1]) for one in received]
+
+    exchange(
+        "handles",
+        lambda received: [*(dist.isend(one, other) for one in ours()), *(dist.irecv(one, other) for one in received)],
+    )
+    exchange(
+        "batch",
+        lambda received: dist.batch_isend_irecv(
+            [dist.P2POp(dist.isend, one, other) for one in ours()]
+            + [dist.P2POp(dist.irecv, one, other) for one in received]
+        ),
+    )
+
+    # The last one in the calling thread, while the receives before it are under way.
+    def last_one_waits(received: list[torch.Tensor]) -> list[Any]:
+        works = [dist.isend(one, other) for one in ours()]
+        works += [dist.irecv(one, other) for one in received[:-1]]
+        dist.recv(received[-1], other)
+        return works
+
+    exchange("recv", last_one_waits)
+    keys, values = ours()[:2]
+    found["ring"] = [float(one[-1]) for one in dist.hooks.ring_exchange([keys, values]).wait()]
+    work = dist.irecv(torch.empty(2), other)
+    with pytest.raises(CommTimeoutError):
+        work.wait(0)
+    dist.barrier()
+    dist.send(torch.ones(2), other) if rank == 0 else work.wait()
+    dist.send(torch.ones(2), other) if rank == 1 else work.wait()
+    assert work.wait(0)
+    assert work.wait(-1)
+    dist.barrier()
+    dist.destroy_process_group()
+    return found
+
+
+@pytest.mark.parametrize("name", ["gloo", "oneccl"])
+def test_several_receives_from_one_rank_are_in_order(name: str) -> None:
+    backend, env = BACKENDS[name]
+    found = run_ranks(receive_several, 2, env={**STRICT, **env, "EXCHANGE_ON": backend}, timeout_s=90)
+    for rank, one in enumerate(found):
+        expected = [1.0 + 1 - rank, 3.0 + 1 - rank, 5.0 + 1 - rank]
+        assert one == {"handles": expected, "batch": expected, "recv": expected, "ring": expected[:2]}
+
+
+def receive_from_any_and_from_one() -> list[float]:
+    dist.init_distributed("gloo", timeout=20, verbose=False)
+    rank, found = dist.get_rank(), []
+    if rank == 0:
+        one, any_, later = (torch.zeros(40) for _ in range(3))
+        works = [dist.irecv(one, 1), dist.irecv(any_), dist.irecv(later, 1)]
+        dist.barrier()
+        for work in works:
+            work.wait()
+        found = [float(one[0]), float(any_[0]), float(later[0])]
+    else:
+        dist.barrier()
+        for number in range(3):
+            if rank == 1:
+                dist.send(torch.full((40,), float(number)), 0)
+    dist.barrier()
+    return found
+
+
+def test_receives_from_any_rank_keep_their_place() -> None:
+    found = run_ranks(receive_from_any_and_from_one, 3, env=STRICT, timeout_s=60)
+    assert found[0] == [0.0, 1.0, 2.0]

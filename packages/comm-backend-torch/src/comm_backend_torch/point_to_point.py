@@ -120,7 +120,7 @@ class PointToPoint(World):
         """
         failure = partial(self._failure, operation, state)
         if state.libraries.get(tensor.device.type) == "gloo":
-            return PolledWork(work, tensor, failure, self._end, note, message_wait(state), kept)
+            return PolledWork(work, tensor, failure, self._end, note, message_wait(state), kept, state.check)
         return TorchWork(work, tensor, failure, self._end, note, how_to_wait(state, tensor.device.type))
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as c10d
 from torch.distributed import distributed_c10d as internals
 
-from comm_utils.errors import CommTimeoutError
+from comm_utils.errors import CommError, CommTimeoutError
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import SHORTEST_TIMEOUT, seconds_to_wait
@@ -259,9 +259,10 @@ class PolledWork(TorchWork):
 
     Args:
         keep: takes what this handle holds when it is dropped before its end; None lets gloo cancel the message.
+        check: raises where the group is broken, in which gloo completes no message any more.
     """
 
-    __slots__ = ("_done", "_is_taken", "_keep", "_lock", "_waiter")
+    __slots__ = ("_check", "_done", "_is_taken", "_keep", "_lock", "_waiter")
 
     def __init__(
         self,
@@ -272,9 +273,10 @@ class PolledWork(TorchWork):
         note: Note | None,
         own_wait: Callable[[Any, float | None], None],
         keep: Keep | None,
+        check: Callable[[], None],
     ) -> None:
         super().__init__(work, result, translate, end, note, own_wait)
-        self._keep = keep
+        self._keep, self._check = keep, check
         self._waiter: threading.Thread | None = None
         self._is_taken = False
         self._lock = threading.Lock()
@@ -311,6 +313,11 @@ class PolledWork(TorchWork):
         elif limit_s is None and self._take():
             try:
                 super().wait()
+            except BaseException:
+                # Of a signal, if it is no failure: where the group works, the message had arrived by then.
+                if self._failure is None:
+                    self._fail_if_broken()
+                raise
             finally:
                 self._done.set()
         elif not self._waited_in_thread(limit_s):
@@ -318,6 +325,12 @@ class PolledWork(TorchWork):
         if self._failure is not None:
             raise self._failure
         return True
+
+    def _fail_if_broken(self) -> None:
+        try:
+            self._check()
+        except CommError as error:
+            self._fail(error)
 
     def _take(self) -> bool:
         """Return whether this thread alone waits in gloo, where each wait takes one message."""

@@ -18,7 +18,7 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.call_descriptions import Description, description_of, mismatch, part_mismatch
-from comm_collectives.checked_messages import CheckedReceive, CheckedSend
+from comm_collectives.checked_messages import CheckedReceive, CheckedSend, Turn, turn_of
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils import operations
 from comm_utils.backend import Backend, Capabilities, Work
@@ -140,9 +140,10 @@ class CheckingBackend(BackendWrapper):
         if self._is_free(group):
             return self.inner.recv(tensor, src, group, tag, group_src)
         announced = self._announced(tensor)
-        found = self.inner.recv(announced, src, group, tag, group_src)
-        self._compare_message(tensor, announced, found, group)
-        self.inner.recv(tensor, found, group, tag)
+        with self._turn(src, group, tag, group_src).taken():
+            found = self.inner.recv(announced, src, group, tag, group_src)
+            self._compare_message(tensor, announced, found, group)
+            self.inner.recv(tensor, found, group, tag)
         return found
 
     def irecv(
@@ -167,7 +168,7 @@ class CheckingBackend(BackendWrapper):
             return self.inner.irecv(tensor, found, group, tag)
 
         who = f"{self.call or 'irecv'} on rank {self.inner.get_rank()}"
-        return CheckedReceive(who, begin, receive, tensor)
+        return CheckedReceive(who, self._turn(src, group, tag, group_src), begin, receive, tensor)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
         if self._is_free(p2p_op_list[0].group) or p2p_op_list[0].tensor.device.type != "cpu":
@@ -176,6 +177,11 @@ class CheckingBackend(BackendWrapper):
             (self.isend if one.op is torch.distributed.isend else self.irecv)(one.tensor, one.peer, one.group, one.tag)
             for one in p2p_op_list
         ]
+
+    def _turn(self, src: int | None, group: ProcessGroup | None, tag: int, group_src: int | None) -> Turn:
+        if group_src is None and src is not None:
+            group_src = self.inner.get_process_group_ranks(group).index(src)
+        return turn_of(self.inner.get_world_group() if group is None else group, tag, group_src)
 
     def _announced(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the description of a message with ``tensor``."""

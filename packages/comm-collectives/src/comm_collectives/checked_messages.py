@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch.distributed import ProcessGroup
 
 from comm_utils.backend import Work
 from comm_utils.given import seconds_to_wait
@@ -16,7 +22,54 @@ from comm_utils.process_limits import start_thread
 from comm_utils.torch_support.handle import Handle
 from comm_utils.watch.unfinished import still_under_way
 
-__all__ = ["CheckedReceive", "CheckedSend"]
+__all__ = ["CheckedReceive", "CheckedSend", "Turn", "turn_of"]
+
+
+@dataclass
+class Turn:
+    """The place of a receive among those of its group and tag.
+
+    A description and its message have the same tag: a description that was awaited before the message of an earlier one
+    would take that message. So a receive begins once those before it, from the same rank or from any, await theirs.
+
+    Attributes:
+        source: the group rank that it receives from; None for any.
+        before: the receives that it waits for.
+        is_over: it awaits its message, or has failed.
+    """
+
+    source: int | None
+    before: list[Turn]
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self) -> None:
+        """Wait for the receives before, each of which ends at the timeout of its group."""
+        for one in self.before:
+            one.is_over.wait()
+        self.before = []
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait, and end the turn with the block."""
+        try:
+            self.wait()
+            yield
+        finally:
+            self.is_over.set()
+
+
+_lock = threading.Lock()
+_turns: WeakKeyDictionary[ProcessGroup, dict[int, list[Turn]]] = WeakKeyDictionary()
+
+
+def turn_of(group: ProcessGroup, tag: int, source: int | None) -> Turn:
+    """Return the turn of a receive that is about to begin."""
+    with _lock:
+        of_tags = _turns.setdefault(group, defaultdict(list))
+        under_way = [one for one in of_tags[tag] if not one.is_over.is_set()]
+        turn = Turn(source, [one for one in under_way if None in (source, one.source) or source == one.source])
+        of_tags[tag] = [*under_way, turn]
+        return turn
 
 
 class CheckedSend(Handle):
@@ -44,6 +97,7 @@ class CheckedReceive(Handle):
 
     Args:
         call: the user's, for messages.
+        turn: of this receive.
         begin: starts to receive the description; is called once the thread runs, as there may be no room for one.
         receive: compares the description, and starts to receive the message.
         result: what :meth:`result` returns.
@@ -52,27 +106,35 @@ class CheckedReceive(Handle):
         BackendUnavailableError: there can be no thread; nothing has begun.
     """
 
-    def __init__(self, call: str, begin: Callable[[], Work], receive: Callable[[Work], Work], result: Any) -> None:
-        self._receive, self._result = receive, result
+    def __init__(
+        self, call: str, turn: Turn, begin: Callable[[], Work], receive: Callable[[Work], Work], result: Any
+    ) -> None:
+        self._turn, self._begin, self._receive, self._result = turn, begin, receive, result
         self._work: Work | None = None
         self._failure: BaseException | None = None
         self._compared = threading.Event()
-        begun: SimpleQueue[Work | None] = SimpleQueue()
+        begun: SimpleQueue[Work | None] | None = None if turn.before else SimpleQueue()
         run = copy_context().run
         thread = threading.Thread(target=run, args=(self._compare, begun), name="comm-strict-receive", daemon=True)
-        start_thread(thread, call, "receive with recv()")
-        description = None
         try:
-            description = begin()
-        finally:
-            begun.put(description)
+            start_thread(thread, call, "receive with recv()")
+        except BaseException:
+            turn.is_over.set()
+            raise
+        if begun is not None:
+            description = None
+            try:
+                description = begin()
+            finally:
+                begun.put(description)
 
-    def _compare(self, begun: SimpleQueue[Work | None]) -> None:
+    def _compare(self, begun: SimpleQueue[Work | None] | None) -> None:
         try:
-            description = begun.get()
-            if description is not None:
-                description.wait()
-                self._work = self._receive(description)
+            with self._turn.taken():
+                description = self._begin() if begun is None else begun.get()
+                if description is not None:
+                    description.wait()
+                    self._work = self._receive(description)
         except BaseException as error:
             self._failure = error
         finally:
@@ -107,10 +169,5 @@ def _end(timeout: float | timedelta | None) -> float | None:
 
 
 def _left(end: float | None) -> float | None:
-    """Return the seconds until ``end``."""
-    if end is None:
-        return None
-    left = end - time.monotonic()
-    if left <= 0:
-        raise still_under_way(None)
-    return left
+    """Return the seconds until ``end``; 0 once it has come, with which a wait asks."""
+    return None if end is None else max(0.0, end - time.monotonic())
