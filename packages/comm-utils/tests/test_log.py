@@ -112,3 +112,46 @@ def test_stderr_is_looked_up_for_every_line(new_program: Callable[[], None], mon
     monkeypatch.setattr(sys, "stderr", redirected)
     log.logger.info("over here")
     assert redirected.getvalue().endswith("comm: over here\n")
+
+
+PIPE_THAT_NOBODY_READS = """
+import logging, os, sys, threading
+from comm_utils.log import logger, show_on_stderr
+{set_up}
+os.set_blocking(2, False)
+try:
+    while True:
+        os.write(2, b"x" * {chunk})
+except BlockingIOError:
+    pass
+os.set_blocking(2, True)
+thread = threading.Thread(target=logger.warning, args=("%s", "late " * {words}), name="comm-watch", daemon=True)
+thread.start()
+thread.join(20)
+print(thread.is_alive(), flush=True)
+"""
+
+
+@pytest.mark.parametrize("set_up", ["", "show_on_stderr()", "logging.basicConfig()"])
+@pytest.mark.parametrize(("chunk", "words"), [(1, 10), (4096, 10), (60_000, 2000)])
+def test_a_thread_of_the_library_does_not_wait_for_a_reader(set_up: str, chunk: int, words: int) -> None:
+    program = PIPE_THAT_NOBODY_READS.format(set_up=set_up, chunk=chunk, words=words)
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "False\n"
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+
+
+def test_a_thread_of_the_library_writes_where_there_is_room() -> None:
+    program = (
+        "import threading; from comm_utils.log import logger;"
+        "thread = threading.Thread(target=logger.warning, args=('late',), name='comm-watch');"
+        "thread.start(); thread.join()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "late\n"

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
+from collections.abc import Iterator
+
+from comm_utils.full_pipes import would_block
 
 __all__ = ["LOGGER_NAME", "RankFormatter", "is_shown_on_stderr", "logger", "remember_rank", "show_on_stderr"]
 
@@ -50,6 +54,36 @@ class _Stderr(logging.StreamHandler):  # type: ignore[type-arg]
     def emit(self, record: logging.LogRecord) -> None:
         self.setStream(sys.stderr)
         super().emit(record)
+
+
+class _KeepsGoing(logging.Filter):
+    """Leaves out what a thread of this library would have to wait for a reader to write.
+
+    It would wait with the lock of the handler, as long as nobody reads the pipe: the watch would see nothing more, and
+    the process would not end.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not threading.current_thread().name.startswith("comm-"):
+            return True
+        size_bytes = 4 * len(record.getMessage())
+        return not any(would_block(getattr(handler, "stream", None), size_bytes) for handler in _handlers())
+
+
+def _handlers() -> Iterator[logging.Handler]:
+    """Return those that a record of :data:`logger` comes to."""
+    found, current = False, logger
+    while current is not None:
+        found = found or bool(current.handlers)
+        yield from current.handlers
+        if not current.propagate or current.parent is None:
+            break
+        current = current.parent
+    if not found and logging.lastResort is not None:
+        yield logging.lastResort
+
+
+logger.addFilter(_KeepsGoing())
 
 
 def show_on_stderr(level: int = logging.INFO) -> None:
