@@ -75,6 +75,8 @@ COMMAND_TESTS = [
     f"tests-integration/test_{name}.py"
     for name in ("bench", "host_profile", "prediction", "terminal", "trace_commands")
 ]
+# Programs with several messages under way; also with checks that send a description before each of them.
+MESSAGE_TESTS = ["tests-integration/test_expert_and_context_parallel.py", "tests-integration/test_pipeline.py"]
 # What starts and kills jobs, compiles, waits for timeouts, compares many examples, signatures or type checkers, or goes
 # through codecs and layouts: ten seconds to minutes for each file.
 LONG_TESTS = [
@@ -90,6 +92,7 @@ LONG_TESTS = [
         "test_deterministic_reductions.py",
         "test_doctor.py",
         "test_error_feedback.py",
+        "test_error_feedback_between_hosts.py",
         "test_futures.py",
         "test_hierarchical.py",
         "test_hostile_store.py",
@@ -483,6 +486,8 @@ def integration_slow(session: nox.Session) -> None:
     install_sources(session, *all_sources(*group("integration"), *group("tools")))
     folders = ["tests-integration", "tools/tests", *(f"packages/{one.folder.name}/tests" for one in PACKAGES.values())]
     run_pytest(session, *folders, "-m", "slow", *NOT_WITH_THE_REST, *session.posargs)
+    if not session.posargs:
+        run_pytest(session, *MESSAGE_TESTS, env={"TESTS_MISMATCH": "strict"})
 
 
 @nox.session(default=False)

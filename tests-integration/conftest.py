@@ -39,6 +39,8 @@ ENVIRONMENT: dict[str, Any] = {
     # Groups neither measure the host nor start from what another test found.
     "CCL_SHARED_MEMORY_PROFILE": "0",
     **{name: None for name in os.environ if name.startswith("COMM_") or name == "DEEPSPEED_TIMEOUT"},
+    # How ranks compare calls: "strict" for comparisons before any data moves.
+    **({"COMM_CHECKS__MISMATCH": os.environ["TESTS_MISMATCH"]} if "TESTS_MISMATCH" in os.environ else {}),
 }
 
 
