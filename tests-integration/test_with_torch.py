@@ -333,6 +333,8 @@ def run_theirs_first() -> tuple[Any, ...]:
     early = strategy_of_lightning()
     model = small_model()
     wrapped = DistributedDataParallel(model)
+    with pytest.raises(dist.NotInitializedError, match="which adopts the world that torch.distributed has$"):
+        dist.barrier()
     dist.init_distributed(verbose=False)
     check_like_alone(model, train(wrapped, own_part()))
     found = in_one_process()

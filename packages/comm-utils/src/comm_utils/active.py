@@ -30,7 +30,12 @@ def how_to_initialize() -> str:
 
 
 def _not_initialized() -> NotInitializedError:
-    return NotInitializedError(f"the distributed environment is not initialised; {how_to_initialize()} first")
+    adopts = ""
+    # Without an import: this package does not need torch.
+    c10d = sys.modules.get("torch.distributed")
+    if c10d is not None and c10d.is_available() and c10d.is_initialized():
+        adopts = ", which adopts the world that torch.distributed has"
+    return NotInitializedError(f"the distributed environment is not initialised; {how_to_initialize()} first{adopts}")
 
 
 class _Slot:
