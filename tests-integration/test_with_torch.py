@@ -333,7 +333,7 @@ def run_theirs_first() -> tuple[Any, ...]:
     early = strategy_of_lightning()
     model = small_model()
     wrapped = DistributedDataParallel(model)
-    with pytest.raises(dist.NotInitializedError, match="which adopts the world that torch.distributed has$"):
+    with pytest.raises(dist.NotInitializedError, match=r"which adopts the world that torch\.distributed has$"):
         dist.barrier()
     dist.init_distributed(verbose=False)
     check_like_alone(model, train(wrapped, own_part()))
