@@ -856,9 +856,9 @@ def test_every_layer_checkpointed(pools: Pools, use_reentrant: bool) -> None:
     pools(2).run(every_layer_checkpointed, use_reentrant)
 
 
-def run_backward_against_nobody() -> str:
+def run_backward_against_nobody(mismatch: str) -> str:
     """Rank 1 makes another call than the hooks of rank 0 in its backward."""
-    dist.init_distributed("gloo", verbose=False, timeout=20)
+    dist.init_distributed("gloo", verbose=False, timeout=20, config={"checks": {"mismatch": mismatch}})
     model = nn.Linear(3, 3)
     dist.register_data_parallel_hooks(model)
     loss = model(torch.ones(2, 3)).sum()
@@ -868,7 +868,8 @@ def run_backward_against_nobody() -> str:
     return str(raised.value)
 
 
-def test_errors_of_hooks_name_the_line_of_the_program(bare_pools: Callable[[int], RankPool]) -> None:
-    for text in bare_pools(2).run(run_backward_against_nobody):
+@pytest.mark.parametrize("mismatch", ["lazy", "strict"])
+def test_errors_of_hooks_name_the_line_of_the_program(bare_pools: Callable[[int], RankPool], mismatch: str) -> None:
+    for text in bare_pools(2).run(run_backward_against_nobody, mismatch):
         assert "test_data_parallel.py:" in text
         assert "/torch/" not in text, text

@@ -24,6 +24,8 @@ from comm_utils import operations
 from comm_utils.backend import Backend, Capabilities, Work
 from comm_utils.errors import CollectiveMismatchError
 from comm_utils.fast_path import FastPath
+from comm_utils.flight_recorder.matching import at_caller
+from comm_utils.flight_recorder.recorder import line_of_program
 from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.group_names import name_of
 from comm_utils.operations.table import ROWS
@@ -85,12 +87,12 @@ class CheckingBackend(BackendWrapper):
 
     def _differs(self, text: str, culprits: Sequence[int], group: ProcessGroup | None) -> CollectiveMismatchError:
         """Return the error; the group is broken from now on."""
-        name = self.call or "the call"
+        name, rank, where = self.call or "the call", self.inner.get_rank(), at_caller(line_of_program())
         pg: Any = self.inner.get_world_group() if group is None else group
         group_name = name_of(pg)
         failure = CollectiveMismatchError(
-            f"{name} was not begun, as seen by rank {self.inner.get_rank()}: {text}. No data was received. The group "
-            f"cannot be used any more: {remedy(group_name)}"
+            f"{name}{where} was not begun, as seen by rank {rank}: {text}. No data was received. "
+            f"The group cannot be used any more: {remedy(group_name)}"
         )
         self.inner.mark_broken(group, f"{name}: {text}")
         WATCH.tell(group_name, failure, Trouble(CollectiveMismatchError, text, tuple(culprits)))

@@ -40,7 +40,7 @@ from comm_utils.flight_recorder.settings import FlightRecorderSettings
 from comm_utils.host_identity import host_identity
 from comm_utils.log import logger
 
-__all__ = ["RECORDER", "WAITED_FOR", "FlightRecorder", "Kind", "Series"]
+__all__ = ["RECORDER", "WAITED_FOR", "FlightRecorder", "Kind", "Series", "line_of_program"]
 
 _PRIVATE_RECORDS = 64
 _OUR_THREADS = "comm-"
@@ -379,15 +379,13 @@ class FlightRecorder:
 
     def _learn_site(self, frame: FrameType, code: CodeType) -> int:
         """Remember a place of a program: its entry, or -1 where it is in one of our packages or torch."""
-        place, package = (id(code), frame.f_lasti), _package_of(frame)
-        is_program = package not in _OURS and package != _TORCH and not code.co_filename.startswith(_NAMELESS)
-        return self._note_site(frame, code, place, is_program)
+        return self._note_site(frame, code, (id(code), frame.f_lasti), _is_of_program(frame))
 
     def _note_site(self, frame: FrameType, code: CodeType, place: tuple[int, int], is_program: bool = True) -> int:
         if not is_program:
             found = -1
         else:
-            text = f"{code.co_filename}:{frame.f_lineno} {code.co_name}"
+            text = _site(frame)
             if len(self.sites) >= _MOST_SITES:
                 return 0
             with self._lock:
@@ -420,6 +418,23 @@ class FlightRecorder:
 
 def _package_of(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__") or "").partition(".")[0]
+
+
+def _is_of_program(frame: FrameType) -> bool:
+    package = _package_of(frame)
+    return package not in _OURS and package != _TORCH and not frame.f_code.co_filename.startswith(_NAMELESS)
+
+
+def _site(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def line_of_program() -> str:
+    """Return the line of the program that this thread runs, as :meth:`FlightRecorder.caller` finds it; "" for none."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and not _is_of_program(frame):
+        frame = frame.f_back
+    return "" if frame is None else _site(frame)
 
 
 def own_identity() -> str:
