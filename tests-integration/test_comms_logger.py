@@ -468,11 +468,11 @@ def test_a_rank_that_pauses_its_log(pools: Pools, tmp_path: Path) -> None:
     for folder in ("", str(tmp_path)):
         (found, *_) = pools(3).run(run_paused, folder)
         assert found["stragglers"][0]["rank"] == 1
-        assert found["stragglers"][0]["last"] >= 22
+        assert found["stragglers"][0]["last"] >= 18
         assert found["straggler_analysis"]["all_reduce"][1024]["total_straggler_ms"] > 22 * 18
     account_of_trace = account(aligned(load(tmp_path)))
     assert account_of_trace.stragglers[0].rank == 1
-    assert account_of_trace.stragglers[0].last >= 22
+    assert account_of_trace.stragglers[0].last >= 18
 
 
 def run_clocks(apart_s: float) -> list[tuple[int, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import encodings.idna  # noqa: F401, which socket imports for the first name: Python remembers where that failed
 import socket
 from contextlib import suppress
 from typing import Any
