@@ -28,6 +28,7 @@ import torch.distributed.distributed_c10d as internals
 from comm_backend_torch.work import left
 from comm_utils.active import slot
 from comm_utils.errors import BrokenGroupError
+from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.torch_support.gloo_connections import end_connections, keep_in_memory
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.watch.trouble import Trouble
@@ -106,7 +107,8 @@ def _wait_to_the_end(state: GroupState, work: Any, end: float | None) -> None:
 def interrupted(state: GroupState, by: str = "SIGINT") -> None:
     """End the group, as this rank leaves a call in which the others wait for it."""
     rank = state.ranks[state.rank]
-    trouble = Trouble(BrokenGroupError, f"rank {rank} was interrupted ({by}) in a call", (rank,))
+    text = f"{named_ranks([rank], PROCESSES)} was interrupted ({by}) in a call"
+    trouble = Trouble(BrokenGroupError, text, (rank,))
     state.fall_into(trouble)
     slot.fast_paths.clear()  # which do not look whether the group is broken
     WATCH.tell(state.name, BrokenGroupError(trouble.text), trouble)

@@ -37,7 +37,7 @@ from comm_utils.flight_recorder.reader import RingError, RingReader
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.log import logger
 from comm_utils.process_state import GONE
-from comm_utils.rank_processes import PROCESSES
+from comm_utils.rank_processes import PROCESSES, named_ranks
 from comm_utils.watch.absence import describe_absent, describe_missing, find_unfinished
 from comm_utils.watch.call_comparison import CallComparison
 from comm_utils.watch.causes import find_cause
@@ -387,7 +387,9 @@ class Watch:
     def _interrupt(self, call: Call) -> None:
         """End the calls of a group in which the main thread waits and cannot see SIGINT."""
         rank = self._view.rank
-        trouble = Trouble(BrokenGroupError, f"rank {rank} was interrupted (SIGINT) in {call.name}", (rank,))
+        trouble = Trouble(
+            BrokenGroupError, f"{named_ranks([rank], PROCESSES)} was interrupted (SIGINT) in {call.name}", (rank,)
+        )
         if call.is_on_device:  # no call of the program notes it
             self.tell(call.group.name, BrokenGroupError(trouble.text), trouble)
         self._announce(call.group.name, trouble)
