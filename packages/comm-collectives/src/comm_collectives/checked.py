@@ -18,7 +18,8 @@ import torch
 from torch.distributed import ProcessGroup
 
 from comm_collectives.call_descriptions import Description, description_of, mismatch, part_mismatch
-from comm_collectives.checked_messages import CheckedReceive, CheckedSend, Turn, turn_of
+from comm_collectives.checked_messages import CheckedReceive, CheckedSend
+from comm_collectives.receive_turns import Turn, turn_of
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils import operations
 from comm_utils.backend import Backend, Capabilities, Work

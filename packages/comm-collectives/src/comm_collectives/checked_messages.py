@@ -4,72 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from torch.distributed import ProcessGroup
-
+from comm_collectives.receive_turns import Turn
 from comm_utils.backend import Work
 from comm_utils.given import seconds_to_wait
 from comm_utils.process_limits import start_thread
 from comm_utils.torch_support.handle import Handle
 from comm_utils.watch.unfinished import still_under_way
 
-__all__ = ["CheckedReceive", "CheckedSend", "Turn", "turn_of"]
-
-
-@dataclass
-class Turn:
-    """The place of a receive among those of its group and tag.
-
-    A description and its message have the same tag: a description that was awaited before the message of an earlier one
-    would take that message. So a receive begins once those before it, from the same rank or from any, await theirs.
-
-    Attributes:
-        source: the group rank that it receives from; None for any.
-        before: the receives that it waits for.
-        is_over: it awaits its message, or has failed.
-    """
-
-    source: int | None
-    before: list[Turn]
-    is_over: threading.Event = field(default_factory=threading.Event)
-
-    def wait(self) -> None:
-        """Wait for the receives before, each of which ends at the timeout of its group."""
-        for one in self.before:
-            one.is_over.wait()
-        self.before = []
-
-    @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Wait, and end the turn with the block."""
-        try:
-            self.wait()
-            yield
-        finally:
-            self.is_over.set()
-
-
-_lock = threading.Lock()
-_turns: WeakKeyDictionary[ProcessGroup, dict[int, list[Turn]]] = WeakKeyDictionary()
-
-
-def turn_of(group: ProcessGroup, tag: int, source: int | None) -> Turn:
-    """Return the turn of a receive that is about to begin."""
-    with _lock:
-        of_tags = _turns.setdefault(group, defaultdict(list))
-        under_way = [one for one in of_tags[tag] if not one.is_over.is_set()]
-        turn = Turn(source, [one for one in under_way if None in (source, one.source) or source == one.source])
-        of_tags[tag] = [*under_way, turn]
-        return turn
+__all__ = ["CheckedReceive", "CheckedSend"]
 
 
 class CheckedSend(Handle):

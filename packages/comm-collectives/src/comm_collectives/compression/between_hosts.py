@@ -89,12 +89,13 @@ def all_reduce(
 ) -> Work | None:
     """Reduce a dense ``tensor`` in place, in the order of its memory."""
     layout, sizes = _sizes(backend, group, compression)
-    elements, average = memory_view(tensor), op is ReduceOp.AVG
-    pieces = algorithms.all_reduce_pieces(layout, elements, EncodedBetween.piece_bytes)
-    shares = Shares.of_all_reduce(layout, sizes, elements.numel(), pieces)
-    feedback, refusal = find_state(
-        lambda members: compression.feedback(tensor, shares.count, 0, average, members, shares), backend, group
-    )
+    elements = memory_view(tensor)
+
+    def shares() -> Shares:
+        pieces = algorithms.all_reduce_pieces(layout, elements, EncodedBetween.piece_bytes)
+        return Shares.of_all_reduce(layout, sizes, elements.numel(), pieces)
+
+    feedback, refusal = _feedback(compression, tensor, op, backend, group, shares)
 
     def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
         unsent = None if feedback is None else feedback.take_unsent()
@@ -122,12 +123,13 @@ def reduce_scatter(
 ) -> Work | None:
     """See ``calls.reduce_scatter``."""
     layout, sizes = _sizes(backend, group, compression)
-    row, average = output.numel(), op is ReduceOp.AVG
-    pieces = algorithms.reduce_scatter_pieces(layout, output, EncodedBetween.piece_bytes)
-    shares = Shares.of_reduce_scatter(layout, row, pieces)
-    feedback, refusal = find_state(
-        lambda members: compression.feedback(place, shares.count, 0, average, members, shares), backend, group
-    )
+    row = output.numel()
+
+    def shares() -> Shares:
+        pieces = algorithms.reduce_scatter_pieces(layout, output, EncodedBetween.piece_bytes)
+        return Shares.of_reduce_scatter(layout, row, pieces)
+
+    feedback, refusal = _feedback(compression, place, op, backend, group, shares)
 
     def steps(inner: Backend, plan: Plan, between: EncodedBetween) -> None:
         unsent, rows = None if feedback is None else feedback.take_unsent(), slices
@@ -170,6 +172,23 @@ def _sizes(backend: Backend, group: ProcessGroup | None, compression: Compressio
     assert codec is not None
     assert layout is not None
     return layout, Sizes(codec, len(layout.hosts), layout.host)
+
+
+def _feedback(
+    compression: Compression,
+    place: torch.Tensor,
+    op: ReduceOp,
+    backend: Backend,
+    group: ProcessGroup | None,
+    make_shares: Callable[[], Shares],
+) -> tuple[Feedback | None, str]:
+    """Return what shares have lost, None without error feedback, and why this rank refuses to go on from that."""
+    if not compression.error_feedback:
+        return None, ""
+    shares, average = make_shares(), op is ReduceOp.AVG
+    return find_state(
+        lambda members: compression.feedback(place, shares.count, 0, average, members, shares), backend, group
+    )
 
 
 def _run(
