@@ -259,6 +259,8 @@ def receive_several() -> dict[str, list[float]]:
     work = dist.irecv(torch.empty(2), other)
     with pytest.raises(CommTimeoutError):
         work.wait(0)
+    with pytest.raises(CommTimeoutError, match=rf"^recv on rank {rank} .*0\.2 s.*receive from rank {other} "):
+        dist.recv(torch.empty(2), other, timeout=0.2)
     dist.barrier()
     dist.send(torch.ones(2), other) if rank == 0 else work.wait()
     dist.send(torch.ones(2), other) if rank == 1 else work.wait()

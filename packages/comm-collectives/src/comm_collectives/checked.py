@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any, cast
 
 import torch
@@ -42,6 +43,15 @@ class CheckingBackend(BackendWrapper):
 
     Calls take the checked path. A difference raises ``CollectiveMismatchError`` on every rank, and the group is broken.
     """
+
+    #: What the program gave this call.
+    _timeout: timedelta | None = None
+
+    def during(self, call: str, timeout: timedelta | None = None) -> CheckingBackend:
+        view = super().during(call, timeout)
+        if timeout is not None:
+            view._timeout = timeout
+        return view
 
     def fast_path(
         self, operation: str, detail: object = None, group: ProcessGroup | None = None, async_op: bool = False
@@ -143,7 +153,9 @@ class CheckingBackend(BackendWrapper):
         if self._is_free(group):
             return self.inner.recv(tensor, src, group, tag, group_src)
         announced = self._announced(tensor)
-        with self._turn(src, group, tag, group_src).taken():
+        limit_s = None if self._timeout is None else self._timeout.total_seconds()
+        who = f"{self.call or 'recv'} on rank {self.inner.get_rank()}"
+        with self._turn(src, group, tag, group_src).taken(who, limit_s):
             found = self.inner.recv(announced, src, group, tag, group_src)
             self._compare_message(tensor, announced, found, group)
             self.inner.recv(tensor, found, group, tag)

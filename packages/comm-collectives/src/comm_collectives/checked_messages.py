@@ -57,7 +57,7 @@ class CheckedReceive(Handle):
     def __init__(
         self, call: str, turn: Turn, begin: Callable[[], Work], receive: Callable[[Work], Work], result: Any
     ) -> None:
-        self._turn, self._begin, self._receive, self._result = turn, begin, receive, result
+        self._call, self._turn, self._begin, self._receive, self._result = call, turn, begin, receive, result
         self._work: Work | None = None
         self._failure: BaseException | None = None
         self._compared = threading.Event()
@@ -78,7 +78,7 @@ class CheckedReceive(Handle):
 
     def _compare(self, begun: SimpleQueue[Work | None] | None) -> None:
         try:
-            with self._turn.taken():
+            with self._turn.taken(self._call):
                 description = self._begin() if begun is None else begun.get()
                 if description is not None:
                     description.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from torch.distributed import ProcessGroup
+
+from comm_utils.errors import CommTimeoutError
 
 __all__ = ["Turn", "turn_of"]
 
@@ -32,11 +35,26 @@ class Turn:
     is_over: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Wait for the receives before, each of which ends at the timeout of its group; end the turn with the block."""
+    def taken(self, call: str, limit_s: float | None = None) -> Iterator[None]:
+        """Wait for the receives before, each of which ends at the timeout of its group; end the turn with the block.
+
+        Args:
+            call: the program's, for messages.
+            limit_s: how long it may wait for the receives before.
+
+        Raises:
+            CommTimeoutError: one of them still has no message. Nothing was received.
+        """
+        end = None if limit_s is None else time.monotonic() + limit_s
         try:
             for one in self.before:
-                one.is_over.wait()
+                if not one.is_over.wait(None if end is None else max(0.0, end - time.monotonic())):
+                    sender = "any rank" if one.source is None else f"rank {one.source} of the group"
+                    raise CommTimeoutError(
+                        f"{call} did not begin within {limit_s:g} s: strict checks receive messages of a tag in the "
+                        f"order of the calls, and an earlier receive from {sender} still waits for its message; the "
+                        "group may be used further"
+                    )
             self.before = []
             yield
         finally:
