@@ -308,7 +308,7 @@ TEST(kernels_copy) {
         for (int turn = 0; turn < 600; ++turn) {
             const size_t bytes = turn < 200 ? static_cast<size_t>(turn) : random.below(turn < 400 ? 9000 : 190000);
             const size_t read = random.below(200), write = 1 + random.below(200);
-            for (const auto copy : {build->copy, build->show, build->stream}) {
+            for (const auto copy : {build->copy, build->show, build->stream, build->stream_pages}) {
                 std::memset(to.data(), 0x5a, write + bytes + 300);
                 copy(to.data() + write, from.data() + read, bytes);
                 CHECK(std::memcmp(to.data() + write, from.data() + read, bytes) == 0,

@@ -3,6 +3,7 @@
 #include "tuning/learner.hpp"
 #include "check.hpp"
 #include "progress/group.hpp"
+#include "tuning/streaming_copy.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -459,4 +460,50 @@ TEST(methods_keep_their_names) {
             }
         }
     }
+}
+
+// Durations of 64 MiB in copies of 128 KiB, on an AMD EPYC of family 25, model 1, and a Xeon of family 6, model 106.
+TEST(copies_around_the_caches_are_chosen) {
+    struct Processor {
+        std::vector<double> us;
+        uint8_t faster;
+    };
+    constexpr size_t bytes = size_t{128} << 10;
+    const std::vector<Processor> processors{{{16, 21}, 0}, {{20.3, 13.7}, 1}, {{20, 20.2}, 0}};
+    for (size_t first = 0; first < processors.size(); ++first) {
+        for (size_t then = 0; then < 2; ++then) {
+            shm::StreamingCopy copies;
+            Noise noise(options.seed + first, 0.1);
+            size_t slower = 0, changes = 0;
+            for (size_t number = 0; number < 4000; ++number) {
+                const Processor &now = processors[number < 2000 ? first : then];
+                const uint8_t before = copies.best();
+                const auto choice = copies.next();
+                if (choice.counts) {
+                    copies.observe(choice.pattern, static_cast<uint64_t>(noise.of(now.us[choice.pattern]) * 1e3),
+                                   bytes);
+                }
+                const bool has_learned = number > 20 && (number < 2000 || number > 2600);
+                slower += has_learned && choice.pattern != now.faster;
+                changes += has_learned && copies.best() != before;
+            }
+            if (first < 2) {
+                CHECK(slower < 100,
+                      "moved " << slower << " times the slower way, first " << first << ", then " << then);
+                CHECK(changes <= 1, changes << " changes");
+            }
+            CHECK(copies.best() == processors[then].faster, "ends with " << int{copies.best()});
+        }
+    }
+    // Each trial of the slower way is followed by one of the other.
+    shm::StreamingCopy steady;
+    size_t trials = 0;
+    for (size_t number = 0; number < 6410; ++number) {
+        const auto choice = steady.next();
+        trials += choice.counts;
+        if (choice.counts) {
+            steady.observe(choice.pattern, choice.pattern == 0 ? 10000 : 20000, bytes);
+        }
+    }
+    CHECK(steady.best() == 0 && trials == 10 + 2 * 100, trials << " trials");
 }

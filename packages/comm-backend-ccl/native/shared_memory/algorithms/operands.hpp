@@ -25,7 +25,7 @@ struct Range {
 
 struct Operands {
     Operands(const Group &group, const Request &request)
-        : request(request), size(group.size()), me(group.rank()), item(item_bytes(request.dtype)) {
+        : request(request), size(group.size()), me(group.rank()), item(item_bytes(request.dtype)), group_(group) {
         // Where input and output together leave the cache before anybody reads them; what is reduced in place was read
         // a moment ago.
         const bool reduces_in_place = request.operation == all_reduce || request.operation == shm::reduce;
@@ -69,9 +69,14 @@ struct Operands {
     }
     // Into a tensor; what is larger than the caches is better written around them. The two must not overlap, unless
     // they are the same.
-    void copy(void *to, const void *from, size_t bytes) const {
-        (around_caches ? kernels().stream : kernels().copy)(to, from, bytes);
+    void copy(void *to, const void *from, size_t bytes, Route route = from_tensor) const {
+        if (around_caches) {
+            group_.streaming(route).copy(to, from, bytes);
+        } else {
+            kernels().copy(to, from, bytes);
+        }
     }
+    void copy_out_of_ring(void *to, const void *from, size_t bytes) const { copy(to, from, bytes, out_of_ring); }
     // `where(rank)` is the input of a rank.
     template <class Where>
     void reduce_from(const Where &where, void *const *outputs, int output_count, size_t count,
@@ -92,6 +97,9 @@ struct Operands {
     const size_t item;
     bool around_caches = false;
     std::array<size_t, max_ranks> input_offsets{}, output_offsets{};  // bytes, of all_to_all_v
+
+private:
+    const Group &group_;
 };
 
 }  // namespace shm

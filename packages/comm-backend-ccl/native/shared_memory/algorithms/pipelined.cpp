@@ -166,8 +166,8 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
         }
         for (const int other : group.reading_order()) {
             const Slice theirs = operands.slice_of(bytes / item, other);
-            operands.copy(operands.output() + begin + theirs.begin * item,
-                          slot(group, other, chunk) + theirs.begin * item, theirs.count * item);
+            operands.copy_out_of_ring(operands.output() + begin + theirs.begin * item,
+                                      slot(group, other, chunk) + theirs.begin * item, theirs.count * item);
         }
         break;
     case gather:
@@ -177,20 +177,24 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
         [[fallthrough]];
     case all_gather:
         for (const int other : group.reading_order()) {
-            operands.copy(operands.output() + static_cast<size_t>(other) * whole_ + begin, slot(group, other, chunk),
-                          bytes);
+            operands.copy_out_of_ring(operands.output() + static_cast<size_t>(other) * whole_ + begin,
+                                      slot(group, other, chunk), bytes);
         }
         break;
     case broadcast:
         if (!operands.is_root()) {
-            operands.copy(operands.output() + begin, slot(group, operands.request.root, chunk), bytes);
+            operands.copy_out_of_ring(operands.output() + begin, slot(group, operands.request.root, chunk), bytes);
         }
         break;
     case scatter:
-        operands.copy(operands.output() + begin,
-                      operands.is_root() ? operands.input() + static_cast<size_t>(me) * whole_ + begin
-                                         : slot(group, operands.request.root, chunk) + static_cast<size_t>(me) * chunk_,
-                      bytes);
+        if (operands.is_root()) {
+            operands.copy(operands.output() + begin, operands.input() + static_cast<size_t>(me) * whole_ + begin,
+                          bytes);
+        } else {
+            operands.copy_out_of_ring(operands.output() + begin,
+                                      slot(group, operands.request.root, chunk) + static_cast<size_t>(me) * chunk_,
+                                      bytes);
+        }
         break;
     case reduce_scatter:
         operands.reduce_from(
@@ -204,8 +208,8 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
         operands.copy(operands.output() + static_cast<size_t>(me) * whole_ + begin,
                       operands.input() + static_cast<size_t>(me) * whole_ + begin, bytes);
         for (const int other : group.reading_order()) {
-            operands.copy(operands.output() + static_cast<size_t>(other) * whole_ + begin,
-                          slot(group, other, chunk) + static_cast<size_t>(me) * chunk_, bytes);
+            operands.copy_out_of_ring(operands.output() + static_cast<size_t>(other) * whole_ + begin,
+                                      slot(group, other, chunk) + static_cast<size_t>(me) * chunk_, bytes);
         }
         break;
     case all_to_all_v:
@@ -216,8 +220,8 @@ void Pipelined::consume_chunk(Group &group, const Operands &operands, uint32_t c
         for (const int other : group.reading_order()) {
             const size_t part = chunk_bytes(chunk, operands.request.output_counts[other] * item);
             if (part > 0) {
-                operands.copy(operands.output() + operands.output_offsets[other] + begin,
-                              slot(group, other, chunk) + static_cast<size_t>(me) * chunk_, part);
+                operands.copy_out_of_ring(operands.output() + operands.output_offsets[other] + begin,
+                                          slot(group, other, chunk) + static_cast<size_t>(me) * chunk_, part);
             }
         }
         break;

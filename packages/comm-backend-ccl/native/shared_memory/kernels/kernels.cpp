@@ -23,7 +23,7 @@ constexpr int deepest = 7, max_inputs = 64;  // of a tree over 64 ranks
 // What is written to several outputs is reduced into the first and copied to the others in parts of so many bytes:
 // copies of less are too short for show(), and more leaves the first-level cache. Around the caches, stores go on while
 // the next part is reduced.
-constexpr size_t part_bytes = 8 << 10, streamed_part_bytes = 2 << 10;
+constexpr size_t page = 4 << 10, part_bytes = 8 << 10, streamed_part_bytes = 2 << 10;
 
 // --- copies
 
@@ -67,16 +67,45 @@ void put_around(char *to, const char *from) {
 }
 #endif
 
-// Without a fence.
-void copy_around(void *output, const void *input, size_t bytes) {
+// Without a fence. `ahead`: what follows by so many bytes is prefetched. The processor prefetches within a page, so one
+// stream waits for memory at every page, unless it asks for the next one by itself.
+template <size_t ahead>
+void copy_lines(void *output, const void *input, size_t bytes) {
 #ifdef WITH_VECTORS
     auto *to = static_cast<char *>(output);
     const auto *from = static_cast<const char *>(input);
     const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
     std::memcpy(to, from, head);
     to += head, from += head, bytes -= head;
-    // What comes from memory is prefetched within a page, so several pages at a time come faster.
-    constexpr size_t page = 4 << 10, pages = 4, burst = 256;
+    constexpr size_t lines = 2;
+    for (; bytes >= lines * 64; bytes -= lines * 64, to += lines * 64, from += lines * 64) {
+        for (size_t line = 0; line < lines * 64; line += 64) {
+            if constexpr (ahead > 0) {
+                __builtin_prefetch(from + line + ahead);
+            }
+        }
+        for (size_t line = 0; line < lines * 64; line += 64) {
+            put_around(to + line, from + line);
+        }
+    }
+    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
+        put_around(to, from);
+    }
+    std::memcpy(to, from, bytes);
+#else
+    std::memcpy(output, input, bytes);
+#endif
+}
+
+// Without a fence; in several pages at a time.
+void copy_pages(void *output, const void *input, size_t bytes) {
+#ifdef WITH_VECTORS
+    auto *to = static_cast<char *>(output);
+    const auto *from = static_cast<const char *>(input);
+    const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
+    std::memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+    constexpr size_t pages = 4, burst = 256;
     for (; bytes >= pages * page; bytes -= pages * page, to += pages * page, from += pages * page) {
         for (size_t at = 0; at < page; at += burst) {
             for (size_t of = at; of < pages * page; of += page) {
@@ -86,10 +115,7 @@ void copy_around(void *output, const void *input, size_t bytes) {
             }
         }
     }
-    for (; bytes >= 64; bytes -= 64, to += 64, from += 64) {
-        put_around(to, from);
-    }
-    std::memcpy(to, from, bytes);
+    copy_lines<0>(to, from, bytes);
 #else
     std::memcpy(output, input, bytes);
 #endif
@@ -104,7 +130,12 @@ void fence() {
 }
 
 void stream(void *output, const void *input, size_t bytes) {
-    copy_around(output, input, bytes);
+    copy_lines<page>(output, input, bytes);
+    fence();
+}
+
+void stream_pages(void *output, const void *input, size_t bytes) {
+    copy_pages(output, input, bytes);
     fence();
 }
 
@@ -371,7 +402,7 @@ void reduce(int dtype, int op, void *const *outputs, int output_count, const voi
         char *first = static_cast<char *>(outputs[0]) + done * item;
         reduce_any(dtype, op, first, from, input_count, part);
         for (int other = 1; other < output_count; ++other) {
-            (streams ? copy_around : show)(static_cast<char *>(outputs[other]) + done * item, first, part * item);
+            (streams ? copy_lines<0> : show)(static_cast<char *>(outputs[other]) + done * item, first, part * item);
         }
     }
     if (streams) {
@@ -383,6 +414,6 @@ void reduce(int dtype, int op, void *const *outputs, int output_count, const voi
 
 extern const Codecs CODECS;
 extern const Kernels KERNELS;
-const Kernels KERNELS{TEXT(KERNELS), reduce, copy, show, stream, CODECS};
+const Kernels KERNELS{TEXT(KERNELS), reduce, copy, show, stream, stream_pages, CODECS};
 
 }  // namespace shm

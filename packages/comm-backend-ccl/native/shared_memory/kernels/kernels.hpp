@@ -47,6 +47,8 @@ struct Kernels {
     void (*show)(void *output, const void *input, size_t bytes);
     // The same around the caches, for what is not read from here soon.
     void (*stream)(void *output, const void *input, size_t bytes);
+    // As `stream`, four pages at a time: faster on some processors.
+    void (*stream_pages)(void *output, const void *input, size_t bytes);
     const Codecs &codecs;
 };
 

@@ -8,6 +8,7 @@
 #include "recorder/recorder.hpp"
 #include "segment/layout.hpp"
 #include "segment/peer_windows.hpp"
+#include "tuning/streaming_copy.hpp"
 #include "tuning/tuner.hpp"
 
 #include <array>
@@ -235,8 +236,13 @@ public:
     uint64_t steps() const { return steps_; }
     // Copies what others read.
     void write(void *to, const void *from, size_t bytes) const {
-        (method_.transfer == streamed ? kernels().stream : kernels().show)(to, from, bytes);
+        if (method_.transfer == streamed) {
+            streaming(into_ring).copy(to, from, bytes);
+        } else {
+            kernels().show(to, from, bytes);
+        }
     }
+    StreamingCopy &streaming(Route route) const { return streaming_[route]; }
     int pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
     char *scratch(int peer) const { return tuner_.scratch(peer); }
     // Whether the pieces may be written: what they held was read by all. Sets `needed` to the steps that this takes.
@@ -356,6 +362,7 @@ private:
     int under_way_ = 0;  // messages
     PeerWindows mapped_;
     Tuner tuner_;
+    mutable std::array<StreamingCopy, routes> streaming_;
     Method method_;
 
     // Looks in vain and yields since something was found. A crowded rank gives its core away after so many looks where
