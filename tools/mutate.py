@@ -34,6 +34,7 @@ NATIVE_GROUPS = {
     "codecs": ("codecs_reduce_in_one_pass_as_in_several",),
     "exchanges": ("exchanges_of_2", "exchanges_of_changing_sizes_of_2", "exchanges_of_changing_sizes_of_3"),
     "learner": (
+        "copies_around_the_caches_are_chosen",
         "learner_finds_what_has_become_fast_in_a_pause",
         "learner_leaves_what_has_become_slow",
         "learner_looks_after_pauses",
