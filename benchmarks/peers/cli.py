@@ -133,7 +133,10 @@ def run(options: argparse.Namespace, results: Results, note: Callable[[str], Non
                         continue
                     facts["idle_cpu"][f"{name}, {ranks} ranks"] = one.idle_cpu()
                     if one.idle_cpu() > MOST_IDLE_CPU:
-                        note(f"{name} was not idle while others were measured: these numbers are not worth much")
+                        note(
+                            f"{name}, {ranks} ranks: used {100 * one.idle_cpu():.1f} % of a core while others were "
+                            f"measured, more than {100 * MOST_IDLE_CPU:g} %"
+                        )
     return facts
 
 
