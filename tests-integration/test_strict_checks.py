@@ -256,14 +256,23 @@ def receive_several() -> dict[str, list[float]]:
     exchange("recv", last_one_waits)
     keys, values = ours()[:2]
     found["ring"] = [float(one[-1]) for one in dist.hooks.ring_exchange([keys, values]).wait()]
-    work = dist.irecv(torch.empty(2), other)
+    waited = torch.empty(2)
+    work = dist.irecv(waited, other)
     with pytest.raises(CommTimeoutError):
         work.wait(0)
-    with pytest.raises(CommTimeoutError, match=rf"^recv on rank {rank} .*0\.2 s.*receive from rank {other} "):
+    with pytest.raises(CommTimeoutError, match=rf"^recv on rank {rank} timed out after 0\.2 s: .* from rank {other} "):
         dist.recv(torch.empty(2), other, timeout=0.2)
+    with pytest.raises(CommTimeoutError, match=rf"^irecv on rank {rank} timed out after 0\.1 s"):
+        dist.irecv(torch.empty(2), other, timeout=0.1).wait()
+    # What gave up takes no message of those that go on.
+    last = torch.empty(2)
+    later = dist.irecv(last, other)
     dist.barrier()
-    dist.send(torch.ones(2), other) if rank == 0 else work.wait()
-    dist.send(torch.ones(2), other) if rank == 1 else work.wait()
+    for value in (1.0, 2.0):
+        dist.isend(torch.full((2,), value), other).wait()
+    assert work.wait(20)
+    assert later.wait(20)
+    assert [float(waited[0]), float(last[0])] == [1.0, 2.0]
     assert work.wait(0)
     assert work.wait(-1)
     dist.barrier()

@@ -20,7 +20,7 @@ from torch.distributed import ProcessGroup
 
 from comm_collectives.call_descriptions import Description, description_of, mismatch, part_mismatch
 from comm_collectives.checked_messages import CheckedReceive, CheckedSend
-from comm_collectives.receive_turns import Turn, turn_of
+from comm_collectives.receive_turns import Turn, queue_up
 from comm_collectives.wrapping import BackendWrapper
 from comm_utils import operations
 from comm_utils.backend import Backend, Capabilities, Work
@@ -31,6 +31,7 @@ from comm_utils.flight_recorder.recorder import line_of_program
 from comm_utils.flight_recorder.reduce_op import reducing
 from comm_utils.group_names import name_of
 from comm_utils.operations.table import ROWS
+from comm_utils.torch_support.initialization import timeout_of
 from comm_utils.torch_support.passed_tensors import AS_IT_TRAVELS, passing
 from comm_utils.torch_support.remedies import remedy
 from comm_utils.watch import WATCH, Trouble
@@ -49,8 +50,7 @@ class CheckingBackend(BackendWrapper):
 
     def during(self, call: str, timeout: timedelta | None = None) -> CheckingBackend:
         view = super().during(call, timeout)
-        if timeout is not None:
-            view._timeout = timeout
+        view._timeout = timeout
         return view
 
     def fast_path(
@@ -153,9 +153,7 @@ class CheckingBackend(BackendWrapper):
         if self._is_free(group):
             return self.inner.recv(tensor, src, group, tag, group_src)
         announced = self._announced(tensor)
-        limit_s = None if self._timeout is None else self._timeout.total_seconds()
-        who = f"{self.call or 'recv'} on rank {self.inner.get_rank()}"
-        with self._turn(src, group, tag, group_src).taken(who, limit_s):
+        with self._turn("recv", src, group, tag, group_src).taken():
             found = self.inner.recv(announced, src, group, tag, group_src)
             self._compare_message(tensor, announced, found, group)
             self.inner.recv(tensor, found, group, tag)
@@ -182,8 +180,7 @@ class CheckingBackend(BackendWrapper):
             self._compare_message(tensor, announced, found, group)
             return self.inner.irecv(tensor, found, group, tag)
 
-        who = f"{self.call or 'irecv'} on rank {self.inner.get_rank()}"
-        return CheckedReceive(who, self._turn(src, group, tag, group_src), begin, receive, tensor)
+        return CheckedReceive(self._turn("irecv", src, group, tag, group_src), begin, receive, tensor)
 
     def batch_isend_irecv(self, p2p_op_list: list[Any]) -> list[Work]:
         if self._is_free(p2p_op_list[0].group) or p2p_op_list[0].tensor.device.type != "cpu":
@@ -193,10 +190,14 @@ class CheckingBackend(BackendWrapper):
             for one in p2p_op_list
         ]
 
-    def _turn(self, src: int | None, group: ProcessGroup | None, tag: int, group_src: int | None) -> Turn:
-        if group_src is None and src is not None:
-            group_src = self.inner.get_process_group_ranks(group).index(src)
-        return turn_of(self.inner.get_world_group() if group is None else group, tag, group_src)
+    def _turn(self, call: str, src: int | None, group: ProcessGroup | None, tag: int, group_src: int | None) -> Turn:
+        if src is None and group_src is not None:
+            src = self.inner.get_process_group_ranks(group)[group_src]
+        key = self.inner.get_world_group() if group is None else group
+        timeout = self._timeout or timeout_of(key)
+        limit_s = None if timeout is None else timeout.total_seconds()
+        who = f"{self.call or call} on rank {self.inner.get_rank()}"
+        return queue_up(Turn(who, src, tag, limit_s), key)
 
     def _announced(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the description of a message with ``tensor``."""

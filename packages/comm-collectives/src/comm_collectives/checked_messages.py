@@ -44,7 +44,6 @@ class CheckedReceive(Handle):
     without checks, the receive would be under way by then.
 
     Args:
-        call: the user's, for messages.
         turn: of this receive.
         begin: starts to receive the description; is called once the thread runs, as there may be no room for one.
         receive: compares the description, and starts to receive the message.
@@ -54,10 +53,8 @@ class CheckedReceive(Handle):
         BackendUnavailableError: there can be no thread; nothing has begun.
     """
 
-    def __init__(
-        self, call: str, turn: Turn, begin: Callable[[], Work], receive: Callable[[Work], Work], result: Any
-    ) -> None:
-        self._call, self._turn, self._begin, self._receive, self._result = call, turn, begin, receive, result
+    def __init__(self, turn: Turn, begin: Callable[[], Work], receive: Callable[[Work], Work], result: Any) -> None:
+        self._turn, self._begin, self._receive, self._result = turn, begin, receive, result
         self._work: Work | None = None
         self._failure: BaseException | None = None
         self._compared = threading.Event()
@@ -65,7 +62,7 @@ class CheckedReceive(Handle):
         run = copy_context().run
         thread = threading.Thread(target=run, args=(self._compare, begun), name="comm-strict-receive", daemon=True)
         try:
-            start_thread(thread, call, "receive with recv()")
+            start_thread(thread, turn.call, "receive with recv()")
         except BaseException:
             turn.is_over.set()
             raise
@@ -78,7 +75,7 @@ class CheckedReceive(Handle):
 
     def _compare(self, begun: SimpleQueue[Work | None] | None) -> None:
         try:
-            with self._turn.taken(self._call):
+            with self._turn.taken():
                 description = self._begin() if begun is None else begun.get()
                 if description is not None:
                     description.wait()

@@ -14,7 +14,7 @@ from torch.distributed import ProcessGroup
 
 from comm_utils.errors import CommTimeoutError
 
-__all__ = ["Turn", "turn_of"]
+__all__ = ["Turn", "queue_up"]
 
 
 @dataclass
@@ -25,51 +25,58 @@ class Turn:
     would take that message. So a receive begins once those before it, from the same rank or from any, await theirs.
 
     Attributes:
-        source: the group rank that it receives from; None for any.
+        call: the program's and its rank, for messages.
+        source: the global rank that it receives from; None for any.
+        limit_s: how long it may wait for the receives before, from now on; None without a limit.
         before: the receives that it waits for.
         is_over: it awaits its message, or has failed.
     """
 
+    call: str
     source: int | None
-    before: list[Turn]
+    tag: int
+    limit_s: float | None
+    before: list[Turn] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
 
-    @contextmanager
-    def taken(self, call: str, limit_s: float | None = None) -> Iterator[None]:
-        """Wait for the receives before, each of which ends at the timeout of its group; end the turn with the block.
+    def __post_init__(self) -> None:
+        self._begin_s = time.monotonic()
 
-        Args:
-            call: the program's, for messages.
-            limit_s: how long it may wait for the receives before.
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for the receives before; end the turn with the block.
 
         Raises:
-            CommTimeoutError: one of them still has no message. Nothing was received.
+            CommTimeoutError: one of them still has no message. Nothing was received, and the group is as before.
         """
-        end = None if limit_s is None else time.monotonic() + limit_s
         try:
             for one in self.before:
-                if not one.is_over.wait(None if end is None else max(0.0, end - time.monotonic())):
-                    sender = "any rank" if one.source is None else f"rank {one.source} of the group"
+                if not one.is_over.wait(self._left_s()):
+                    sender = "any rank" if one.source is None else f"rank {one.source}"
                     raise CommTimeoutError(
-                        f"{call} did not begin within {limit_s:g} s: strict checks receive messages of a tag in the "
-                        f"order of the calls, and an earlier receive from {sender} still waits for its message; the "
-                        "group may be used further"
+                        f"{self.call} timed out after {self.limit_s:g} s: an earlier receive from {sender} with tag "
+                        f"{one.tag} still waits for its message, and strict checks receive in the order of the calls. "
+                        "Nothing was received; the group stays usable. Wait for the earlier receive first, or use "
+                        "another tag"
                     )
             self.before = []
             yield
         finally:
             self.is_over.set()
 
+    def _left_s(self) -> float | None:
+        return None if self.limit_s is None else max(0.0, self._begin_s + self.limit_s - time.monotonic())
+
 
 _lock = threading.Lock()
 _turns: WeakKeyDictionary[ProcessGroup, dict[int, list[Turn]]] = WeakKeyDictionary()
 
 
-def turn_of(group: ProcessGroup, tag: int, source: int | None) -> Turn:
-    """Return the turn of a receive that is about to begin."""
+def queue_up(turn: Turn, group: ProcessGroup) -> Turn:
+    """Return ``turn``, of a receive that is about to begin, behind those of its group that are under way."""
     with _lock:
         of_tags = _turns.setdefault(group, defaultdict(list))
-        under_way = [one for one in of_tags[tag] if not one.is_over.is_set()]
-        turn = Turn(source, [one for one in under_way if None in (source, one.source) or source == one.source])
-        of_tags[tag] = [*under_way, turn]
+        under_way = [one for one in of_tags[turn.tag] if not one.is_over.is_set()]
+        turn.before = [one for one in under_way if None in (turn.source, one.source) or turn.source == one.source]
+        of_tags[turn.tag] = [*under_way, turn]
         return turn

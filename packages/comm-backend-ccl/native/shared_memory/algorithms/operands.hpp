@@ -24,7 +24,7 @@ struct Range {
 };
 
 struct Operands {
-    Operands(const Group &group, const Request &request)
+    Operands(Group &group, const Request &request)
         : request(request), size(group.size()), me(group.rank()), item(item_bytes(request.dtype)), group_(group) {
         // Where input and output together leave the cache before anybody reads them; what is reduced in place was read
         // a moment ago.
@@ -99,7 +99,7 @@ struct Operands {
     std::array<size_t, max_ranks> input_offsets{}, output_offsets{};  // bytes, of all_to_all_v
 
 private:
-    const Group &group_;
+    Group &group_;
 };
 
 }  // namespace shm

@@ -23,9 +23,11 @@ constexpr int deepest = 7, max_inputs = 64;  // of a tree over 64 ranks
 // What is written to several outputs is reduced into the first and copied to the others in parts of so many bytes:
 // copies of less are too short for show(), and more leaves the first-level cache. Around the caches, stores go on while
 // the next part is reduced.
-constexpr size_t page = 4 << 10, part_bytes = 8 << 10, streamed_part_bytes = 2 << 10;
+constexpr size_t part_bytes = 8 << 10, streamed_part_bytes = 2 << 10;
 
 // --- copies
+
+constexpr size_t page = 4 << 10;
 
 void copy(void *output, const void *input, size_t bytes) { std::memcpy(output, input, bytes); }
 
@@ -79,8 +81,8 @@ void copy_lines(void *output, const void *input, size_t bytes) {
     to += head, from += head, bytes -= head;
     constexpr size_t lines = 2;
     for (; bytes >= lines * 64; bytes -= lines * 64, to += lines * 64, from += lines * 64) {
-        for (size_t line = 0; line < lines * 64; line += 64) {
-            if constexpr (ahead > 0) {
+        if (ahead > 0 && bytes > ahead) {  // what is behind the end may be what another rank writes
+            for (size_t line = 0; line < lines * 64; line += 64) {
                 __builtin_prefetch(from + line + ahead);
             }
         }

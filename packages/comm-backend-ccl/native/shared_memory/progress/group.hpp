@@ -235,14 +235,14 @@ public:
     Tuner &tuner() { return tuner_; }
     uint64_t steps() const { return steps_; }
     // Copies what others read.
-    void write(void *to, const void *from, size_t bytes) const {
+    void write(void *to, const void *from, size_t bytes) {
         if (method_.transfer == streamed) {
             streaming(into_ring).copy(to, from, bytes);
         } else {
             kernels().show(to, from, bytes);
         }
     }
-    StreamingCopy &streaming(Route route) const { return streaming_[route]; }
+    StreamingCopy &streaming(Route route) { return streaming_[route]; }
     int pid(int rank) const { return pids_[static_cast<size_t>(rank)]; }
     char *scratch(int peer) const { return tuner_.scratch(peer); }
     // Whether the pieces may be written: what they held was read by all. Sets `needed` to the steps that this takes.
@@ -362,7 +362,7 @@ private:
     int under_way_ = 0;  // messages
     PeerWindows mapped_;
     Tuner tuner_;
-    mutable std::array<StreamingCopy, routes> streaming_;
+    std::array<StreamingCopy, routes> streaming_;
     Method method_;
 
     // Looks in vain and yields since something was found. A crowded rank gives its core away after so many looks where

@@ -7,54 +7,50 @@
 
 namespace shm {
 
-StreamingCopy::Choice StreamingCopy::next() {
-    const uint32_t number = copies_++;
-    if (counts_[0] < samples || counts_[1] < samples) {
-        return {static_cast<uint8_t>(number % 2), true};
-    }
-    // In pairs, so that both were measured at the same time.
-    switch (number % between_trials) {
-    case 0:
-        return {static_cast<uint8_t>(1 - best_), true};
-    case 1:
-        return {best_, true};
-    default:
-        return {best_, false};
-    }
+namespace {
+
+void copy_in(StreamingCopy::Way way, void *to, const void *from, size_t bytes) {
+    (way == StreamingCopy::lines ? kernels().stream : kernels().stream_pages)(to, from, bytes);
 }
 
-void StreamingCopy::observe(uint8_t pattern, uint64_t ns, size_t bytes) {
-    ps_a_byte_[pattern][counts_[pattern]++ % samples] = ns * 1000 / bytes;
-    if (counts_[0] < samples || counts_[1] < samples) {
+}  // namespace
+
+bool StreamingCopy::next_is_trial() { return copies_++ % between_trials == 0 || trials_ < trials_kept; }
+
+void StreamingCopy::observe(uint64_t lines_ns, uint64_t pages_ns) {
+    ratios_[trials_++ % trials_kept] = 1000 * pages_ns / std::max<uint64_t>(lines_ns, 1);
+    if (trials_ < trials_kept) {
         return;
     }
-    const auto median = [&](uint8_t of) {
-        auto sorted = ps_a_byte_[of];
-        std::nth_element(sorted.begin(), sorted.begin() + samples / 2, sorted.end());
-        return sorted[samples / 2];
-    };
-    // By a twentieth, so that noise changes nothing.
-    const uint8_t other = 1 - best_;
-    if (median(other) * 20 < median(best_) * 19) {
-        best_ = other;
+    auto sorted = ratios_;
+    std::nth_element(sorted.begin(), sorted.begin() + trials_kept / 2, sorted.end());
+    const uint64_t median = sorted[trials_kept / 2];
+    // The margin keeps noise from changing it often.
+    if (median < 950) {
+        best_ = pages;
+    } else if (median > 1050) {
+        best_ = lines;
     }
 }
 
 void StreamingCopy::copy(void *to, const void *from, size_t bytes) {
-    const auto by = [](uint8_t pattern) { return pattern == 0 ? kernels().stream : kernels().stream_pages; };
-    if (bytes < least_bytes) {
-        by(best_)(to, from, bytes);
+    if (bytes < least_bytes || !next_is_trial()) {
+        copy_in(best_, to, from, bytes);
         return;
     }
-    const Choice choice = next();
-    if (!choice.counts) {
-        by(choice.pattern)(to, from, bytes);
-        return;
-    }
-    const auto begin = std::chrono::steady_clock::now();
-    by(choice.pattern)(to, from, bytes);
-    const auto taken = std::chrono::steady_clock::now() - begin;
-    observe(choice.pattern, static_cast<uint64_t>(std::chrono::nanoseconds(taken).count()), bytes);
+    using Clock = std::chrono::steady_clock;
+    const auto ns = [](Clock::duration taken) {
+        return static_cast<uint64_t>(std::chrono::nanoseconds(taken).count());
+    };
+    // Each way comes first in turn.
+    const Way first = trials_ % 2 == 0 ? lines : pages, second = first == lines ? pages : lines;
+    const size_t half = bytes / 128 * 64;
+    const auto begin = Clock::now();
+    copy_in(first, to, from, half);
+    const auto middle = Clock::now();
+    copy_in(second, static_cast<char *>(to) + half, static_cast<const char *>(from) + half, bytes - half);
+    const uint64_t first_ns = ns(middle - begin), second_ns = ns(Clock::now() - middle);
+    observe(first == lines ? first_ns : second_ns, first == lines ? second_ns : first_ns);
 }
 
 }  // namespace shm

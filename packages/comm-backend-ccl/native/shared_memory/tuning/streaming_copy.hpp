@@ -13,29 +13,24 @@ namespace shm {
 // What is copied around the caches, of which each has a choice of its own: it matters whether a cache holds the source.
 enum Route : uint8_t { into_ring, out_of_ring, from_tensor, routes };
 
-// Begins with as many trials of each as it takes the median of; later, one copy in 64 is a trial of the slower one.
+// A trial copies one half of what is to be copied in each way, so that both have the same source at the same time. The
+// first copies are trials, later one in 61, which is a multiple of no number of ranks.
 class StreamingCopy {
 public:
     void copy(void *to, const void *from, size_t bytes);
 
-    // The rest is for tests.
-    static constexpr size_t least_bytes = size_t{64} << 10;  // smaller copies say little
-    // The copy that comes next, and whether its duration is wanted.
-    struct Choice {
-        uint8_t pattern;
-        bool counts;
-    };
-    Choice next();
-    void observe(uint8_t pattern, uint64_t ns, size_t bytes);
-    uint8_t best() const { return best_; }
+    enum Way : uint8_t { lines, pages };  // kernels().stream and stream_pages
+    // A smaller copy is no trial: of each half, `pages` takes 16 KiB at a time.
+    static constexpr size_t least_bytes = size_t{32} << 10;
+    bool next_is_trial();
+    void observe(uint64_t lines_ns, uint64_t pages_ns);
+    Way best() const { return best_; }
 
 private:
-    static constexpr int samples = 5;
-    static constexpr uint32_t between_trials = 64;              // copies, of an even number
-    std::array<std::array<uint64_t, samples>, 2> ps_a_byte_{};  // the last ones of each
-    std::array<uint32_t, 2> counts_{};
-    uint32_t copies_ = 0;
-    uint8_t best_ = 0;  // 0 is kernels().stream, 1 stream_pages
+    static constexpr uint32_t trials_kept = 5, between_trials = 61;  // copies
+    std::array<uint64_t, trials_kept> ratios_{};                     // of pages to lines, in thousandths
+    uint32_t copies_ = 0, trials_ = 0;
+    Way best_ = lines;
 };
 
 }  // namespace shm
