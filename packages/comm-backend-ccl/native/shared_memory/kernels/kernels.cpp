@@ -67,6 +67,13 @@ void put_around(char *to, const char *from) {
     _mm256_stream_si256(reinterpret_cast<__m256i *>(to + 32), high);
 #endif
 }
+
+// Up to where the output begins a line.
+void copy_to_line(char *&to, const char *&from, size_t &bytes) {
+    const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
+    std::memcpy(to, from, head);
+    to += head, from += head, bytes -= head;
+}
 #endif
 
 // Without a fence. `ahead`: what follows by so many bytes is prefetched. The processor prefetches within a page, so one
@@ -76,9 +83,7 @@ void copy_lines(void *output, const void *input, size_t bytes) {
 #ifdef WITH_VECTORS
     auto *to = static_cast<char *>(output);
     const auto *from = static_cast<const char *>(input);
-    const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
-    std::memcpy(to, from, head);
-    to += head, from += head, bytes -= head;
+    copy_to_line(to, from, bytes);
     constexpr size_t lines = 2;
     for (; bytes >= lines * 64; bytes -= lines * 64, to += lines * 64, from += lines * 64) {
         if (ahead > 0 && bytes > ahead) {  // what is behind the end may be what another rank writes
@@ -104,9 +109,7 @@ void copy_pages(void *output, const void *input, size_t bytes) {
 #ifdef WITH_VECTORS
     auto *to = static_cast<char *>(output);
     const auto *from = static_cast<const char *>(input);
-    const size_t head = std::min<size_t>(-reinterpret_cast<uintptr_t>(to) & 63, bytes);
-    std::memcpy(to, from, head);
-    to += head, from += head, bytes -= head;
+    copy_to_line(to, from, bytes);
     constexpr size_t pages = 4, burst = 256;
     for (; bytes >= pages * page; bytes -= pages * page, to += pages * page, from += pages * page) {
         for (size_t at = 0; at < page; at += burst) {
