@@ -243,6 +243,21 @@ def test_futures_are_completed_however_busy_the_machine_is() -> None:
     completing.stop()
 
 
+def test_a_future_ends_where_its_operation_cannot_say_whether_it_is_complete() -> None:
+    def is_completed() -> bool:
+        raise RuntimeError("the library has gone")
+
+    def refuse() -> None:
+        raise ValueError("set twice")
+
+    completing = Completing()
+    done = threading.Event()
+    completing.add(is_completed, refuse)  # which keeps no other one waiting
+    completing.add(is_completed, done.set)
+    assert done.wait(20)
+    completing.stop()
+
+
 def run_interrupted_finish(backend: str) -> None:
     set_up(backend)
     tensor = torch.full((200_000,), float(dist.get_rank() * 2 + 1), dtype=torch.float16)

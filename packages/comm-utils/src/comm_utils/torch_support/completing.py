@@ -91,6 +91,9 @@ def _has_completed(one: _Pending) -> bool:
     try:
         if not one.is_completed():
             return False
+    except Exception:  # complete() sets the same error
+        logger.debug("an operation cannot say whether it is complete", exc_info=True)
+    try:
         one.complete()
     except Exception:
         logger.exception("a callback of an operation's future failed")
