@@ -151,7 +151,10 @@ def _announced(data: bytes) -> None:
 
 
 def _barrier(data: bytes) -> None:
-    monitored_barrier._came(BoundedStore(_stored("here", data), "", 1.0), "here", 1)
+    position = monitored_barrier._Position.decoded(data)
+    assert 0 <= position.oldest <= position.current
+    stored = BoundedStore(_stored("comm/monitored_barrier/0/decision", data), "", 1.0)
+    assert monitored_barrier._Round(stored, 0, 2).is_decided()
 
 
 def _group(data: bytes) -> None:
@@ -212,7 +215,7 @@ DECODERS = (
         ],
     ),
     Decoder("announced", _announced, (RuntimeError,), lambda: [b"3", b"x"], "text"),
-    Decoder("barrier", _barrier, (), lambda: [b"waiting", b"12", b"-1"], "text"),
+    Decoder("barrier", _barrier, (), lambda: [b"open", b"given up", b"0 2"], "text"),
     Decoder("group-agreement", _group, (CommError,), lambda: [b"ready id\thost\t10.0.0.1:4242", b"no GPU"], "text"),
     Decoder(
         "cpu-list",

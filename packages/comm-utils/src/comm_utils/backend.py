@@ -147,8 +147,8 @@ class Backend(Protocol):
     """One communication library, seen through ``torch.distributed`` process groups.
 
     Every collective takes ``async_op``: False returns None when the result may be used, True returns a :class:`Work`.
-    All of them raise ``PeerLostError`` or ``CommTimeoutError`` and then mark the group as broken, except a receive whose
-    time runs out before its turn: of it nothing has begun.
+    All of them raise ``PeerLostError`` or ``CommTimeoutError`` and then mark the group as broken, except a receive
+    whose time runs out before its turn: of it nothing has begun.
     """
 
     #: What :meth:`fast_path` returned for calls that were checked in full once. The collectives fill it; the backend

@@ -98,6 +98,10 @@ class BoundedStore:
         """Do as the store does."""
         return self._ask(lambda: int(self.unbounded.add(key, amount)))
 
+    def compare_set(self, key: str, expected: str, wanted: str) -> bytes:
+        """Do as the store does."""
+        return self._ask(lambda: bytes(self.unbounded.compare_set(key, expected, wanted)))
+
     def delete_key(self, key: str) -> bool:
         """Do as the store does."""
         return self._ask(lambda: bool(self.unbounded.delete_key(key)))
