@@ -176,3 +176,81 @@ def ask_until_completed() -> str:
 
 def test_asking_a_handle_prints_nothing() -> None:
     assert run_ranks(ask_until_completed, 2, timeout_s=60) == ["", ""]
+
+
+class EndsAfterItsTimeout:
+    """A handle of c10d whose operation ends just after the time of a wait."""
+
+    def __init__(self, work: Any, is_due: Any) -> None:
+        self._work, self._is_due = work, is_due
+
+    def wait(self, *limit: timedelta) -> bool:
+        try:
+            return bool(self._work.wait(*limit))
+        except RuntimeError:
+            self._is_due()
+            self._work.wait()
+            raise
+
+    def is_completed(self) -> bool:
+        return bool(self._work.is_completed())
+
+
+def ends_just_after_a_timeout() -> list[float]:
+    backend = bring_up(timeout_s=60)
+    store, tensor = backend.get_store(), torch.ones(1)
+    if backend.get_rank() == 1:
+        store.get("due")
+        backend.all_reduce(tensor)
+    else:
+        work: Any = backend.all_reduce(tensor, "sum", None, True)
+        work._work = EndsAfterItsTimeout(work._work, lambda: store.set("due", "1"))
+        assert work.wait(0.1)
+        assert work.exception() is None
+    backend.all_reduce(tensor)
+    return tensor.tolist()
+
+
+def test_an_operation_that_ends_just_after_a_timeout_has_ended_well() -> None:
+    assert run_ranks(ends_just_after_a_timeout, 2, timeout_s=60) == [[4.0]] * 2
+
+
+def leaves_before_a_message_is_waited_for(kind: str) -> list[float]:
+    """Rank 0 leaves ``wait()`` before that of gloo, asks the handle, and waits again."""
+
+    def interrupted(*_: Any) -> None:
+        raise LookupError("of a signal handler")
+
+    backend = bring_up(timeout_s=60)
+    store, tensor = backend.get_store(), torch.full((4,), float(backend.get_rank()))
+    if backend.get_rank() == 1:
+        store.get("due")
+        (backend.send if kind == "irecv" else backend.recv)(tensor, 0)
+        return tensor.tolist()
+    work: Any = getattr(backend, kind)(tensor, 1)
+    own_wait, work._own_wait = work._own_wait, interrupted
+    with pytest.raises(LookupError):
+        work.wait()
+    work._own_wait = own_wait
+    if kind == "irecv":
+        assert not work.is_completed()
+    store.set("due", "1")
+    assert work.wait()
+    return tensor.tolist()
+
+
+@pytest.mark.parametrize("kind", ["irecv", "isend"])
+def test_a_message_whose_wait_was_left_before_it_began_is_under_way(kind: str) -> None:
+    expected = [1.0 if kind == "irecv" else 0.0] * 4
+    assert run_ranks(leaves_before_a_message_is_waited_for, 2, kind, timeout_s=60) == [expected] * 2
+
+
+def drops_a_receive() -> int:
+    backend = bring_up(timeout_s=30)
+    backend.irecv(torch.ones(1), 1 - backend.get_rank())  # whose handle goes away at once
+    reader = RingReader(RECORDER.memory.memory)
+    return len(reader.open_calls())
+
+
+def test_a_receive_that_is_dropped_ends_its_record() -> None:
+    assert run_ranks(drops_a_receive, 2) == [0, 0]

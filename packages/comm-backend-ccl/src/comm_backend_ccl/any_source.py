@@ -18,6 +18,7 @@ from torch.distributed import FileStore, PrefixStore, Store
 
 from comm_backend_ccl.work import ANY_SOURCE, STORE_GONE, EngineHandle
 from comm_utils.errors import ArgumentError
+from comm_utils.torch_support.failures import raised_by_handler
 
 __all__ = ["AnySource", "QueuedReceive", "match_all"]
 
@@ -71,7 +72,9 @@ class AnySource:
             self._sent[to] += 1
             try:
                 self._store.set(f"sent/{self._rank}/{to}", str(self._sent[to]))
-            except RuntimeError:
+            except RuntimeError as error:
+                if raised_by_handler(error):
+                    raise
                 self._counts = False  # its host has gone, which is no reason not to send
 
     def take(self, source: int) -> bool:
@@ -133,6 +136,8 @@ class AnySource:
                 try:
                     source = self._next() if receive.source == ANY_SOURCE else receive.source
                 except RuntimeError as error:
+                    if raised_by_handler(error):
+                        raise
                     self._queue.popleft().failure = f"{STORE_GONE} ({error})"
                     continue
                 if source is None:
@@ -143,6 +148,8 @@ class AnySource:
                     receive.handle = self._start(receive.tensor, source)
                 except RuntimeError as error:
                     receive.failure = str(error)
+                    if raised_by_handler(error):
+                        raise
                 receive.source = source
             _waiting.discard(self)
         finally:

@@ -15,6 +15,7 @@ from comm_backend_ccl.work import ANY_SOURCE, CclWork, EngineHandle
 from comm_utils.backend import Capabilities
 from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.reduce_op import ReduceOp
+from comm_utils.torch_support.failures import raised_by_handler
 from comm_utils.torch_support.flattening import flat_view, flattened, staging_memory
 from comm_utils.torch_support.recorded_calls import Note
 
@@ -140,9 +141,11 @@ class Communicator(Group):
             try:
                 handle, kept = self._begin(call)
             except RuntimeError as error:
-                failed = self.failed(name, error)
+                failed = error if raised_by_handler(error) else self.failed(name, error)
                 if note is not None:
                     note.fail()
+                if failed is error:
+                    raise
                 raise failed from error
             if note is not None and handle is None:
                 note.end()

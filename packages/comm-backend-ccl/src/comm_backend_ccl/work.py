@@ -6,7 +6,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Set
-from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol, TypeAlias
 
@@ -17,6 +16,7 @@ from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.layout import LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import seconds_to_wait
+from comm_utils.torch_support.failures import raised_by_handler
 from comm_utils.torch_support.handle import Handle
 from comm_utils.torch_support.recorded_calls import Note
 from comm_utils.watch.trouble import Trouble
@@ -154,6 +154,8 @@ class CclWork(Handle):
         try:
             return self._communicator.within(handle, seconds)
         except RuntimeError as error:
+            if raised_by_handler(error):
+                raise
             raise self._fail(self._communicator.failed(self.name, error, self.peer)) from error
 
     def _wait_on(self, handle: EngineHandle, limit_s: float | None) -> None:
@@ -220,13 +222,16 @@ class CclWork(Handle):
         handle = self._handle
         if self._done or handle is None or self._failure is not None:
             return True
-        with suppress(Exception):
+        try:
             if self._within(handle, 0.0):
                 self._note_end()
                 return True
             failure = self._hopeless(handle, time.monotonic())
             if failure is not None:
                 self._fail(failure())
+        except Exception as error:
+            if raised_by_handler(error):
+                raise
         return self._failure is not None
 
     def get_future(self) -> Any:

@@ -95,13 +95,14 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
     if dispatched is None or accepts is None:
         return None
     alive, pg, failure = internals._world.pg_map, state.pg, partial(backend._failure, operation, state)
+    failed = partial(backend._failed, operation, state, kind.device)
     is_profiled = _is_profiled
     own_wait = _own_wait(operation, kind)
     kinds, measure = _kinds(kind), measure_of(operation, len(state.ranks))
     are_plain = plain_tensors(kind.device, dtypes, inference=inference) if operation in _ON_ONE else None
 
     if kind.async_op and are_plain is not None:
-        return _begin_on_one(dispatched, are_plain, pg, failure, kinds, own_wait)
+        return _begin_on_one(dispatched, are_plain, pg, failure, failed, kinds, own_wait)
     if kind.async_op:
         outcome_at = 1 if operation == "gather" else 0
 
@@ -114,14 +115,14 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
             try:
                 work = dispatched(*tensors)
             except BaseException as error:
-                _fail(recorded, number, error, failure)
+                _fail(recorded, number, error, failed)
             result = tensors[outcome_at] if tensors else None
             return TorchWork(work, result, failure, None, Note(recorded, number), own_wait)
 
         return begin
     direct = _direct(kind) or dispatched
     if are_plain is not None:
-        return _on_one(direct, dispatched, are_plain, pg, failure, kinds, own_wait)
+        return _on_one(direct, dispatched, are_plain, pg, failed, kinds, own_wait)
 
     def call(*tensors: Any) -> bool:
         if not accepts(*tensors) or pg not in alive:
@@ -129,6 +130,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
         dtype, elements, sent, received = measure(*tensors)
         recorded = kinds[dtype]
         number = recorded.begin(elements, 2, sent, received)
+        work = None
         try:
             work = (dispatched if is_profiled() else direct)(*tensors)
             if work is None:
@@ -138,7 +140,7 @@ def _on_device(backend: World, operation: str, group: ProcessGroup | None, kind:
             else:
                 own_wait(work)
         except BaseException as error:
-            _fail(recorded, number, error, failure)
+            _fail(recorded, number, error, failed, work)
         recorded.end(number)
         return True
 
@@ -151,14 +153,16 @@ def _own_wait(operation: str, kind: CallKind) -> Wait | None:
     return message_wait(kind.state) if kind.state.libraries[kind.device] == "gloo" else None
 
 
-def _fail(recorded: Kind, number: int, error: BaseException, failure: Callable[[Any], BaseException]) -> NoReturn:
+def _fail(
+    recorded: Kind, number: int, error: BaseException, failed: Callable[[Any, Any], BaseException], work: Any = None
+) -> NoReturn:
     """Record that a call failed with ``error``, and raise what the user gets."""
     # The other ranks may be asked for the cause, and look at this call as well.
-    failed = failure(error) if isinstance(error, RuntimeError) else error
+    failure = failed(error, work)
     recorded.fail(number)
-    if failed is error:
+    if failure is error:
         raise error
-    raise failed from error
+    raise failure from error
 
 
 def _direct(kind: CallKind) -> Start | None:
@@ -175,7 +179,7 @@ def _on_one(
     dispatched: Start,
     are_plain: PlainTensors,
     pg: ProcessGroup,
-    failure: Callable[[Any], BaseException],
+    failed: Callable[[Any, Any], BaseException],
     kinds: dict[torch.dtype | None, Kind],
     own_wait: Wait | None,
 ) -> FastPath:
@@ -188,6 +192,7 @@ def _on_one(
             return False
         recorded = kinds[tensor.dtype]
         number = recorded.begin(tensor.numel(), 2)
+        work = None
         try:
             work = (dispatched if is_profiled() else direct)(one)
             if work is None:
@@ -197,7 +202,7 @@ def _on_one(
             else:
                 own_wait(work)
         except BaseException as error:
-            _fail(recorded, number, error, failure)
+            _fail(recorded, number, error, failed, work)
         recorded.end(number)
         return True
 
@@ -209,6 +214,7 @@ def _begin_on_one(
     are_plain: PlainTensors,
     pg: ProcessGroup,
     failure: Callable[[Any], BaseException],
+    failed: Callable[[Any, Any], BaseException],
     kinds: dict[torch.dtype | None, Kind],
     own_wait: Wait | None,
 ) -> FastPath:
@@ -223,7 +229,7 @@ def _begin_on_one(
         try:
             work = dispatched(tensor)
         except BaseException as error:
-            _fail(recorded, number, error, failure)
+            _fail(recorded, number, error, failed)
         return TorchWork(work, tensor, failure, None, Note(recorded, number), own_wait)
 
     return begin

@@ -24,7 +24,7 @@ import torch
 from comm_backend_torch.waits import NOTICE_S, Wait, interrupted
 from comm_backend_torch.work import left
 from comm_utils import threads
-from comm_utils.torch_support.failures import summarize
+from comm_utils.torch_support.failures import raised_by_handler, summarize
 from comm_utils.torch_support.group_state import GroupState
 
 __all__ = ["abort", "message_wait", "wake"]
@@ -56,7 +56,8 @@ def _wait(state: GroupState, work: Any, end: float | None = None) -> None:
         raise
     except BaseException as error:
         # What a handler of a signal raises takes the place of a failed wait's error, which nobody else hears of.
-        failure = None if isinstance(error, RuntimeError) else _failure_before(error)
+        is_of_library = isinstance(error, RuntimeError) and not raised_by_handler(error)
+        failure = None if is_of_library else _failure_before(error)
         if failure is not None:
             interrupted(state, f"{type(error).__name__}, after {summarize(failure)}")
         raise

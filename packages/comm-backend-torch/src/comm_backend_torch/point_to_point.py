@@ -15,6 +15,7 @@ from comm_backend_torch.waits import how_to_wait
 from comm_backend_torch.work import Keep, PolledWork, TorchWork
 from comm_backend_torch.world import World
 from comm_utils.backend import Work
+from comm_utils.torch_support.failures import is_interruption
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.recorded_calls import Note
 
@@ -32,7 +33,7 @@ class PointToPoint(World):
         tag: int = 0,
         group_dst: int | None = None,
     ) -> None:
-        self._send(tensor, dst, group, tag, group_dst, is_waited_for=True).wait()
+        self._complete("send", self._send(tensor, dst, group, tag, group_dst, is_waited_for=True), tensor, group)
 
     def recv(
         self,
@@ -43,11 +44,20 @@ class PointToPoint(World):
         group_src: int | None = None,
     ) -> int:
         work = self._receive(tensor, src, group, tag, group_src, is_waited_for=True)
-        work.wait()
+        self._complete("recv", work, tensor, group)
         state = self._state(group)
         if src is None and group_src is None:
             group_src = work._source_rank()  # type: ignore[attr-defined]
         return state.ranks[group_src] if src is None else src  # type: ignore[index]
+
+    def _complete(self, operation: str, work: Any, tensor: torch.Tensor, group: ProcessGroup | None) -> None:
+        """Wait for a message; one that a signal handler leaves before gloo has its end breaks the group."""
+        try:
+            work.wait()
+        except BaseException as error:
+            if is_interruption(error):
+                self._failed(operation, self._state(group), tensor.device.type, error, work._work)
+            raise
 
     def isend(
         self,

@@ -29,12 +29,13 @@ from comm_backend_torch.work import left
 from comm_utils.active import slot
 from comm_utils.errors import BrokenGroupError
 from comm_utils.rank_processes import PROCESSES, named_ranks
+from comm_utils.torch_support.failures import raised_by_handler
 from comm_utils.torch_support.gloo_connections import end_connections, keep_in_memory
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
-__all__ = ["NOTICE_S", "Wait", "how_to_wait", "interrupted"]
+__all__ = ["NOTICE_S", "Wait", "how_to_wait", "interrupted", "leave"]
 
 # Libraries that nobody aborts.
 _RAISING = frozenset(("fake", "mpi"))
@@ -90,6 +91,8 @@ def _wait_to_the_end(state: GroupState, work: Any, end: float | None) -> None:
             failure = error
         if failure is None:
             return
+        if raised_by_handler(failure):
+            raise failure
         if work.is_completed():
             work.wait()  # raises its own error; it may also have ended well, just after the slice
             return
@@ -113,6 +116,26 @@ def interrupted(state: GroupState, by: str = "SIGINT") -> None:
     slot.fast_paths.clear()  # which do not look whether the group is broken
     WATCH.tell(state.name, BrokenGroupError(trouble.text), trouble)
     end_connections(state.pg)
+
+
+def leave(state: GroupState, work: Any, error: BaseException, is_message: bool = False) -> None:
+    """End the group where ``error`` leaves a call under way in which gloo goes on with the tensors of the caller.
+
+    Args:
+        work: of the call; None where gloo may have begun it, and there is no handle.
+    """
+    if work is not None and work.is_completed():
+        return
+    if state.broken is None:
+        interrupted(state, "SIGINT" if isinstance(error, KeyboardInterrupt) else type(error).__name__)
+    if work is None or is_message:  # gloo cancels a message whose handle is dropped
+        return
+    end = time.monotonic() + NOTICE_S
+    while not work.is_completed():
+        if time.monotonic() >= end:
+            keep_in_memory(state.pg)
+            return
+        time.sleep(0.001)
 
 
 def _is_daemon_of_program(thread: threading.Thread) -> bool:

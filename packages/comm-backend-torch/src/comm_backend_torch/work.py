@@ -23,6 +23,7 @@ from comm_utils.flight_recorder.recorder import WAITED_FOR
 from comm_utils.given import SHORTEST_TIMEOUT, seconds_to_wait
 from comm_utils.process_limits import start_thread
 from comm_utils.torch_support.completing import COMPLETING
+from comm_utils.torch_support.failures import raised_by_handler
 from comm_utils.torch_support.gloo_connections import keep_in_memory
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.group_state import GroupState
@@ -37,6 +38,8 @@ __all__ = ["Keep", "PolledWork", "TorchWork", "forget_abandoned", "have_ended", 
 _PATIENCE_AT_EXIT_S = 1.0
 #: Works whose handle was dropped before their end, what the flight recorder has of them, and how they are waited for.
 _abandoned: deque[tuple[Any, Note | None, Any]] = deque()
+# In the error of c10d's handle after the time that the caller gave; failures of libraries have other texts.
+_OVER = "Operation timed out!"
 # How many of these are looked at whenever a call begins or one is added.
 _LOOKS = 4
 
@@ -110,6 +113,8 @@ class TorchWork(Handle):
             else:
                 self._wait_to_the_end()
         except RuntimeError as error:
+            if raised_by_handler(error):
+                raise
             self._fail(error)
             raise cast("BaseException", self._failure) from error
         self._waited = True
@@ -146,9 +151,15 @@ class TorchWork(Handle):
             if self._own_wait is not None:  # raises where the library did not
                 self._own_wait(self._work, time.monotonic() + timeout_s)
         except RuntimeError as error:
+            if raised_by_handler(error):
+                raise
             # c10d's own timeout breaks the group; the caller's, which is shorter, leaves the operation under way.
-            if not self._work.is_completed() and time.monotonic() - start >= timeout_s:
-                raise self._still_under_way(timeout_s) from None
+            is_over = _OVER in str(error)
+            if not self._work.is_completed():
+                if is_over or time.monotonic() - start >= timeout_s:
+                    raise self._still_under_way(timeout_s) from None
+            elif is_over:
+                return self.wait()  # it has ended just after that, well or with its own error
             self._fail(error)
             raise cast("BaseException", self._failure) from error
         self._ended()
@@ -166,7 +177,9 @@ class TorchWork(Handle):
         if self._note is not None:
             try:
                 self._work.wait()  # not is_success(), for which torch prints that it is deprecated
-            except RuntimeError:
+            except RuntimeError as error:
+                if raised_by_handler(error):
+                    raise
                 return True  # wait() and exception() name it
             self._ended()
         return True
@@ -176,6 +189,8 @@ class TorchWork(Handle):
             try:
                 self._work.wait()
             except RuntimeError as error:
+                if raised_by_handler(error):
+                    raise
                 self._fail(error)
             else:
                 self._ended()
@@ -233,8 +248,12 @@ def _look_at_abandoned(most: int = _LOOKS) -> None:
             one = _abandoned.popleft()
         except IndexError:  # another thread looks as well
             return
-        if not _has_ended(*one[:2]):
-            _abandoned.append(one)
+        is_kept = True
+        try:
+            is_kept = not _has_ended(*one[:2])
+        finally:
+            if is_kept:
+                _abandoned.append(one)
 
 
 def _has_ended(work: Any, note: Note | None) -> bool:
@@ -243,7 +262,9 @@ def _has_ended(work: Any, note: Note | None) -> bool:
     if note is not None:
         try:
             work.wait()
-        except RuntimeError:
+        except RuntimeError as error:
+            if raised_by_handler(error):
+                raise
             note.fail()
         else:
             note.complete()
@@ -262,7 +283,7 @@ class PolledWork(TorchWork):
         check: raises where the group is broken, in which gloo completes no message any more.
     """
 
-    __slots__ = ("_check", "_done", "_is_taken", "_keep", "_lock", "_waiter")
+    __slots__ = ("_check", "_done", "_is_asked", "_is_taken", "_keep", "_lock", "_waiter")
 
     def __init__(
         self,
@@ -278,17 +299,23 @@ class PolledWork(TorchWork):
         super().__init__(work, result, translate, end, note, own_wait)
         self._keep, self._check = keep, check
         self._waiter: threading.Thread | None = None
-        self._is_taken = False
+        #: Another thread waits while this message is taken.
+        self._is_taken = self._is_asked = False
         self._lock = threading.Lock()
         self._done = threading.Event()
 
     def __del__(self) -> None:
         keep = getattr(self, "_keep", None)
-        if keep is not None and not self._done.is_set() and self._failure is None:
+        if not hasattr(self, "_done") or self._done.is_set() or self._failure is not None:
+            return
+        if keep is not None:
             keep(self._work, self._end, self._note, self._translate)
+        elif self._note is not None:
+            self._note.fail()
 
     def _watch(self) -> threading.Event:
         with self._lock:
+            self._is_asked = True
             if self._waiter is None and not self._is_taken and not self._done.is_set():
                 if self._note is not None:
                     self._note.wait(LIMITED)  # for the watch, to which a message in the background cannot be late
@@ -314,23 +341,31 @@ class PolledWork(TorchWork):
             try:
                 super().wait()
             except BaseException:
-                # Of a signal, if it is no failure: where the group works, the message had arrived by then.
-                if self._failure is None:
-                    self._fail_if_broken()
+                self._interrupted()
                 raise
-            finally:
-                self._done.set()
+            self._done.set()
         elif not self._waited_in_thread(limit_s):
             raise self._still_under_way(limit_s or 0.0)
         if self._failure is not None:
             raise self._failure
         return True
 
-    def _fail_if_broken(self) -> None:
-        try:
-            self._check()
-        except CommError as error:
-            self._fail(error)
+    def _interrupted(self) -> None:
+        """Note what has become of the message after an error of the wait, of a signal if it is no failure."""
+        if self._failure is None:
+            try:
+                self._check()
+            except CommError as error:
+                self._fail(error)
+        if self._failure is not None:
+            self._done.set()
+        elif self._work.is_completed():  # a handler runs when gloo's wait has ended
+            self._ended()
+            self._done.set()
+        else:
+            self._is_taken = False  # or before it has begun
+            if self._is_asked:
+                self._watch()
 
     def _take(self) -> bool:
         """Return whether this thread alone waits in gloo, where each wait takes one message."""

@@ -13,11 +13,13 @@ from comm_backend_torch.capabilities import capabilities_of
 from comm_backend_torch.dropped_messages import settle
 from comm_backend_torch.message_waits import wake
 from comm_backend_torch.reduce_ops import set_async
-from comm_backend_torch.waits import NOTICE_S, how_to_wait
+from comm_backend_torch.waits import NOTICE_S, how_to_wait, leave
 from comm_backend_torch.work import TorchWork, forget_abandoned, have_ended, left
+from comm_utils import operations
 from comm_utils.backend import Capabilities, Work
 from comm_utils.flight_recorder.layout import IN_BACKGROUND, LIMITED
 from comm_utils.flight_recorder.recorder import WAITED_FOR, Kind
+from comm_utils.torch_support.failures import is_interruption
 from comm_utils.torch_support.gloo_connections import keep_in_memory
 from comm_utils.torch_support.group_state import GroupState
 from comm_utils.torch_support.process_groups import ProcessGroups
@@ -111,7 +113,7 @@ class World(ProcessGroups):
                 else:
                     work.wait(left(self._end))
             except BaseException as error:
-                failed = self._noted(error, operation, state, note)
+                failed = self._noted(error, operation, state, note, work)
                 if failed is error:
                     raise
                 raise failed from error
@@ -134,8 +136,21 @@ class World(ProcessGroups):
                 raise
             raise failed from error
 
-    def _noted(self, error: BaseException, operation: str, state: GroupState, note: Note) -> BaseException:
+    def _noted(
+        self, error: BaseException, operation: str, state: GroupState, note: Note, work: Any = None
+    ) -> BaseException:
         """Return the error to raise for a failed call, which the flight recorder has as failed from then on."""
-        failed = self._failure(operation, state, error) if isinstance(error, (RuntimeError, MemoryError)) else error
+        failed = self._failed(operation, state, note.device, error, work)
         note.fail()
         return failed
+
+    def _failed(self, operation: str, state: GroupState, device: str, error: BaseException, work: Any) -> BaseException:
+        """Return the error to raise for a call that has ended with ``error``.
+
+        What a signal handler raised stays as it is; where the call is under way then, the group is broken.
+        """
+        if is_interruption(error):
+            if state.libraries.get(device) == "gloo":
+                leave(state, work, error, operations.get(operation).pattern.is_message)
+            return error
+        return self._failure(operation, state, error) if isinstance(error, (RuntimeError, MemoryError)) else error

@@ -1,6 +1,7 @@
 """Classify c10d's RuntimeErrors and format them as messages.
 
-c10d reports a timeout, a lost peer and a wrong argument as one and the same class; only the text tells them apart.
+c10d reports a timeout, a lost peer and a wrong argument as one and the same class; only the text tells them apart. A
+signal handler may raise any class with any text while a call waits; the traceback tells that apart.
 """
 
 from __future__ import annotations
@@ -9,7 +10,15 @@ import re
 
 from comm_utils.errors import CommError, CommTimeoutError, PeerLostError
 
-__all__ = ["after_text", "classify", "format_failure", "is_exhausted", "summarize"]
+__all__ = [
+    "after_text",
+    "classify",
+    "format_failure",
+    "is_exhausted",
+    "is_interruption",
+    "raised_by_handler",
+    "summarize",
+]
 
 _TIMEOUT = re.compile(r"time[d]?[ -]?out", re.IGNORECASE)
 _LOST = re.compile(
@@ -26,6 +35,25 @@ _EXHAUSTED = re.compile(
     r"|start new thread",
     re.IGNORECASE,
 )
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Return True where a signal handler that Python called in the course of a call has raised ``error``.
+
+    Python calls a handler with the frame that it interrupts, so this frame is an argument of the next one.
+    """
+    place = error.__traceback__
+    while place is not None and place.tb_next is not None:
+        interrupted, place = place.tb_frame, place.tb_next
+        for value in list(place.tb_frame.f_locals.values()):
+            if value is interrupted or (isinstance(value, tuple) and any(one is interrupted for one in value)):
+                return True
+    return False
+
+
+def is_interruption(error: BaseException) -> bool:
+    """Return True where ``error`` is no failure of the call that it ends: Ctrl-C, or what a signal handler raised."""
+    return not isinstance(error, Exception) or raised_by_handler(error)
 
 
 def is_exhausted(error: BaseException) -> bool:
