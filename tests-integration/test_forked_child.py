@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -228,3 +230,34 @@ def test_a_fork_that_begins_another_world_is_not_given_its_parents(
             ), (given, said[given])
         assert said["nothing"] == said["the same"] == f"rank {rank} of 2"
         assert said["destroyed"] == "rank 0 of 1"
+
+
+_ENDS_THE_WORLD_IN_A_CHILD = """
+import os, signal, sys, torch
+import comm_orchestrator as dist
+
+dist.init_distributed("gloo", verbose=False)
+group = dist.new_group([0])
+dist.all_reduce(torch.ones(1), group=group)
+child = os.fork()
+if child == 0:
+    signal.alarm(30)
+    {ends}
+    sys.exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        "dist.destroy_process_group()",
+        "dist.destroy_process_group(); dist.init_distributed('gloo', verbose=False)",
+        "torch.distributed.destroy_process_group()",
+    ],
+)
+def test_a_child_that_ends_its_parents_world_on_gloo_ends(ends: str) -> None:
+    program = [sys.executable, "-c", _ENDS_THE_WORLD_IN_A_CHILD.format(ends=ends)]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert ended.stdout == "0\n", ended.stderr

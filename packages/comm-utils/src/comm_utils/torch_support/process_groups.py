@@ -25,7 +25,7 @@ from comm_utils.log import logger
 from comm_utils.torch_support import group_state
 from comm_utils.torch_support.device_calls import abort_communicators, allow_queries, restore_settings
 from comm_utils.torch_support.failures import after_text, classify, format_failure, is_exhausted, summarize
-from comm_utils.torch_support.gloo_connections import end_connections
+from comm_utils.torch_support.gloo_connections import end_connections, keep_in_memory
 from comm_utils.torch_support.gloo_workers import wait_until_idle
 from comm_utils.torch_support.group_creation import GroupMaker
 from comm_utils.torch_support.group_state import DESTROYED_DURING_CALL, GroupState
@@ -50,7 +50,9 @@ _inherited: set[Any] = set()
 
 
 def _refuse_inherited_groups() -> None:
-    _inherited.update(internals._world.pg_map)
+    for group in internals._world.pg_map:
+        _inherited.add(group)
+        keep_in_memory(group)  # its destructor would wait for threads, of which a child has none
     for backend in list(_backends):
         backend.fast_paths.clear()
         for state in backend._states.values():
