@@ -11,6 +11,7 @@ from comm_utils.flight_recorder.findings import IN_DIFFERENT_ORDERS, Finding, Fi
 from comm_utils.flight_recorder.matching import at_caller, rank_list
 from comm_utils.flight_recorder.message_matching import crossed_tags, has_come, received_from_any
 from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.flight_recorder.store_steps import is_step_of, numbers_agree
 from comm_utils.rank_processes import RankProcess, describe_unseen, named_ranks
 
 __all__ = ["find_circles", "find_missing"]
@@ -30,6 +31,7 @@ class _Awaited:
         # The number of the last collective of each rank; 0 of none.
         latest = {rank: max(of_rank, default=0) for rank, of_rank in calls.items()}
         self._latest = {rank: latest.get(rank, 0) for rank in group.ranks}
+        self._numbers_agree, self._in_no_call = numbers_agree(group.name), cache(self._find_in_no_call)
         # Of a large group, very many ranks wait in one call.
         self._behind: dict[int, list[int]] = {}
         self.from_any = cache(partial(received_from_any, group, known))
@@ -44,9 +46,19 @@ class _Awaited:
                 return [other for other in group.ranks if other != rank] if is_hopeless else []
             has_peer = call.peer == rank or has_come(group, rank, call, known, self.from_any)
             return [] if has_peer else [call.peer]
+        if not self._numbers_agree:  # a rank that has come waits as well
+            return [one for one in self._in_no_call() if one != rank]
         if call.in_series not in self._behind:
             self._behind[call.in_series] = [one for one, last in self._latest.items() if last < call.in_series]
         return [one for one in self._behind[call.in_series] if one != rank]
+
+    def _find_in_no_call(self) -> list[int]:
+        known, name = self._known, self._group.name
+        return [
+            one
+            for one in self._group.ranks
+            if one not in known or not any(call.is_open for call in known[one].collectives(name))
+        ]
 
     def first_missed(self, rank: int, call: Call) -> tuple[Call, list[int]]:
         """Return the call of ``rank`` that others have not begun, and which: ``call`` or a later one on its device."""
@@ -86,7 +98,7 @@ def find_circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: M
             if call.is_limited or theirs.is_limited:  # that ends by itself
                 continue
             # Who calls on a group has made it.
-            if _is_step_of(call.group, theirs.group) or _is_step_of(theirs.group, call.group):
+            if is_step_of(call.group.name, theirs.group.name) or is_step_of(theirs.group.name, call.group.name):
                 continue
             if known[rank].threads > 1 or known[other].threads > 1:  # another thread may still come
                 continue
@@ -125,11 +137,6 @@ def _outnumbered(
     ]
     fewer, most = sorted((sorted(here), sorted(there)), key=len)
     return ((), []) if len(fewer) == len(most) else (tuple(fewer), most)
-
-
-def _is_step_of(step: RingGroup, group: RingGroup) -> bool:
-    """Return whether ``step`` has the waits of a group's members in a store, such as those to make it."""
-    return step.name.startswith(f"{group.name} (")
 
 
 def _named(group: RingGroup) -> str:

@@ -8,6 +8,7 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.findings import Finding, FindingKind, describe_rank
 from comm_utils.flight_recorder.matching import at_caller
 from comm_utils.flight_recorder.snapshot import RankSnapshot
+from comm_utils.flight_recorder.store_steps import numbers_agree
 
 __all__ = ["find_given_up", "follows_others", "has_failed_in", "is_first_to_be_ended", "is_lost", "lost", "stopped"]
 
@@ -69,10 +70,19 @@ def find_given_up(
             continue
         if follows_others(group, one, here):
             continue
-        if any(not call.is_message and call.in_series >= last.in_series for call in waiting.values()):
+        calls_of_others = [(here[other], call) for other, call in waiting.items() if not call.is_message]
+        if any(_is_in_course_of(one, last, other, call) for other, call in calls_of_others):
             text = f"rank {rank} ({one.where}) {one.end} in the course of {last} on {group}{at_caller(last.caller)}"
             found.append(Finding(FindingKind.LOST, group, (rank,), text, last.in_series))
     return found
+
+
+def _is_in_course_of(one: RankSnapshot, last: Call, other: RankSnapshot, call: Call) -> bool:
+    """Return whether ``other`` waits in ``call`` for ``one``, which has gone and gave up its ``last`` call."""
+    if numbers_agree(call.group.name):
+        return call.in_series >= last.in_series
+    # The group goes on after a call that failed. Clocks of hosts differ.
+    return last.is_open or one.taken_ns - last.end_ns < other.taken_ns - call.begin_ns
 
 
 def follows_others(group: RingGroup, one: RankSnapshot, here: Mapping[int, RankSnapshot]) -> bool:

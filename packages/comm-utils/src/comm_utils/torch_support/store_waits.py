@@ -11,14 +11,12 @@ from types import TracebackType
 from comm_utils.errors import CommError, PeerLostError
 from comm_utils.flight_recorder.calls import RingGroup
 from comm_utils.flight_recorder.recorder import RECORDER, WAITED_FOR, Kind
+from comm_utils.flight_recorder.store_steps import MAKING, name_of_step
 from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import summarize
 from comm_utils.watch.watch import WATCH
 
 __all__ = ["MAKING", "StoreWait", "answers", "await_keys", "delete_read_keys", "making_of", "store_has_gone"]
-
-#: The step in which the members of a group make it.
-MAKING = "making"
 
 # How often a rank that waits asks the store: at first, later, and later where it asks for very many keys.
 _FIRST_PAUSE_S, _PAUSE_S, _PAUSE_S_OF_A_KEY = 0.0005, 0.02, 0.0002
@@ -50,7 +48,7 @@ class StoreWait:
         state: int = WAITED_FOR,
         is_alone: bool = False,
     ) -> None:
-        self.call, self.group = call, replace(group, name=_name_of_step(group.name, step))
+        self.call, self.group = call, replace(group, name=name_of_step(group.name, step))
         self._rank, self._limit_s, self._state, self.is_alone = rank, limit_s, state, is_alone
         self._kind: Kind | None = None
         self._number = 0
@@ -116,13 +114,9 @@ class StoreWait:
             raise failure
 
 
-def _name_of_step(group: str, step: str) -> str:
-    return f"{group} ({step})"
-
-
 def making_of(group: str) -> str:
     """Return the name under which the watch sees the making of the group of that name."""
-    return _name_of_step(group, MAKING)
+    return name_of_step(group, MAKING)
 
 
 def await_keys(store: BoundedStore, keys: Sequence[str], limit_s: float, look: Callable[[], object]) -> bool:

@@ -12,6 +12,7 @@ from comm_utils.flight_recorder.calls import Call, RingGroup
 from comm_utils.flight_recorder.diagnosis import diagnose_group
 from comm_utils.flight_recorder.findings import IN_DIFFERENT_ORDERS, FindingKind
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
+from comm_utils.flight_recorder.store_steps import numbers_agree
 from comm_utils.log import logger
 from comm_utils.process_state import GONE
 from comm_utils.watch.absence import NOBODY, describe_missing
@@ -172,7 +173,7 @@ class WaitingCalls:
 def _has_given_up(one: RankSnapshot, call: Call) -> Trouble | None:
     """Return why a rank does nothing more for a call on a group; None where it does, or what it sent may still come."""
     group = call.group
-    begun = [other for other in one.collectives(group.name) if other.in_series >= call.in_series]
+    begun = [other for other in one.collectives(group.name) if _belongs_to(one, other, call)]
     if any(not (other.is_open or other.failed) for other in begun):
         return None
     first_ns = min((other.begin_ns for other in begun), default=0)
@@ -184,6 +185,13 @@ def _has_given_up(one: RankSnapshot, call: Call) -> Trouble | None:
         if failure.text and kind is not None:
             return Trouble(kind, failure.text, failure.ranks)
     return None
+
+
+def _belongs_to(one: RankSnapshot, other: Call, call: Call) -> bool:
+    """Return whether a call of another rank is ``call`` of this one, or comes after it."""
+    if numbers_agree(call.group.name):
+        return other.in_series >= call.in_series
+    return other.is_open or one.taken_ns - other.end_ns < time.perf_counter_ns() - call.begin_ns
 
 
 def warn_of_wait(view: WorldView, call: Call, age_s: float, because: str = "") -> None:
