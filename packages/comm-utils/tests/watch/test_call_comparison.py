@@ -38,7 +38,7 @@ def rings() -> tuple[CallComparison, Exchange]:
 
     own, other = (RingReader(memory.memory) for memory in memories)
     view = WorldView(0, 2, own)
-    view.local.readers[1] = other
+    view.local.readers = {1: other}
     return CallComparison(view, own, ()), exchange
 
 

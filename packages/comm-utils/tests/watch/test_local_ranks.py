@@ -65,3 +65,21 @@ def test_a_rank_waits_for_the_others_to_look(recorder: FlightRecorder, tmp_path:
     ranks.await_listing(begin, 0.2)
     assert 0.2 <= (time.perf_counter_ns() - begin) / 1e9 < 10
     ranks.close()
+
+
+def test_the_rings_that_a_thread_goes_through_stay_while_another_finds_new_ones(
+    recorder: FlightRecorder, tmp_path: Path
+) -> None:
+    ranks = LocalRanks(tmp_path / "job", None, 3)
+    recorder.open(1, 3, "job")
+    ranks.refresh()
+    other = FlightRecorder()
+    other.settings = recorder.settings
+    other.open(2, 3, "job")
+    seen = []
+    for rank in ranks.readers:
+        ranks.refresh(now=True)
+        seen.append(rank)
+    other.close()
+    assert (seen, sorted(ranks.readers)) == ([1], [1, 2])
+    ranks.close()

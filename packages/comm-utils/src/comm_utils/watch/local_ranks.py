@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,11 +37,17 @@ class LocalRanks:
         self._next_listing, self._start_ends = 0.0, time.monotonic() + _START_S
         #: When the rings of all ranks that had one then were open, by ``time.perf_counter_ns()``.
         self.listed_ns = 0
-        #: By global rank.
-        self.readers: dict[int, RingReader] = {}
+        #: By global rank. Replaced, not changed, as the threads of the watch and of the program go through it.
+        self.readers: Mapping[int, RingReader] = {}
+        # A handler of a signal may come here as well.
+        self._lock = threading.RLock()
 
     def refresh(self, now: bool = False) -> None:
         """Open rings that are new."""
+        with self._lock:
+            self._refresh(now)
+
+    def _refresh(self, now: bool) -> None:
         begin_ns, monotonic = time.perf_counter_ns(), time.monotonic()
         if self._folder is None or len(self.readers) >= self._world_size - 1:
             self.listed_ns = begin_ns
@@ -67,14 +75,14 @@ class LocalRanks:
         header, known = reader.header, self.readers.get(reader.header.rank)
         is_of_this_world = header.identity == self._identity and header.monotonic_ns >= self._since_ns
         if is_of_this_world and (known is None or known.header.wall_ns < header.wall_ns):
-            self.readers[header.rank] = reader
+            self.readers = {**self.readers, header.rank: reader}
         else:
             reader.close()
 
     def snapshots(self, recent: int = 256) -> dict[int, RankSnapshot]:
         """Return what these ranks do now, by global rank; rings that are damaged are left out."""
         found = {}
-        for rank, reader in list(self.readers.items()):
+        for rank, reader in self.readers.items():
             with suppress(RingError, ValueError):  # closed meanwhile
                 found[rank] = take_snapshot(reader, recent=recent)
         return found
@@ -103,6 +111,7 @@ class LocalRanks:
 
     def close(self) -> None:
         """Unmap all."""
-        for reader in self.readers.values():
+        with self._lock:
+            readers, self.readers = self.readers, {}
+        for reader in readers.values():
             reader.close()
-        self.readers.clear()
