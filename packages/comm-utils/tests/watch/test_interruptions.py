@@ -229,3 +229,45 @@ def test_ctrl_c_ends_calls_on_a_device_while_the_host_waits_for_it(moves: bool) 
     with _handler(signal.SIGINT, signal.default_int_handler):
         seen.came(signal.SIGINT, threading.Event())
     assert interrupted == ([] if moves else [1])
+
+
+_THREAD_WAITS = """
+import threading
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+mutex, told = ctypes.create_string_buffer(64), []
+lock, unlock = ctypes.CDLL(None).pthread_mutex_lock, ctypes.CDLL(None).pthread_mutex_unlock
+lock(mutex)
+WATCH.when_in_trouble(lambda group, trouble: (told.append(group), unlock(mutex)))
+main, other = (
+    RECORDER.kind(RECORDER.group_index(name, (0, 1), "", "none"), "barrier", "barrier") for name in ("main", "other")
+)
+
+def wait():
+    other.begin(0, 0)
+    time.sleep(60)
+
+threading.Thread(target=wait, daemon=True).start()
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+"""
+_MAIN_THREADS = {
+    "waits": "main.begin(0, 0), lock(mutex)",
+    "handles it and goes on": "time.sleep(60)",
+    "handles it and stays": """
+for _ in range(30):
+    try:
+        time.sleep(0.05)
+    except KeyboardInterrupt:
+        pass
+raise KeyboardInterrupt
+""",
+}
+
+
+@pytest.mark.parametrize("does", _MAIN_THREADS)
+def test_ctrl_c_ends_the_call_of_the_main_thread_alone(does: str, tmp_path: Path) -> None:
+    """Another thread waits in a call all the time."""
+    body = "".join(f"    {line}\n" for line in _MAIN_THREADS[does].splitlines())
+    then = "    time.sleep(0 if told else 1)\nWATCH.stop()\nprint(told)\n"
+    ended = _run(f"{_THREAD_WAITS}try:\n{body}except KeyboardInterrupt:\n{then}", tmp_path)
+    assert ended.stdout == ("['main']\n" if does == "waits" else "[]\n"), ended.stderr

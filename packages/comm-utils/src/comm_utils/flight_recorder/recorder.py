@@ -40,12 +40,21 @@ from comm_utils.flight_recorder.settings import FlightRecorderSettings
 from comm_utils.host_identity import host_identity
 from comm_utils.log import logger
 
-__all__ = ["RECORDER", "WAITED_FOR", "FlightRecorder", "Kind", "Series", "line_of_program"]
+__all__ = [
+    "RECORDER",
+    "WAITED_FOR",
+    "FlightRecorder",
+    "Kind",
+    "Series",
+    "line_of_program",
+    "site_of",
+]
 
 _PRIVATE_RECORDS = 64
 _OUR_THREADS = "comm-"
 # So many are remembered: kinds of calls, counters (of messages, one for each pair and tag), and places of programs.
 _MOST_KINDS, _MOST_SERIES, _MOST_SITES = 8192, 8192, 65536
+_LONGEST_SITE = 1000
 # Entries are left out for so many groups at least, as all have to be read again then; those of the last calls stay, of
 # fewer calls where these need too much room.
 _LEAST_ENDED, _RECENT = 32, (128, 32, 8, 1)
@@ -385,11 +394,11 @@ class FlightRecorder:
         if not is_program:
             found = -1
         else:
-            text = _site(frame)
+            text = site_of(frame)
             if len(self.sites) >= _MOST_SITES:
                 return 0
             with self._lock:
-                found = self._memory.add_entry(EntryType.CALLER, text[-1000:])
+                found = self._memory.add_entry(EntryType.CALLER, text)
         if len(self.sites) >= _MOST_SITES:
             return found
         self._codes.append(code)
@@ -425,8 +434,9 @@ def _is_of_program(frame: FrameType) -> bool:
     return package not in _OURS and package != _TORCH and not frame.f_code.co_filename.startswith(_NAMELESS)
 
 
-def _site(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+def site_of(frame: FrameType) -> str:
+    """Return where a frame is, as records have it."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"[-_LONGEST_SITE:]
 
 
 def line_of_program() -> str:
@@ -434,7 +444,7 @@ def line_of_program() -> str:
     frame: FrameType | None = sys._getframe()
     while frame is not None and not _is_of_program(frame):
         frame = frame.f_back
-    return "" if frame is None else _site(frame)
+    return "" if frame is None else site_of(frame)
 
 
 def own_identity() -> str:

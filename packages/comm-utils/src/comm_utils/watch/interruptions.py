@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from comm_utils.flight_recorder.calls import Call
 from comm_utils.watch.signals import acts_on, end_by, has_reported, has_terminated
@@ -27,6 +27,7 @@ class Interruptions:
         interrupt: ends a call that SIGINT has interrupted.
         is_urgent: whether a call that has just begun is worth a report as well.
         place: returns where the main thread is.
+        of_main_thread: returns the calls, of some, that the main thread may have made.
     """
 
     def __init__(
@@ -36,8 +37,9 @@ class Interruptions:
         interrupt: Callable[[Call], None],
         is_urgent: Callable[[Call], bool] = lambda call: False,
         place: Callable[[], object] = lambda: None,
+        of_main_thread: Callable[[Sequence[Call]], Sequence[Call]] = lambda calls: calls,
     ) -> None:
-        self._place = place
+        self._place, self._of_main_thread = place, of_main_thread
         self._waiting, self._report, self._interrupt, self._is_urgent = waiting, report, interrupt, is_urgent
 
     def came(self, number: signal.Signals, stop: threading.Event) -> None:
@@ -66,10 +68,11 @@ class Interruptions:
                 end_by(number)
             return
         still = {(call.lane, call.number) for call in self._waiting()}
+        here = [call for call in waiting if (call.lane, call.number) in still]
         groups = set()
-        for call in waiting:
+        for call in self._of_main_thread(here):
             # Where the host has gone on, Python's own handler runs, unless it waits for the device.
-            if (call.lane, call.number) not in still or (call.is_on_device and has_moved):
+            if call.is_on_device and has_moved:
                 continue
             if call.group.name not in groups:
                 groups.add(call.group.name)

@@ -1,15 +1,17 @@
-"""The Python stack of the main thread of this process."""
+"""The Python stack of the main thread of this process, and the calls that it has made."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from types import FrameType
 
-from comm_utils.flight_recorder.recorder import RECORDER
+from comm_utils.flight_recorder.calls import Call
+from comm_utils.flight_recorder.recorder import RECORDER, site_of
 
-__all__ = ["StackInRing", "main_thread_place"]
+__all__ = ["StackInRing", "calls_of_main_thread", "main_thread_place"]
 
 _MOST_FRAMES = 40
 # A rank that makes no call for so long shows where it is.
@@ -40,6 +42,33 @@ def main_thread_place() -> object:
     """Return where the main thread is in Python; it stays the same while that waits in native code."""
     frame = _main_thread_frame()
     return None if frame is None else (id(frame), frame.f_lasti)
+
+
+def calls_of_main_thread(calls: Sequence[Call]) -> list[Call]:
+    """Return those of the calls under way of this process that the main thread may have made.
+
+    Records do not have the thread, so the functions that made the calls are compared with those that threads are in. A
+    call that nobody is in any more may be one that the main thread left by an exception.
+    """
+    stacks = sys._current_frames()
+    main = threading.main_thread().ident
+    own = _functions(None if main is None else stacks.pop(main, None))
+    others = {function for frame in stacks.values() for function in _functions(frame)} - own
+    return [call for call in calls if _function_of(call.caller) not in others]
+
+
+def _functions(frame: FrameType | None) -> set[tuple[str, str]]:
+    found = set()
+    while frame is not None:
+        found.add(_function_of(site_of(frame)))
+        frame = frame.f_back
+    return found
+
+
+def _function_of(site: str) -> tuple[str, str]:
+    """Return file and function: the end of an asynchronous call may be awaited some lines after its begin."""
+    file, _, rest = site.rpartition(":")
+    return file, rest.partition(" ")[2]
 
 
 def _main_thread_frame() -> FrameType | None:

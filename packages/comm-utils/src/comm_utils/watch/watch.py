@@ -49,7 +49,7 @@ from comm_utils.watch.open_calls import OpenCalls
 from comm_utils.watch.remote_observer import RemoteObserver
 from comm_utils.watch.settings import WatchSettings
 from comm_utils.watch.signals import SignalPipe
-from comm_utils.watch.stacks import StackInRing, main_thread_place
+from comm_utils.watch.stacks import StackInRing, calls_of_main_thread, main_thread_place
 from comm_utils.watch.steps import Steps
 from comm_utils.watch.trouble import Trouble, error_class
 from comm_utils.watch.unraised import UnraisedMismatches
@@ -323,6 +323,7 @@ class Watch:
             self._interrupt,
             lambda call: any(view.local.state_of(rank) in GONE for rank in call.group.ranks if rank != view.rank),
             main_thread_place,
+            calls_of_main_thread,
         )
         has_warned, first = False, iter(_FIRST_LOOKS_S)
         while not stop.is_set():
@@ -385,7 +386,7 @@ class Watch:
                 self._found(group, trouble)
 
     def _interrupt(self, call: Call) -> None:
-        """End the calls of a group in which the main thread waits and cannot see SIGINT."""
+        """End the calls of a group in which the main thread waits and cannot see SIGINT, or which it has left by that."""
         rank = self._view.rank
         trouble = Trouble(
             BrokenGroupError, f"{named_ranks([rank], PROCESSES)} was interrupted (SIGINT) in {call.name}", (rank,)
