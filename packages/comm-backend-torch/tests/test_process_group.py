@@ -10,7 +10,10 @@ from torch.distributed import HashStore, TCPStore
 from comm_backend_torch import provider
 from comm_backend_torch.capabilities import capabilities_of
 from comm_utils import BackendUnavailableError, CommTimeoutError, NotInitializedError, PeerLostError, ReduceOp, Setup
+from comm_utils.flight_recorder.calls import RingGroup
+from comm_utils.flight_recorder.recorder import RECORDER
 from comm_utils.testing import run_ranks
+from comm_utils.torch_support.group_creation import GroupMaker
 from comm_utils.torch_support.initialization import device_libraries
 
 
@@ -61,7 +64,9 @@ def destroyed_under_us() -> None:
     group = backend.create_group([0], "alone")
     backend.all_reduce(torch.ones(1), "sum", group)
     torch.distributed.destroy_process_group(group)
+    assert "alone" in RECORDER._groups
     backend._forget_ended()  # as when the next group is met
+    assert "alone" not in RECORDER._groups
     with pytest.raises(NotInitializedError, match="no longer exists"):
         backend.get_rank(group)
     torch.distributed.destroy_process_group()
@@ -81,6 +86,14 @@ def destroyed_under_us() -> None:
 
 def test_a_world_that_is_destroyed_through_torch() -> None:
     run_ranks(destroyed_under_us, 1)
+
+
+def test_a_group_that_could_not_be_made_needs_no_description_any_more() -> None:
+    before, planned, limit = set(RECORDER._ended), RingGroup("never made", (0, 1), "", "gloo"), timedelta(seconds=0.3)
+    with pytest.raises(CommTimeoutError, match="did not within"):
+        GroupMaker().make("new_group", planned, 0, HashStore(), limit, pytest.fail)
+    assert "never made (making)" not in RECORDER._groups
+    assert len(RECORDER._ended.keys() - before) == 1
 
 
 def adopted_fake_world() -> tuple[str, int, int]:

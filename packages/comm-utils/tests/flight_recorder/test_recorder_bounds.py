@@ -145,3 +145,48 @@ def test_the_count_of_a_lane_only_rises() -> None:
         counts.append(ring.reader.count())
     assert counts == [9, 9, 10]
     assert next(numbers) == 3
+
+
+def test_code_that_is_compiled_again_and_again_takes_one_entry() -> None:
+    """As a cell of a notebook."""
+    ring = Ring()
+    used = []
+    for _ in range(100):
+        exec(compile("ring.call()", "/cell.py", "exec"), {"ring": ring})
+        used.append(used_bytes(ring))
+    assert used[0] == used[-1]
+    assert {call.caller for call in ring.reader.calls()} == {"/cell.py:1 <module>"}
+
+
+def test_places_of_calls_leave_room_for_groups_and_kinds(caplog: pytest.LogCaptureFixture) -> None:
+    ring = Ring()
+    with caplog.at_level("WARNING", "comm"):
+        for number in range(2500):
+            exec(compile("ring.call()", f"/{'path' * 10}/{number}.py", "exec"), {"ring": ring})
+        for number in range(100):
+            ring.call(group=f"group {number}")
+    (warning,) = caplog.messages
+    assert "has noted 64 KiB of lines of the program that make calls" in warning
+    assert [call.group.name for call in ring.reader.calls()[-100:]] == [f"group {number}" for number in range(100)]
+
+
+def test_steps_and_failures_of_groups_that_have_ended_make_room_as_well(caplog: pytest.LogCaptureFixture) -> None:
+    ring = Ring()
+    ring.recorder.failure("world", "CommTimeoutError", "stays")
+    reader, read, heard = ring.reader, 0, list[str]()
+    with caplog.at_level("WARNING", "comm"):
+        for number in range(1500):
+            name = f"group {number}"
+            ring.call(group=name)
+            ring.call("barrier", group=f"{name} (monitored barrier)")
+            ring.recorder.failure(name, "CommTimeoutError", f"{number} {'x' * 200}")
+            ring.recorder.end_group(name)
+            reader.refresh()
+            new = reader.failures_after(read)
+            read = new[-1][0]
+            heard += [failure.text.split()[0] for _, failure in new]
+    assert caplog.messages == []
+    assert heard == ["stays", *map(str, range(1500))]
+    assert ring.reader.failures[0].text == "stays"
+    assert len(ring.reader.failures) < 1000
+    assert ring.reader.calls()[-1].group.name == "group 1499 (monitored barrier)"

@@ -20,7 +20,7 @@ class Entries:
 
     Attributes:
         groups, kinds, callers: by index.
-        failures: the oldest first.
+        failures: by index, the oldest first.
         codes: names of the codes in kinds of native code.
         process: fields of the header.
     """
@@ -29,7 +29,7 @@ class Entries:
         self.groups: dict[int, RingGroup] = {}
         self.kinds: dict[int, dict[str, Any]] = {}
         self.callers: dict[int, str] = {}
-        self.failures: list[Failure] = []
+        self.failures: dict[int, Failure] = {}
         self.codes: dict[str, list[str]] = {}
         self.process: dict[str, str] = {}
         self._read_bytes = 0
@@ -87,7 +87,7 @@ class Entries:
             found = Failure(
                 str(content["group"]), str(content["error"]), str(content["text"]), int(content["at"]), ranks
             )
-            self.failures.append(found)
+            self.failures[index] = found
         elif kind == EntryType.CODES:
             self.codes = {
                 name: [str(one) for one in content[name]] for name in ("operations", "dtypes", "ops", "calls")

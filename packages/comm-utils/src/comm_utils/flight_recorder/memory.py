@@ -37,6 +37,8 @@ STACK_BYTES = 16 << 10
 # Room that failures find where groups, kinds and callers have used up the rest.
 _LAST_BYTES = 8 << 10
 _FEW_KINDS_BYTES = 2 << 10
+# What callers may use, so that groups and kinds find the rest: without these, ranks do not compare their calls.
+_CALLER_BYTES = 64 << 10
 # The largest entry of a failure, so that several find room in the last bytes; and its text without the rest.
 _FAILURE_BYTES, _SHORT_TEXT = 4 << 10, 300
 _DURING = struct.Struct("<Q")
@@ -93,7 +95,8 @@ class RingMemory:
         self._entries_at = self._splits_at + SPLIT_WORDS * 8
         self._stack_at = self._entries_at + ENTRY_BYTES
         self._stack_number = 0
-        self._warns = recorded
+        self._caller_bytes = 0
+        self._warns = self._warns_of_callers = recorded
         now = time.perf_counter_ns()
         places = self._splits_at, self._entries_at, self._stack_at, size
         own = rank, world_size, os.getpid(), process_image(), start_time()
@@ -117,16 +120,21 @@ class RingMemory:
             size = _entry_size(text)
             if size <= self._room_for(kind):
                 self._indices[kind] += 1
+                self._caller_bytes += size if kind is EntryType.CALLER else 0
                 at = self._entries_at + used
                 ENTRY.pack_into(self.memory, at, kind, len(text), self._indices[kind])
                 self.memory[at + ENTRY.size : at + ENTRY.size + len(text)] = text
                 self.words[WORDS["entries_used"] // 8] = used + size
                 return self._indices[kind]
-        self._warn(f"the {ENTRY_BYTES >> 10} KiB for names of groups, kinds of calls and callers are used up")
+        if kind is EntryType.CALLER and size <= self._room_for(EntryType.KIND):
+            self._warn_of_callers()
+        else:
+            self._warn(f"the {ENTRY_BYTES >> 10} KiB for names of groups, kinds of calls and callers are used up")
         return 0
 
     def _room_for(self, kind: EntryType) -> int:
-        return ENTRY_BYTES - self.word("entries_used") - (0 if kind is EntryType.FAILURE else _LAST_BYTES)
+        room = ENTRY_BYTES - self.word("entries_used") - (0 if kind is EntryType.FAILURE else _LAST_BYTES)
+        return min(room, _CALLER_BYTES - self._caller_bytes) if kind is EntryType.CALLER else room
 
     def has_room(self, kind: EntryType, content: object) -> bool:
         """Return whether an entry fits, and a few kinds of calls after it; True for what never will."""
@@ -176,6 +184,16 @@ class RingMemory:
                 "the flight recorder of this rank cannot describe some calls from now on, which errors, commctl "
                 "postmortem and commctl top do not show: %s",
                 reason,
+            )
+
+    def _warn_of_callers(self) -> None:
+        """Say once that calls are recorded without the line of the program that makes them."""
+        if self._warns_of_callers:
+            self._warns_of_callers = False
+            logger.warning(
+                "the flight recorder of this rank has noted %d KiB of lines of the program that make calls, and notes "
+                "no further ones: errors, commctl postmortem and commctl top show calls from there without the line",
+                _CALLER_BYTES >> 10,
             )
 
     def add_splits(self, number: int, sent: Any, received: Any) -> int:

@@ -170,7 +170,11 @@ class RingReader:
     @property
     def failures(self) -> list[Failure]:
         """Return what this rank has raised, the oldest first."""
-        return self._entries.failures
+        return list(self._entries.failures.values())
+
+    def failures_after(self, index: int) -> list[tuple[int, Failure]]:
+        """Return those of :attr:`failures` whose entries have larger indices, with these."""
+        return [one for one in list(self._entries.failures.items()) if one[0] > index]
 
     def refresh(self) -> None:
         """Read entries that are new since the last time."""

@@ -37,6 +37,7 @@ from comm_utils.flight_recorder.layout import JOINED, LARGEST_RECORDS, NATIVE_KI
 from comm_utils.flight_recorder.memory import RingMemory, ring_bytes
 from comm_utils.flight_recorder.rank_ranges import packed_ranks
 from comm_utils.flight_recorder.settings import FlightRecorderSettings
+from comm_utils.flight_recorder.store_steps import is_step_of
 from comm_utils.host_identity import host_identity
 from comm_utils.log import logger
 
@@ -91,12 +92,14 @@ class FlightRecorder:
         self._memory = memory
         self.numbers = count(1)
         self._groups: dict[str, int] = {}
-        self._ended: set[int] = set()  # groups whose entries may be left out
+        self._ended: dict[int, str] = {}  # groups whose entries may be left out, by index
+        self._failures: dict[int, str] = {}  # groups of failures, by index
         self._kinds: dict[tuple[Any, ...], Kind] = {}
         self._kind_entries: dict[tuple[Any, ...], int] = {}
         self._series: dict[tuple[Any, ...], Series] = {}
         self.sites: dict[tuple[int, int], int] = {}
         self._codes: list[CodeType] = []  # so that their ids stay theirs
+        self._callers: dict[str, int] = {}
         self._threads: set[int] = set()
         self._counting = threading.Lock()
         #: Not empty once more than one thread has made calls.
@@ -234,11 +237,13 @@ class FlightRecorder:
             return index
 
     def end_group(self, name: str) -> None:
-        """Note that a group makes no more calls: its description goes when room is needed for others'."""
+        """Note that a group makes no more calls: its description goes when room is needed for others'.
+
+        So do those of its steps, and its failures.
+        """
         with self._lock:
-            index = self._groups.pop(name, 0)
-            if index:
-                self._ended.add(index)
+            for one in [one for one in self._groups if one == name or is_step_of(one, name)]:
+                self._ended[self._groups.pop(one)] = one
 
     def _make_room(self, content: object) -> None:
         """Leave out the entries of groups that have ended, where little room is left for others, such as ``content``.
@@ -260,12 +265,16 @@ class FlightRecorder:
             unpacked_kind(one)["group"] if one & NATIVE_KIND else kinds.get(one, 0)
             for one in self._memory.last_kinds(calls)
         }
-        gone = self._ended - recent
+        gone = self._ended.keys() - recent
         if not gone:
             return
+        # A group that was made again has the same name.
+        names = {self._ended[index] for index in gone} - self._groups.keys()
+        failures = {index for index, name in self._failures.items() if name in names}
         gone_kinds = {index for index, group in kinds.items() if group in gone}
-        self._memory.leave_out({EntryType.GROUP: gone, EntryType.KIND: gone_kinds})
-        self._ended -= gone
+        self._memory.leave_out({EntryType.GROUP: gone, EntryType.KIND: gone_kinds, EntryType.FAILURE: failures})
+        self._ended = {index: name for index, name in self._ended.items() if index not in gone}
+        self._failures = {index: name for index, name in self._failures.items() if index not in failures}
         self._kind_entries = {entry: one for entry, one in self._kind_entries.items() if one not in gone_kinds}
         self._kinds = {key: one for key, one in self._kinds.items() if key[0] not in gone}
         self._series = {key: one for key, one in self._series.items() if key[0] not in gone}
@@ -394,11 +403,14 @@ class FlightRecorder:
         if not is_program:
             found = -1
         else:
+            # Code that is compiled again and again, as cells of notebooks are, has the same text each time.
             text = site_of(frame)
-            if len(self.sites) >= _MOST_SITES:
-                return 0
             with self._lock:
-                found = self._memory.add_entry(EntryType.CALLER, text)
+                found = self._callers.get(text, -1)
+                if found < 0:
+                    if len(self._callers) >= _MOST_SITES:
+                        return 0
+                    found = self._callers[text] = self._memory.add_entry(EntryType.CALLER, text)
         if len(self.sites) >= _MOST_SITES:
             return found
         self._codes.append(code)
@@ -422,7 +434,10 @@ class FlightRecorder:
             "ranks": packed_ranks(ranks),
             "at": perf_counter_ns(),
         }
-        self._memory.add_entry(EntryType.FAILURE, content)
+        with self._lock:
+            index = self._memory.add_entry(EntryType.FAILURE, content)
+            if index:
+                self._failures[index] = group
 
 
 def _package_of(frame: FrameType) -> str:

@@ -22,7 +22,14 @@ from comm_utils.torch_support.bounded_store import BoundedStore
 from comm_utils.torch_support.failures import classify, is_exhausted, summarize
 from comm_utils.torch_support.group_agreement import agree, make_with_gloo
 from comm_utils.torch_support.initialization import device_libraries, gloo_refusal
-from comm_utils.torch_support.store_waits import MAKING, StoreWait, answers, delete_read_keys, store_has_gone
+from comm_utils.torch_support.store_waits import (
+    MAKING,
+    StoreWait,
+    answers,
+    delete_read_keys,
+    making_of,
+    store_has_gone,
+)
 from comm_utils.watch.watch import WATCH
 
 __all__ = ["GroupMaker"]
@@ -104,9 +111,7 @@ class GroupMaker:
             waiting = limit or internals._get_default_timeout(internals.Backend("gloo"))
             bounded = BoundedStore(store, who, waiting.total_seconds())
             with StoreWait(call, MAKING, planned, rank, limit_s) as wait:
-                made = self._with_members(wait, rank, bounded, waiting, create) if waits_for_members else create()
-            RECORDER.end_group(wait.group.name)
-            return made
+                return self._with_members(wait, rank, bounded, waiting, create) if waits_for_members else create()
         except BackendUnavailableError:
             raise
         except (RuntimeError, MemoryError) as error:
@@ -138,6 +143,7 @@ class GroupMaker:
                 f"and as often with these ranks [{summarize(error)}]"
             ) from error
         finally:
+            RECORDER.end_group(making_of(planned.name))
             own_turn.release()
 
     def _with_members(

@@ -131,8 +131,13 @@ class ProcessGroups:
     def _forget_ended(self) -> None:
         # Groups can also be destroyed through torch.distributed; a reference to them would keep their sockets open.
         alive = internals._world.pg_map
-        for pg in [pg for pg in self._states if pg not in alive]:
-            self._states.pop(pg).close_device_calls()
+        ended = [pg for pg in self._states if pg not in alive]
+        names = {str(pg.group_name) for pg in alive} if ended else set()
+        for pg in ended:
+            state = self._states.pop(pg)
+            state.close_device_calls()
+            if state.name not in names:  # which torch may give again
+                RECORDER.end_group(state.name)
         self.fast_paths.clear()
 
     def get_backend(self, group: ProcessGroup | None = None) -> str:

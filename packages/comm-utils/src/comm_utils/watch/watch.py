@@ -423,10 +423,9 @@ class Watch:
         """Hear of mismatches that another rank of this host has found."""
         for rank, reader in self._view.local.readers.items():
             reader.refresh()
-            before = self._read_failures.get(rank, 0)
-            for failure in reader.failures[before:]:
+            for index, failure in reader.failures_after(self._read_failures.get(rank, 0)):
+                self._read_failures[rank] = index
                 self._heard(failure.group, failure.error, failure.text, failure.ranks)
-            self._read_failures[rank] = len(reader.failures)
 
     def _heard(self, group: str, error: str, text: str, ranks: tuple[int, ...] = ()) -> None:
         """Take over what another rank found, where it concerns a group of this rank."""
