@@ -386,7 +386,7 @@ class Watch:
                 self._found(group, trouble)
 
     def _interrupt(self, call: Call) -> None:
-        """End the calls of a group in which the main thread waits and cannot see SIGINT, or which it has left by that."""
+        """End the calls of a group in which the main thread waits and cannot see SIGINT, or that it has left by it."""
         rank = self._view.rank
         trouble = Trouble(
             BrokenGroupError, f"{named_ranks([rank], PROCESSES)} was interrupted (SIGINT) in {call.name}", (rank,)
