@@ -101,6 +101,16 @@ def test_messages_are_sent_whether_or_not_somebody_receives() -> None:
     assert wall_ms(job([event(send, 0, 7, 8)], [event(from_zero, 0, 0, 8)]), 3) == 10
 
 
+def test_messages_of_different_groups_are_not_taken_for_one() -> None:
+    def calls(name: str, other: int) -> list[Event]:
+        groups = [replace(operation(name, root=other), group=group) for group in ("0", "1")]
+        return [event(what, 0, 20 * number, 20 * number + 10) for number, what in enumerate(groups)]
+
+    traces = job(calls("send", 1), calls("recv", 0))
+    assert len(programs(traces)[1]) == 2
+    assert wall_ms(traces, 10) == 30
+
+
 def test_a_receive_from_anybody_and_records_of_one_side_do_not_hang() -> None:
     anybody = operation("recv", 8, root=-1)
     assert wall_ms(job([event(anybody, 0, 0, 1)], [event(operation("send", 8, root=0), 0, 0, 1)]), 3) == 3

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from comm_utils.observability.traces import Event, Operation, RankTrace
+from comm_utils.observability.traces.alignment import group_of
 
 __all__ = ["Exchange", "Program", "Run", "Step", "programs", "simulate"]
 
@@ -95,9 +96,9 @@ def _exchange(rank: int, number: int, event: Event, exchanges: dict[object, Exch
         receiver = operation.root if operation.pattern.is_send else rank
         queue = (sender, receiver)
         known = event.sequence >= 0 and operation.root >= 0
-        key = (queue, operation.tag, event.sequence) if known else (rank, number)
+        key = (group_of(operation), queue, operation.tag, event.sequence) if known else (rank, number)
     else:
-        sender, queue = -1, (operation.group, operation.ranks)
+        sender, queue = -1, group_of(operation)
         key = (queue, event.sequence) if event.sequence >= 0 else (rank, number)
     exchange = exchanges.get(key)
     if exchange is None:
