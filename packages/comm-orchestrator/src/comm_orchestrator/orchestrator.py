@@ -312,7 +312,7 @@ def _refuse_another_world_in_a_fork(options: InitOptions) -> None:
 
 
 def _warn_if_ignored(dist_backend: str | None, found: str) -> None:
-    if dist_backend is not None and dist_backend.strip().lower() not in (found, _Current.named):
+    if dist_backend is not None and dist_backend.strip().lower() not in (found, _Current.named, "auto"):
         # DeepSpeed names its accelerator's library whatever the program has chosen, and nobody can change that.
         level = logging.INFO if _caller() == "deepspeed" else logging.WARNING
         logger.log(
