@@ -1,5 +1,6 @@
 import logging
 import re
+import signal
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -214,6 +215,35 @@ def test_a_faulty_package_leaves_the_others_usable_and_is_named(
         with pytest.raises(ValueError, match="process group has not been initialized"):  # torch's provider is asked
             selector.adopt("gloo")
     finally:
+        sys.modules.pop("faulty_provider", None)
+
+
+def test_a_package_that_cannot_be_imported_is_named_for_names_that_are_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its backends may have any names."""
+    install_faulty(tmp_path, monkeypatch, "raise OSError('no library')")
+    cause = r"faulty_provider cannot be imported \(OSError: no library\); reinstall the package"
+    with pytest.raises(BackendUnavailableError, match=rf"'other' is not installed .*, or its package .*: {cause}"):
+        selector.choose("other")
+
+
+@pytest.mark.parametrize("place", ["at import", "in availability"])
+def test_what_a_signal_handler_raises_is_not_the_packages_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def ring(number: int, frame: object) -> None:
+        raise TimeoutError("alarm")
+
+    raising = f"__import__('signal').raise_signal({int(signal.SIGUSR1)})"
+    code = PROVIDER.format(availability=f"return {raising}")
+    install_faulty(tmp_path, monkeypatch, code if place == "in availability" else raising)
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.raises(TimeoutError, match="alarm"):
+            selector.choose("gloo")
+    finally:
+        signal.signal(signal.SIGUSR1, before)
         sys.modules.pop("faulty_provider", None)
 
 

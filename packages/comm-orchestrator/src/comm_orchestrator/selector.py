@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
@@ -76,6 +78,7 @@ def _load(entry: EntryPoint) -> BackendProvider:
     try:
         found = load(entry)
     except Exception as error:  # whatever a package does at import, the others stay usable
+        _let_signals_through(error)
         why = f"{entry.value} cannot be imported ({type(error).__name__}: {error})"
         return _Unusable(entry.name, why, "reinstall the package, or what it misses")
     missing = [name for name in _FUNCTIONS if not callable(getattr(found, name, None))]
@@ -85,18 +88,32 @@ def _load(entry: EntryPoint) -> BackendProvider:
     return cast(BackendProvider, found)
 
 
+def _let_signals_through(error: Exception) -> None:
+    """Raise an error that comes from a signal handler of the program, which a package just happened to meet."""
+    handlers = [getattr(handler, "__func__", handler) for handler in map(signal.getsignal, signal.valid_signals())]
+    codes = {getattr(handler, "__code__", None) for handler in handlers} - {None}
+    if any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__)):
+        raise error
+
+
 def _availability(name: str, provider: BackendProvider) -> Mapping[str, Availability]:
     """Return what ``provider``, of the entry point ``name``, offers; whatever it does, the others stay usable."""
     try:
         found = dict(provider.availability())
     except Exception as error:
+        _let_signals_through(error)
         why = f"its package raised {type(error).__name__} in availability(): {error}"
     else:
         wrong = next((one for one in found.values() if not isinstance(one, Availability)), None)
         if wrong is None:
             return found
         why = f"its package returned {type(wrong).__name__} in availability(); expected an Availability for each name"
-    return {name: Availability(False, why, "correct, update or uninstall the package")}
+    return {name: _OfPackage(False, why, "correct, update or uninstall the package")}
+
+
+@dataclass(frozen=True)
+class _OfPackage(Availability):
+    """Stands for the backends of a package, whose names are not known as it cannot be used."""
 
 
 class _Unusable:
@@ -106,7 +123,7 @@ class _Unusable:
         self._name, self._why, self._remedy = name, why, remedy
 
     def availability(self) -> Mapping[str, Availability]:
-        return {self._name: Availability(False, self._why, self._remedy)}
+        return {self._name: _OfPackage(False, self._why, self._remedy)}
 
     def initialize(self, setup: Setup) -> Backend:
         raise BackendUnavailableError(f"backend {setup.backend!r} cannot be used: {self._why}")
@@ -190,7 +207,9 @@ def _problem(backend: str, available: Mapping[str, Availability]) -> str | None:
         if found is None:
             usable = ", ".join(sorted(name for name, one in available.items() if one.usable))
             remedy = _REMEDIES.get(name, "check the spelling, or install the package that provides it")
-            return f"backend {name!r} is not installed (usable here: {usable}); {remedy}"
+            broken = [f"{one.reason}; {one.remedy}" for one in available.values() if isinstance(one, _OfPackage)]
+            why = f", or its package cannot be used: {'; '.join(broken)}; else" if broken else ";"
+            return f"backend {name!r} is not installed (usable here: {usable}){why} {remedy}"
         if not found.usable:
             return f"backend {name!r} cannot be used: {found.reason}" + (f"; {found.remedy}" if found.remedy else "")
     return None
@@ -285,6 +304,7 @@ def adopt(backend: str) -> Backend:
         try:
             serves = provider.adopts(backend)
         except Exception as error:
+            _let_signals_through(error)
             logger.warning("backend %s is left out: its adopts() raised %s: %s", name, type(error).__name__, error)
             continue
         if serves:
