@@ -5,22 +5,25 @@ from __future__ import annotations
 import gc
 import socket
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from torch.distributed import TCPStore
 
 from comm_orchestrator.rendezvous import store
+from comm_orchestrator.rendezvous.protocol import Deadline
 from comm_orchestrator.rendezvous.server import PortInUseError
+from comm_utils.errors import CommTimeoutError
 from comm_utils.launch import LaunchInfo
 
 LIMIT = timedelta(seconds=10)
+LAUNCH = LaunchInfo(rank=0, world_size=2, local_rank=0, local_world_size=2, node_rank=0, launcher="torchrun")
 
 
 def serve(port: int) -> tuple[TCPStore, str | None]:
     """Return rank 0's store, and the address to which it is bound."""
-    launch = LaunchInfo(rank=0, world_size=2, local_rank=0, local_world_size=2, node_rank=0, launcher="torchrun")
-    return store._served(store._Address("127.0.0.1", port, "here"), launch, LIMIT)
+    return store._served(store._Address("127.0.0.1", port, "here"), LAUNCH, LIMIT)
 
 
 @pytest.fixture
@@ -67,3 +70,65 @@ def test_a_store_that_the_program_holds_serves_the_next_world_too() -> None:
     second, bound = serve(first.port)
     assert bound is None
     assert second.get("key") == b"of the first world"
+
+
+def test_who_gave_up_does_not_end_a_later_start_in_the_same_store() -> None:
+    held, _ = serve(0)
+    address = store._Address("127.0.0.1", held.port, "here")
+    first = store._host(address, LAUNCH, LIMIT, None)
+    second = store._host(address, LAUNCH, LIMIT, None)
+    first.given_up()
+    found = store._greeting(held, Deadline(0.0))
+    assert found is not None
+    assert not found["ended"]
+    second.given_up()
+    found = store._greeting(held, Deadline(0.0))
+    assert found is not None
+    assert found["ended"]
+
+
+def join(port: int, deadline: Deadline) -> store.RendezvousPoint:
+    """Join as rank 1, in a process that was in no world before."""
+    return store._join(store._Address("127.0.0.1", port, "here"), replace(LAUNCH, rank=1), LIMIT, deadline, None)
+
+
+def test_a_listener_that_hangs_up_may_be_the_last_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store._Process, "servers", set())
+    old = socket.create_server(("127.0.0.1", 0))
+    port = old.getsockname()[1]
+    hosted: list[store.RendezvousPoint] = []
+
+    def change_over() -> None:
+        for _ in range(4):
+            old.accept()[0].close()
+        old.close()
+        hosted.append(store._host(store._Address("127.0.0.1", port, "here"), LAUNCH, LIMIT, None))
+
+    thread = threading.Thread(target=change_over)
+    thread.start()
+    joined = join(port, Deadline(60))
+    thread.join()
+    hosted[0].store.set("key", "of this world")
+    assert joined.store.get("key") == b"of this world"
+
+
+@pytest.mark.parametrize(("answer", "said"), [(b"", "it hangs up"), (b"HTTP/1.1 400", "it answers with b'HTTP'")])
+def test_a_server_that_is_no_store(monkeypatch: pytest.MonkeyPatch, answer: bytes, said: str) -> None:
+    """One that hangs up is looked at until the time is up, one that answers is another program's for certain."""
+    monkeypatch.setattr(store._Process, "servers", set())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            while True:
+                try:
+                    accepted, _ = listener.accept()
+                except OSError:
+                    return
+                with accepted:
+                    accepted.sendall(answer)
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        deadline = Deadline(300 if answer else 1)
+        with pytest.raises(CommTimeoutError, match=f"rank 1 of 2: .* does not answer like a store .*: {said}"):
+            join(listener.getsockname()[1], deadline)
+        assert (deadline.left_s() > 0) == bool(answer)

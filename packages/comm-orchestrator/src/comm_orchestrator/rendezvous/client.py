@@ -18,7 +18,14 @@ from comm_orchestrator.rendezvous.server import who_listens
 from comm_utils.errors import CommTimeoutError, LaunchError
 from comm_utils.threads import with_limit
 
-__all__ = ["ConnectionEndedError", "connect", "unreachable_reason", "wait_for_listener"]
+__all__ = [
+    "ConnectionEndedError",
+    "NoStoreError",
+    "connect",
+    "explained",
+    "unreachable_reason",
+    "wait_for_listener",
+]
 
 # A name that does not resolve may still come, as that of a pod does; not for longer than this.
 _RESOLVING_S = 300.0
@@ -30,7 +37,11 @@ _VALIDATE, _MAGIC, _PING = 0, 0x3C85F7CE, 13
 
 
 class ConnectionEndedError(CommTimeoutError):
-    """The server closed the connection, or is not a store: perhaps one that is just being closed."""
+    """The server closed the connection: perhaps a store that is just being closed, or a proxy without one behind it."""
+
+
+class NoStoreError(ConnectionEndedError):
+    """The server answered as no store does."""
 
 
 def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> str:
@@ -81,7 +92,11 @@ def wait_for_listener(host: str, port: int, deadline: Deadline, source: str) -> 
 
 
 _SILENT = "says nothing"
+_HANGS_UP = "hangs up"
+_ANSWERS = "answers with"
 _REASONS = {
+    errno.ECONNRESET: _HANGS_UP,
+    errno.EPIPE: _HANGS_UP,
     errno.ECONNREFUSED: "refuses connections",
     errno.EHOSTUNREACH: "has no route to it",
     errno.ENETUNREACH: "is in a network that cannot be reached",
@@ -122,7 +137,7 @@ def _greet(host: str, port: int, limit_s: float) -> tuple[str, str]:
         return _REASONS.get(error.errno or 0, str(error.strerror or error)), address
     if answer == number:
         return "", address
-    return f"answers with {answer!r}" if answer else "hangs up", address
+    return f"{_ANSWERS} {answer!r}" if answer else _HANGS_UP, address
 
 
 @functools.cache
@@ -132,11 +147,16 @@ def _known() -> bool:
     return not _greet("127.0.0.1", store.port, 5.0)[0]
 
 
-def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCPStore:
+def connect(host: str, port: int, deadline: Deadline, timeout: timedelta, explain: bool = True) -> TCPStore:
     """Return a client of the store at ``host``, where somebody listens.
 
+    Args:
+        explain: False for a caller that tries again: a ``ConnectionEndedError`` says what the server did, and no more.
+
     Raises:
-        CommTimeoutError: the server there is not a store.
+        CommTimeoutError: the server there says nothing.
+        ConnectionEndedError: it ends the connection.
+        NoStoreError: it is not a store.
     """
     limit_s = max(0.2, min(deadline.left_s(), _SILENCE_S))
     reason, address = _greet(host, port, limit_s)
@@ -153,6 +173,15 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCP
             made.set_timeout(timeout)
             return made
         reason = _SILENT if made is None else str(made).splitlines()[0]
+    if reason == _SILENT:
+        raise CommTimeoutError(explained(host, port, reason))
+    if reason.startswith(_ANSWERS):
+        raise NoStoreError(explained(host, port, reason))
+    raise ConnectionEndedError(explained(host, port, reason) if explain else reason)
+
+
+def explained(host: str, port: int, reason: str) -> str:
+    """Return what to do about a server at ``host`` that is no store; it takes a look at all processes."""
     own = _own(host)
     who = who_listens(port, host) if own else ""
     remedy = (
@@ -162,8 +191,7 @@ def connect(host: str, port: int, deadline: Deadline, timeout: timedelta) -> TCP
         if own
         else "check that MASTER_ADDR is the host of rank 0 and MASTER_PORT a port that is free there"
     )
-    kind = CommTimeoutError if reason == _SILENT else ConnectionEndedError
-    raise kind(
+    return (
         f"{host}:{port} accepts connections but does not answer like a store of torch.distributed: it {reason}; "
         f"{f'there listens {who}; ' if who else ''}{remedy}"
     )

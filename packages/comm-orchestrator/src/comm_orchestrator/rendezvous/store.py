@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,7 +27,14 @@ from comm_orchestrator.rendezvous.authentication import (
     file_secret,
     share_secret,
 )
-from comm_orchestrator.rendezvous.client import ConnectionEndedError, connect, unreachable_reason, wait_for_listener
+from comm_orchestrator.rendezvous.client import (
+    ConnectionEndedError,
+    NoStoreError,
+    connect,
+    explained,
+    unreachable_reason,
+    wait_for_listener,
+)
 from comm_orchestrator.rendezvous.init_method import parsed
 from comm_orchestrator.rendezvous.protocol import Deadline, RendezvousPoint
 from comm_orchestrator.rendezvous.server import PortInUseError, listen, serve, serve_again
@@ -211,10 +219,12 @@ def _host(address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes
         server["secret"] = "none" if secret is None else "file"
     seal = Seal(secret, _scope(address.port or store.port))
 
-    def greet(ended: bool) -> None:
-        store.set(_GREETING, seal.sign(_GREETING, {**server, "ended": ended}))
+    greeting, farewell = (seal.sign(_GREETING, {**server, "ended": ended}) for ended in (False, True))
+    store.set(_GREETING, greeting)
 
-    greet(ended=False)
+    def given_up() -> None:
+        store.compare_set(_GREETING, greeting, farewell)  # not over that of a later start in the same store
+
     return RendezvousPoint(
         _world_of(server, store),
         True,
@@ -222,7 +232,7 @@ def _host(address: _Address, launch: LaunchInfo, limit: timedelta, secret: bytes
         f"at {address}",
         lambda: unreachable_reason(address.host, store.port),
         seal.scoped(identity),
-        given_up=lambda: greet(ended=True),
+        given_up=given_up,
     )
 
 
@@ -281,17 +291,21 @@ def _join(
     while True:
         try:
             own = wait_for_listener(address.host, address.port, deadline, address.source)
-            store = connect(address.host, address.port, deadline, limit)
+            store = connect(address.host, address.port, deadline, limit, explain=False)
             server = _greeting(store, deadline, str(address))
         except (ConnectionEndedError, RuntimeError) as error:
             if isinstance(error, LaunchError):
                 raise LaunchError(f"{who}: {error}") from None
             if isinstance(error, CommTimeoutError) and not isinstance(error, ConnectionEndedError):
                 raise CommTimeoutError(f"{who}: {error}") from None
-            # The store of the last world, perhaps, which rank 0 is just closing.
-            if not _Process.servers or not deadline.pause(None):
-                raise CommTimeoutError(f"{who}: {error}") from error
-            continue
+            if isinstance(error, NoStoreError) and not _Process.servers:
+                raise CommTimeoutError(f"{who}: {error}") from None
+            # A store of the last world or job, perhaps, which is just closing, or a proxy before rank 0 is up.
+            seen = str(error) if isinstance(error, ConnectionEndedError) else "ends the connection"
+            if deadline.pause(partial(_hung_up, address, seen)):
+                continue
+            told = seen if isinstance(error, NoStoreError) else explained(address.host, address.port, seen)
+            raise CommTimeoutError(f"{who}: after {deadline.elapsed_s():.3g} s, {told}") from None
         if server is None:
             raise CommTimeoutError(
                 f"{who}: a store answers at {address}, but rank 0 has written nothing there in time, so it may be "
@@ -322,6 +336,10 @@ def _join(
         del store
         if not deadline.pause(lambda: f"for rank 0, which is still in the last world at {address}"):
             raise CommTimeoutError(f"{who}: rank 0 is still in the last world, at {address}")
+
+
+def _hung_up(address: _Address, seen: str) -> str:
+    return f"for rank 0 at {address}, where a server accepts connections and {seen}"
 
 
 def _is_replaced(store: Store, server: Mapping[str, Any]) -> bool:
