@@ -28,6 +28,7 @@ import comm_orchestrator as dist
 from comm_orchestrator import devices
 from comm_orchestrator.rendezvous import join, store
 from comm_orchestrator.rendezvous.code_digests import code_digests
+from comm_utils import threads
 from comm_utils.testing import RankPool, patience, per_rank
 
 Pools = Callable[[int], RankPool]
@@ -479,6 +480,50 @@ def test_those_who_come_later_hear_why_the_others_timed_out(bare_pools: Pools) -
     messages = {one.text for one in found}
     assert len(messages) == 1, messages
     assert "the ranks disagree on the world size" in messages.pop()
+
+
+def attempt_until_interrupted(changes: dict[str, str | None], after_s: float) -> str:
+    """Try until a signal handler raises; nothing of the attempt goes on."""
+
+    def ring(number: int, frame: object) -> None:
+        raise TimeoutError("alarm")
+
+    import comm_collectives  # noqa: F401, which takes long, and the first attempt imports
+
+    dist.available_backends()
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        with pytest.raises(TimeoutError, match="alarm"):
+            attempt(changes, limit_s=60.0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert threads.left_behind() == []
+    check_nothing_listens()
+    return "interrupted"
+
+
+def test_an_interrupted_rank_0_leaves_nothing_and_starts_again(bare_pools: Pools, free_port: int) -> None:
+    changes = {"MASTER_PORT": str(free_port), "WORLD_SIZE": "2"}
+    (text,) = bare_pools(1).run(attempt_until_interrupted, changes, 2.0 * patience())
+    assert text == "interrupted"
+    for found in bare_pools(2).run(attempt, {}, limit_s=60.0):
+        assert found.text == "sum 2"
+
+
+def attempt_or_be_interrupted(interrupted: bool) -> str:
+    if interrupted:
+        return attempt_until_interrupted({"WORLD_SIZE": "3"}, 3.0 * patience())
+    return attempt({"WORLD_SIZE": "3"}, limit_s=60.0).text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_others_hear_of_an_interrupted_rank(bare_pools: Pools, rank: int) -> None:
+    found = bare_pools(2).run(attempt_or_be_interrupted, per_rank([rank == 0, rank == 1]))
+    assert found[rank] == "interrupted"
+    assert found[1 - rank].startswith(f"LaunchError: init_distributed: rank {rank} (")
+    assert "was interrupted in init_distributed (TimeoutError: alarm)" in found[1 - rank]
 
 
 def run_in_two_stores(path: str, first_alone: bool) -> list[float]:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -43,6 +44,9 @@ __all__ = ["RendezvousResult", "join", "report_to_peers"]
 # How long a rank that cannot start tries to report why to the others, before it raises.
 _REPORT_LIMIT = timedelta(seconds=5)
 _OVERTIME_S = 1.7
+# How long a rank that was interrupted waits until those that have come know; a second one interrupts that.
+_WINDING_UP_S = 3.0
+_MOST_SHOWN = 200
 
 
 @dataclass(frozen=True)
@@ -123,17 +127,34 @@ def _meet_within(
     who = f"init_distributed: rank {launch.rank} of {launch.world_size}"
     deadline = Deadline(limit.total_seconds())
     points: list[RendezvousPoint] = []
+    begun, ended = threading.Event(), threading.Event()
 
     def run() -> Any:
-        if launch.world_size > 1:
-            ask_briefly()  # in the thread, and not in the caller's
-        points.append(open_store(launch, settings, limit, deadline, store))
-        return rendezvous(replace(mine, address=points[0].address), deadline, judge, points[0])
+        begun.set()
+        try:
+            if launch.world_size > 1:
+                ask_briefly()  # in the thread, and not in the caller's
+            points.append(open_store(launch, settings, limit, deadline, store))
+            return rendezvous(replace(mine, address=points[0].address), deadline, judge, points[0])
+        except BaseException as error:
+            if not deadline.interruption:
+                raise
+            _release_frames(error)  # nobody reads it, and it would keep the store listening
+        finally:
+            if deadline.interruption:
+                points.clear()
+            ended.set()
 
     if launch.world_size == 1:
         alone = run()  # nobody can keep it waiting
         return points[0], alone
-    outcome = with_limit(lambda: (run(),), limit.total_seconds() + _OVERTIME_S, needs_thread=needs_thread)
+    try:
+        outcome = with_limit(lambda: (run(),), limit.total_seconds() + _OVERTIME_S, needs_thread=needs_thread)
+    except BaseException as error:  # of a signal handler, such as Ctrl-C; or there is no thread
+        deadline.interrupt(f"{type(error).__name__}: {error}"[:_MOST_SHOWN])
+        if begun.is_set() and ended.wait(_WINDING_UP_S):
+            points.clear()
+        raise
     if isinstance(outcome, tuple):
         return points[0], outcome[0]
     place = points[0].description if points else "that they meet in"

@@ -79,6 +79,8 @@ class Deadline:
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
+        #: why it is over before its time; empty where it is not
+        self.interruption = ""
         self._start = time.monotonic()
         self._notice_s = _FIRST_NOTICE_S
 
@@ -86,7 +88,11 @@ class Deadline:
         return time.monotonic() - self._start
 
     def left_s(self) -> float:
-        return self.limit_s - self.elapsed_s()
+        return 0.0 if self.interruption else self.limit_s - self.elapsed_s()
+
+    def interrupt(self, reason: str) -> None:
+        """End it now, for what waits in another thread."""
+        self.interruption = reason
 
     def pause(self, waiting: Callable[[], str] | None) -> bool:
         """Sleep for a while, the longer the longer it has lasted; False where no time is left.
@@ -189,7 +195,8 @@ class _Rendezvous:
         while not self.store.check(["verdict"]):
             # The first rank reads the records, and logs which ranks are missing.
             if not self.deadline.pause(None):
-                time.sleep(_PRECEDENCE_S)
+                if not self.deadline.interruption:
+                    time.sleep(_PRECEDENCE_S)
                 if not self.store.check(["verdict"]):
                     return self.decide(_as_verdict(self.read_records() or self._timed_out()))
             if self._first_has_ended() and not self.store.check(["verdict"]):
@@ -222,6 +229,12 @@ class _Rendezvous:
         )
 
     def _timed_out(self) -> Refusal:
+        if self.deadline.interruption:
+            return Refusal(
+                "LaunchError",
+                f"{self.mine} was interrupted in init_distributed ({self.deadline.interruption}); see what it printed, "
+                "and start the ranks again",
+            )
         lost = self.ended()
         if lost:
             return lost_rank(lost[0], self.here, self.mine.world_size)
