@@ -131,6 +131,7 @@ def run_again() -> tuple[list[tuple[str, str]], list[str]]:
         check_world(2)
         with logged() as other:
             dist.init_distributed("mpi", verbose=False)
+            dist.init_distributed("auto", verbose=False)
         assert dist.get_backend() == "gloo"
         check_world(2)
     return log.lines, other.at("WARNING")
@@ -142,6 +143,66 @@ def test_1_already_active(bare_pools: Pools) -> None:
     for rank, (lines, warnings) in enumerate(bare_pools(2).run(run_again)):
         assert lines == ([("INFO", text)] * 3 if rank == 0 else [])
         assert warnings == [ignored]
+
+
+def run_again_with_settings() -> tuple[list[float], list[str]]:
+    """What sums lose by compression: as configured, then as the program chose, whatever init_distributed gets."""
+    exact = torch.linspace(-1, 1, 1 << 16)
+    lost = []
+
+    def reduce() -> None:
+        tensor = exact.clone()
+        dist.all_reduce(tensor)
+        lost.append(float((tensor - 2 * exact).abs().max()))
+
+    other = {"seq_parallel_communication_data_type": "bf16", "reductions": {"deterministic": False}}
+    with environment(COMM_COMPRESS_COMMUNICATION="true", COMM_COMMS_LOGGER__ENABLED="1"), world("gloo"):
+        reduce()
+        dist.set_compression(None)
+        dist.configure(enabled=False)
+        if dist.get_rank() == 0:  # what follows would differ between the ranks
+            dist.init_distributed(verbose=False)
+        reduce()
+        with logged() as log:
+            dist.init_distributed(verbose=False, config=other)
+            dist.init_distributed(verbose=False, config={"comms_logger": {"enabled": True, "prof_ops": ["all_reduce"]}})
+        assert isinstance(active.slot.backend, RecordingBackend)
+        reduce()
+    return lost, log.at("WARNING")
+
+
+def test_1_a_later_call_changes_no_settings(bare_pools: Pools) -> None:
+    text = (
+        "init_distributed: the sequence-parallel compression of the world is kept, that of config is ignored; call "
+        "destroy_process_group() first"
+    )
+    for lost, warnings in bare_pools(2).run(run_again_with_settings):
+        assert lost[0] > 0 == lost[1] == lost[2]
+        assert warnings == [text]
+
+
+def run_again_with_one_configuration(folder: str) -> list[float]:
+    """What is lost in each of two worlds whose errors are fed back; the second gets its configuration again."""
+    config = {
+        "compress_communication": {"method": "int8", "error_feedback": True},
+        "comms_logger": {"trace": folder},
+    }
+    found = []
+    for again in (False, True):
+        with world("gloo", config=config):
+            for _ in range(3):
+                tensor = torch.linspace(-1, 1, 1 << 16)
+                dist.all_reduce(tensor)
+                if again:
+                    dist.init_distributed(verbose=False, config=config)
+            found.append(float(tensor.double().pow(2).sum()))
+            assert isinstance(active.slot.backend, RecordingBackend)
+    return found
+
+
+def test_1_the_same_configuration_again_keeps_what_compression_remembers(bare_pools: Pools, tmp_path: Path) -> None:
+    for alone, again in bare_pools(2).run(run_again_with_one_configuration, str(tmp_path)):
+        assert alone == again
 
 
 def run_after_foreign_end() -> list[str]:

@@ -35,7 +35,7 @@ __all__ = [
     "log_rows",
     "log_summary",
     "log_window",
-    "named",
+    "named_by_program",
     "reset_log",
     "start_profiling_comms",
     "start_profiling_op",
@@ -57,16 +57,22 @@ class _Log:
     on_for_trace: bool | None = None
 
 
-def named(settings: comm_config.Settings) -> bool:
+def _named(settings: comm_config.Settings) -> bool:
     """Return whether a configuration says anything about the comms logger."""
     return any(key.startswith("comms_logger.") and source != "default" for key, source in settings.sources.items())
+
+
+def named_by_program(settings: comm_config.Settings) -> bool:
+    """Return whether the program, and not the environment, says anything about the comms logger."""
+    sources = [source for key, source in settings.sources.items() if key.startswith("comms_logger.")]
+    return any(source != "default" and not source.startswith("environment variable") for source in sources)
 
 
 def begin(settings: comm_config.Settings) -> None:
     """Record in the world as its configuration says, or else as :func:`configure` was called before."""
     section, asked = settings.comms_logger, _Log.to_come
     _Log.to_come = None
-    if named(settings) or asked is None:
+    if _named(settings) or asked is None:
         settings_of_log = section.prof_all, section.prof_ops, section.verbose, section.debug, section.ranges
         configure(None, section.enabled, *settings_of_log)
     else:

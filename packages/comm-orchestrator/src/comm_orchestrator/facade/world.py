@@ -26,6 +26,7 @@ from comm_orchestrator.facade import comms_log
 from comm_utils import active
 from comm_utils.backend import Availability
 from comm_utils.errors import ArgumentError, ArgumentTypeError, NotInitializedError
+from comm_utils.log import logger
 
 __all__ = [
     "available_backends",
@@ -69,7 +70,8 @@ def init_distributed(
 ) -> None:
     """Set up distributed communication, wherever this process was started. Calling it again does nothing.
 
-    Of threads that call it at once, one sets it up and the others wait for that.
+    A later call applies one section of its ``config``, and only where that differs from the first call's: the
+    ``comms_logger``, as DeepSpeed does. Of threads that call it at once, one sets it up and the others wait for that.
 
     A ``torch.distributed`` that somebody else initialised is adopted as it is. Otherwise rank information is taken from
     ``rank`` and ``world_size``, then from the launcher's environment variables, and a process that nobody launched
@@ -186,11 +188,10 @@ def _initialize_alone(options: orchestrator.InitOptions) -> None:
     result = orchestrator.initialize(options)
     settings = result.config
     if not result.fresh:
-        if comms_log.named(settings):
-            comms_log.begin(settings)
-        _compress(settings)
-        _order_reductions(settings)
+        if options.config is not None:
+            _read_by_a_running_world(settings)
         return
+    _Applied.settings = settings
     groups.forget_groups()
     set_hosts(result.host_of)
     _set_hierarchical(settings)
@@ -201,6 +202,33 @@ def _initialize_alone(options: orchestrator.InitOptions) -> None:
     object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
     comms_log.begin(settings)
     comms_log.begin_trace(settings)
+
+
+class _Applied:
+    """The configuration that the world began with."""
+
+    settings: comm_config.Settings | None = None
+
+
+def _read_by_a_running_world(settings: comm_config.Settings) -> None:
+    """Apply the comms logger of a configuration that is another than the world's, as DeepSpeed does, and no more."""
+    world = _Applied.settings
+    if comms_log.named_by_program(settings) and (world is None or settings.comms_logger != world.comms_logger):
+        comms_log.begin(settings)
+    if world is None:
+        return
+    remedies = {
+        "compression": (settings.compression, world.compression, "call set_compression()"),
+        "sequence-parallel compression": (
+            settings.seq_parallel_compression,
+            world.seq_parallel_compression,
+            "call destroy_process_group() first",
+        ),
+        "order of reductions": (_order_wanted(settings), _order_wanted(world), "call set_deterministic_reductions()"),
+    }
+    for name, (wanted, known, remedy) in remedies.items():
+        if wanted not in (None, known):
+            logger.warning("init_distributed: the %s of the world is kept, that of config is ignored; %s", name, remedy)
 
 
 def _set_hierarchical(settings: comm_config.Settings) -> None:
@@ -219,10 +247,14 @@ def _compress(settings: comm_config.Settings) -> None:
 
 def _order_reductions(settings: comm_config.Settings) -> None:
     """Make reductions deterministic where the configuration says so; nothing changes where it says nothing."""
-    compensated = settings.reductions.compensated
-    wanted = Order.COMPENSATED if compensated else Order.FIXED if settings.reductions.deterministic else None
-    if wanted not in (None, order_of(None)):
-        comm_collectives.set_deterministic_reductions(compensated=compensated)
+    if _order_wanted(settings) not in (None, order_of(None)):
+        comm_collectives.set_deterministic_reductions(compensated=settings.reductions.compensated)
+
+
+def _order_wanted(settings: comm_config.Settings) -> Order | None:
+    if settings.reductions.compensated:
+        return Order.COMPENSATED
+    return Order.FIXED if settings.reductions.deterministic else None
 
 
 def is_initialized() -> bool:
