@@ -709,6 +709,38 @@ def test_6_the_comms_logger_may_be_configured_before(bare_pools: Pools) -> None:
     assert found == [(True, ["broadcast"]), (False, []), (False, [])]
 
 
+def run_unwritable(config: Any) -> list[str]:
+    found = [refused(dist_backend="gloo", config=config) for _ in range(2)]
+    with world("gloo"):
+        check_world(2)
+    return found
+
+
+def test_6_a_trace_that_cannot_be_written(bare_pools: Pools) -> None:
+    """No rank has a world then, and the same call again is refused again."""
+    for found in bare_pools(2).run(run_unwritable, {"comms_logger": {"trace": "/proc/nowhere/trace"}}):
+        for text in found:
+            assert text.startswith("ArgumentError: start_trace: on rank 0: /proc/nowhere/trace: ")
+
+
+def run_unwritable_in_an_adopted_world() -> None:
+    c10d.init_process_group("gloo", store=c10d.HashStore(), rank=0, world_size=1)
+    try:
+        for _ in range(2):
+            with pytest.raises(dist.ArgumentError, match="/proc/nowhere"):
+                dist.init_distributed(verbose=False, config={"comms_logger": {"trace": "/proc/nowhere/trace"}})
+            assert not dist.is_initialized()
+            assert c10d.is_initialized()
+        dist.init_distributed(verbose=False)
+        check_world(1)
+    finally:
+        c10d.destroy_process_group()
+
+
+def test_6_a_trace_that_cannot_be_written_leaves_an_adopted_world(bare_pools: Pools) -> None:
+    bare_pools(1).run(run_unwritable_in_an_adopted_world)
+
+
 def run_configured(config: Any, variables: dict[str, str], **kwargs: Any) -> dict[str, Any]:
     with environment(**variables), world(config=config, **kwargs):
         check_world(dist.get_world_size())

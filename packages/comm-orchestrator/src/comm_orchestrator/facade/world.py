@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -25,7 +26,7 @@ from comm_orchestrator import orchestrator, selector
 from comm_orchestrator.facade import comms_log
 from comm_utils import active
 from comm_utils.backend import Availability
-from comm_utils.errors import ArgumentError, ArgumentTypeError, NotInitializedError
+from comm_utils.errors import ArgumentError, ArgumentTypeError, CommError, NotInitializedError
 from comm_utils.log import logger
 
 __all__ = [
@@ -98,6 +99,7 @@ def init_distributed(
         BackendUnavailableError: the backend that was named cannot be had.
         LaunchError: the launch environment contradicts itself or lacks a fact.
         ConfigurationError: names the source and the key.
+        ArgumentError: some rank cannot write ``comms_logger.trace`` of the configuration; no rank has a world then.
         CommTimeoutError: not every rank arrived in time.
         NotInitializedError: ``dist_init_required=False`` and nothing is initialised.
     """
@@ -191,7 +193,17 @@ def _initialize_alone(options: orchestrator.InitOptions) -> None:
         if options.config is not None:
             _read_by_a_running_world(settings)
         return
+    try:
+        _apply(result)
+    except BaseException:
+        _take_back()
+        raise
     _Applied.settings = settings
+
+
+def _apply(result: orchestrator.InitResult) -> None:
+    """Make a new world what its configuration says."""
+    settings = result.config
     groups.forget_groups()
     set_hosts(result.host_of)
     _set_hierarchical(settings)
@@ -202,6 +214,16 @@ def _initialize_alone(options: orchestrator.InitOptions) -> None:
     object_codec.set_object_policy(settings.objects.allow_pickle, settings.objects.max_bytes)
     comms_log.begin(settings)
     comms_log.begin_trace(settings)
+
+
+def _take_back() -> None:
+    """End a world whose configuration cannot be applied; one that was adopted stays with those who began it."""
+    with suppress(CommError, RuntimeError):  # the first error matters more
+        if orchestrator.current_launch() is None:
+            comms_log.end()
+            orchestrator.finalize()
+        else:
+            _end_world()
 
 
 class _Applied:
