@@ -102,6 +102,133 @@ def test_calls_on_the_same_memory_keep_their_order(pools: Pools) -> None:
     assert pools(2).run(in_order) == [[4.0, 4.0, 2.0, 2.0]] * 2
 
 
+def values(tensors: list[torch.Tensor]) -> list[float]:
+    return [value for one in tensors for value in sorted({value.real for value in one.detach().flatten().tolist()})]
+
+
+def started_in_order(dtype: torch.dtype, size: int) -> list[float]:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    twice, once = (torch.full((size,), rank + 1, dtype=dtype) for _ in range(2))
+    gathered = torch.zeros(W * size, dtype=dtype)
+    with dist.coalescing(async_op=True) as handle:
+        dist.all_reduce(twice)
+        dist.all_reduce(twice)
+        dist.all_reduce(once)
+        dist.all_gather_into_tensor(gathered, once)
+    handle.wait()
+    return values([twice, once, gathered])
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.int16, 4), (torch.float32, 1 << 20)])
+def test_started_calls_on_the_same_memory_keep_their_order(dtype: torch.dtype, size: int, pools: Pools) -> None:
+    assert pools(2).run(started_in_order, dtype, size) == [[6.0, 3.0, 3.0]] * 2  # int16 travels in another dtype
+
+
+class Kind(torch.Tensor):
+    """A kind of tensor of the program's own."""
+
+
+class Picky(Kind):
+    """One that refuses functions of torch which it does not know."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.cat, torch.split):
+            raise NotImplementedError(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+UNUSUAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "strided": lambda one: torch.stack([one, one], -1)[..., 0],
+    "expanded": lambda one: one[:1].expand(one.shape),
+    "a parameter": torch.nn.Parameter,
+    "requires a gradient": lambda one: one.clone().requires_grad_(),
+    "a kind of its own": lambda one: one.as_subclass(Kind),
+    "a picky kind": lambda one: one.as_subclass(Picky),
+    "negated": lambda one: torch._neg_view(-one),
+    "conjugated": lambda one: one.conj().resolve_conj().conj(),
+}
+WRITTEN = ("a parameter", "requires a gradient", "a kind of its own", "a picky kind")
+
+
+def unusual_on_one_rank(unusual: str, async_op: bool) -> list[list[float]]:
+    """Make the same calls as the other rank, of which one gets other tensors on one rank."""
+    rank, W, found = dist.get_rank(), dist.get_world_size(), []
+    dtype = torch.complex64 if unusual == "conjugated" else torch.float32
+    for who in range(W):
+        change = UNUSUAL[unusual] if rank == who else torch.clone
+        inputs = [torch.full((2 * W,), number + 1.0, dtype=dtype) for number in range(3)]
+        outputs = [torch.zeros(2, dtype=dtype) for _ in range(3)]
+        gathered = [torch.zeros(2 * W * W, dtype=dtype) for _ in range(3)]
+        listed = [[torch.zeros(2 * W, dtype=dtype) for _ in range(W)] for _ in range(3)]
+        reduced = [one.clone() for one in inputs]
+        inputs[1] = change(inputs[1])
+        if unusual in WRITTEN:
+            reduced[1], outputs[1], gathered[1] = map(change, (reduced[1], outputs[1], gathered[1]))
+            listed[1] = [change(one) for one in listed[1]]
+        with torch.no_grad(), dist.coalescing(async_op) as handle:
+            for number, one in enumerate(inputs):
+                dist.reduce_scatter_tensor(outputs[number], one)
+                dist.all_gather_into_tensor(gathered[number], one)
+                dist.all_gather(listed[number], one)
+                dist.all_reduce(reduced[number])
+        handle.wait()
+        for some in (outputs, gathered, [one[-1] for one in listed], reduced):
+            found.append(values(some))
+        others = [torch.ones(2, dtype=dtype) for dtype in (torch.int64, torch.float64, torch.int64)]
+        with torch.no_grad(), dist.coalescing(async_op) as handle:  # which native code packs where all are plain
+            for pair in zip(reduced, others, strict=True):
+                for one in pair:
+                    dist.all_reduce(one)
+        handle.wait()
+        found.append(values(reduced + others))
+    return found
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+@pytest.mark.parametrize("unusual", UNUSUAL)
+def test_ranks_may_have_tensors_of_other_kinds(unusual: str, async_op: bool, pools: Pools) -> None:
+    one, two, four = ([float(factor * number) for number in (1, 2, 3)] for factor in (1, 2, 4))
+    expected = [two, one, one, two, [*four, 2.0, 2.0, 2.0]]
+    assert pools(2).run(unusual_on_one_rank, unusual, async_op) == [expected * 2] * 2
+
+
+def written_within_an_input() -> list[float]:
+    rank, W = dist.get_rank(), dist.get_world_size()
+    memory = torch.zeros(2 * W, 3)
+    source = memory[:, 0] if rank == 0 else torch.zeros(2 * W)
+    source.fill_(rank + 1.0)
+    reduced = [torch.zeros(2) for _ in range(2)]
+    gap = memory[0, 1:] if rank == 0 else torch.zeros(2)
+    with dist.coalescing():
+        for one in reduced:
+            dist.reduce_scatter_tensor(one, source)
+        dist.all_reduce(gap.fill_(1.0))
+    assert source.tolist() == [rank + 1.0] * (2 * W)
+    return values([*reduced, gap])
+
+
+def test_what_lies_in_the_gaps_of_an_input_is_not_shared(pools: Pools) -> None:
+    assert pools(2).run(written_within_an_input) == [[3.0, 3.0, 2.0]] * 2
+
+
+def outside_of_a_group() -> list[float]:
+    member = dist.get_rank() == 0
+    group = dist.new_group([0])
+    some, parts = [torch.ones(3) for _ in range(2)], [torch.zeros(3) for _ in range(2)]
+    with dist.coalescing():
+        for one in some:
+            dist.all_reduce(one)
+        for one in parts:
+            given = (one, torch.ones(3)) if member else (None, None)
+            dist.reduce_scatter_tensor(*given, group=group)  # type: ignore[arg-type]
+    return [one[0].item() for one in (*some, *parts)]
+
+
+def test_a_rank_outside_of_a_group_may_give_anything(pools: Pools) -> None:
+    assert pools(2).run(outside_of_a_group) == [[2.0, 2.0, 1.0, 1.0], [2.0, 2.0, 0.0, 0.0]]
+
+
 def refusals() -> list[str]:
     W, found = dist.get_world_size(), []
     tensor, sparse = torch.ones(4), torch.ones(2, 2).to_sparse_csr()

@@ -81,7 +81,8 @@ def coalescing(async_op: bool = False) -> AbstractContextManager[Coalescing]:
     arguments of all calls are checked at the end of the block, before anything is sent.
 
     Args:
-        async_op: at the end of the block only start what is to be done.
+        async_op: at the end of the block only start what is to be done. Of calls one by one, only the last is left
+            under way.
 
     Returns:
         a context manager; it gives a handle, which is what calls with ``async_op`` return. With ``async_op``, wait for

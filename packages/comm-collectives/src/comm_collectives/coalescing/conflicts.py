@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,33 +10,43 @@ import torch
 
 __all__ = ["calls_conflict"]
 
+# Of one tensor; more take longer to be looked at than calls one by one take.
+_MOST_RUNS = 1 << 16
+
 
 def calls_conflict(calls: Sequence[tuple[int, object, tuple[Any, ...]]]) -> bool:
     """Return whether a call writes what another one reads or writes.
 
     Args:
-        calls: of each a number, its kind and its tensors; the first of more than one is written.
+        calls: of each a number, its kind and its tensors; the first of more than one is written. Those of a group that
+            this rank is not in may have been given anything.
     """
-    spans = []
     try:
         if all(len(tensors) == 1 for _, _, tensors in calls):  # of which each writes its tensor
             ones = [tensors[0] for _, _, tensors in calls]
             if all(map(torch.Tensor.is_contiguous, ones)):
                 simple = sorted(zip(map(torch.Tensor.data_ptr, ones), [one.nbytes for one in ones], strict=True))
                 return any(begin + size > after for (begin, size), (after, _) in pairwise(simple) if size)
-        for number, _, tensors in calls:
-            for place, given in enumerate(tensors):
-                for one in given if isinstance(given, (list, tuple)) else (given,):
-                    if one.numel():
-                        begin = one.data_ptr()
-                        spans.append((begin, begin + _extent(one), number, place == 0))  # outputs come first
-    except (
-        AttributeError,
-        RuntimeError,
-        TypeError,
-    ):  # not tensors, which the call itself refuses with a better message
-        return True
-    spans.sort()
+    except (RuntimeError, TypeError):
+        pass  # one was given something else
+    tensors = [(number, place == 0, one) for number, _, given in calls for place, one in _tensors_of(given)]
+    # What lies in the gaps of an input is not shared, and other ranks may have this input without gaps.
+    return _conflict(tensors, _whole) and _conflict(tensors, _without_gaps)
+
+
+def _tensors_of(given: Sequence[Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    for place, some in enumerate(given):
+        for one in some if isinstance(some, (list, tuple)) else (some,):
+            if isinstance(one, torch.Tensor) and one.layout is torch.strided and one.numel():
+                yield place, one
+
+
+def _conflict(
+    tensors: Sequence[tuple[int, bool, torch.Tensor]], spans_of: Callable[[torch.Tensor], Iterable[tuple[int, int]]]
+) -> bool:
+    spans = sorted(
+        (begin, end, number, is_written) for number, is_written, one in tensors for begin, end in spans_of(one)
+    )
     written, every = _Furthest(), _Furthest()
     for begin, end, number, is_written in spans:
         if (every if is_written else written).reaches(begin, number):
@@ -47,12 +57,29 @@ def calls_conflict(calls: Sequence[tuple[int, object, tuple[Any, ...]]]) -> bool
     return False
 
 
-def _extent(tensor: torch.Tensor) -> int:
+def _whole(tensor: torch.Tensor) -> Iterable[tuple[int, int]]:
     """Return the bytes from the first element of a tensor to the end of its last."""
+    begin = tensor.data_ptr()
     if tensor.is_contiguous():
-        return tensor.nbytes
+        return ((begin, begin + tensor.nbytes),)
     steps = (stride * (size - 1) for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-    return (sum(steps) + 1) * tensor.element_size()
+    return ((begin, begin + (sum(steps) + 1) * tensor.element_size()),)
+
+
+def _without_gaps(tensor: torch.Tensor) -> Iterable[tuple[int, int]]:
+    """Return the bytes of each run of elements; all from the first to the last where runs are too many to look at."""
+    size_bytes, run = tensor.element_size(), 1
+    offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if stride == run:
+            run *= size
+        elif stride:  # else the same elements again
+            if offsets.numel() * size > _MOST_RUNS:
+                return _whole(tensor)
+            offsets = (offsets[:, None] + stride * torch.arange(size, device="cpu")).flatten()
+    first = tensor.data_ptr()
+    begins = {first + offset * size_bytes for offset in offsets.tolist()}
+    return ((one, one + run * size_bytes) for one in begins)
 
 
 class _Furthest:

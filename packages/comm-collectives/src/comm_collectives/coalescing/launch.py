@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from comm_collectives.all_gather import all_gather, all_gather_into_tensor
+from comm_collectives.arguments import is_member
 from comm_collectives.buffers import Buffers
 from comm_collectives.coalesced import all_gather_coalesced, interleave
 from comm_collectives.coalescing.checking import Call, check
@@ -17,7 +18,7 @@ from comm_collectives.coalescing.finishing import after, as_one_dimension, copie
 from comm_collectives.coalescing.joining import joining
 from comm_collectives.coalescing.plain import plain_all_reduces
 from comm_collectives.collectives import all_reduce, checked_all_reduce
-from comm_collectives.memory import contiguous_elements, copyable, is_dense
+from comm_collectives.memory import contiguous_elements, copyable
 from comm_collectives.reduce_scatter import checked_reduce_scatter_tensor, reduce_scatter_tensor
 from comm_utils.active import slot
 from comm_utils.backend import Work
@@ -43,17 +44,34 @@ def launch(runs: Sequence[Run], async_op: bool) -> list[Work]:
         batches.setdefault(call.number if one_by_one else call.key, []).append(call)
     launched: list[Work | None] = []
     for batch in batches.values():
-        launched += _OF_EACH_CALL[batch[0].key[0]].launch(batch, async_op)
+        # What a later call needs is there once this one has been waited for: some results come in wait().
+        launched += _launch(batch, async_op and not (one_by_one and batch[0] is not calls[-1]))
     return [work for work in launched if work is not None]
+
+
+def _launch(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
+    """Launch calls of one kind, alike on all ranks, whose tensors may differ in strides, type and lazy conjugation."""
+    name, _, group = batch[0].key
+    if len(batch) == 1 or not is_member(name, group):  # which does nothing, whatever it was given
+        return _single(_OF_EACH_CALL[name].call, batch, async_op)
+    plain = [call._replace(tensors=tuple(map(_plain, call.tensors))) for call in batch]
+    return _OF_EACH_CALL[name].launch(plain, async_op)
+
+
+def _plain(given: Any) -> Any:
+    """Return tensors that share the memory of those given, and are of no kind of the program's own."""
+    if isinstance(given, (list, tuple)):
+        return [_plain(one) for one in given]
+    if type(given) is torch.Tensor:
+        return given
+    with torch._C.DisableTorchFunctionSubclass():  # results are plain tensors
+        return given.detach()
 
 
 def _all_reduce(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
     _, op, group = batch[0].key
     kinds: dict[tuple[torch.dtype, torch.device | None], list[torch.Tensor]] = {}
     for _, _, (tensor,) in batch:
-        # What conjugates or negates, memory says nothing of.
-        if not _is_usual(tensor) or tensor.is_neg() or tensor.is_conj():
-            return _single(all_reduce, batch, async_op)
         # A device takes long to be hashed.
         kinds.setdefault((tensor.dtype, None if tensor.is_cpu else tensor.device), []).append(tensor)
     works: list[Work | None] = []
@@ -76,9 +94,6 @@ def _reduce_scatter_tensor(batch: Sequence[Call], async_op: bool) -> list[Work |
     W = slot.backend.get_world_size(group)
     kinds: dict[tuple[torch.dtype, torch.device], list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for _, _, (output, source) in batch:
-        fits = _is_usual(output) and _is_usual(source) and output.dtype == source.dtype
-        if not fits or output.numel() * W != source.numel():
-            return _single(reduce_scatter_tensor, batch, async_op)
         kinds.setdefault((output.dtype, output.device), []).append((output, source))
     works: list[Work | None] = []
     for pairs in kinds.values():
@@ -105,25 +120,16 @@ def _placer(outputs: Sequence[torch.Tensor], received: torch.Tensor, sizes: list
 def _all_gather(batch: Sequence[Call], async_op: bool) -> list[Work | None]:
     name, _, group = batch[0].key
     pairs = [call.tensors for call in batch]
-    single = all_gather if name == all_gather.__name__ else all_gather_into_tensor
-    devices = {source.device for _, source in pairs if isinstance(source, torch.Tensor)}
-    if len(devices) != 1 or len(batch) == 1:
+    single = _OF_EACH_CALL[name].call
+    if len({source.device for _, source in pairs}) != 1:
         return _single(single, batch, async_op)
     outputs = [output for output, _ in pairs]
     # Lists alone would be taken for one of each rank.
-    if any(not isinstance(output, torch.Tensor) for output in outputs):
-        W = slot.backend.get_world_size(group)
-        if any(not isinstance(output, (list, tuple)) or len(output) != W for output in outputs):
-            return _single(single, batch, async_op)
+    if single is all_gather:
         if any(part.numel() != source.numel() for output, source in pairs for part in output):
             return _single(single, batch, async_op)  # ranks have tensors of different sizes
         outputs = [list(of_rank) for of_rank in zip(*outputs, strict=True)]
     return [all_gather_coalesced(outputs, [source for _, source in pairs], group, async_op)]
-
-
-def _is_usual(given: object) -> bool:
-    """Return whether it can be one of many; others are called one by one."""
-    return type(given) is torch.Tensor and given.layout is torch.strided and is_dense(given)
 
 
 def _single(call: Callable[..., Any], batch: Sequence[Call], async_op: bool) -> list[Work | None]:
@@ -140,15 +146,16 @@ def _single(call: Callable[..., Any], batch: Sequence[Call], async_op: bool) -> 
 
 
 class _Launcher(NamedTuple):
+    call: Callable[..., Any]
     tensors: int  # of a call
     launch: Callable[[Sequence[Call], bool], list[Work | None]]
 
 
 _OF_EACH_CALL = {
-    all_reduce.__name__: _Launcher(1, _all_reduce),
-    all_gather.__name__: _Launcher(2, _all_gather),
-    all_gather_into_tensor.__name__: _Launcher(2, _all_gather),
-    reduce_scatter_tensor.__name__: _Launcher(2, _reduce_scatter_tensor),
+    all_reduce.__name__: _Launcher(all_reduce, 1, _all_reduce),
+    all_gather.__name__: _Launcher(all_gather, 2, _all_gather),
+    all_gather_into_tensor.__name__: _Launcher(all_gather_into_tensor, 2, _all_gather),
+    reduce_scatter_tensor.__name__: _Launcher(reduce_scatter_tensor, 2, _reduce_scatter_tensor),
 }
 #: Names of the calls that are collected.
 COLLECTED = tuple(_OF_EACH_CALL)
