@@ -128,6 +128,43 @@ def test_training_goes_on_at_any_number_of_ranks(pools: Pools, tmp_path: Path, s
     assert losses == pytest.approx(expected[1], rel=1e-4)
 
 
+BEFORE_THE_FIRST_STEP: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "NAdam": lambda groups: torch.optim.NAdam(groups, 0.1),
+    "Rprop": lambda groups: torch.optim.Rprop(groups, 0.1),
+    "ASGD": lambda groups: torch.optim.ASGD(groups, 0.1),
+    "SGD": lambda groups: torch.optim.SGD(groups, 0.1, momentum=0.9, dampening=0.5, weight_decay=0.1),
+    "Adam": lambda groups: torch.optim.Adam(groups, 0.1),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, 0.1),
+    "Adagrad from another value": lambda groups: torch.optim.Adagrad(groups, 0.1, initial_accumulator_value=0.5),
+}
+
+
+def train_from_a_checkpoint_at_step_0(kind: str, folder: str) -> list[list[float]]:
+    losses = []
+    for is_saved in (False, True):
+        model = make_model(seed=int(is_saved))
+        with register_sharded_hooks(model, 1 + 2 * is_saved, bucket_size_bytes=300) as handle:
+            optimizer = BEFORE_THE_FIRST_STEP[kind](handle.parameter_groups())
+            handle.attach(optimizer)
+            if not is_saved:
+                dcp.save(handle.state_dict(optimizer), checkpoint_id=folder)
+                losses.append(train(model, optimizer, 0, dist.get_rank(), dist.get_world_size()))
+            state = handle.state_dict(optimizer)
+            dcp.load(state, checkpoint_id=folder)
+            handle.load_state_dict(state, optimizer)
+            losses.append(train(model, optimizer, 0, dist.get_rank(), dist.get_world_size()))
+    return losses
+
+
+@pytest.mark.parametrize("kind", BEFORE_THE_FIRST_STEP)
+def test_a_checkpoint_before_the_first_step_changes_no_training(kind: str, pools: Pools, tmp_path: Path) -> None:
+    for trained, trained_again, trained_by_others in pools(2).run(
+        train_from_a_checkpoint_at_step_0, kind, str(tmp_path)
+    ):
+        assert trained_again == trained
+        assert trained_by_others == pytest.approx(trained, rel=1e-4)
+
+
 def save_and_load_divided_layers(folder: str, stage: int) -> None:
     rank = dist.get_rank()
     alone = [dist.new_group([one]) for one in range(dist.get_world_size())][rank]

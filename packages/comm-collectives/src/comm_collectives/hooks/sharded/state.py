@@ -45,7 +45,7 @@ def _part(flat: FlatShard, place: int, shard: torch.Tensor) -> CheckpointTensor:
 def optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], prefix: str) -> dict[str, Any]:
     """Return this rank's part of the optimizer's state, in the form of ``torch.distributed.checkpoint.state_dict``.
 
-    An optimizer that made no step yet has the state that a step of zeros would make, with step 0.
+    An optimizer that made no step yet is described with zeros of the shapes that a step makes, and with step 0.
 
     Returns:
         ``"state"``: by parameter of the model, what the optimizer keeps for it. ``"param_groups"``: the options of each
@@ -92,6 +92,9 @@ def load_optimizer_state(
 ) -> None:
     """Give ``optimizer`` the state that :func:`optimizer_state` returned and a checkpoint was loaded into.
 
+    Zeros alone are the description of an optimizer that made no step: its first step makes the state, whose first
+    values may be others.
+
     Raises:
         ArgumentError: it has another number of groups, nothing for a parameter, or different numbers for parameters
             that are updated together.
@@ -103,9 +106,10 @@ def load_optimizer_state(
             f"load_state_dict: state: got {len(groups)} groups of parameters; expected {len(optimizer.param_groups)}, "
             "those of the optimizer"
         )
-    for group, loaded in zip(optimizer.param_groups, groups, strict=True):
-        group.update({key: value for key, value in loaded.items() if key != "params"})
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
+        group.update({key: value for key, value in options.items() if key != "params"})
     expected = _states(optimizer, flats)
+    loaded: dict[torch.Tensor, dict[str, Any]] = {}
     for flat, segment in _segments(optimizer, flats):
         kept: dict[str, Any] = {}
         for place in segment.positions:
@@ -135,7 +139,11 @@ def load_optimizer_state(
                         "that are updated together with it; expected the same"
                     )
         if kept:
-            optimizer.state[segment.parameter] = kept
+            loaded[segment.parameter] = kept
+    if any(map(_says_something, loaded.values())) or not _begins_without_state(optimizer, flats):
+        optimizer.state.update(loaded)
+    else:
+        optimizer.state.clear()
 
 
 def _all(flats: Sequence[FlatShard]) -> Iterator[tuple[FlatShard, Segment]]:
@@ -145,6 +153,27 @@ def _all(flats: Sequence[FlatShard]) -> Iterator[tuple[FlatShard, Segment]]:
 def _segments(optimizer: Optimizer, flats: Sequence[FlatShard]) -> list[tuple[FlatShard, Segment]]:
     held = {id(one) for group in optimizer.param_groups for one in group["params"]}
     return [(flat, segment) for flat, segment in _all(flats) if id(segment.parameter) in held]
+
+
+def _says_something(kept: Mapping[str, Any]) -> bool:
+    return any(
+        bool(value.any()) if isinstance(value, torch.Tensor) else value != 0
+        for value in kept.values()
+        if isinstance(value, (torch.Tensor, int, float)) and not isinstance(value, bool)
+    )
+
+
+def _begins_without_state(optimizer: Optimizer, flats: Sequence[FlatShard]) -> bool:
+    """Return whether the first step makes the state; Adagrad has one from the start."""
+    kept = dict(optimizer.state)
+    optimizer.state.clear()
+    try:
+        _states(optimizer, flats)
+    except Exception:  # whatever it misses
+        return False
+    finally:
+        optimizer.state.update(kept)
+    return True
 
 
 def _states(optimizer: Optimizer, flats: Sequence[FlatShard]) -> dict[int, dict[str, Any]]:
