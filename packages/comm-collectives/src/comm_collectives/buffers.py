@@ -7,6 +7,8 @@ from types import TracebackType
 
 import torch
 
+from comm_collectives.memory import current_stream, used_here
+
 __all__ = ["Buffers"]
 
 # Of all that is kept for later calls, in bytes.
@@ -20,18 +22,20 @@ def _size_class(count: int) -> int:
     return max(4096, 1 << (count - 1).bit_length()) if count else 0
 
 
+def _owner_of(device: torch.device) -> object:
+    """Return whose memory it is: what one stream of a device still reads is not for another one."""
+    return device if device.type == "cpu" else (device, current_stream(device))
+
+
 class Buffers:
     """Memory for one call while it goes on; kept for later calls at its end.
 
-    What an operation that failed may still write to is not kept.
+    What an operation that failed may still write to is not kept, nor what another stream reads than the call began in.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # What one stream of a device still reads is not for another one.
-        self._owner: object = device
-        if device.type != "cpu":
-            self._owner = device, torch.get_device_module(device).current_stream(device)
+        self._owner = _owner_of(device)
         self._taken: dict[int, torch.Tensor] = {}
         self._free: dict[int, list[torch.Tensor]] = {}
         self._scratch: torch.Tensor | None = None
@@ -45,8 +49,13 @@ class Buffers:
         global _kept_bytes
         if kind is not None:
             return
+        every = [*self._taken.values(), *(one for some in self._free.values() for one in some)]
+        if self._owner != _owner_of(self._device):  # a handle was waited for in another stream, which reads from it
+            for memory in every:
+                used_here(memory)
+            return
         with _lock:
-            for memory in [*self._taken.values(), *(one for some in self._free.values() for one in some)]:
+            for memory in every:
                 if _kept_bytes + memory.numel() <= _MOST_KEPT:
                     _kept.setdefault((self._owner, memory.numel()), []).append(memory)
                     _kept_bytes += memory.numel()

@@ -13,7 +13,15 @@ from comm_collectives.annotations import Group, Op, Timeout
 from comm_collectives.arguments import check_dtype, check_list, check_numel, check_tensor, enter
 from comm_collectives.collective import collective
 from comm_collectives.hierarchy.choice import with_hierarchy
-from comm_collectives.memory import as_bytes, concatenate, contiguous_elements, copyable, memory_view, overlapping
+from comm_collectives.memory import (
+    as_bytes,
+    concatenate,
+    contiguous_elements,
+    copyable,
+    memory_view,
+    overlapping,
+    used_here,
+)
 from comm_collectives.reduction import encoding_for
 from comm_collectives.work import Completed, deliver
 from comm_utils.backend import Backend, Work
@@ -181,6 +189,7 @@ def all_gather_coalesced(
             else:
                 for target, part in zip(output, parts, strict=True):
                     copyable(target.detach()).copy_(part.view(target.shape))
+        used_here(received)
 
     backend = with_hierarchy("all_gather_into_tensor", backend, group, received.nbytes, sent.device)
     with passing_bytes(input_tensors):
@@ -315,6 +324,7 @@ def _splitter(joined: torch.Tensor, parts: list[torch.Tensor]) -> Callable[[], N
     def finish() -> None:
         for part, result in zip(parts, torch.split(joined, [part.numel() for part in parts]), strict=True):
             part.copy_(result)
+        used_here(joined)
 
     return finish
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -18,15 +19,31 @@ __all__ = [
     "copy_if_overlapping",
     "copy_if_overlapping_any",
     "copyable",
+    "current_stream",
     "is_dense",
     "memory_view",
     "overlapping",
+    "used_here",
 ]
 
 # Elements of less than a byte, each of which torch keeps in a byte of its own.
 _NOT_COPIED = frozenset(
     getattr(torch, name) for bits in range(1, 8) for name in (f"uint{bits}", f"int{bits}") if hasattr(torch, name)
 )
+
+
+def current_stream(device: torch.device) -> Any:
+    """Return the stream of an accelerator in which work is queued now."""
+    return torch.get_device_module(device).current_stream(device)
+
+
+def used_here(tensor: torch.Tensor) -> None:
+    """Have the memory of a tensor, once it is freed, wait for what the current stream does with it so far.
+
+    The allocator of a device knows the stream in which memory was made, which another stream does not wait for.
+    """
+    if tensor.device.type != "cpu":
+        tensor.record_stream(current_stream(tensor.device))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

@@ -18,7 +18,7 @@ from comm_collectives.coalescing.finishing import after, as_one_dimension, copie
 from comm_collectives.coalescing.joining import joining
 from comm_collectives.coalescing.plain import plain_all_reduces
 from comm_collectives.collectives import all_reduce, checked_all_reduce
-from comm_collectives.memory import contiguous_elements, copyable
+from comm_collectives.memory import contiguous_elements, copyable, used_here
 from comm_collectives.reduce_scatter import checked_reduce_scatter_tensor, reduce_scatter_tensor
 from comm_utils.active import slot
 from comm_utils.backend import Work
@@ -113,6 +113,7 @@ def _placer(outputs: Sequence[torch.Tensor], received: torch.Tensor, sizes: list
         with torch.inference_mode():
             for output, part in zip(outputs, torch.split(received, sizes), strict=True):
                 copyable(output.detach()).copy_(copyable(part.view(output.shape)))
+        used_here(received)
 
     return finish
 
