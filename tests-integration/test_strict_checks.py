@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import traceback
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 import comm_orchestrator as dist
+from comm_collectives import receive_turns
+from comm_collectives.checked import CheckingBackend
 from comm_utils.errors import BrokenGroupError, CollectiveMismatchError, CommTimeoutError
 from comm_utils.testing import run_ranks
 
@@ -311,3 +315,25 @@ def receive_from_any_and_from_one() -> list[float]:
 def test_receives_from_any_rank_keep_their_place() -> None:
     found = run_ranks(receive_from_any_and_from_one, 3, env=STRICT, timeout_s=60)
     assert found[0] == [0.0, 1.0, 2.0]
+
+
+def lines_of_receives() -> list[str]:
+    dist.init_distributed("gloo", timeout=20, verbose=False)
+    found, compare = [], CheckingBackend._compare_message
+
+    def noted(*given: Any) -> None:
+        found.extend(one.name for one in traceback.extract_stack() if one.filename == __file__)
+        compare(*given)
+
+    with mock.patch.object(CheckingBackend, "_compare_message", noted):
+        for tag in range(2):
+            if dist.get_rank() == 0:
+                dist.send(torch.ones(3), 1, tag=tag)
+            else:
+                dist.irecv(torch.ones(3), 0, tag=tag).wait()
+    assert not any(receive_turns._turns.values())  # of the tags that were used
+    return found
+
+
+def test_a_receive_is_made_at_the_line_of_the_program() -> None:
+    assert run_ranks(lines_of_receives, 2, env=STRICT, timeout_s=60) == [[], ["lines_of_receives", "noted"] * 2]

@@ -2,18 +2,22 @@
 
 While a graph runs, the frames of the program are gone: what calls is generated code. The line is therefore found while
 the call is traced, and the call is made from a frame that has its file, number and function. So everything that looks
-for the caller finds it: the flight recorder, the comms logger, the traceback of an error.
+for the caller finds it: the flight recorder, the comms logger, the traceback of an error. The same is done for a call
+that goes on in a thread of this package.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch._guards
 
-__all__ = ["calling_from", "traced_line"]
+from comm_utils.flight_recorder.recorder import line_of_program
+
+__all__ = ["calling_from", "from_here", "traced_line"]
 
 #: Calls a function by keywords.
 Calling = Callable[[Callable[..., Any], dict[str, Any]], Any]
@@ -37,6 +41,12 @@ def traced_line() -> str:
         if not frame.filename.startswith("<") and not any(one in frame.filename for one in _OURS):
             return f"{frame.filename}:{frame.lineno} {frame.name}"
     return ""
+
+
+def from_here(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function for another thread that calls ``function`` as from the line that the program runs now."""
+    calling = calling_from(line_of_program())
+    return lambda *given: calling(partial(function, *given), {})
 
 
 def calling_from(line: str) -> Calling:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
+from comm_collectives.call_sites import from_here
 from comm_collectives.receive_turns import Turn
 from comm_utils.backend import Work
 from comm_utils.given import seconds_to_wait
@@ -59,12 +60,12 @@ class CheckedReceive(Handle):
         self._failure: BaseException | None = None
         self._compared = threading.Event()
         begun: SimpleQueue[Work | None] | None = None if turn.before else SimpleQueue()
-        run = copy_context().run
-        thread = threading.Thread(target=run, args=(self._compare, begun), name="comm-strict-receive", daemon=True)
+        run, compare = copy_context().run, from_here(self._compare)
+        thread = threading.Thread(target=run, args=(compare, begun), name="comm-strict-receive", daemon=True)
         try:
             start_thread(thread, turn.call, "receive with recv()")
         except BaseException:
-            turn.is_over.set()
+            turn.end()
             raise
         if begun is not None:
             description = None

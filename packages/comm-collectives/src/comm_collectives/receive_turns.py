@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ class Turn:
         limit_s: how long it may wait for the receives before, from now on; None without a limit.
         before: the receives that it waits for.
         is_over: it awaits its message, or has failed.
+        under_way: those of its group by tag, of which it is one until it is over.
     """
 
     call: str
@@ -38,6 +38,7 @@ class Turn:
     limit_s: float | None
     before: list[Turn] = field(default_factory=list)
     is_over: threading.Event = field(default_factory=threading.Event)
+    under_way: dict[int, list[Turn]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._begin_s = time.monotonic()
@@ -62,7 +63,15 @@ class Turn:
             self.before = []
             yield
         finally:
-            self.is_over.set()
+            self.end()
+
+    def end(self) -> None:
+        """Let the receives behind begin."""
+        self.is_over.set()
+        with _lock:
+            left = [one for one in self.under_way.pop(self.tag, []) if one is not self]
+            if left:
+                self.under_way[self.tag] = left
 
     def _left_s(self) -> float | None:
         return None if self.limit_s is None else max(0.0, self._begin_s + self.limit_s - time.monotonic())
@@ -75,8 +84,8 @@ _turns: WeakKeyDictionary[ProcessGroup, dict[int, list[Turn]]] = WeakKeyDictiona
 def queue_up(turn: Turn, group: ProcessGroup) -> Turn:
     """Return ``turn``, of a receive that is about to begin, behind those of its group that are under way."""
     with _lock:
-        of_tags = _turns.setdefault(group, defaultdict(list))
-        under_way = [one for one in of_tags[turn.tag] if not one.is_over.is_set()]
-        turn.before = [one for one in under_way if None in (turn.source, one.source) or turn.source == one.source]
-        of_tags[turn.tag] = [*under_way, turn]
+        turn.under_way = _turns.setdefault(group, {})
+        earlier = turn.under_way.setdefault(turn.tag, [])
+        turn.before = [one for one in earlier if None in (turn.source, one.source) or turn.source == one.source]
+        earlier.append(turn)
         return turn
