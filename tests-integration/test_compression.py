@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import logging
 import os
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch.distributed import distributed_c10d
 
 import comm_orchestrator as dist
-from comm_collectives.compression import Codec, make_codec, selection
+from comm_collectives.compression import Codec, make_codec, pipeline, selection
 from comm_utils import kernels
 from comm_utils.errors import ArgumentError, ArgumentTypeError, CollectiveMismatchError, CommTimeoutError
 from comm_utils.testing import RankPool, patience, run_ranks
@@ -876,6 +880,62 @@ def test_the_second_group_ends_and_times_out_with_its_group(bare_pools: Pools) -
     for left_nothing, elapsed_s in bare_pools(2).run(on, "gloo", of_a_group):
         assert left_nothing
         assert elapsed_s < 20
+
+
+def destroyed_under_a_call() -> list[float]:
+    group = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(1000), group=group, async_op=True, compression="int8").wait()
+    tensor = torch.ones(1000)
+    if dist.get_rank() == 1:
+        time.sleep(0.3)  # the other rank destroys the group meanwhile
+    work = dist.all_reduce(tensor, group=group, async_op=True, compression="int8")
+    dist.destroy_process_group(group)
+    work.wait()
+    dist.barrier()
+    return tensor.unique().tolist()
+
+
+def test_a_group_is_destroyed_after_the_calls_that_are_under_way(bare_pools: Pools) -> None:
+    for values in bare_pools(2).run(on, "gloo", destroyed_under_a_call):
+        assert values == pytest.approx([2.0], rel=0.01)
+
+
+def destroyed_by_torch() -> int:
+    def threads() -> int:
+        return sum(one.name == "comm-compression" for one in threading.enumerate())
+
+    before = threads()
+    for _ in range(3):
+        group = dist.new_group([0, 1])
+        dist.all_reduce(torch.ones(1000), group=group, async_op=True, compression="int8").wait()
+        torch.distributed.destroy_process_group(group)
+    del group
+    dist.destroy_process_group(dist.new_group([0, 1]))  # with which the backend forgets those that are gone
+    gc.collect()
+    end = time.monotonic() + patience()
+    while threads() > before and time.monotonic() < end:
+        time.sleep(0.01)
+    return threads() - before
+
+
+def test_groups_that_torch_destroys_leave_no_thread(bare_pools: Pools) -> None:
+    assert bare_pools(2).run(on, "gloo", destroyed_by_torch) == [0, 0]
+
+
+def lines_of_calls_under_way() -> list[str]:
+    found, exchange = [], pipeline.all_reduce
+
+    def noted(*given: Any) -> None:
+        found.extend(one.name for one in traceback.extract_stack() if one.filename == __file__)
+        exchange(*given)
+
+    with mock.patch.object(pipeline, "all_reduce", noted):
+        dist.all_reduce(torch.ones(1000), async_op=True, compression="int8").wait()
+    return found
+
+
+def test_a_call_under_way_is_made_at_the_line_of_the_program(bare_pools: Pools) -> None:
+    assert bare_pools(2).run(on, "gloo", lines_of_calls_under_way) == [["lines_of_calls_under_way", "noted"]] * 2
 
 
 def without_kernels() -> list[torch.Tensor]:

@@ -15,9 +15,11 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch.distributed import ProcessGroup
 
+from comm_collectives.call_sites import from_here
 from comm_collectives.failed_steps import failed_step
 from comm_utils import threads
 from comm_utils.backend import Backend
@@ -34,7 +36,7 @@ from comm_utils.watch.watch import WATCH
 
 __all__ = ["BackgroundWork", "forget", "start"]
 
-_Call = tuple[Callable[[ProcessGroup], None], "BackgroundWork"]
+_Call = tuple[Callable[[ProcessGroup], None], ProcessGroup, "BackgroundWork"]
 
 
 class BackgroundWork(Handle):
@@ -72,6 +74,8 @@ class BackgroundWork(Handle):
 class _Worker:
     """A thread and its group, which is made once the thread runs: a rank without it could not take part.
 
+    The thread ends with the last reference to this object, once it has done its calls.
+
     Raises:
         RuntimeError: there can be no thread.
     """
@@ -82,11 +86,12 @@ class _Worker:
     def __init__(self) -> None:
         self._prepared = False
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="comm-compression", daemon=True)
+        self._thread = threading.Thread(target=_serve, args=(self._calls,), name="comm-compression", daemon=True)
         threads.start(self._thread)
+        _threads.add(self._thread)
 
     def start(self, call: Callable[[ProcessGroup], None], work: BackgroundWork) -> None:
-        self._calls.put((call, work))
+        self._calls.put((call, self.group, work))
 
     def prepare(self, make: Callable[[ProcessGroup], object]) -> None:
         """Call the first ``make``, with no call under way: libraries make groups while nothing else communicates."""
@@ -102,25 +107,32 @@ class _Worker:
         self._calls.put(None)
 
     def join(self, limit_s: float) -> None:
-        self._thread.join(limit_s)
+        if self._thread is not threading.current_thread():
+            self._thread.join(limit_s)
 
-    def _run(self) -> None:
-        while (one := self._calls.get()) is not None:
-            call, work = one
-            error: BaseException | None = None
-            try:
-                call(self.group)
-            except BaseException as raised:
-                error = raised
-            work.finish(error)
-            del one, call, work, error
+    def __del__(self) -> None:
+        self.end()
+
+
+def _serve(calls: queue.SimpleQueue[_Call | None]) -> None:
+    while (one := calls.get()) is not None:
+        call, group, work = one
+        error: BaseException | None = None
+        try:
+            call(group)
+        except BaseException as raised:
+            error = raised
+        work.finish(error)
+        del one, call, group, work, error
 
 
 _MAKING = "making the group for asynchronous calls"
 # Of the end of a process with calls that are under way.
 _PATIENCE_S = 10.0
-# By group; None is the world group.
-_workers: dict[ProcessGroup | None, _Worker] = {}
+# torch.distributed can end a group too, which must not be kept for its worker.
+_workers: WeakKeyDictionary[ProcessGroup, _Worker] = WeakKeyDictionary()
+# Those of workers, as long as they run.
+_threads: WeakSet[threading.Thread] = WeakSet()
 # How often this process has made such a group of the same ranks; a part of its name.
 _made: Counter[tuple[int, ...]] = Counter()
 
@@ -142,25 +154,26 @@ def start(
         prepare: called with that group before its first call that has one, in the caller's thread, in which all ranks
             make groups in one order.
     """
-    worker = _workers.get(group)
+    key = backend.get_world_group() if group is None else group
+    worker = _workers.get(key)
     if worker is None:
         backend.check_group(group)
-        worker = _workers[group] = _make_worker(name, backend.during(name), group)
+        worker = _workers[key] = _make_worker(name, backend.during(name), group)
     if prepare is not None:
         backend.check_group(worker.group)  # what prepares sends at once
         worker.prepare(prepare)
     work = BackgroundWork(name, worker.described, result)
-    worker.start(call, work)
+    worker.start(from_here(call), work)
     return work
 
 
 def _at_exit() -> None:
     """Wait for calls that are under way: a thread that Python ends inside of native code aborts the process."""
     end = time.monotonic() + _PATIENCE_S
-    for worker in _workers.values():
+    for worker in list(_workers.values()):
         worker.end()
-    for worker in _workers.values():
-        worker.join(max(0.0, end - time.monotonic()))
+    for thread in list(_threads):
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 atexit.register(_at_exit)
@@ -203,6 +216,8 @@ def _begin_worker(who: str) -> _Worker:
 def forget(group: ProcessGroup | None = None) -> ProcessGroup | None:
     """End the thread of ``group``, which is destroyed; all of them where that is the world group.
 
+    What is under way in ``group`` is waited for: other ranks wait for this one in it.
+
     Returns:
         The second group of ``group``, to be destroyed as well; None where it has none, or the world is destroyed.
     """
@@ -211,9 +226,8 @@ def forget(group: ProcessGroup | None = None) -> ProcessGroup | None:
         if worker is None:
             return None
         worker.end()
+        worker.join(_PATIENCE_S)
         return worker.group
     _made.clear()
-    for worker in _workers.values():
-        worker.end()
     _workers.clear()
     return None
