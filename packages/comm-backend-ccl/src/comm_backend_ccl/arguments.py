@@ -14,7 +14,7 @@ from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.reduction_encoding import refusal
 
-__all__ = ["check_splits", "check_tag", "fit", "one", "op_of"]
+__all__ = ["check_exchange", "check_lengths", "check_tag", "fit", "one", "op_of"]
 
 
 def one(tensors: Any, call: str, sparse: bool = False) -> torch.Tensor:
@@ -56,7 +56,27 @@ def fit(call: str, tensors: Any, like: torch.Tensor | None, count: int, parts: i
             )
 
 
-def check_splits(tensor: torch.Tensor, rows: Sequence[int], size: int) -> None:
+def check_exchange(
+    output: torch.Tensor,
+    input: torch.Tensor,
+    output_rows: Sequence[int],
+    input_rows: Sequence[int],
+    size: int,
+) -> None:
+    """Check the tensors and split sizes of an exchange; empty ones are equal parts."""
+    for tensor, rows in ((output, output_rows), (input, input_rows)):
+        _check_splits(one(tensor, "all_to_all_single"), rows, size)
+    if output.dtype is not input.dtype:
+        raise ArgumentTypeError(f"all_to_all_single: got an output of {output.dtype} and an input of {input.dtype}")
+    # Without split sizes, parts have the input's size, and more of them would be written behind the output.
+    if not output_rows and not input_rows and output.numel() != input.numel():
+        raise ArgumentError(
+            f"all_to_all_single: got an output of {output.numel()} elements and an input of {input.numel()}; without "
+            "split sizes both have to have as many"
+        )
+
+
+def _check_splits(tensor: torch.Tensor, rows: Sequence[int], size: int) -> None:
     """Check that ``rows``, empty for equal parts, share out the first dimension among ``size`` ranks."""
     have = tensor.shape[0] if tensor.dim() else 1
     if not rows:
@@ -64,6 +84,12 @@ def check_splits(tensor: torch.Tensor, rows: Sequence[int], size: int) -> None:
             raise ArgumentError(f"all_to_all_single: got {have} rows, which do not divide by {size} ranks")
     elif len(rows) != size or sum(rows) != have or min(rows) < 0:
         raise ArgumentError(f"all_to_all_single: got split sizes {list(rows)} for {have} rows and {size} ranks")
+
+
+def check_lengths(call: str, outputs: Sequence[object], inputs: Sequence[object]) -> None:
+    """Check that a call of several operations has an output for each input."""
+    if len(outputs) != len(inputs):
+        raise ArgumentError(f"{call}: got {len(outputs)} outputs for {len(inputs)} inputs; expected one for each")
 
 
 def op_of(options: Any, *tensors: torch.Tensor) -> ReduceOp:

@@ -228,7 +228,8 @@ class Communicator(Group):
     def _part_counts(self, tensor: torch.Tensor, rows: Sequence[int] | None) -> list[int]:
         if not rows:
             return [tensor.numel() // self.size] * self.size
-        row = tensor.numel() // tensor.shape[0] if tensor.shape[0] else 0
+        have = tensor.shape[0] if tensor.dim() else 1
+        row = tensor.numel() // have if have else 0
         return [row * count for count in rows]
 
     def gather(

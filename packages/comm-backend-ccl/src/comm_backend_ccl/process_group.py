@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_ccl import reductions
-from comm_backend_ccl.arguments import check_splits, check_tag, fit, one, op_of
+from comm_backend_ccl.arguments import check_exchange, check_lengths, check_tag, fit, one, op_of
 from comm_backend_ccl.c10d_work import C10dWork
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.communicator_factory import make_communicator
@@ -246,17 +246,24 @@ class CclProcessGroup(ProcessGroup):
 
     @overloaded("all_gather_single_coalesced", (("outputs",), ("inputs",)))
     def all_gather_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, options: Any) -> C10dWork:
-        works = [self.all_gather_single(output, input, options) for output, input in zip(outputs, inputs, strict=True)]
-        return C10dWork.of_all(works, outputs)
+        # All of them before the first is sent.
+        check_lengths("all_gather_into_tensor_coalesced", outputs, inputs)
+        pairs = list(zip(outputs, inputs, strict=True))
+        for output, input in pairs:
+            fit("all_gather_into_tensor_coalesced", [output], input, 1, self.size())
+        return C10dWork.of_all([self.all_gather_single(*pair, options) for pair in pairs], outputs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     @overloaded("allgather_coalesced", (("output_lists",), ("input_list",)))
     def allgather_coalesced(self, outputs: list[_Tensors], inputs: _Tensors, options: Any) -> C10dWork:
         # outputs[r][i] is tensor i of rank r.
-        works = [
-            self.allgather([[row[index] for row in outputs]], [tensor], options) for index, tensor in enumerate(inputs)
-        ]
+        for row in outputs:
+            check_lengths("allgather_coalesced", row, inputs)
+        columns = [[row[index] for row in outputs] for index in range(len(inputs))]
+        for column, tensor in zip(columns, inputs, strict=True):
+            fit("allgather_coalesced", column, tensor, self.size())
+        works = [self.allgather([column], [tensor], options) for column, tensor in zip(columns, inputs, strict=True)]
         return C10dWork.of_all(works, [tensor for row in outputs for tensor in row])
 
     @overloaded("reduce_scatter", (("output_tensors", "output"), ("input_tensors", "input")), "op", "timeout")
@@ -284,8 +291,11 @@ class CclProcessGroup(ProcessGroup):
 
     @overloaded("reduce_scatter_single_coalesced", (("outputs",), ("inputs",)))
     def reduce_scatter_single_coalesced(self, outputs: _Tensors, inputs: _Tensors, options: Any) -> C10dWork:
-        pairs = zip(outputs, inputs, strict=True)
-        return C10dWork.of_all([self.reduce_scatter_single(one, other, options) for one, other in pairs], outputs)
+        check_lengths("reduce_scatter_tensor_coalesced", outputs, inputs)
+        pairs = list(zip(outputs, inputs, strict=True))
+        for output, input in pairs:
+            fit("reduce_scatter_tensor_coalesced", [input], output, 1, self.size())
+        return C10dWork.of_all([self.reduce_scatter_single(*pair, options) for pair in pairs], outputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -313,10 +323,7 @@ class CclProcessGroup(ProcessGroup):
         input_split_sizes: Sequence[int],
         options: Any,
     ) -> C10dWork:
-        for tensor, rows in ((output, output_split_sizes), (input, input_split_sizes)):
-            check_splits(one(tensor, "all_to_all_single"), rows, self.size())
-        if output.dtype is not input.dtype:
-            raise ArgumentTypeError(f"all_to_all_single: got an output of {output.dtype} and an input of {input.dtype}")
+        check_exchange(output, input, output_split_sizes, input_split_sizes, self.size())
         memory, finish = for_writing(output)
         source = input.contiguous()
         work = self._open().all_to_all_rows(
