@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -283,6 +284,31 @@ def test_messages_name_the_limit_where_no_thread_can_be_started(
     for error, remedy in zip(errors, remedies, strict=True):
         assert "this process cannot start another thread; the user's limit is " in error
         assert remedy in error
+
+
+def begin_without_a_progress_thread() -> tuple[str, list[float]]:
+    dist.init_distributed("ccl", verbose=False, timeout=60)
+    other, token = dist.new_group([0, 1]), torch.ones(4)
+    message, memory = "", np.full(1000, 7.0, dtype=np.float32)
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(1000), async_op=True)
+        assert work is not None
+    else:
+        with limited_threads(0), pytest.raises(dist.BackendUnavailableError) as caught:
+            dist.all_reduce(torch.from_numpy(memory), async_op=True)
+        message = str(caught.value)
+    for _ in range(20):  # which completes what the ranks have begun
+        dist.all_reduce(token, group=other)
+    return message, np.unique(memory).tolist()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes a user without other processes")
+def test_nothing_has_begun_on_oneccl_where_no_thread_can_be_started(rank_environment: dict[str, Any]) -> None:
+    env = {**rank_environment, "CCL_SHARED_MEMORY": "0"}
+    message, memory = run_ranks(begin_without_a_progress_thread, 2, env=env)[1]
+    assert "a thread for asynchronous operations cannot be started" in message
+    assert "ulimit -u" in message
+    assert memory == [7.0]
 
 
 def watch_without_a_thread(left: int) -> tuple[str, int]:

@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -161,9 +162,16 @@ EXPORTED Handle *comm_oneccl_start(const Group *group, const Call *call, int wat
         refuse_forked();
         auto handle = std::make_unique<Handle>(std::make_shared<Request>());
         Request &request = **handle;
+        if (watched) {
+            ProgressThread::instance().start();  // once the operation goes on in the caller's memory, nothing may fail
+        }
         begin(request, *group, *call);
         if (watched && request.state.load(std::memory_order_relaxed) == pending) {
-            ProgressThread::instance().add(*handle);
+            try {
+                ProgressThread::instance().add(*handle);
+            } catch (const std::bad_alloc &) {
+                // It is completed by those who wait.
+            }
         }
         return handle.release();
     });
@@ -220,6 +228,7 @@ EXPORTED void comm_oneccl_release(Handle *handle) {
     }
     const bool released = guarded(false, nullptr, 0, [&] {
         if ((*handle)->state.load(std::memory_order_acquire) == pending) {
+            ProgressThread::instance().start();
             ProgressThread::instance().add(*handle);
         }
         delete handle;

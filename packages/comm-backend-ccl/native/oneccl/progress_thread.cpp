@@ -6,6 +6,9 @@
 #include <time.h>
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <system_error>
 #include <utility>
 
 namespace oneccl {
@@ -15,15 +18,27 @@ ProgressThread &ProgressThread::instance() {
     return one;
 }
 
+void ProgressThread::start() {
+    const std::lock_guard<std::mutex> held(mutex_);
+    if (stop_ || thread_.joinable()) {
+        return;
+    }
+    try {
+        thread_ = std::thread([this] { run(); });
+    } catch (const std::system_error &error) {
+        throw std::runtime_error(std::string("a thread for asynchronous operations cannot be started (") +
+                                 error.what() +
+                                 "); raise the limit of processes and threads (ulimit -u, or the container's pids "
+                                 "limit)");
+    }
+}
+
 void ProgressThread::add(const Handle &request) {
     const std::lock_guard<std::mutex> held(mutex_);
     if (stop_) {
         unfinished = true;
         new Handle(request);  // the process is ending
         return;
-    }
-    if (!thread_.joinable()) {
-        thread_ = std::thread([this] { run(); });
     }
     added_.push_back(request);
     wake_.notify_one();

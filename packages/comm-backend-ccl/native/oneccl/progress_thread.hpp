@@ -19,6 +19,9 @@ public:
     // There is one, which may outlive static objects.
     static ProgressThread &instance();
 
+    // Starts the thread, unless it runs; throws, naming the limit, where none can be started.
+    void start();
+    // Completes the request, once the thread was started.
     void add(const Handle &request);
     void stop();
     // The thread does not exist in a forked child, and must not be joined there.
