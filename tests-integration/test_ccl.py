@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
@@ -362,6 +366,45 @@ def run_forked() -> None:
 
 def test_a_forked_child_is_refused(ccl_pools: Pools) -> None:
     ccl_pools(2).run(run_forked)
+
+
+def run_interrupted(interrupted: str) -> None:
+    """The memory of a call that an exception of a signal handler has ended stays until the operation is over."""
+    dist.init_distributed("ccl", verbose=False)
+    other, token = dist.new_group([0, 1]), torch.ones(4)
+    for _ in range(3):  # the later ones on the fast path
+        dist.all_reduce(torch.ones(1000))
+        dist.all_reduce(token, group=other)
+    if dist.get_rank() == 1:
+        while not os.path.exists(interrupted):
+            time.sleep(0.01)
+        dist.all_reduce(tensor := torch.ones(1000))
+        assert tensor.unique().tolist() == [2.0]
+    else:
+        kept = call_that_is_interrupted()
+        assert kept() is not None
+        Path(interrupted).touch()
+    for _ in range(8):
+        dist.all_reduce(token, group=other)
+    dist.all_reduce(tensor := torch.ones(1000))
+    assert tensor.unique().tolist() == [2.0]
+
+
+def call_that_is_interrupted() -> weakref.ref[torch.Tensor]:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    tensor = torch.ones(1000)
+    signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 0.02)  # within the native call, which ends after 0.05 s
+    with contextlib.suppress(KeyboardInterrupt):
+        dist.all_reduce(tensor)
+        pytest.fail("the call was not interrupted")
+    return weakref.ref(tensor)
+
+
+def test_an_interrupted_call_keeps_its_memory(ccl_environment: dict[str, Any], tmp_path: Path) -> None:
+    run_ranks(run_interrupted, 2, str(tmp_path / "interrupted"), env=ccl_environment)
 
 
 def run_progress() -> None:

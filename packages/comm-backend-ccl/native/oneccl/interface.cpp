@@ -155,10 +155,12 @@ EXPORTED void comm_oneccl_destroy(Group *group) {
     });
 }
 
-// Starts an operation and returns a handle, to be given to comm_oneccl_release; nullptr after an error.
+// Starts an operation and sets `made` to a handle, to be given to comm_oneccl_release; -1 after an error.
 // `watched`: it has to end even if nobody waits for it.
-EXPORTED Handle *comm_oneccl_start(const Group *group, const Call *call, int watched, char *message, int capacity) {
-    return guarded<Handle *>(nullptr, message, capacity, [&] {
+// Handles go into memory of the caller's: Python may lose what a function returns, where a signal handler raises.
+EXPORTED int comm_oneccl_start(const Group *group, const Call *call, int watched, Handle **made, char *message,
+                               int capacity) {
+    return guarded(-1, message, capacity, [&] {
         refuse_forked();
         auto handle = std::make_unique<Handle>(std::make_shared<Request>());
         Request &request = **handle;
@@ -173,7 +175,8 @@ EXPORTED Handle *comm_oneccl_start(const Group *group, const Call *call, int wat
                 // It is completed by those who wait.
             }
         }
-        return handle.release();
+        *made = handle.release();
+        return 0;
     });
 }
 
@@ -203,22 +206,23 @@ struct Plan {
     double seconds;
 };
 
-// Starts an operation and waits for it: nullptr if it was complete within the plan's seconds, else a handle, as of
-// comm_oneccl_start, of what is under way or failed. Without memory for that, the process ends.
-EXPORTED Handle *comm_oneccl_run(const Plan *plan, const void *input, void *output, size_t count) noexcept {
+// Starts an operation and waits for it: 1 if it was complete within the plan's seconds; else 0, and `made` is a handle,
+// as of comm_oneccl_start, of what is under way or failed. Without memory for that, the process ends.
+EXPORTED int comm_oneccl_run(const Plan *plan, const void *input, void *output, size_t count, Handle **made) noexcept {
     auto request = std::make_shared<Request>();
     try {
         refuse_forked();
         begin(*request, *plan->group,
               {plan->operation, input, output, count, nullptr, nullptr, plan->dtype, plan->op, plan->peer});
         if (wait_for(*request, plan->seconds) == complete) {
-            return nullptr;
+            return 1;
         }
     } catch (const std::exception &error) {
         request->error = error.what();
         request->state.store(failed, std::memory_order_release);
     }
-    return new Handle(std::move(request));
+    *made = new Handle(std::move(request));
+    return 0;
 }
 
 // Operations that are still under way are completed all the same.
@@ -252,7 +256,7 @@ EXPORTED void comm_oneccl_stop() {
             library.unlock();
             ProgressThread::instance().stop();
         }
-        if (!free || unfinished) {
+        if (!free || unfinished || under_way.load(std::memory_order_relaxed) > 0) {
             on_exit(leave_without_destructors, nullptr);
             return 0;
         }

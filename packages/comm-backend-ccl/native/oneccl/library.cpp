@@ -6,6 +6,7 @@ namespace oneccl {
 
 std::timed_mutex library;
 std::atomic<int> waiting{0};
+std::atomic<int> under_way{0};
 std::atomic<bool> forked{false};
 std::atomic<bool> ranks_share_cores{false};
 bool stopped = false;

@@ -14,6 +14,7 @@ extern std::timed_mutex library;
 extern std::atomic<int> waiting;  // threads in wait_for(), which make progress for all
 extern std::atomic<bool> forked;
 extern std::atomic<bool> ranks_share_cores;
+extern std::atomic<int> under_way;    // operations that have begun and are neither complete nor failed
 extern bool stopped;                  // guarded by `library`
 extern std::atomic<bool> unfinished;  // an operation was left under way, or failed
 

@@ -57,6 +57,7 @@ void begin(Request &request, const Group &group, const Call &call) {
     }
     request.on = group.communicator;
     request.event = start(group, call);
+    under_way.fetch_add(1, std::memory_order_relaxed);
     request.test_locked();
 }
 

@@ -53,6 +53,7 @@ int Request::test_locked() {
         now = failed;
         leak();
     }
+    under_way.fetch_sub(1, std::memory_order_relaxed);
     state.store(now, std::memory_order_release);
     return now;
 }

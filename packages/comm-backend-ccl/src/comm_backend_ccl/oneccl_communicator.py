@@ -35,8 +35,6 @@ _GRACE_S = 2.0
 _SLICE_S = 0.002
 # How often a rank that is being connected looks whether another one has failed.
 _LOOK_S = 0.05
-# The memory of operations that were given up, which oneCCL may still write to.
-_abandoned: list[torch.Tensor] = []
 
 
 class OneCclCommunicator(Communicator):
@@ -105,18 +103,17 @@ class OneCclCommunicator(Communicator):
     def _check_connections(self, group: oneccl_library.Group, connecting: Connecting) -> None:
         """Gather the ranks' numbers: a group that is connected wrongly would give wrong results, and no errors."""
         mine, found = torch.tensor([self.ranks[self.rank]]), torch.full((self.size,), -1)
+        places = mine.data_ptr(), found.data_ptr()
         handle = oneccl_library.start(
-            group, Operation.ALL_GATHER, mine.data_ptr(), found.data_ptr(), 1, ONECCL_DTYPES[torch.int64]
+            group, Operation.ALL_GATHER, *places, 1, ONECCL_DTYPES[torch.int64], kept=(mine, found)
         )
         try:
             while not oneccl_library.wait(handle, _LOOK_S):
                 connecting.check()
         except BaseException as error:
-            _abandoned.extend((mine, found))
             oneccl_library.note_failure(f"the making of a group: {error}")
             raise
-        finally:
-            oneccl_library.release(handle)
+        oneccl_library.release(handle)
         if found.tolist() != self.ranks:
             raise BackendUnavailableError(
                 f"oneCCL has connected rank {self.ranks[self.rank]} of {self} with ranks {found.tolist()}; use "
@@ -192,6 +189,7 @@ class OneCclCommunicator(Communicator):
                 watched=call.watched,
                 source_counts=[item * one for one in source_counts],
                 target_counts=[item * one for one in target_counts],
+                kept=(source, target),
             )
             return handle, (source, target)
         if operation is Operation.REDUCE and call.root != self.rank:
@@ -207,12 +205,15 @@ class OneCclCommunicator(Communicator):
             ONECCL_OPS[call.op] if reducing else 0,
             max(call.root, 0),
             call.watched,
+            kept=(source, target),
         )
         return handle, (source, target)
 
     def _start_receive(self, tensor: torch.Tensor, source: int) -> EngineHandle:
         address, count = tensor.data_ptr(), tensor.nbytes
-        return oneccl_library.start(self.group, Operation.RECEIVE, address, address, count, _BYTE, 0, source, True)
+        return oneccl_library.start(
+            self.group, Operation.RECEIVE, address, address, count, _BYTE, 0, source, True, kept=(tensor,)
+        )
 
     def source(self, handle: EngineHandle) -> int:
         return handle.source if isinstance(handle, (StoreReceive, QueuedReceive)) else super().source(handle)

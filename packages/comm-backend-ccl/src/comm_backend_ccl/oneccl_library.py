@@ -8,7 +8,9 @@ import os
 import platform
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,21 +50,56 @@ class _Group(ctypes.Structure):
     """Stand for the group behind a :class:`Group`."""
 
 
-class _Operation(ctypes.Structure):
-    """Stand for the operation behind a :class:`Handle`."""
-
-
-# To a type checker, these functions of ctypes have no types that can be written.
+# To a type checker, this function of ctypes has no type that can be written.
 if TYPE_CHECKING:
 
     class Group:
         """A group of ranks; :func:`destroy` ends it."""
 
-    class Handle:
-        """An operation under way; its owner gives it to :func:`release`."""
-
 else:
-    Group, Handle = ctypes.POINTER(_Group), ctypes.POINTER(_Operation)
+    Group = ctypes.POINTER(_Group)
+
+
+class Handle:
+    """An operation under way; its owner gives it to :func:`release`.
+
+    It is made before the operation begins and keeps the tensors in whose memory that goes on: an exception that a
+    signal handler raises, such as ``KeyboardInterrupt``, may end any function that was about to return the handle.
+
+    Attributes:
+        address: of the library's own; of no operation before one has begun, and after the release.
+        kept: the tensors.
+    """
+
+    __slots__ = "address", "kept"
+
+    def __init__(self, kept: tuple[Any, ...]) -> None:
+        self.address = ctypes.c_void_p()
+        self.kept = kept
+
+    def __del__(self) -> None:
+        if self.address:
+            _dropped.append((self.address, self.kept))
+            with suppress(Exception):  # in a forked child, or as the interpreter ends
+                _release_what_ended()
+
+
+#: Operations whose handle was dropped before its release, and their tensors.
+_dropped: deque[tuple[ctypes.c_void_p, tuple[Any, ...]]] = deque()
+#: At so many of them, in turn, a call looks: it must not take longer the more there are.
+_LOOKS = 4
+
+
+def _release_what_ended() -> None:
+    for _ in range(min(_LOOKS, len(_dropped))):
+        try:
+            address, kept = _dropped.popleft()
+        except IndexError:  # another thread does the same
+            return
+        if _Loaded.library.comm_oneccl_wait(address, 0.0, None, 0) > 0:
+            _Loaded.library.comm_oneccl_release(address)
+        else:
+            _dropped.append((address, kept))
 
 
 class _Call(ctypes.Structure):
@@ -153,7 +190,7 @@ def _library() -> Any:
 
 
 def _typed(library: Any) -> Any:
-    text = (ctypes.c_char_p, ctypes.c_int)
+    text, made = (ctypes.c_char_p, ctypes.c_int), ctypes.POINTER(ctypes.c_void_p)
     signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
         "initialize": (
             ctypes.c_int,
@@ -162,12 +199,11 @@ def _typed(library: Any) -> Any:
         "version": (ctypes.c_int, text),
         "create": (Group, (ctypes.c_int, ctypes.c_int, _GET, _SET, ctypes.c_void_p, *text)),
         "destroy": (None, (Group,)),
-        "start": (Handle, (Group, ctypes.POINTER(_Call), ctypes.c_int, *text)),
-        # None if it is complete: a pointer would have to be made for each call.
-        "run": (ctypes.c_void_p, (ctypes.POINTER(_Plan), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)),
-        "wait": (ctypes.c_int, (Handle, ctypes.c_double, *text)),
-        "ended": (ctypes.c_int64, (Handle,)),
-        "release": (None, (Handle,)),
+        "start": (ctypes.c_int, (Group, ctypes.POINTER(_Call), ctypes.c_int, made, *text)),
+        "run": (ctypes.c_int, (ctypes.POINTER(_Plan), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, made)),
+        "wait": (ctypes.c_int, (ctypes.c_void_p, ctypes.c_double, *text)),
+        "ended": (ctypes.c_int64, (ctypes.c_void_p,)),
+        "release": (None, (ctypes.c_void_p,)),
         "stop": (None, ()),
     }
     for name, (result, arguments) in signatures.items():
@@ -297,40 +333,49 @@ def start(
     watched: bool = False,
     source_counts: Sequence[int] = (),
     target_counts: Sequence[int] = (),
+    *,
+    kept: tuple[Any, ...],
 ) -> Handle:
-    """Start an operation on memory that stays where it is until the handle is complete.
+    """Start an operation on the memory of tensors, which the handle keeps until it is complete.
 
     Args:
         source, target: addresses.
         count: elements; what it counts is oneCCL's for each operation.
         watched: it has to come to an end even if nobody waits.
+        kept: the tensors.
 
     Raises:
         RuntimeError: oneCCL refused.
     """
+    if _dropped:
+        _release_what_ended()
     sent = (ctypes.c_size_t * len(source_counts))(*source_counts) if source_counts else None
     received = (ctypes.c_size_t * len(target_counts))(*target_counts) if target_counts else None
     text = _message.buffer
     call = _Call(operation, source, target, count, sent, received, dtype, op, peer)
-    handle: Handle = _Loaded.library.comm_oneccl_start(group, ctypes.byref(call), watched, text, _CAPACITY)
-    if not handle:
+    handle = Handle(kept)
+    made = ctypes.byref(handle.address)
+    if _Loaded.library.comm_oneccl_start(group, ctypes.byref(call), watched, made, text, _CAPACITY):
         raise RuntimeError(_message.text())
     return handle
 
 
 def plan(
     group: Group, operation: Operation, dtype: int, op: int, peer: int, seconds: float
-) -> Callable[[int, int, int], Handle | None]:
-    """Return a function of source, target and count that starts ``operation`` and waits for it up to ``seconds``.
+) -> Callable[[tuple[Any, ...], int, int, int], Handle | None]:
+    """Return a function that starts ``operation`` and waits for it up to ``seconds``.
 
-    It returns None if the operation is complete, else a handle as :func:`start` does, of one under way or failed.
+    It takes the tensors that are used, source, target and count. It returns None if the operation is complete, else a
+    handle as :func:`start` does, of one under way or failed.
     """
     settled = ctypes.byref(_Plan(group, operation, dtype, op, peer, seconds))
     call = _Loaded.library.comm_oneccl_run
 
-    def run(source: int, target: int, count: int) -> Handle | None:
-        address = call(settled, source, target, count)
-        return None if address is None else ctypes.cast(address, Handle)  # type: ignore[type-var]
+    def run(kept: tuple[Any, ...], source: int, target: int, count: int) -> Handle | None:
+        if _dropped:
+            _release_what_ended()
+        handle = Handle(kept)
+        return None if call(settled, source, target, count, ctypes.byref(handle.address)) else handle
 
     return run
 
@@ -341,17 +386,21 @@ def wait(handle: Handle, seconds: float) -> bool:
     Raises:
         RuntimeError: it failed.
     """
-    state = _Loaded.library.comm_oneccl_wait(handle, seconds, _message.buffer, _CAPACITY)
+    state = _Loaded.library.comm_oneccl_wait(handle.address, seconds, _message.buffer, _CAPACITY)
     if state < 0:
         raise RuntimeError(_message.text())
+    if state:
+        handle.kept = ()
     return bool(state)
 
 
 def ended_ns(handle: Handle) -> int | None:
     """Return when the operation was complete, by ``time.perf_counter_ns``; None where it is not."""
-    return _Loaded.library.comm_oneccl_ended(handle) or None
+    return _Loaded.library.comm_oneccl_ended(handle.address) or None
 
 
 def release(handle: Handle) -> None:
-    """Give a handle back. An operation that is under way goes on."""
-    _Loaded.library.comm_oneccl_release(handle)
+    """Give a handle back, whose operation is over."""
+    address, handle.address = handle.address, ctypes.c_void_p()
+    handle.kept = ()
+    _Loaded.library.comm_oneccl_release(address)

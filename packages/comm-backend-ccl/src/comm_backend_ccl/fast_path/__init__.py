@@ -83,13 +83,13 @@ def _waiting(
     def call(*tensors: Any) -> bool:
         if not ours.usable or not accepts(*tensors):
             return False
-        work = start(*tensors)
-        if work is not None:
-            try:
+        try:
+            work = start(*tensors)
+            if work is not None:
                 work.wait()
-            except BaseException:
-                forget()
-                raise
+        except BaseException:
+            forget()
+            raise
         return True
 
     return call

@@ -21,7 +21,7 @@ from comm_utils.torch_support.recorded_calls import KindsByDtype, Note
 
 __all__ = ["planned"]
 
-_Run = Callable[[int, int, int], "oneccl_library.Handle | None"]
+_Run = Callable[[tuple[Any, ...], int, int, int], "oneccl_library.Handle | None"]
 
 # Sends of so much do not wait for their receive, and are announced while they travel.
 _AT_ONCE_BYTES = 4096
@@ -50,13 +50,13 @@ def planned(ours: OneCclCommunicator, kind: Kind) -> Start:
     kinds = KindsByDtype(ours.recorded_as(), ours.ranks, kind.operation, kind.name, op=op, root=root)
 
     def recorded(
-        run: _Run, counted: torch.Tensor, elements: int, tensors: tuple[torch.Tensor, ...], *of_run: int
+        run: _Run, counted: torch.Tensor, elements: int, tensors: tuple[torch.Tensor, ...], *places: int
     ) -> CclWork | None:
         """Start an operation, which the flight recorder counts as ``elements`` of the dtype of ``counted``."""
         call = kinds[counted.dtype]
         number = call.begin(elements, 4, None, None, IN_BACKGROUND if kind.watched else WAITED_FOR)
         try:
-            handle = run(*of_run)
+            handle = run(tensors, *places)
         except BaseException:
             call.fail(number)
             raise
