@@ -75,3 +75,30 @@ def run_exchange_of_other_shapes() -> None:
 
 def test_an_exchange_takes_tensors_of_other_shapes(two: RankPool) -> None:
     two.run(run_exchange_of_other_shapes)
+
+
+def run_where_outputs_are_inputs() -> None:
+    """The sizes are those at which the engines work in pieces."""
+    count, rank = 1 << 18, c10d.get_rank()
+    for _ in range(3):
+        parts = torch.stack((torch.full((count,), 1.0 + rank), torch.full((count,), 10.0 + rank)))
+        for place in (0, 1):  # where this rank's part is, and where it is not
+            both = parts.clone()
+            c10d.reduce_scatter_tensor(both[place], both)
+            assert both[place].unique().tolist() == [3.0 if rank == 0 else 21.0]
+        both = parts.clone()
+        c10d.all_to_all_single(both, both)
+        assert both[:, 0].tolist() == ([1.0, 2.0] if rank == 0 else [10.0, 11.0])
+        assert both.max(1).values.tolist() == both.min(1).values.tolist()
+        both = parts.clone().view(-1)
+        c10d.all_to_all_single(both, both, [count, count], [count, count])
+        assert both.view(2, -1).min(1).values.tolist() == ([1.0, 2.0] if rank == 0 else [10.0, 11.0])
+        for place in (0, 1):
+            both = parts.clone()
+            c10d.all_gather_into_tensor(both.view(-1), both[place])
+            expected = [1.0 + 9 * place, 2.0 + 9 * place]
+            assert both.min(1).values.tolist() == both.max(1).values.tolist() == expected
+
+
+def test_outputs_may_lie_where_inputs_do(two: RankPool) -> None:
+    two.run(run_where_outputs_are_inputs)

@@ -8,7 +8,28 @@ import torch
 
 from comm_utils.torch_support.flattening import unflatten
 
-__all__ = ["for_writing", "unflatten_any"]
+__all__ = ["for_reading", "for_writing", "unflatten_any"]
+
+
+def for_reading(tensor: torch.Tensor, written: torch.Tensor | None = None, own_slot: int | None = None) -> torch.Tensor:
+    """Return contiguous memory with the elements of an input: its own, or a copy.
+
+    Args:
+        written: contiguous memory that the operation writes, in which an input must not lie: it would change while it
+            is read.
+        own_slot: the element of ``written`` at which it may, because what arrives there is the input itself.
+    """
+    memory = tensor.contiguous()
+    if written is None or memory is not tensor or not _overlap(memory, written):
+        return memory
+    if own_slot is not None and memory.data_ptr() == written.data_ptr() + own_slot * written.element_size():
+        return memory
+    return memory.view(-1).view(torch.uint8).clone().view(memory.dtype).view(memory.shape)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    first, second = one.data_ptr(), other.data_ptr()
+    return first < second + other.nbytes and second < first + one.nbytes
 
 
 def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor, Callable[[], None] | None]:

@@ -17,7 +17,7 @@ from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.communicator_factory import make_communicator
 from comm_backend_ccl.fast_path.kinds import Kind
 from comm_backend_ccl.fast_path.shared import started_natively
-from comm_backend_ccl.layout import for_writing, unflatten_any
+from comm_backend_ccl.layout import for_reading, for_writing, unflatten_any
 from comm_backend_ccl.overloads import overloaded
 from comm_backend_ccl.shared_communicator import SharedCommunicator
 from comm_backend_ccl.shared_tensors import empty_shared
@@ -239,7 +239,8 @@ class CclProcessGroup(ProcessGroup):
             return plain
         fit("all_gather_into_tensor", [output], input, 1, self.size())
         memory, finish = for_writing(output)
-        work = self._open().all_gather(memory, input.contiguous(), True, "all_gather_into_tensor")
+        source = for_reading(input, memory, own_slot=self.rank() * input.numel())
+        work = self._open().all_gather(memory, source, True, "all_gather_into_tensor")
         return self._started(work.then(finish), "all_gather_into_tensor", [output], options)
 
     _allgather_base = all_gather_single
@@ -279,14 +280,14 @@ class CclProcessGroup(ProcessGroup):
         if plain is not None:
             return plain
         fit("reduce_scatter_tensor", [input], output, 1, self.size())
-        return self._reduce_scatter(output, input.contiguous(), "reduce_scatter_tensor", options)
+        return self._reduce_scatter(output, input, "reduce_scatter_tensor", options)
 
     _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter(self, output: torch.Tensor, source: torch.Tensor, name: str, options: Any) -> C10dWork:
         op = op_of(options, output)
         memory, finish = for_writing(output)
-        work = reductions.reduce_scatter(self._open(), memory, source, op, name)
+        work = reductions.reduce_scatter(self._open(), memory, for_reading(source, memory), op, name)
         return self._started(work.then(finish), name, [output], options)
 
     @overloaded("reduce_scatter_single_coalesced", (("outputs",), ("inputs",)))
@@ -325,7 +326,7 @@ class CclProcessGroup(ProcessGroup):
     ) -> C10dWork:
         check_exchange(output, input, output_split_sizes, input_split_sizes, self.size())
         memory, finish = for_writing(output)
-        source = input.contiguous()
+        source = for_reading(input, memory)
         work = self._open().all_to_all_rows(
             memory, source, output_split_sizes, input_split_sizes, True, "all_to_all_single"
         )
