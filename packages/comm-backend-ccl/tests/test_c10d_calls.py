@@ -102,3 +102,25 @@ def run_where_outputs_are_inputs() -> None:
 
 def test_outputs_may_lie_where_inputs_do(two: RankPool) -> None:
     two.run(run_where_outputs_are_inputs)
+
+
+def run_wrong_ranks_and_own_parts() -> None:
+    group, x = c10d.group.WORLD, torch.ones(4)
+    assert group is not None
+    outside = "root: got rank 7; expected one of the group, 0 to 1"
+    refused(lambda: c10d.broadcast(x, group_src=7), outside)
+    refused(lambda: c10d.reduce(x, group_dst=7), outside)
+    refused(lambda: c10d.gather(x, None, group_dst=7), outside)
+    refused(lambda: c10d.scatter(x, None, group_src=7), outside)
+    refused(lambda: group.broadcast(x, root=-1), "root: got rank -1")
+    refused(lambda: group.send([x], 7), "got rank 7 as the peer; expected another rank of the group")
+    refused(lambda: group.send([x], 0), "got rank 0 as the peer; expected another rank of the group")
+    refused(lambda: group.recv([x], 7), "got rank 7 as the peer; expected another rank of the group")
+    own = "got 2 elements to send to this rank itself, and room for 1; expected as many"
+    refused(lambda: c10d.all_to_all_single(torch.zeros(3), torch.ones(3), [1, 2], [2, 1]), own)
+    refused(lambda: c10d.all_to_all_single(torch.zeros(2), torch.ones(3), None, [2, 1]), own)
+    refused(lambda: c10d.all_to_all([torch.ones(1), x], [torch.ones(2), x]), own)
+
+
+def test_what_a_rank_alone_can_know_is_refused_before_anything_is_sent(two: RankPool) -> None:
+    two.run(run_wrong_ranks_and_own_parts)

@@ -14,7 +14,17 @@ from comm_utils.errors import ArgumentError, ArgumentTypeError
 from comm_utils.reduce_op import ReduceOp, parse_reduce_op
 from comm_utils.torch_support.reduction_encoding import refusal
 
-__all__ = ["check_exchange", "check_lengths", "check_tag", "fit", "one", "op_of"]
+__all__ = [
+    "check_exchange",
+    "check_lengths",
+    "check_own_parts",
+    "check_peer",
+    "check_root",
+    "check_tag",
+    "fit",
+    "one",
+    "op_of",
+]
 
 
 def one(tensors: Any, call: str, sparse: bool = False) -> torch.Tensor:
@@ -62,6 +72,7 @@ def check_exchange(
     output_rows: Sequence[int],
     input_rows: Sequence[int],
     size: int,
+    rank: int,
 ) -> None:
     """Check the tensors and split sizes of an exchange; empty ones are equal parts."""
     for tensor, rows in ((output, output_rows), (input, input_rows)):
@@ -74,6 +85,21 @@ def check_exchange(
             f"all_to_all_single: got an output of {output.numel()} elements and an input of {input.numel()}; without "
             "split sizes both have to have as many"
         )
+    own = [_own_part(tensor, rows, size, rank) for tensor, rows in ((output, output_rows), (input, input_rows))]
+    check_own_parts("all_to_all_single", *own)
+
+
+def check_own_parts(call: str, received: int, sent: int) -> None:
+    """Check that this rank expects as many elements from itself as it sends to itself."""
+    if received != sent:
+        raise ArgumentError(
+            f"{call}: got {sent} elements to send to this rank itself, and room for {received}; expected as many"
+        )
+
+
+def _own_part(tensor: torch.Tensor, rows: Sequence[int], size: int, rank: int) -> int:
+    have = tensor.shape[0] if tensor.dim() else 1
+    return tensor.numel() // size if not rows else tensor.numel() // max(have, 1) * rows[rank]
 
 
 def _check_splits(tensor: torch.Tensor, rows: Sequence[int], size: int) -> None:
@@ -104,6 +130,23 @@ def op_of(options: Any, *tensors: torch.Tensor) -> ReduceOp:
 def is_integer_average(op: ReduceOp, dtype: torch.dtype) -> bool:
     """Return whether this is an average of integers, which programs on NCCL take for granted."""
     return op is ReduceOp.AVG and not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
+
+
+def check_root(call: str, root: int, size: int) -> int:
+    """Return the group rank of a root."""
+    if not 0 <= root < size:
+        raise ArgumentError(f"{call}: root: got rank {root}; expected one of the group, 0 to {size - 1}")
+    return root
+
+
+def check_peer(call: str, peer: int, size: int, rank: int) -> int:
+    """Return the group rank of the other rank of a message."""
+    if not 0 <= peer < size or peer == rank:
+        raise ArgumentError(
+            f"{call}: got rank {peer} as the peer; expected another rank of the group, of 0 to {size - 1}, as this one "
+            f"is {rank}"
+        )
+    return peer
 
 
 def check_tag(call: str, tag: int) -> int:

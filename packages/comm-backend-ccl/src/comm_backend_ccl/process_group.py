@@ -11,7 +11,17 @@ from torch.distributed import ProcessGroup, Store
 from torch.distributed import distributed_c10d as internals
 
 from comm_backend_ccl import reductions
-from comm_backend_ccl.arguments import check_exchange, check_lengths, check_tag, fit, one, op_of
+from comm_backend_ccl.arguments import (
+    check_exchange,
+    check_lengths,
+    check_own_parts,
+    check_peer,
+    check_root,
+    check_tag,
+    fit,
+    one,
+    op_of,
+)
 from comm_backend_ccl.c10d_work import C10dWork
 from comm_backend_ccl.communicator import Communicator
 from comm_backend_ccl.communicator_factory import make_communicator
@@ -160,6 +170,9 @@ class CclProcessGroup(ProcessGroup):
             self._coalesced.append(work)
         return C10dWork(work, outcome)
 
+    def _root(self, call: str, options: Any) -> int:
+        return check_root(call, options.rootRank, self.size())
+
     def _plain(self, operation: str, tensors: _Tensors, options: Any, op: ReduceOp, root: int = 0) -> C10dWork | None:
         """Start an operation on tensors that native code validates; None, having done nothing, for others.
 
@@ -207,14 +220,14 @@ class CclProcessGroup(ProcessGroup):
     @overloaded("reduce", (("tensors", "tensor"),), "root", "op", "timeout")
     def reduce(self, tensors: _Tensors | torch.Tensor, options: Any) -> C10dWork:
         tensor = one(tensors, "reduce")
-        op = op_of(options, tensor)
+        op, root = op_of(options, tensor), self._root("reduce", options)
         memory, finish = for_writing(tensor, read=True)
-        work = reductions.reduce(self._open(), memory, options.rootRank, op)
+        work = reductions.reduce(self._open(), memory, root, op)
         return self._started(work.then(finish), "reduce", [tensor], options)
 
     @overloaded("broadcast", (("tensors", "tensor"),), "root", "timeout")
     def broadcast(self, tensors: _Tensors | torch.Tensor, options: Any) -> C10dWork:
-        tensor, root = one(tensors, "broadcast"), options.rootRank
+        tensor, root = one(tensors, "broadcast"), self._root("broadcast", options)
         plain = self._plain("broadcast", [tensor], options, ReduceOp.SUM, root)
         if plain is not None:
             return plain
@@ -306,6 +319,7 @@ class CclProcessGroup(ProcessGroup):
             fit("all_to_all", given, None, self.size())
         if outputs[0].dtype is not inputs[0].dtype:
             raise ArgumentTypeError(f"all_to_all: got outputs of {outputs[0].dtype} and inputs of {inputs[0].dtype}")
+        check_own_parts("all_to_all", outputs[self.rank()].numel(), inputs[self.rank()].numel())
         source = flatten([one.contiguous() for one in inputs])
         target = source.new_empty(sum(one.numel() for one in outputs), dtype=outputs[0].dtype)
         work = self._open().all_to_all(
@@ -324,7 +338,7 @@ class CclProcessGroup(ProcessGroup):
         input_split_sizes: Sequence[int],
         options: Any,
     ) -> C10dWork:
-        check_exchange(output, input, output_split_sizes, input_split_sizes, self.size())
+        check_exchange(output, input, output_split_sizes, input_split_sizes, self.size(), self.rank())
         memory, finish = for_writing(output)
         source = for_reading(input, memory)
         work = self._open().all_to_all_rows(
@@ -336,26 +350,26 @@ class CclProcessGroup(ProcessGroup):
 
     @overloaded("gather", (("output_tensors",), ("input_tensors", "input_tensor")), "root", "timeout")
     def gather(self, outputs: Any, inputs: Any, options: Any) -> C10dWork:
-        communicator, source = self._open(), one(inputs, "gather")
-        if communicator.rank != options.rootRank:
-            work = communicator.gather(None, source.contiguous(), options.rootRank, True)
+        communicator, source, root = self._open(), one(inputs, "gather"), self._root("gather", options)
+        if communicator.rank != root:
+            work = communicator.gather(None, source.contiguous(), root, True)
             return self._started(work, "gather", [], options)
         targets: _Tensors = _of_one(outputs)
         fit("gather", targets, source, self.size())
         flat = source.new_empty(source.numel() * communicator.size)
-        work = communicator.gather(flat, source.contiguous(), options.rootRank, True)
+        work = communicator.gather(flat, source.contiguous(), root, True)
         return self._started(work.then(lambda: unflatten_any(flat, targets)), "gather", targets, options)
 
     @overloaded("scatter", (("output_tensors", "output_tensor"), ("input_tensors",)), "root", "timeout")
     def scatter(self, outputs: Any, inputs: Any, options: Any) -> C10dWork:
-        communicator, output = self._open(), one(outputs, "scatter")
-        mine = communicator.rank == options.rootRank
+        communicator, output, root = self._open(), one(outputs, "scatter"), self._root("scatter", options)
+        mine = communicator.rank == root
         sources = _of_one(inputs) if mine else []
         if mine:
             fit("scatter", sources, output, self.size())
         source = flatten([one.contiguous() for one in sources]) if mine else None
         memory, finish = for_writing(output)
-        work = communicator.scatter(memory, source, options.rootRank, True)
+        work = communicator.scatter(memory, source, root, True)
         return self._started(work.then(finish), "scatter", [output], options)
 
     @overloaded("barrier", (), "timeout")
@@ -391,11 +405,14 @@ class CclProcessGroup(ProcessGroup):
 
     def send(self, tensors: _Tensors, peer: int, tag: int = 0) -> C10dWork:
         tensor = one(tensors, "send")
+        check_peer("send", peer, self.size(), self.rank())
         work = self._open().send(tensor.contiguous(), peer, True, check_tag("send", tag))
         return self._started(work, "send", [tensor])
 
     def recv(self, tensors: _Tensors, peer: int, tag: int = 0) -> C10dWork:
         tensor = one(tensors, "recv")
+        if peer != ANY_SOURCE:
+            check_peer("recv", peer, self.size(), self.rank())
         memory, finish = for_writing(tensor)
         work = self._open().receive(memory, peer, True, check_tag("recv", tag), "recv").then(finish)
         return self._started(work, "recv", [tensor])
