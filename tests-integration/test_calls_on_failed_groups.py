@@ -206,7 +206,7 @@ def test_peer_that_dies(rank_environment: dict[str, Any]) -> None:
     assert survivor.duration_s < 30 * patience()
 
 
-def run_destroyed_during_a_call(backend: str, end: str) -> str:
+def run_destroyed_during_a_call(backend: str, call: str, end: str) -> str:
     dist.init_distributed(backend, verbose=False)
     dist.all_reduce(torch.ones(4))
     if dist.get_rank() == 1:
@@ -214,7 +214,12 @@ def run_destroyed_during_a_call(backend: str, end: str) -> str:
             time.sleep(0.01)
         dist.destroy_process_group()
         return ""
-    work = dist.all_reduce(torch.ones(100_000), async_op=True)
+    tensor = torch.ones(100_000)
+    work = (
+        dist.all_reduce(tensor, async_op=True)
+        if call == "all_reduce"
+        else dist.irecv(tensor, tag=3 if call == "tag" else 0)
+    )
     said: list[BaseException] = []
 
     def wait() -> None:
@@ -231,12 +236,23 @@ def run_destroyed_during_a_call(backend: str, end: str) -> str:
     return f"{type(said[0]).__name__}: {said[0]}"
 
 
-@pytest.mark.parametrize("backend", ["gloo", "ccl"])
+@pytest.mark.parametrize(
+    ("backend", "env", "call"),
+    [
+        ("gloo", {}, "all_reduce"),
+        ("ccl", {"CCL_SHARED_MEMORY": "1"}, "all_reduce"),
+        ("ccl", {"CCL_SHARED_MEMORY": "0"}, "all_reduce"),
+        ("ccl", {"CCL_SHARED_MEMORY": "0"}, "recv"),
+        ("ccl", {"CCL_SHARED_MEMORY": "0"}, "tag"),
+    ],
+)
 def test_a_call_whose_group_another_thread_destroys(
-    backend: str, tmp_path: Path, rank_environment: dict[str, Any]
+    backend: str, env: dict[str, Any], call: str, tmp_path: Path, rank_environment: dict[str, Any]
 ) -> None:
-    said = run_ranks(run_destroyed_during_a_call, 2, backend, str(tmp_path / "end"), env=rank_environment)[0]
-    expected = "all_reduce on the group of ranks [0, 1] failed: this process destroyed the group before the call was"
+    env = {**rank_environment, **env}
+    said = run_ranks(run_destroyed_during_a_call, 2, backend, call, str(tmp_path / "end"), env=env)[0]
+    name = "all_reduce" if call == "all_reduce" else "irecv"
+    expected = f"{name} on the group of ranks [0, 1] failed: this process destroyed the group before the call was"
     assert said.startswith(f"NotInitializedError: {expected} complete"), said
 
 

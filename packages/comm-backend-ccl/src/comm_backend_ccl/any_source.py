@@ -22,6 +22,7 @@ from comm_utils.torch_support.failures import raised_by_handler
 
 __all__ = ["AnySource", "QueuedReceive", "match_all"]
 
+_DESTROYED = "the group was destroyed"
 _NAPS_S = 0.0002, 0.005
 # So many messages are never sent.
 _COUNT_DIGITS = 19
@@ -156,8 +157,10 @@ class AnySource:
             self._lock.release()
 
     def close(self) -> None:
-        """Forget what is queued, and who starts receives: it owns this object."""
+        """Fail what is queued, and forget who starts receives: it owns this object."""
         with self._lock:
+            for receive in self._queue:
+                receive.failure = _DESTROYED
             self._queue.clear()
             _waiting.discard(self)
             self._start = _closed
@@ -199,7 +202,7 @@ def match_all() -> bool:
 
 
 def _closed(tensor: torch.Tensor, source: int) -> EngineHandle:
-    raise RuntimeError("this process group no longer exists")
+    raise RuntimeError(_DESTROYED)
 
 
 def _below(store: Store) -> Store:

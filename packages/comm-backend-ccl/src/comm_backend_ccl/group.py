@@ -121,6 +121,15 @@ class Group(ABC):
             f"{self._how_to_go_on}"
         )
 
+    @property
+    def was_destroyed(self) -> bool:
+        """Return whether this process has destroyed the group."""
+        return not self._open
+
+    def destroyed_error(self, call: str) -> NotInitializedError:
+        """Return the error for a call that was under way then."""
+        return NotInitializedError(f"{call} on {self} failed: {DESTROYED_DURING_CALL}")
+
     def for_diagnosis(self) -> RingGroup:
         """Return the group as rings describe it."""
         return RingGroup(self.name, tuple(self.ranks), self.description, self.engine)
@@ -238,7 +247,7 @@ class Group(ABC):
             pending = self._trouble
             return self.broken_error() if pending is None else self.in_trouble(call, pending)
         if _DESTROYED in str(error):
-            return NotInitializedError(f"{call} on {self} failed: {DESTROYED_DURING_CALL}")
+            return self.destroyed_error(call)
         if any(reason in str(error) for reason in _OF_THIS_PROCESS):
             return BackendUnavailableError(f"{call} on {self}: {error}")
         if _LACKING in str(error) or is_exhausted(error):

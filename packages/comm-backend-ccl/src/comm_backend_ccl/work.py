@@ -45,6 +45,9 @@ class Operations(Protocol):
     broken: str | None
     timeout_s: float
 
+    @property
+    def was_destroyed(self) -> bool: ...
+
     def within(self, handle: EngineHandle, seconds: float) -> bool: ...
 
     def is_complete(self, handle: EngineHandle) -> bool: ...
@@ -66,6 +69,8 @@ class Operations(Protocol):
     def in_trouble(self, call: str, trouble: Trouble) -> BaseException: ...
 
     def broken_error(self) -> BaseException: ...
+
+    def destroyed_error(self, call: str) -> BaseException: ...
 
     def failed(self, call: str, error: BaseException, peer: int | None = None) -> BaseException: ...
 
@@ -185,6 +190,8 @@ class CclWork(Handle):
             return lambda: communicator.in_trouble(self.name, trouble)
         if communicator.broken is not None:
             return communicator.broken_error
+        if communicator.was_destroyed:
+            return lambda: communicator.destroyed_error(self.name)
         if now >= self._latest():
             limit_s = communicator.timeout_s if self.end is None else self.limit_s
             return lambda: communicator.timed_out(self.name, limit_s, self.end is not None)
