@@ -247,7 +247,10 @@ class CclWork(Handle):
             # The caller waits from now on, and ranks that have not come are missing.
             if self.note is not None:
                 self.note.wait(WAITED_FOR if self.end is None else LIMITED)
-            self._communicator.begin_wait(handle, self.end is not None)
+            try:
+                self._communicator.begin_wait(handle, self.end is not None)
+            except RuntimeError as error:  # in a forked child
+                raise self._fail(self._communicator.failed(self.name, error, self.peer)) from error
         return super().get_future()
 
     def ended_ns(self) -> int | None:

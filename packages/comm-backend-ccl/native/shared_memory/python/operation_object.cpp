@@ -68,7 +68,7 @@ PyObject *begin_wait(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-PyMethodDef methods[] = {{"begin_wait", entry<begin_wait>, METH_VARARGS, nullptr},
+PyMethodDef methods[] = {{"begin_wait", engine_entry<begin_wait>, METH_VARARGS, nullptr},
                          {"wait", engine_entry<wait>, METH_VARARGS, nullptr},
                          {"failure", entry<failure>, METH_NOARGS, nullptr},
                          {"ended", entry<ended>, METH_NOARGS, nullptr},
@@ -106,6 +106,9 @@ PyObject *type = nullptr;
 }  // namespace
 
 void release_what_ended(size_t most) noexcept {
+    if (forked) {  // they are the parent's, and so are the groups that might end with them
+        return;
+    }
     most = std::min(most, abandoned.size());
     for (size_t look = 0; look < most && !abandoned.empty(); ++look) {
         next = next < abandoned.size() ? next : 0;
