@@ -102,6 +102,55 @@ def test_a_forked_child_is_refused_at_once(backend: str, env: dict[str, Any], ra
     run_ranks(run_forked, 2, backend, timeout_s=120, env={**rank_environment, **env})
 
 
+def run_handles_in_a_child() -> list[str]:
+    """A child uses handles of its parent, which are under way; rank 0 goes on when the child has ended."""
+    dist.init_distributed("ccl", verbose=False)
+    other = dist.new_group([0, 1])
+    if dist.get_rank() == 0:
+        dist.barrier(other)
+        dist.send(torch.full((4,), 5.0), 1, tag=7)
+        dist.send(torch.full((4,), 6.0), 1)
+        dist.all_reduce(torch.ones(4))
+        return []
+    tensors = [torch.zeros(4), torch.zeros(4), torch.ones(4)]
+    works: list[Any] = [dist.irecv(tensors[0], tag=7), dist.irecv(tensors[1])]
+    works.append(dist.all_reduce(tensors[2], async_op=True))
+    mine, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_use_handles, args=(theirs, works))
+    process.start()
+    said: list[str] = mine.recv() if mine.poll(60) else []
+    process.join(20)
+    assert process.exitcode == 0
+    dist.barrier(other)
+    for work in works:
+        work.wait()
+    assert [one.unique().tolist() for one in tensors] == [[5.0], [6.0], [2.0]]
+    return said
+
+
+def _use_handles(pipe: Any, works: list[Any]) -> None:
+    said = []
+    for work in works:
+        for call in (lambda work=work: work.get_future().wait(), lambda work=work: work.wait(3)):
+            try:
+                said.append(f"no error: {call()}")
+            except Exception as error:
+                said.append(f"{type(error).__name__}: {error}")
+        said.append(f"{type(work.exception()).__name__}: {work.exception()}")
+        assert work.is_completed()  # to the child
+    pipe.send(said)
+
+
+@pytest.mark.parametrize(("backend", "env"), LIBRARIES[1:])
+def test_a_handle_of_the_parent_is_refused(backend: str, env: dict[str, Any], rank_environment: dict[str, Any]) -> None:
+    said = run_ranks(run_handles_in_a_child, 2, env={**rank_environment, **env})[1]
+    assert len(said) == 9
+    for one in said:
+        assert one.startswith("BackendUnavailableError: "), said
+        assert "forked child" in one
+        assert "spawn or forkserver" in one
+
+
 def run_dropped_in_a_child(backend: str) -> str:
     """A child drops a handle of an operation of its parent that is under way."""
     dist.init_distributed(backend, verbose=False)

@@ -22,6 +22,7 @@ from comm_backend_ccl.work import ANY_SOURCE, EngineHandle
 from comm_utils import topology
 from comm_utils.errors import BackendUnavailableError, NotInitializedError
 from comm_utils.torch_support.connecting import Connecting
+from comm_utils.torch_support.group_state import IN_FORKED_CHILD
 from comm_utils.watch.trouble import Trouble
 from comm_utils.watch.watch import WATCH
 
@@ -134,6 +135,8 @@ class OneCclCommunicator(Communicator):
 
     def _end(self) -> None:
         group, self._group = self._group, None
+        if self._inherited:
+            return
         self.untagged.close()
         if group is not None:
             oneccl_library.destroy(group)
@@ -219,6 +222,8 @@ class OneCclCommunicator(Communicator):
         return handle.source if isinstance(handle, (StoreReceive, QueuedReceive)) else super().source(handle)
 
     def within(self, handle: EngineHandle, seconds: float) -> bool:
+        if self._inherited:  # what this child would ask the store takes the parent's answers
+            raise RuntimeError(f"oneCCL {IN_FORKED_CHILD}")
         if isinstance(handle, QueuedReceive):
             return self.untagged.within(handle, seconds, oneccl_library.wait)
         end = time.monotonic() + seconds
