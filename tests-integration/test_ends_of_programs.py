@@ -19,17 +19,23 @@ from comm_utils.testing import run_ranks, run_ranks_outcomes
 def ends_beside_a_call(backend: str, pause_s: float, call: str) -> None:
     """Rank 0's program ends while its thread waits for rank 1, which makes no call, or is about to wait."""
     dist.init_distributed(backend, timeout=30, verbose=False)
+    for _ in range(3):  # the later ones on the fast path
+        dist.all_reduce_coalesced([torch.ones(5), torch.ones(6)])
     dist.barrier()
     if dist.get_rank() == 1:
         time.sleep(3)
     else:
-        calls = {"all_reduce": lambda: dist.all_reduce(torch.ones(5)), "recv": lambda: dist.recv(torch.ones(5), 1)}
+        calls = {
+            "all_reduce": lambda: dist.all_reduce(torch.ones(5)),
+            "all_reduce_coalesced": lambda: dist.all_reduce_coalesced([torch.ones(5), torch.ones(6)]),
+            "recv": lambda: dist.recv(torch.ones(5), 1),
+        }
         threading.Thread(target=calls[call], daemon=True).start()
         time.sleep(pause_s)
 
 
 @pytest.mark.parametrize("backend", ["gloo", "ccl"])
-@pytest.mark.parametrize("call", ["all_reduce", "recv"])
+@pytest.mark.parametrize("call", ["all_reduce", "all_reduce_coalesced", "recv"])
 @pytest.mark.parametrize("pause_s", [0.0, 0.6])
 def test_a_program_ends_beside_a_call(
     rank_environment: dict[str, Any], backend: str, call: str, pause_s: float

@@ -127,7 +127,8 @@ bool describe(CoalescedPath &path, Packing &packing) {
         const Owned sizes =
             owned(PyBytes_FromStringAndSize(reinterpret_cast<const char *>(bucket.sizes.data()),
                                             static_cast<Py_ssize_t>(bucket.sizes.size() * sizeof(uint64_t))));
-        const Owned found = owned(PyObject_CallFunctionObjArgs(path.describe, sizes.get(), nullptr));
+        const Owned found =
+            owned(or_stay([&] { return PyObject_CallFunctionObjArgs(path.describe, sizes.get(), nullptr); }));
         const char *text;
         unsigned long long digest;
         parse(found.get(), "sK", &text, &digest);
@@ -198,7 +199,7 @@ Outcome reduce(const CoalescedPath &path, const Bucket &bucket, char *begin, PyO
     }
     // The operation keeps the block: a signal may end `later` before it has taken hold of it.
     const Owned operation = owned(make_operation(shared, std::move(task), block));
-    const Owned waited(PyObject_CallFunctionObjArgs(path.later, operation.get(), nullptr));
+    const Owned waited(or_stay([&] { return PyObject_CallFunctionObjArgs(path.later, operation.get(), nullptr); }));
     return waited != nullptr ? Outcome::complete : Outcome::raised;
 }
 
@@ -216,8 +217,10 @@ void put(const CoalescedPath &path, PyObject *list, const Members &members, size
     if (tensor == nullptr) {
         throw PythonError();
     }
-    owned(PyObject_CallFunction(path.put, "OKKi", tensor, reinterpret_cast<unsigned long long>(begin),
-                                static_cast<unsigned long long>(member.memory.second), member.dtype));
+    owned(or_stay([&] {
+        return PyObject_CallFunction(path.put, "OKKi", tensor, reinterpret_cast<unsigned long long>(begin),
+                                     static_cast<unsigned long long>(member.memory.second), member.dtype);
+    }));
 }
 
 // Returns True if all is done; False, with nothing begun, where the general path has to be taken.

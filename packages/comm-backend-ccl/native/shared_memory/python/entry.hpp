@@ -9,6 +9,8 @@
 #include "segment/memory.hpp"
 
 #include <cxxabi.h>
+#include <unistd.h>
+
 #include <memory>
 #include <new>
 #include <stdexcept>
@@ -18,12 +20,27 @@ namespace shm {
 // Whether memory is in use that a child would share with its parent, and whether this is such a child.
 extern bool used, forked;
 
+// Returns what `body` does, which may ask for the GIL. Where the interpreter has ended meanwhile, CPython before 3.14
+// ends the thread by unwinding its stack, whose destructors would drop references without the GIL. The thread stays
+// here instead, as it does in 3.14, until the process ends.
+template <class Body>
+auto or_stay(Body body) {
+    try {
+        return body();
+    } catch (const abi::__forced_unwind &) {
+        while (true) {
+            pause();
+        }
+    }
+}
+
 struct GilRelease {
     PyThreadState *state = PyEval_SaveThread();
     GilRelease() = default;
     GilRelease(const GilRelease &) = delete;
-    // Of a thread that outlives the interpreter, this is where it ends: by unwinding its stack.
-    ~GilRelease() noexcept(false) { PyEval_RestoreThread(state); }
+    ~GilRelease() {
+        or_stay([&] { PyEval_RestoreThread(state); });
+    }
 };
 
 // A Python exception is set, and nullptr is what the function returns.
@@ -62,7 +79,7 @@ PyObject *guarded(F body) {
     } catch (const std::exception &error) {
         PyErr_SetString(PyExc_RuntimeError, error.what());
     } catch (const abi::__forced_unwind &) {
-        throw;  // the thread ends, see GilRelease
+        throw;  // the thread ends, see or_stay(), in a call that leaves nothing to destructors
     } catch (...) {
         PyErr_SetString(PyExc_SystemError, "shared memory: an unknown error in native code");
     }

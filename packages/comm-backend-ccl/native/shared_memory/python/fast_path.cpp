@@ -224,8 +224,10 @@ PyObject *attempt(const FastPath &path, PyObject *const *arguments, Py_ssize_t c
     // The operation keeps its tensors: a signal may end `later` before it has taken hold of them.
     const Py_ssize_t tensors = tensors_of(path);
     PyObject *operation = operation_on(path, shared, std::move(task), arguments);
-    PyObject *found = PyObject_CallFunctionObjArgs(path.later, operation, tensors > 0 ? arguments[0] : nullptr,
-                                                   tensors > 1 ? arguments[1] : nullptr, nullptr);
+    PyObject *found = or_stay([&] {
+        return PyObject_CallFunctionObjArgs(path.later, operation, tensors > 0 ? arguments[0] : nullptr,
+                                            tensors > 1 ? arguments[1] : nullptr, nullptr);
+    });
     Py_DECREF(operation);
     return found;
 }
