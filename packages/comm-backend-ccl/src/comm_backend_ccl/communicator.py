@@ -147,6 +147,10 @@ class Communicator(Group):
                 if failed is error:
                     raise
                 raise failed from error
+            except BaseException:  # it was refused, or interrupted
+                if note is not None:
+                    note.fail()
+                raise
             if note is not None and handle is None:
                 note.end()
                 note = None
