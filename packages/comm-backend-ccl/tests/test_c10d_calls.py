@@ -124,3 +124,26 @@ def run_wrong_ranks_and_own_parts() -> None:
 
 def test_what_a_rank_alone_can_know_is_refused_before_anything_is_sent(two: RankPool) -> None:
     two.run(run_wrong_ranks_and_own_parts)
+
+
+def run_lazy_views() -> None:
+    rank = c10d.get_rank()
+    negated = torch._neg_view(torch.full((4,), rank + 1.0))
+    outputs = [torch.zeros(4), torch._neg_view(torch.zeros(4))]
+    c10d.all_gather(outputs, negated)
+    assert [one.tolist() for one in outputs] == [[-1.0] * 4, [-2.0] * 4]
+    c10d.all_gather_into_tensor(both := torch.zeros(8), negated)
+    assert both.tolist() == [-1.0] * 4 + [-2.0] * 4
+    c10d.broadcast(copied := torch._neg_view(torch.full((4,), rank + 1.0)), 1)
+    assert copied.tolist() == [-2.0] * 4
+    c10d.all_reduce(negated, c10d.ReduceOp.MAX)
+    assert negated.tolist() == [-1.0] * 4
+    # What torch's own function refuses to view as real numbers.
+    numbers, group = torch.full((4,), 1 + 1j * (rank + 1)).conj(), c10d.group.WORLD
+    assert group is not None
+    group.broadcast(numbers, root=1).wait()
+    assert numbers.tolist() == [1 - 2j] * 4
+
+
+def test_lazily_negated_and_conjugated_views_travel_as_their_elements(two: RankPool) -> None:
+    two.run(run_lazy_views)

@@ -19,12 +19,21 @@ def for_reading(tensor: torch.Tensor, written: torch.Tensor | None = None, own_s
             is read.
         own_slot: the element of ``written`` at which it may, because what arrives there is the input itself.
     """
-    memory = tensor.contiguous()
+    memory = _resolved(tensor).contiguous()
     if written is None or memory is not tensor or not _overlap(memory, written):
         return memory
     if own_slot is not None and memory.data_ptr() == written.data_ptr() + own_slot * written.element_size():
         return memory
-    return memory.view(-1).view(torch.uint8).clone().view(memory.dtype).view(memory.shape)
+    return memory.detach().view(-1).view(torch.uint8).clone().view(memory.dtype).view(memory.shape)
+
+
+def _is_lazy(tensor: torch.Tensor) -> bool:
+    """Return whether the elements are the negatives or conjugates of what lies in memory."""
+    return tensor.is_neg() or tensor.is_conj()
+
+
+def _resolved(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.resolve_conj().resolve_neg() if _is_lazy(tensor) else tensor
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -34,9 +43,11 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor, Callable[[], None] | None]:
     """Contiguous memory for an output, and how to bring it to where it belongs."""
-    if tensor.is_contiguous():
+    if tensor.is_contiguous() and not _is_lazy(tensor):
         return tensor, None
-    memory = tensor.contiguous() if read else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    memory = (
+        _resolved(tensor).contiguous() if read else torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    )
 
     def finish() -> None:
         tensor.copy_(memory)
@@ -46,7 +57,7 @@ def for_writing(tensor: torch.Tensor, read: bool = False) -> tuple[torch.Tensor,
 
 def unflatten_any(source: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
     """Unflatten into tensors that need not be dense, element by element."""
-    if all(target.is_contiguous() for target in targets):
+    if all(target.is_contiguous() and not _is_lazy(target) for target in targets):
         unflatten(source, targets)
         return
     begin = 0

@@ -212,7 +212,7 @@ class CclProcessGroup(ProcessGroup):
         communicator, op = self._open(), op_of(options, *tensors)
         if len({tensor.dtype for tensor in tensors}) != 1:
             raise ArgumentTypeError("allreduce_coalesced: the tensors have different dtypes; expected one")
-        flat = flatten([tensor.contiguous() for tensor in tensors])
+        flat = flatten([for_reading(tensor) for tensor in tensors])
         with passing_joined(tensors):
             work = reductions.all_reduce(communicator, flat, op)
         return self._started(work.then(lambda: unflatten_any(flat, tensors)), "all_reduce", tensors, options)
@@ -242,7 +242,7 @@ class CclProcessGroup(ProcessGroup):
         fit("allgather", targets, source, self.size())
         communicator = self._open()
         flat = source.new_empty(source.numel() * communicator.size)
-        work = communicator.all_gather(flat, source.contiguous(), True)
+        work = communicator.all_gather(flat, for_reading(source), True)
         return self._started(work.then(lambda: unflatten_any(flat, targets)), "all_gather", targets, options)
 
     @overloaded("all_gather_single", (("output",), ("input",)), "timeout")
@@ -285,7 +285,7 @@ class CclProcessGroup(ProcessGroup):
         output = one(outputs, "reduce_scatter")
         sources = _of_one(inputs)
         fit("reduce_scatter", sources, output, self.size())
-        return self._reduce_scatter(output, flatten([one.contiguous() for one in sources]), "reduce_scatter", options)
+        return self._reduce_scatter(output, flatten([for_reading(one) for one in sources]), "reduce_scatter", options)
 
     @overloaded("reduce_scatter_single", (("outputTensor", "output"), ("inputTensor", "input")), "op", "timeout")
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any) -> C10dWork:
@@ -320,7 +320,7 @@ class CclProcessGroup(ProcessGroup):
         if outputs[0].dtype is not inputs[0].dtype:
             raise ArgumentTypeError(f"all_to_all: got outputs of {outputs[0].dtype} and inputs of {inputs[0].dtype}")
         check_own_parts("all_to_all", outputs[self.rank()].numel(), inputs[self.rank()].numel())
-        source = flatten([one.contiguous() for one in inputs])
+        source = flatten([for_reading(one) for one in inputs])
         target = source.new_empty(sum(one.numel() for one in outputs), dtype=outputs[0].dtype)
         work = self._open().all_to_all(
             target, source, [one.numel() for one in outputs], [one.numel() for one in inputs], True, "all_to_all"
@@ -352,12 +352,12 @@ class CclProcessGroup(ProcessGroup):
     def gather(self, outputs: Any, inputs: Any, options: Any) -> C10dWork:
         communicator, source, root = self._open(), one(inputs, "gather"), self._root("gather", options)
         if communicator.rank != root:
-            work = communicator.gather(None, source.contiguous(), root, True)
+            work = communicator.gather(None, for_reading(source), root, True)
             return self._started(work, "gather", [], options)
         targets: _Tensors = _of_one(outputs)
         fit("gather", targets, source, self.size())
         flat = source.new_empty(source.numel() * communicator.size)
-        work = communicator.gather(flat, source.contiguous(), root, True)
+        work = communicator.gather(flat, for_reading(source), root, True)
         return self._started(work.then(lambda: unflatten_any(flat, targets)), "gather", targets, options)
 
     @overloaded("scatter", (("output_tensors", "output_tensor"), ("input_tensors",)), "root", "timeout")
@@ -367,7 +367,7 @@ class CclProcessGroup(ProcessGroup):
         sources = _of_one(inputs) if mine else []
         if mine:
             fit("scatter", sources, output, self.size())
-        source = flatten([one.contiguous() for one in sources]) if mine else None
+        source = flatten([for_reading(one) for one in sources]) if mine else None
         memory, finish = for_writing(output)
         work = communicator.scatter(memory, source, root, True)
         return self._started(work.then(finish), "scatter", [output], options)
@@ -406,7 +406,7 @@ class CclProcessGroup(ProcessGroup):
     def send(self, tensors: _Tensors, peer: int, tag: int = 0) -> C10dWork:
         tensor = one(tensors, "send")
         check_peer("send", peer, self.size(), self.rank())
-        work = self._open().send(tensor.contiguous(), peer, True, check_tag("send", tag))
+        work = self._open().send(for_reading(tensor), peer, True, check_tag("send", tag))
         return self._started(work, "send", [tensor])
 
     def recv(self, tensors: _Tensors, peer: int, tag: int = 0) -> C10dWork:
