@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -451,6 +452,78 @@ def read_in_backward() -> None:
 
 def test_backwards_find_the_values_that_they_read(pools: Pools) -> None:
     pools(2).run(read_in_backward)
+
+
+class Slotted:
+    __slots__ = ("_fields", "itself")
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self._fields, self.itself = {"x": [x]}, self
+
+
+WRAPPERS: dict[str, tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]] = {
+    "attribute": (lambda x: SimpleNamespace(inner=SimpleNamespace(x=x)), lambda value: value.inner.x),
+    "slots": (Slotted, lambda value: value._fields["x"][0]),
+    "function": (lambda x: lambda: x, lambda value: value()),
+}
+
+
+class Wrapped(nn.Module):
+    """Returns its result in an object; the backward of the product reads the parameter."""
+
+    def __init__(self, wrapper: str) -> None:
+        super().__init__()
+        self.weight, self.wrapper = nn.Parameter(torch.randn(5, 5)), wrapper
+
+    def forward(self, x: Any) -> Any:
+        wrap, unwrap = WRAPPERS[self.wrapper]
+        return wrap(torch.tanh((x if isinstance(x, torch.Tensor) else unwrap(x)) @ self.weight))
+
+
+def wrapped_outputs() -> None:
+    for wrapper, (_, unwrap) in WRAPPERS.items():
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Wrapped(wrapper) for _ in range(3)))
+        plain = copy.deepcopy(model)
+        with registered(model, 3, bucket_size_bytes=1) as handle:
+            optimizers = [sgd(handle), torch.optim.SGD(plain.parameters(), lr=0.1)]
+            handle.attach(optimizers[0])
+            for _ in range(2):
+                for one, optimizer in zip((model, plain), optimizers, strict=True):
+                    optimizer.zero_grad()
+                    unwrap(one(torch.arange(10.0).view(2, 5))).square().mean().backward()
+                    optimizer.step()
+            assert handle.memory().parameter_bytes < sum(4 * one.numel() for one in plain.parameters())
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(one, other), wrapper
+
+
+def test_outputs_of_any_kind(pools: Pools) -> None:
+    pools(2).run(wrapped_outputs)
+
+
+class Remembers(nn.Linear):
+    """Returns nothing that a backward comes through."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.result = [super().forward(x)]
+        return x.detach()
+
+
+def unnoticed_backward() -> str:
+    model = nn.Sequential(Remembers(5, 5))
+    with registered(model, 3) as handle:
+        model(data())
+        with pytest.raises(ArgumentError) as caught:
+            model[0].result[0].square().sum().backward()
+        assert all(one.grad is None for group in handle.parameter_groups() for one in group["params"])
+    return str(caught.value)
+
+
+def test_backwards_that_bypass_the_output_are_refused(pools: Pools) -> None:
+    for message in pools(2).run(unnoticed_backward):
+        assert message.startswith("backward: the gradient of parameter '0.")
+        assert "return such tensors" in message
 
 
 def second_backwards(stage: int) -> str:

@@ -7,6 +7,9 @@ ZeRO's partitioned parameters (Rajbhandari et al. 2020, section 5.3), by hooks o
 2. After the forward, they are freed, unless the next use is of the same unit.
 3. Before the backward of a module, they are gathered again. They are freed when all their gradients have arrived and
    the backward has reached another module, outside of whose call the module is: until then, the backward may read them.
+
+The backward of a module is noticed at the tensors in its output. Where something in the output may hide some, the
+parameters stay gathered from the forward to the end of the backward instead.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.parameter_access import watch_parameters
-from comm_collectives.hooks.sharded.tensors_in import tensors_in
+from comm_collectives.hooks.sharded.tensors_in import outputs_of
 from comm_collectives.hooks.sharded.units import Unit
 from comm_collectives.hooks.sharded.use_order import UseOrder
 from comm_utils.errors import ArgumentError
@@ -58,6 +61,8 @@ class Gathering:
         self._is_open = False
         # Read by modules that they do not belong to, in any pass so far.
         self._outside: list[Unit] = []
+        # Of modules whose output may hide tensors.
+        self._kept: list[Unit] = []
         self._current: Unit | None = None
         # By id, flat memories all of whose gradients this backward has brought, on all ranks.
         self._done: set[int] = set()
@@ -137,7 +142,7 @@ class Gathering:
             unit.is_needed = False
         kept = self._forward.expected[-1:] if torch.is_grad_enabled() else []
         for unit in self.units:
-            if unit not in kept:
+            if unit not in kept and not self._stays(unit):
                 _free(unit, keeps_aliases=not torch.is_grad_enabled())
 
     def _use(self, unit: Unit) -> None:
@@ -155,9 +160,13 @@ class Gathering:
         if self._is_open or unit.is_needed or self._is_backward():
             return
         is_last = self._forward.is_at_end() and torch.is_grad_enabled()
-        if self._depth and (self._forward.next() is unit or is_last):
+        if self._stays(unit) or (self._depth and (self._forward.next() is unit or is_last)):
             return
         _free(unit, keeps_aliases=not torch.is_grad_enabled())
+
+    def _stays(self, unit: Unit) -> bool:
+        """Return whether a backward may reach ``unit`` unnoticed."""
+        return unit in self._kept and torch.is_grad_enabled()
 
     def _gather(self, unit: Unit, follows: Unit | None) -> None:
         for flat in unit.flats:
@@ -196,10 +205,16 @@ class Gathering:
                 if unit is not self._current or not unit.is_gathered():
                     self._use_in_backward(unit, callers)
 
-        if units or is_root:
-            for tensor in tensors_in(outputs):
-                if tensor.requires_grad:
-                    cast("Any", tensor).register_hook(begin)
+        if not units and not is_root:
+            return
+        found = outputs_of(outputs)
+        for tensor in found.tensors:
+            cast("Any", tensor).register_hook(begin)
+        if found.is_opaque:
+            for unit in units:
+                for noticed in (self._outside, self._kept):
+                    if unit not in noticed:
+                        noticed.append(unit)
 
     def begin_backward(self) -> None:
         """Gather what a backward needs from its beginning."""
@@ -291,6 +306,7 @@ class Gathering:
             self._undo.pop()()
         self.units = []
         self._outside.clear()
+        self._kept.clear()
 
 
 def _refuse_compilation() -> None:

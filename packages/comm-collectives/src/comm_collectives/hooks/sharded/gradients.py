@@ -27,6 +27,7 @@ from comm_collectives.hooks.gradient_reduction import GradientReduction
 from comm_collectives.hooks.sharded.flat_shard import FlatShard
 from comm_collectives.hooks.sharded.gradient_bucket import GradientBucket
 from comm_collectives.hooks.sharded.gradient_memory import GradientMemory
+from comm_utils.errors import ArgumentError
 
 __all__ = ["Gradients"]
 
@@ -76,6 +77,8 @@ class Gradients:
         def hook(parameter: torch.Tensor) -> None:
             gradient, parameter.grad = parameter.grad, None
             assert gradient is not None
+            if bucket.flat.frees and not bucket.flat.is_gathered:
+                _refuse_unnoticed(bucket.flat.names[position])
             if not self.is_running:
                 self.begin()
             if not self._arrived:
@@ -187,6 +190,14 @@ class Gradients:
         self._hooks.clear()
         self.buckets.clear()
         self._memory = None
+
+
+def _refuse_unnoticed(name: str) -> None:
+    raise ArgumentError(
+        f"backward: the gradient of parameter {name!r} was computed while its values were freed (stage 3), because the "
+        "backward reached the module that uses it by no tensor in the module's output; return such tensors from "
+        "forward(), in a list, tuple, dict or an attribute of an object, or use stage 1 or 2"
+    )
 
 
 def _nothing() -> None:

@@ -47,7 +47,7 @@ from comm_collectives.hooks.sharded.prefix import check_names, check_prefix
 from comm_collectives.hooks.sharded.refuse_clipping import DividedTensor, refuse_clipping
 from comm_collectives.hooks.sharded.state import load_optimizer_state, model_state, optimizer_state
 from comm_collectives.hooks.sharded.state_calls import watch_state_calls
-from comm_collectives.hooks.sharded.tensors_in import tensors_in
+from comm_collectives.hooks.sharded.tensors_in import outputs_of
 from comm_collectives.hooks.sharded.units import Unit, divide_model, group_by_kind
 from comm_utils.errors import ArgumentError
 
@@ -151,9 +151,8 @@ class Sharded(Handle):
         def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
             # The end of this backward, also where the first gradient arrives in a backward within it.
             if module is model and torch.is_grad_enabled():
-                for tensor in tensors_in(outputs):
-                    if tensor.requires_grad:
-                        cast("Any", tensor).register_hook(lambda gradient: gradients.begin())
+                for tensor in outputs_of(outputs).tensors:
+                    cast("Any", tensor).register_hook(lambda gradient: gradients.begin())
 
         disable = cast("Any", torch.compiler.disable)  # a graph ends at these
         self.on_removal(model.register_forward_pre_hook(disable(before)).remove)
