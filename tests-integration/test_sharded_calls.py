@@ -392,6 +392,40 @@ def test_passes_that_fail_or_bring_no_gradients(pools: Pools) -> None:
         pools(2).run(after_failures, stage)
 
 
+def dropped(stage: int) -> None:
+    model = make_model()
+    before, plain = copy.deepcopy(model), copy.deepcopy(model)
+    with registered(model, stage) as handle:
+        groups = handle.parameter_groups([{"params": model[0].parameters()}, {"params": [model[2].weight]}])
+        optimizers = [torch.optim.SGD([group], lr=0.1) for group in groups]  # nothing updates model[2].bias
+        for one in optimizers:
+            handle.attach(one)
+        with handle.no_sync():
+            model(100 * data()).sum().backward()
+        for one in optimizers:
+            one.zero_grad()
+        with pytest.raises(ArgumentError, match="without gradients"):
+            optimizers[0].step()
+        with handle.no_sync():
+            model(data()).sum().backward()
+        optimizers[0].zero_grad(set_to_none=False)  # the gradients of the other optimizer stay
+        model(data()).sum().backward()
+        for one in optimizers:
+            one.step()
+    assert all("zero_grad" not in vars(one) for one in optimizers)
+    for rank in range(dist.get_world_size()):
+        drawn = torch.randn(4, 5, generator=torch.Generator().manual_seed(rank))
+        (plain(drawn).sum() / dist.get_world_size()).backward()
+    for (name, one), old, other in zip(model.named_parameters(), before.parameters(), plain.parameters(), strict=True):
+        rate = {"2.weight": 0.2, "2.bias": 0.0}.get(name, 0.1)
+        torch.testing.assert_close(one, old - rate * other.grad)
+
+
+def test_zero_grad_drops_gradients_that_were_not_reduced(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(dropped, stage)
+
+
 # --- what a backward reads, and what it refuses
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import suppress
 
 import torch
@@ -149,6 +150,12 @@ class GradientBucket:
                 work.wait()
         self._filled = [False] * len(self._filled)
         self._release_memory()
+
+    def drop(self, keeps: Collection[int]) -> None:
+        """Forget the gradients that wait for their reduction, except those of the parameters at these positions."""
+        self._filled = [filled and place in keeps for place, filled in enumerate(self._filled)]
+        if not self.holds_gradients:
+            self._release_memory()
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the memory of its own that it holds for gradients."""

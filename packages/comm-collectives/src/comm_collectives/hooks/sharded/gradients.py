@@ -14,7 +14,7 @@ Stages 1 and 2 of ZeRO (Rajbhandari et al. 2020, sections 5.1 and 5.2), with buc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -163,6 +163,19 @@ class Gradients:
         self._in_flight.clear()
         for bucket in self.buckets:
             bucket.abandon()
+
+    def drop(self, tensors: Collection[int]) -> None:
+        """Forget the gradients that wait for their reduction, except those for other tensors of an optimizer.
+
+        Args:
+            tensors: the ``id`` of each tensor whose gradient is dropped.
+        """
+        self.abandon_failed()
+        if self.is_running:
+            return
+        for bucket in self.buckets:
+            others = [one for one in bucket.flat.segments if id(one.parameter) not in tensors]
+            bucket.drop({place for one in others for place in one.positions})
 
     @property
     def holds_gradients(self) -> bool:

@@ -39,6 +39,7 @@ from comm_collectives.hooks.sharded.optimizers import (
     described,
     flats_of,
     notice_loss_scaling,
+    notice_zero_grad,
     refuse_closure,
     refuse_model_parameters,
     refuse_scaled_step,
@@ -214,6 +215,8 @@ class Sharded(Handle):
     def attach(self, optimizer: Optimizer) -> None:
         """Have ``optimizer.step()`` check that there are gradients, and gather parameters after it.
 
+        Its ``zero_grad()`` then drops gradients of :meth:`no_sync` as well.
+
         Every rank calls it, with an optimizer of the same class, groups and options.
 
         Raises:
@@ -251,9 +254,13 @@ class Sharded(Handle):
         def after(optimizer: Optimizer, positional: Any, named: Any) -> None:
             self._gather(flats)
 
+        def drop() -> None:
+            self._gradients.drop({id(one) for group in checked.param_groups for one in group["params"]})
+
         for hook in (checked.register_step_pre_hook(before), checked.register_step_post_hook(after)):
             self.on_removal(hook.remove)
         self.on_removal(notice_loss_scaling(checked))
+        self.on_removal(notice_zero_grad(checked, drop))
         self.on_removal(lambda: self._optimizers.remove(checked))
 
     def gather(self) -> None:
@@ -279,7 +286,7 @@ class Sharded(Handle):
         """Add up gradients on this rank in the backwards within; the first one outside reduces the sum.
 
         Meanwhile every rank has gradients of all parameters, in every stage. Without it, each backward reduces its
-        gradients and adds them to those of this rank's part.
+        gradients and adds them to those of this rank's part. ``zero_grad()`` of an attached optimizer drops the sum.
         """
         self._check_registered("no_sync")
         return self._gradients.no_sync()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ __all__ = [
     "described",
     "flats_of",
     "notice_loss_scaling",
+    "notice_zero_grad",
     "refuse_closure",
     "refuse_model_parameters",
     "refuse_scaled_step",
@@ -106,6 +108,34 @@ def notice_loss_scaling(optimizer: Optimizer) -> Callable[[], None]:
             vars(optimizer).pop(name, None)
         else:
             hooked._step_supports_amp_scaling = before
+
+    return undo
+
+
+def notice_zero_grad(optimizer: Optimizer, before: Callable[[], None]) -> Callable[[], None]:
+    """Call ``before`` at the beginning of each ``optimizer.zero_grad()``, which has no hooks; return what ends this."""
+    hooked: Any = optimizer
+    name, was = "zero_grad", vars(optimizer).get("zero_grad")
+    called: Callable[..., None] = optimizer.zero_grad
+    is_on = True
+
+    @functools.wraps(called)
+    def zero_grad(*positional: Any, **named: Any) -> None:
+        if is_on:
+            before()
+        called(*positional, **named)
+
+    hooked.zero_grad = zero_grad
+
+    def undo() -> None:
+        nonlocal is_on
+        is_on = False
+        if vars(optimizer).get(name) is not zero_grad:
+            return  # it was replaced once more, and is called from there
+        if was is None:
+            del vars(optimizer)[name]
+        else:
+            hooked.zero_grad = was
 
     return undo
 
