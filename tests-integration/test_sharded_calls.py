@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -424,6 +425,36 @@ def dropped(stage: int) -> None:
 def test_zero_grad_drops_gradients_that_were_not_reduced(pools: Pools) -> None:
     for stage in (1, 2, 3):
         pools(2).run(dropped, stage)
+
+
+def failure_after_others(stage: int, synchronizes: bool) -> None:
+    model, plain = make_model(), make_model()
+    with registered(model, stage, bucket_size_bytes=1) as handle:
+        optimizer = sgd(handle)
+        handle.attach(optimizer)
+        with handle.no_sync():
+            model(data()).sum().backward()
+        with pytest.raises(ZeroDivisionError), nullcontext() if synchronizes else handle.no_sync():
+            # It brings gradients of the last layer only.
+            model[2](Fails.apply(model[1](model[0](data())))).sum().backward()
+        with pytest.raises(ArgumentError, match="wait for their reduction"):
+            optimizer.step()
+        model(2 * data()).sum().backward()
+        optimizer.step()
+    for rank in range(dist.get_world_size()):
+        drawn = torch.randn(4, 5, generator=torch.Generator().manual_seed(rank))
+        for scale in (1, 2):
+            (plain(scale * drawn).sum() / dist.get_world_size()).backward()
+        # As without hooks, what came before the error was added.
+        (plain[2](plain[1](plain[0](drawn)).detach()).sum() / dist.get_world_size()).backward()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other - 0.1 * other.grad)
+
+
+def test_a_backward_that_fails_loses_no_earlier_gradients(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        for synchronizes in (False, True):
+            pools(2).run(failure_after_others, stage, synchronizes)
 
 
 # --- what a backward reads, and what it refuses

@@ -39,6 +39,8 @@ class GradientBucket:
         self._views: list[torch.Tensor] = []
         # Whether a view has a gradient, of this backward or of earlier ones within no_sync().
         self._filled = [False] * len(flat.parameters)
+        # The same, of earlier ones alone.
+        self._earlier = list(self._filled)
         self._arrived = [False] * len(flat.parameters)
         # Of this rank's part. It stays, as the optimizer's tensors need it after every backward.
         self._shard: torch.Tensor | None = None
@@ -55,6 +57,7 @@ class GradientBucket:
         """Expect a gradient of every parameter."""
         self.pending = len(self.flat.parameters)
         self.is_started = False
+        self._earlier = list(self._filled)
         self._arrived = [False] * len(self.flat.parameters)
 
     def add(self, position: int, gradient: torch.Tensor) -> None:
@@ -142,14 +145,25 @@ class GradientBucket:
             full, self._full = self._full, None
             self._memory.give_back(full)
 
-    def abandon(self) -> None:
-        """Forget the gradients of a backward that failed."""
-        work, self._work, self._output = self._work, None, None
-        if work is not None:
-            with suppress(Exception):  # the error that ended the backward is the one to report
-                work.wait()
-        self._filled = [False] * len(self._filled)
-        self._release_memory()
+    def abandon(self, keeps_earlier: bool) -> None:
+        """Forget the gradients of a backward that failed.
+
+        Args:
+            keeps_earlier: keep those that earlier backwards within no_sync() brought for the same parameters, and what
+                the failed one has added to them, as without hooks.
+        """
+        if not keeps_earlier:
+            self._earlier = [False] * len(self._earlier)
+        with suppress(Exception):  # the error that ended the backward is the one to report
+            if True in self._earlier:
+                self.finish()
+            elif self._work is not None:
+                self._work.wait()
+        self._work = self._output = None
+        # What was reduced waits no longer.
+        self._filled = [now and before for now, before in zip(self._filled, self._earlier, strict=True)]
+        if not self.holds_gradients:
+            self._release_memory()
 
     def drop(self, keeps: Collection[int]) -> None:
         """Forget the gradients that wait for their reduction, except those of the parameters at these positions."""

@@ -95,7 +95,7 @@ class Gradients:
         if self.is_running:
             if not self._backward_end.was_missed:
                 return
-            self.abandon()
+            self.abandon(keeps_earlier=True)
         self._backward_end.expect()  # it may raise, and then no end would follow
         self.is_running = True
         self._next = 0
@@ -153,16 +153,20 @@ class Gradients:
             self._memory.clear()
 
     def abandon_failed(self) -> None:
-        """Forget the last backward if it ended with an error."""
+        """Forget the last backward if it ended with an error; gradients of earlier ones wait for the next."""
         if self.is_running and self._backward_end.was_missed:
-            self.abandon()
+            self.abandon(keeps_earlier=True)
 
-    def abandon(self) -> None:
-        """Forget the gradients that were not reduced."""
+    def abandon(self, keeps_earlier: bool = False) -> None:
+        """Forget the gradients that were not reduced.
+
+        Args:
+            keeps_earlier: only those of the last backward; see :meth:`GradientBucket.abandon`.
+        """
         self.is_running = False
         self._in_flight.clear()
         for bucket in self.buckets:
-            bucket.abandon()
+            bucket.abandon(keeps_earlier)
 
     def drop(self, tensors: Collection[int]) -> None:
         """Forget the gradients that wait for their reduction, except those for other tensors of an optimizer.

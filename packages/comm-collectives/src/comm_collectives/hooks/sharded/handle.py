@@ -241,6 +241,7 @@ class Sharded(Handle):
             self._check_world("optimizer.step")
             refuse_scaled_step(optimizer)
             refuse_closure(positional, named)
+            self._gradients.abandon_failed()
             for flat in self._flats:
                 flat.keep_replaced("optimizer.step")
             if self._gradients.holds_gradients:
@@ -317,6 +318,7 @@ class Sharded(Handle):
                 "this rank's part of them, and would scale gradients differently on each rank: leave clipping out, or "
                 "limit values with torch.nn.utils.clip_grad_value_ on the optimizer's tensors"
             )
+        self._gradients.abandon_failed()
         if self._gradients.holds_gradients:
             raise ArgumentError(f"{call}: got called while gradients of no_sync() wait for their reduction")
         gradients = [one.grad for one in self._shards() if one.grad is not None and one.numel()]
