@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,6 +165,57 @@ def test_a_checkpoint_before_the_first_step_changes_no_training(kind: str, pools
     ):
         assert trained_again == trained
         assert trained_by_others == pytest.approx(trained, rel=1e-4)
+
+
+class Counting(nn.Module):
+    """Keeps something that is no tensor."""
+
+    count = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def get_extra_state(self) -> int:
+        return self.count
+
+    def set_extra_state(self, state: int) -> None:
+        self.count = state
+
+
+def load_copies(stage: int) -> None:
+    model = make_model()
+    model.append(Counting())
+    with register_sharded_hooks(model, stage, bucket_size_bytes=300) as handle:
+        optimizer = make_optimizer(handle.parameter_groups(groups_of(model)))
+        handle.attach(optimizer)
+        train(model, optimizer, 0, dist.get_rank(), dist.get_world_size())
+        model[1].running_mean.fill_(0.25)
+        model[-1].count = 7
+        saved = io.BytesIO()
+        torch.save(handle.state_dict(optimizer), saved)
+        saved.seek(0)
+        whole, part = handle.full_state_dict(), next(iter(optimizer.state.values()))["exp_avg"].clone()
+        for copied in (copy.deepcopy(handle.state_dict(optimizer)), torch.load(saved), {"model": dict(whole)}):
+            train(model, optimizer, STEPS, dist.get_rank(), dist.get_world_size())
+            model[1].running_mean.fill_(0.5)
+            model[-1].count = 8
+            handle.load_state_dict(copied, optimizer if "optimizer" in copied else None)
+            after = handle.full_state_dict()
+            assert after["6._extra_state"] == 7
+            assert all(torch.equal(after[name], whole[name]) for name in whole if name != "6._extra_state")
+            if "optimizer" in copied:
+                assert torch.equal(next(iter(optimizer.state.values()))["exp_avg"], part)
+        wrong = {**whole, "0.bias": torch.ones(3, 1)}
+        with pytest.raises(ArgumentError, match=r"'0.bias' has a tensor of shape \(3, 1\); expected elements"):
+            handle.load_state_dict({"model": wrong})
+        with pytest.raises(ArgumentError, match="expected 'model', 'optimizer' or both"):
+            handle.load_state_dict(whole)
+        model(torch.ones(1, 2, 7))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_copies_and_whole_tensors_are_loaded(pools: Pools, stage: int) -> None:
+    pools(2).run(load_copies, stage)
 
 
 def save_and_load_divided_layers(folder: str, stage: int) -> None:

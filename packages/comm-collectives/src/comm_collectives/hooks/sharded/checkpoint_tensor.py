@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,17 +35,17 @@ class CheckpointTensor(torch.Tensor):
     _whole: torch.Size
     _blocks: list[tuple[Rectangle, torch.Tensor]]
 
-    def __new__(cls, shape: torch.Size, begin: int, part: torch.Tensor) -> CheckpointTensor:
+    def __new__(cls, shape: Sequence[int], begin: int, part: torch.Tensor) -> CheckpointTensor:
         return part.detach().as_subclass(cls)
 
-    def __init__(self, shape: torch.Size, begin: int, part: torch.Tensor) -> None:
-        self._whole, self.begin, self.part = shape, begin, part.detach()
+    def __init__(self, shape: Sequence[int], begin: int, part: torch.Tensor) -> None:
+        self._whole, self.begin, self.part = torch.Size(shape), begin, part.detach()
         self._blocks = [
             (
                 one,
                 self.part[one.start - begin :][: torch.Size(one.sizes).numel()].view(one.sizes),
             )
-            for one in rectangles(shape, begin, begin + part.numel())
+            for one in rectangles(self._whole, begin, begin + part.numel())
         ]
 
     @classmethod
@@ -55,6 +56,14 @@ class CheckpointTensor(torch.Tensor):
     def size(self, dim: int | None = None) -> Any:
         """Return the shape of the whole tensor, or its size in one dimension."""
         return self._whole if dim is None else self._whole[dim]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CheckpointTensor:
+        """Return one with memory of its own, which ``load_state_dict()`` of the handle takes as well."""
+        copied = memo[id(self)] = CheckpointTensor(self._whole, self.begin, self.part.clone())
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return CheckpointTensor, (tuple(self._whole), self.begin, self.part.clone())
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         end = self.begin + self.part.numel()
@@ -83,3 +92,7 @@ class CheckpointTensor(torch.Tensor):
         if index.offset is None:
             raise ValueError(f"{index.fqn}: got a part without its offset; expected one of {self!r}")
         return next(view for one, view in self._blocks if one.offsets == tuple(index.offset))
+
+
+# So that torch.load(), which makes nothing else by default, makes them.
+torch.serialization.add_safe_globals([CheckpointTensor])

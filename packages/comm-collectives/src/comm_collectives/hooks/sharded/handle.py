@@ -46,7 +46,7 @@ from comm_collectives.hooks.sharded.optimizers import (
 )
 from comm_collectives.hooks.sharded.prefix import check_names, check_prefix
 from comm_collectives.hooks.sharded.refuse_clipping import DividedTensor, refuse_clipping
-from comm_collectives.hooks.sharded.state import load_optimizer_state, model_state, optimizer_state
+from comm_collectives.hooks.sharded.state import load_model_state, load_optimizer_state, model_state, optimizer_state
 from comm_collectives.hooks.sharded.state_calls import watch_state_calls
 from comm_collectives.hooks.sharded.tensors_in import outputs_of
 from comm_collectives.hooks.sharded.units import Unit, divide_model, group_by_kind
@@ -385,6 +385,13 @@ class Sharded(Handle):
         """
         self._check_registered("state_dict")
         check_prefix("state_dict", prefix, self.model)
+        state: dict[str, Any] = {"model": self._model_state(prefix)}
+        if optimizer is not None:
+            checked = check_optimizer("state_dict", optimizer, self._names, self._trainable_flats)
+            state["optimizer"] = optimizer_state(checked, self._trainable_flats, prefix)
+        return state
+
+    def _model_state(self, prefix: str) -> dict[str, Any]:
         is_open, gathering = True, self._gathering
         if gathering is not None:
             is_open, gathering._is_open = gathering._is_open, True  # the hook that refuses lets this pass
@@ -393,23 +400,20 @@ class Sharded(Handle):
         finally:
             if gathering is not None:
                 gathering._is_open = is_open
-        state: dict[str, Any] = {"model": model_state(self.model, self._flats, values, prefix)}
-        if optimizer is not None:
-            checked = check_optimizer("state_dict", optimizer, self._names, self._trainable_flats)
-            state["optimizer"] = optimizer_state(checked, self._trainable_flats, prefix)
-        return state
+        return model_state(self.model, self._flats, values, prefix)
 
     def load_state_dict(self, state: Mapping[str, Any], optimizer: Optimizer | None = None, prefix: str = "") -> None:
         """Take over the state that :meth:`state_dict` returned and a checkpoint was loaded into; every rank calls it.
 
         Args:
-            state: what ``torch.distributed.checkpoint.load`` was given.
+            state: what ``torch.distributed.checkpoint.load`` was given, a copy of it, or ``{"model": ...}`` with whole
+                tensors, as :meth:`full_state_dict` returns them. ``torch.save`` and ``copy.deepcopy`` make copies.
             optimizer: as for :meth:`state_dict`.
             prefix: the one that :meth:`state_dict` was given.
 
         Raises:
-            ArgumentError: the state is that of other parameters or groups, or of another prefix; layers of the model
-                are divided among ranks, and there is no prefix.
+            ArgumentError: the state is that of other parameters or groups, of another prefix or of another number of
+                ranks; layers of the model are divided among ranks, and there is no prefix.
             ArgumentTypeError: ``prefix`` is no string.
         """
         call = "load_state_dict"
@@ -423,6 +427,8 @@ class Sharded(Handle):
                     f"{call}: state: got one without 'optimizer'; expected that of state_dict(optimizer)"
                 )
             load_optimizer_state(checked, self._trainable_flats, state["optimizer"], prefix)
+        if "model" in state:
+            load_model_state(self.model, self._model_state(prefix), state["model"], prefix)
         self._gather(self._flats)
 
     def memory(self) -> MemoryUse:

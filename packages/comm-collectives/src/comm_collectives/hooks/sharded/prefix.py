@@ -41,9 +41,14 @@ def check_names(state: Mapping[str, Any], model: nn.Module, prefix: str) -> None
     """Check that the model's part of ``state`` has all parameters of ``model``, with ``prefix``; for loading.
 
     Raises:
-        ArgumentError: names the first parameter that it has not.
+        ArgumentError: names the first parameter that it has not, or it is no such state.
     """
     if "model" not in state:
+        if "optimizer" not in state:
+            raise ArgumentError(
+                f"load_state_dict: state: got one with {shown(list(state)[:3])}; expected 'model', 'optimizer' or "
+                "both, as in what state_dict() returns, or {'model': handle.full_state_dict()}"
+            )
         return
     for name, _ in model.named_parameters():
         if prefix + name not in state["model"]:

@@ -12,8 +12,9 @@ from torch.optim.optimizer import Optimizer
 from comm_collectives.hooks.sharded.checkpoint_tensor import CheckpointTensor
 from comm_collectives.hooks.sharded.flat_shard import FlatShard, Segment
 from comm_utils.errors import ArgumentError
+from comm_utils.given import shown
 
-__all__ = ["load_optimizer_state", "model_state", "optimizer_state"]
+__all__ = ["load_model_state", "load_optimizer_state", "model_state", "optimizer_state"]
 
 
 def model_state(model: nn.Module, flats: Sequence[FlatShard], values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -40,6 +41,60 @@ def model_state(model: nn.Module, flats: Sequence[FlatShard], values: Mapping[st
 def _part(flat: FlatShard, place: int, shard: torch.Tensor) -> CheckpointTensor:
     begin, end, start = flat.range_of(place)
     return CheckpointTensor(flat.parameters[place].shape, begin, shard[start : start + end - begin])
+
+
+def load_model_state(model: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any], prefix: str) -> None:
+    """Write ``state`` into ``model``, as far as it is not there already.
+
+    Args:
+        model: the model.
+        own: its :func:`model_state`, with the same prefix.
+        state: by the names of ``own``, parts that are the same, or whole tensors.
+        prefix: stands before every name.
+
+    Raises:
+        ArgumentError: names the first tensor of another shape, or part; nothing was written.
+    """
+    extra: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        extra[f"{prefix}{name}._extra_state" if name else f"{prefix}_extra_state"] = module
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for name, mine in own.items():
+        if name in extra or not isinstance(mine, torch.Tensor) or name not in state:
+            continue
+        if isinstance(mine, CheckpointTensor):
+            into, begin = mine.part, mine.begin
+        else:
+            into, begin = mine, 0
+        loaded = _loaded_part(name, state[name], mine.size(), begin, into.numel()).view(into.shape)
+        if loaded.data_ptr() != into.data_ptr():
+            copies.append((into, loaded))
+    with torch.no_grad():
+        for into, loaded in copies:
+            into.copy_(loaded)
+    for name, module in extra.items():
+        if name in own and name in state:
+            module.set_extra_state(state[name])
+
+
+def _loaded_part(name: str, value: object, shape: torch.Size, begin: int, numel: int) -> torch.Tensor:
+    """Return (numel,), the elements from ``begin`` on of a tensor of ``shape`` that a state has under ``name``.
+
+    Raises:
+        ArgumentError: ``value`` is neither the same part nor a whole tensor.
+    """
+    if isinstance(value, CheckpointTensor):
+        if (value.size(), value.begin, value.part.numel()) == (shape, begin, numel):
+            return value.part
+        got = repr(value)
+    elif isinstance(value, torch.Tensor) and value.shape == shape:
+        return value.detach().reshape(-1)[begin : begin + numel]
+    else:
+        got = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else shown(value)
+    raise ArgumentError(
+        f"load_state_dict: state: {name!r} has {got}; expected elements {begin} to {begin + numel} of shape "
+        f"{tuple(shape)}, as in what state_dict() returns here, or a whole tensor"
+    )
 
 
 def optimizer_state(optimizer: Optimizer, flats: Sequence[FlatShard], prefix: str) -> dict[str, Any]:
@@ -120,17 +175,13 @@ def load_optimizer_state(
                     "all parameters that it updates, as in what state_dict(optimizer) returns here"
                 )
             for key, value in by_name.get(name, {}).items():
-                if isinstance(value, CheckpointTensor):
-                    if key not in kept:
-                        kept[key] = torch.zeros_like(segment.parameter, dtype=value.part.dtype).detach()
+                if isinstance(value, torch.Tensor) and value.dim():
                     begin, end, start = flat.range_of(place)
-                    if (value.begin, value.part.numel()) != (begin, end - begin):
-                        raise ArgumentError(
-                            f"load_state_dict: state: {name!r} has {value!r}; expected elements {begin} to {end}, as "
-                            "in what state_dict() returns here"
-                        )
+                    part = _loaded_part(name, value, flat.parameters[place].shape, begin, end - begin)
+                    if key not in kept:
+                        kept[key] = torch.zeros_like(segment.parameter, dtype=part.dtype).detach()
                     place_in = start - segment.begin if begin < end else 0
-                    kept[key][place_in : place_in + end - begin].copy_(value.part)
+                    kept[key][place_in : place_in + end - begin].copy_(part)
                 elif key not in kept:
                     kept[key] = value.clone() if isinstance(value, torch.Tensor) else value
                 elif kept[key] != value:
