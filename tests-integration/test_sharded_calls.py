@@ -267,6 +267,25 @@ def norms() -> None:
         torch.testing.assert_close(handle.clip_grad_norm(1e9), torch.tensor(4 * 3**0.5, dtype=torch.float64))
 
 
+def norm_of_encoded_gradients(stage: int) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(10)))
+    before = [one.detach().clone() for one in model.parameters()]
+    with registered(model, stage, reduction=GradientReduction(compression="onebit")) as handle:
+        optimizer = torch.optim.SGD(handle.parameter_groups(), lr=1.0)
+        handle.attach(optimizer)
+        model(torch.ones(2, 1)).sum().backward()
+        norm = handle.clip_grad_norm(1e9)
+        optimizer.step()
+    gradients = [(old - one.detach()).flatten() for old, one in zip(before, model.parameters(), strict=True)]
+    torch.testing.assert_close(norm, torch.cat(gradients).norm())
+
+
+def test_norms_leave_out_what_lies_between_parameters(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(norm_of_encoded_gradients, stage)
+
+
 def norm_of_divided_layers() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     divided = register_model_parallel_hooks(model, None, {"0": "column", "2": "row"})

@@ -124,6 +124,16 @@ class FlatShard:
             return 0, 0, 0
         return begin - span.start, end - span.start, begin - self.begin
 
+    def own_gaps(self, part: torch.Tensor) -> list[torch.Tensor]:
+        """Return the parts of ``part``, which has the layout of this rank's part, that belong to no parameter."""
+        starts = [*(span.start for span in self.layout.spans[1:]), self.layout.numel]
+        ends = [span.end for span in self.layout.spans]
+        inside = [
+            (max(begin - self.begin, 0), min(end - self.begin, self.shard_numel))
+            for begin, end in zip(ends, starts, strict=True)
+        ]
+        return [part[begin:end] for begin, end in inside if begin < end]
+
     def start_gather(self) -> None:
         """Start to bring the parts of all ranks together; :meth:`finish_gather` makes the parameters valid."""
         if self._work is not None:

@@ -130,6 +130,10 @@ class GradientBucket:
         work.wait()
         assert output is not None
         self._release_memory()
+        if self._reduction.compresses(self.flat.dtype, self.flat.group):
+            # Decoded, zeros between parameters are no zeros; they would count in the norm, and move the memory.
+            for gap in self.flat.own_gaps(output):
+                gap.zero_()
         for segment, view in zip(self.flat.segments, self._shard_views, strict=True):
             parameter = segment.parameter
             if output is self._shard:
