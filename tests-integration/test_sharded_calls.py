@@ -286,6 +286,39 @@ def test_norms_leave_out_what_lies_between_parameters(pools: Pools) -> None:
         pools(2).run(norm_of_encoded_gradients, stage)
 
 
+def group_added_later(stage: int) -> None:
+    model, plain = make_model(), make_model()
+    with registered(model, stage, bucket_size_bytes=1) as handle:
+        groups = handle.parameter_groups([{"params": one.parameters()} for one in (model[2], model[0])])
+        optimizers = [
+            torch.optim.SGD(groups[:1], lr=0.1),
+            torch.optim.SGD(plain[2].parameters(), lr=0.1),
+        ]
+        handle.attach(optimizers[0])
+        for step in range(4):
+            if step == 2:
+                optimizers[0].add_param_group(groups[1])
+                optimizers[1].add_param_group({"params": plain[0].parameters()})
+            for one, optimizer in zip((model, plain), optimizers, strict=True):
+                one(torch.arange(10.0).view(2, 5)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            plain.zero_grad()
+            if step < 2:  # of the group that no optimizer has
+                for one in groups[1]["params"]:
+                    one.grad = None
+        optimizers[0].add_param_group({"params": [torch.zeros(3, requires_grad=True)]})
+        with pytest.raises(ArgumentError, match=r"optimizer.step: optimizer: got one with a tensor of shape \(3,\)"):
+            optimizers[0].step()
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_groups_that_an_optimizer_gets_later(pools: Pools) -> None:
+    for stage in (1, 2, 3):
+        pools(2).run(group_added_later, stage)
+
+
 def norm_of_divided_layers() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 2))
     divided = register_model_parallel_hooks(model, None, {"0": "column", "2": "row"})

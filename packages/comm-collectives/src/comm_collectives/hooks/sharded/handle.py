@@ -234,13 +234,17 @@ class Sharded(Handle):
 
         check_on_all_ranks("attach", prepare, self.group)
         checked = optimizer
-        flats = flats_of(checked, self._trainable_flats)
+        groups = len(checked.param_groups)
         self._optimizers.append(checked)
 
         def before(optimizer: Optimizer, positional: Any, named: Any) -> None:
+            nonlocal groups
             self._check_world("optimizer.step")
             refuse_scaled_step(optimizer)
             refuse_closure(positional, named)
+            if groups != len(optimizer.param_groups):  # after add_param_group()
+                check_optimizer("optimizer.step", optimizer, self._names, self._trainable_flats)
+                groups = len(optimizer.param_groups)
             self._gradients.abandon_failed()
             for flat in self._flats:
                 flat.keep_replaced("optimizer.step")
@@ -249,11 +253,12 @@ class Sharded(Handle):
                     "optimizer.step: got called while gradients of no_sync() wait for their reduction; run the last "
                     "backward before a step outside of no_sync()"
                 )
+            flats = flats_of(optimizer, self._trainable_flats)
             if all(segment.parameter.grad is None for flat in flats for segment in flat.segments):
                 raise ArgumentError("optimizer.step: got called without gradients; call backward() first")
 
         def after(optimizer: Optimizer, positional: Any, named: Any) -> None:
-            self._gather(flats)
+            self._gather(flats_of(optimizer, self._trainable_flats))
 
         def drop() -> None:
             self._gradients.drop({id(one) for group in checked.param_groups for one in group["params"]})
