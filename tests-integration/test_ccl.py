@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import os
@@ -405,6 +406,25 @@ def call_that_is_interrupted() -> weakref.ref[torch.Tensor]:
 
 def test_an_interrupted_call_keeps_its_memory(ccl_environment: dict[str, Any], tmp_path: Path) -> None:
     run_ranks(run_interrupted, 2, str(tmp_path / "interrupted"), env=ccl_environment)
+
+
+def run_garbage() -> None:
+    tensor = torch.ones(5)
+    for makes_cycle_at_handle in (True, False) * 20:
+        work: Any = dist.all_reduce(tensor, "max", async_op=True)
+        work.wait()
+        handle = work._handle
+        # Objects of a garbage are finalized in no order that they can know.
+        work.cycle = [work]
+        if makes_cycle_at_handle and hasattr(handle, "kept"):
+            handle.kept = (handle, work)
+        del work, handle
+        gc.collect()
+    dist.barrier()
+
+
+def test_handles_in_cyclic_garbage_are_released_once(ccl_pools: Pools) -> None:
+    ccl_pools(2).run(run_garbage)
 
 
 def run_progress() -> None:

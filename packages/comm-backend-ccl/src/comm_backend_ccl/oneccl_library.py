@@ -78,8 +78,10 @@ class Handle:
         self.kept = kept
 
     def __del__(self) -> None:
-        if self.address:
-            _dropped.append((self.address, self.kept))
+        # In one garbage, what owns the handle may still ask about it.
+        address, self.address = self.address, ctypes.c_void_p()
+        if address:
+            _dropped.append((address, self.kept))
             with suppress(Exception):  # in a forked child, or as the interpreter ends
                 _release_what_ended()
 
@@ -383,9 +385,13 @@ def plan(
 def wait(handle: Handle, seconds: float) -> bool:
     """Return whether the operation was complete within ``seconds``; 0 asks and does not wait.
 
+    Of a handle that was released, True.
+
     Raises:
         RuntimeError: it failed.
     """
+    if not handle.address:
+        return True
     state = _Loaded.library.comm_oneccl_wait(handle.address, seconds, _message.buffer, _CAPACITY)
     if state < 0:
         raise RuntimeError(_message.text())
@@ -395,7 +401,9 @@ def wait(handle: Handle, seconds: float) -> bool:
 
 
 def ended_ns(handle: Handle) -> int | None:
-    """Return when the operation was complete, by ``time.perf_counter_ns``; None where it is not."""
+    """Return when the operation was complete, by ``time.perf_counter_ns``; None where it is not, or was released."""
+    if not handle.address:
+        return None
     return _Loaded.library.comm_oneccl_ended(handle.address) or None
 
 
@@ -403,4 +411,5 @@ def release(handle: Handle) -> None:
     """Give a handle back, whose operation is over."""
     address, handle.address = handle.address, ctypes.c_void_p()
     handle.kept = ()
-    _Loaded.library.comm_oneccl_release(address)
+    if address:
+        _Loaded.library.comm_oneccl_release(address)
