@@ -222,6 +222,38 @@ def test_data_parallel_pipelines(pools: Pools) -> None:
     pools(4).run(several_stages_with_data_parallel)
 
 
+def accumulate_tied(is_last_alone: bool) -> None:
+    """Train two data-parallel pipelines on several batches, of which each or the last one alone is reduced."""
+    groups = hooks.ParallelGroups.from_sizes(data=2, pipeline=2)
+    torch.manual_seed(3)
+    embedding, inner, head = nn.Embedding(6, 3).double(), nn.Linear(3, 3).double(), nn.Linear(3, 6, bias=False).double()
+    head.weight = embedding.weight
+    single = copy.deepcopy(nn.Sequential(embedding, inner, head))
+    head.weight = nn.Parameter(embedding.weight.detach().clone())
+    stage = nn.Sequential(inner, head) if groups.pipeline.rank else nn.Sequential(embedding)
+    copied = head.weight if groups.pipeline.rank else embedding.weight
+    with hooks.register_data_parallel_hooks(stage, group=groups.data.group) as handle:
+        tied = hooks.tie_parameter(copied, groups)
+        for number in range(3):
+            ids = torch.randint(0, 6, (8,), generator=torch.Generator().manual_seed(number))
+            mine = ids.chunk(2)[groups.data.rank]
+            schedule = hooks.one_forward_one_backward(2, 2)
+            with handle.no_sync() if is_last_alone and number < 2 else nullcontext():
+                hooks.run_schedule(
+                    schedule, stage, mine, mine, F.cross_entropy, groups, no_sync=handle.no_sync, tied=[tied]
+                )
+            F.cross_entropy(single(ids), ids).backward()
+    torch.testing.assert_close(copied.grad, single[0].weight.grad, rtol=1e-12, atol=1e-14)
+    everyones: list[Any] = [None] * 4
+    dist.all_gather_object(everyones, copied.grad.tolist())
+    assert everyones == everyones[:1] * 4
+
+
+def test_tied_parameters_accumulate_with_data_parallel_hooks(pools: Pools) -> None:
+    for is_last_alone in (False, True):
+        pools(4).run(accumulate_tied, is_last_alone)
+
+
 def tied_after_failures() -> None:
     rank = dist.get_rank()
     parameter = nn.Parameter(torch.ones(2))

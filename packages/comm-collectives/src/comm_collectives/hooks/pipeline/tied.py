@@ -31,18 +31,20 @@ class TiedParameter:
     def __init__(self, parameter: torch.Tensor | None, group: Group, is_shared: bool) -> None:
         self.parameter = parameter
         self._group, self._is_shared = group, is_shared
-        self._before: torch.Tensor | None = None
 
     def start(self) -> None:
-        """Leave the gradients that are there now out of the next :meth:`reduce_gradients`: they were summed before.
+        """Let the gradients that are there now, which are sums already, count once in :meth:`reduce_gradients`.
+
+        Only the first rank with a copy keeps them; on the others ``.grad`` becomes None until then. So they may be
+        averaged over data-parallel ranks in between, together with gradients that are new.
 
         Raises:
             ArgumentError: the parameter has sharded hooks.
         """
         self.check_unsharded("TiedParameter.start")
-        self._before = None
-        if self.parameter is not None and self._is_shared and self.parameter.grad is not None:
-            self._before = self.parameter.grad.clone()
+        if self.parameter is not None and self._is_shared and get_rank(self._group) != 0:
+            # Not zeros in place: data-parallel hooks tell by the version of the memory what was reduced before.
+            self.parameter.grad = None
 
     def check_unsharded(self, call: str) -> None:
         """Check that the gradients stay with the parameter: sharded hooks take them away as they arrive.
@@ -57,18 +59,15 @@ class TiedParameter:
             _check_unsharded(call, self.parameter)
 
     def reduce_gradients(self) -> None:
-        """Sum the gradients of the copies, so that all take the same step."""
+        """Sum the gradients of the copies, so that all take the same step.
+
+        Before further gradients are added, call :meth:`start`.
+        """
         if self.parameter is None or not self._is_shared:
             return
         if self.parameter.grad is None:
             self.parameter.grad = torch.zeros_like(self.parameter)
-        gradient, before = self.parameter.grad, self._before
-        self._before = None
-        if before is not None:
-            gradient -= before
-        all_reduce(gradient, "sum", self._group)
-        if before is not None:
-            gradient += before
+        all_reduce(self.parameter.grad, "sum", self._group)
 
 
 def tie_parameter(
