@@ -254,6 +254,33 @@ def test_tied_parameters_accumulate_with_data_parallel_hooks(pools: Pools) -> No
         pools(4).run(accumulate_tied, is_last_alone)
 
 
+def tied_without_gradients() -> None:
+    rank = dist.get_rank()
+    module = nn.Linear(4, 10, bias=False) if rank else nn.Embedding(10, 4)
+    module.weight.requires_grad_(False)
+    stage = nn.Sequential(nn.Linear(4, 4), module) if rank else nn.Sequential(module, nn.Linear(4, 4))
+    tied = hooks.tie_parameter(module.weight)
+    optimizer = torch.optim.AdamW(stage.parameters(), lr=0.1, weight_decay=0.5)
+    before = module.weight.clone()
+    ids = torch.arange(8)
+    for _ in range(2):
+        hooks.run_schedule(hooks.gpipe(2, 2), stage, ids, ids, F.cross_entropy, tied=[tied])
+        optimizer.step()
+    assert module.weight.grad is None
+    assert torch.equal(module.weight, before)
+    if rank:  # the head alone
+        module.weight.requires_grad_()
+    hooks.run_schedule(hooks.gpipe(2, 2), stage, ids, ids, F.cross_entropy, tied=[tied])
+    assert module.weight.grad is not None
+    everyones: list[Any] = [None] * 2
+    dist.all_gather_object(everyones, module.weight.grad.tolist())
+    assert everyones[0] == everyones[1]
+
+
+def test_tied_parameters_without_gradients_stay_without(pools: Pools) -> None:
+    pools(2).run(tied_without_gradients)
+
+
 def tied_after_failures() -> None:
     rank = dist.get_rank()
     parameter = nn.Parameter(torch.ones(2))

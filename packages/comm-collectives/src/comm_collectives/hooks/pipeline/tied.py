@@ -59,15 +59,20 @@ class TiedParameter:
             _check_unsharded(call, self.parameter)
 
     def reduce_gradients(self) -> None:
-        """Sum the gradients of the copies, so that all take the same step.
+        """Sum the gradients of the copies, so that all take the same step; where no copy has one, all have none.
 
         Before further gradients are added, call :meth:`start`.
         """
         if self.parameter is None or not self._is_shared:
             return
-        if self.parameter.grad is None:
-            self.parameter.grad = torch.zeros_like(self.parameter)
-        all_reduce(self.parameter.grad, "sum", self._group)
+        gradient = self.parameter.grad
+        used = torch.full((1,), gradient is not None, dtype=torch.uint8, device=self.parameter.device)
+        all_reduce(used, "max", self._group, compression="none")
+        if gradient is None:
+            if not used.item():
+                return
+            gradient = self.parameter.grad = torch.zeros_like(self.parameter)
+        all_reduce(gradient, "sum", self._group)
 
 
 def tie_parameter(
