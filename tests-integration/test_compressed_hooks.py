@@ -311,6 +311,42 @@ def test_what_hooks_lost_can_be_saved(pools: Pools, stage: int) -> None:
         assert all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
 
 
+def twins(stage: int) -> None:
+    compression = dist.Compression("int4", error_feedback=True)
+    first, second = make_products(), make_products()
+    handle, _ = with_hooks(first, stage, compression.of("critic"))
+    message = r"'critic\.[05]\.weight' is that of the hooks of another model; .* another name than 'critic'"
+    with pytest.raises(ArgumentError, match=message):
+        with_hooks(second, stage, compression.of("critic"))
+    other, _ = with_hooks(second, stage, compression.of("other critic"))
+    for model in (first, second):
+        model(torch.zeros(())).backward()
+    for one in (handle, other):
+        one.remove()
+    again, _ = with_hooks(second, stage, compression.of("critic"))
+    again.remove()
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_models_with_the_same_names_need_names_of_their_own(pools: Pools, stage: int) -> None:
+    pools(2).run(twins, stage)
+
+
+def twins_in_ddp() -> None:
+    compression = dist.Compression("int4", error_feedback=True).of("critic")
+    models = [DistributedDataParallel(make_products()) for _ in range(2)]
+    for model in models:
+        use_reduction(model, GradientReduction(compression=compression))
+    for _ in range(2):
+        models[0](torch.zeros(())).backward()
+    with pytest.raises(ArgumentError, match=r"the error feedback of 'critic\.0\.1536' is that of the hooks of another"):
+        models[1](torch.zeros(())).backward()
+
+
+def test_ddp_models_with_buckets_of_one_size_need_names_of_their_own(pools: Pools) -> None:
+    pools(2).run(twins_in_ddp)
+
+
 def warnings_of_states_without_a_name() -> list[str]:
     compression, said = dist.Compression("onebit"), io.StringIO()
     handler = logging.StreamHandler(said)

@@ -17,7 +17,7 @@ from comm_collectives.compression.members import Members
 from comm_collectives.compression.registry import codec_names, make_codec
 from comm_collectives.compression.saved_states import POWERSGD
 from comm_collectives.compression.shares import Shares
-from comm_collectives.compression.states import State, StatesByMemory, check_owner, owners
+from comm_collectives.compression.states import State, StatesByMemory, StateUsers, check_owner, owners
 from comm_collectives.keyword_errors import with_keyword_errors
 from comm_collectives.measured_choice import AUTO
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -103,6 +103,8 @@ class Compression:
         self.between_hosts = bool(between_hosts)
         self._states: dict[str, State] = {}
         self._unnamed = StatesByMemory()
+        #: The hooks that have names of these states to themselves.
+        self.users = StateUsers()
         self._name: str | None = None
 
     def __repr__(self) -> str:
@@ -146,6 +148,7 @@ class Compression:
         """Return the same compression with a state of its own, which is empty."""
         other = copy.copy(self)
         other._states, other._unnamed, other._name = {}, StatesByMemory(), None
+        other.users = StateUsers()
         return other
 
     @property

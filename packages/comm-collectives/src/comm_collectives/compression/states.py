@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -19,7 +19,7 @@ from comm_utils.backend import Backend
 from comm_utils.errors import ArgumentError
 from comm_utils.log import logger
 
-__all__ = ["State", "StatesByMemory", "check_owner", "find_state", "owned_by", "owners"]
+__all__ = ["State", "StateUsers", "StatesByMemory", "check_owner", "find_state", "owned_by", "owners"]
 
 State: TypeAlias = Feedback | LowRank
 _S = TypeVar("_S")
@@ -89,6 +89,33 @@ def find_state(make: Callable[[Members], _S], backend: Backend, group: ProcessGr
         if members.world_size == 1:
             raise
         return None, str(error)
+
+
+class StateUsers:
+    """Objects of which each alone uses the states of some names, as long as it exists or until :meth:`release`."""
+
+    def __init__(self) -> None:
+        self._users: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()
+
+    def __reduce__(self) -> tuple[type[StateUsers], tuple[()]]:
+        """Copy nothing: the states of a copy, in this process or another, have no users yet."""
+        return StateUsers, ()
+
+    def taken(self, names: Iterable[str], user: object = None) -> str | None:
+        """Return the first of ``names`` that another object than ``user`` has; None for none."""
+        for name in names:
+            if self._users.get(name, user) is not user:
+                return name
+        return None
+
+    def claim(self, names: Iterable[str], user: object) -> None:
+        """Give ``names`` to ``user``."""
+        self._users.update(dict.fromkeys(names, user))
+
+    def release(self, user: object) -> None:
+        """Let others have the names of ``user``."""
+        for name in [name for name, one in self._users.items() if one is user]:
+            del self._users[name]
 
 
 class StatesByMemory:

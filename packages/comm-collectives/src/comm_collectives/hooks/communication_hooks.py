@@ -96,7 +96,9 @@ def reduce_bucket(state: BucketState, bucket: GradBucket) -> torch.futures.Futur
     make: Callable[..., Any] = torch.futures.Future
     future = make() if flat.device.type == "cpu" else make(devices=[flat.device])
     # DDP makes its buckets anew after the first backward; those of another size have another state.
-    reduction = state.reduction.of_bucket(f"{bucket.index()}.{flat.numel()}")
+    name = f"{bucket.index()}.{flat.numel()}"
+    state.reduction.claim("backward", [name], state)
+    reduction = state.reduction.of_bucket(name)
     state.started.append((reduction.start(flat, state.group), future, flat))
     if bucket.is_last():
         started, state.started = state.started, []
@@ -149,7 +151,9 @@ class ReduceScatter:
                 "set_gradient_divide_factor() to GradientReduction(predivide_factor=...)"
             )
         # Without the parameters that a backward does not use, FSDP2 reduces fewer elements.
-        reduction = self.reduction.of_bucket(str(input_tensor.numel()))
+        name = str(input_tensor.numel())
+        self.reduction.claim("backward", [name], self)
+        reduction = self.reduction.of_bucket(name)
         if wanted is ReduceOp.SUM:
             reduction = replace(reduction, op="sum", prescale=False)
         elif reduction.op == "sum":

@@ -94,6 +94,7 @@ class DataParallel(Handle):
         skipped = set(map(id, ignored))
         super().__init__(_CALL, model, parameters, GRADIENTS)
         self.options, self.group = options, group
+        self.on_removal(options.reduction.claim(_CALL, parameters, self))
         if options.broadcast_parameters:
             kept = [one for one in model.parameters() if id(one) not in skipped]
             broadcast_tensors([*kept, *model.buffers()], group)
@@ -231,7 +232,7 @@ def register_data_parallel_hooks(
         parameters = trainable_parameters(call, model, ignored)
         check_unregistered(call, parameters, group=group, model=model, ignored=ignored)
         by_rows = sparse_parameters(model) if chosen.sparse_gradients else set()
-        dense = [one for one in parameters.values() if one not in by_rows]
+        dense = {name: one for name, one in parameters.items() if one not in by_rows}
         chosen.reduction.check_compression(call, all_reduce, dense, group)
         is_broadcast = chosen.broadcast_parameters or chosen.broadcast_buffers
         buffers = dict(model.named_buffers()) if is_broadcast else {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,7 +44,8 @@ class GradientReduction:
             a sum is multiplied by it after. DeepSpeed's ``gradient_predivide_factor``.
         compression: a codec such as ``"int8"``, or a ``Compression``, for float32, float16 and bfloat16; None for what
             :func:`comm_collectives.set_compression` set for the group. Hooks give the error feedback of each bucket a
-            name that begins with that of the ``Compression``, if it has one; then it can be saved.
+            name that begins with that of the ``Compression``, if it has one; then it can be saved. Models whose
+            parameters have the same names need different names there.
 
     Raises:
         ArgumentError: another op; a factor that is not finite and above 0; prescale with a sum or a factor.
@@ -104,8 +106,49 @@ class GradientReduction:
             return self
         return replace(self, compression=given.of(f"{given.name}.{bucket}"))
 
+    def claim(self, call: str, buckets: Iterable[str], user: object) -> Callable[[], None]:
+        """Have ``user`` alone compress ``buckets`` with the states that have their names; return what ends this.
+
+        Args:
+            call: what the user called, for messages.
+            buckets: as :meth:`of_bucket` takes them.
+            user: any object; it has the states no longer than it exists.
+
+        Raises:
+            ArgumentError: another user has one of them.
+        """
+        self._check_unused(call, buckets, user)
+        named = self._with_states()
+        if named is None:
+            return lambda: None
+        users = named.users
+        users.claim([f"{named.name}.{one}" for one in buckets], user)
+        return lambda: users.release(user)
+
+    def _with_states(self) -> Compression | None:
+        """Return the compression, if its states have names."""
+        given = self.compression
+        if isinstance(given, Compression) and given.name is not None and given.error_feedback:
+            return given
+        return None
+
+    def _check_unused(self, call: str, buckets: Iterable[str], user: object = None) -> None:
+        named = self._with_states()
+        if named is None:
+            return
+        names = [f"{named.name}.{one}" for one in buckets]
+        if named.users.taken(names, user) is not None:
+            gc.collect()  # a model that nothing refers to may be a part of a cycle
+        taken = named.users.taken(names, user)
+        if taken is not None:
+            raise ArgumentError(
+                f"{call}: reduction: the error feedback of {taken!r} is that of the hooks of another model; expected "
+                f"one for each model: give Compression.of() another name than {named.name!r}, or remove() the other "
+                "hooks before"
+            )
+
     def check_compression(
-        self, call: str, collective: Callable[..., Any], parameters: Iterable[torch.Tensor], group: Group = None
+        self, call: str, collective: Callable[..., Any], parameters: Mapping[str, torch.Tensor], group: Group = None
     ) -> None:
         """Check that gradients can be compressed as is asked for, before the first backward.
 
@@ -114,16 +157,18 @@ class GradientReduction:
         Args:
             call: the user's call, for messages.
             collective: reduces the gradients.
-            parameters: a bucket has at least as many bytes as one of them.
+            parameters: a bucket has at least as many bytes as one of them, and is named after the first one.
             group: this rank is a member; None is the world group.
 
         Raises:
-            ArgumentError: the codec is not for this collective, or reductions on the group are deterministic.
+            ArgumentError: the codec is not for this collective, reductions on the group are deterministic, or hooks
+                of another model use the states that have these names.
         """
+        self._check_unused(call, parameters)
         found = default_of(group) if self.compression is None else as_compression(_CALL, self.compression)
         if found is None or found.min_size_bytes == AUTO:
             return
-        for one in parameters:
+        for one in parameters.values():
             if one.dtype not in DTYPES:
                 continue
             try:

@@ -78,6 +78,7 @@ class Sharded(Handle):
         held = dict(model.named_parameters()) if stage == 3 else trainable
         super().__init__(_CALL, model, held, GRADIENTS)
         self.stage, self.group = stage, group
+        self.on_removal(reduction.claim(_CALL, trainable, self))
         self._world = get_world_group()
         self._optimizers: list[Optimizer] = []
         broadcast_tensors([*model.parameters(), *model.buffers()], group)

@@ -76,7 +76,7 @@ def register_sharded_hooks(
         check_unregistered(_CALL, trainable, group=group, model=model)
         if stage == 3:
             _refuse_compiled(model)
-        chosen.check_compression(_CALL, reduce_scatter_tensor, trainable.values(), group)
+        chosen.check_compression(_CALL, reduce_scatter_tensor, trainable, group)
         settings = {"stage": stage, "bucket_size_bytes": bucket_size_bytes, "reduction": chosen, "prefetch": prefetch}
         return {**dict(model.named_parameters()), **dict(model.named_buffers())}, settings
 
