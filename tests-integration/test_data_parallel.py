@@ -434,6 +434,45 @@ def test_training_goes_on_after_memory_ran_out(pools: Pools) -> None:
         pools(2).run(goes_on_without_memory_for_a_bucket, overlap)
 
 
+class Scaled(nn.Module):
+    """Its graphs save two buffers; one is a new one in each forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 3), nn.BatchNorm1d(3)
+        self.register_buffer("scale", torch.ones(1))
+        self.register_buffer("mask", torch.ones(3))
+
+    def forward(self, given: torch.Tensor, scale: float) -> torch.Tensor:
+        self.scale = torch.full((1,), scale)
+        return (self.linear(given) / self.scale + self.norm(given).mean()) * self.mask
+
+
+def graphs_that_saved_buffers() -> None:
+    rank, model = dist.get_rank(), Scaled()
+    given = torch.rand(4, 3)
+    with hooks.register_data_parallel_hooks(model) as handle:
+        first, second = model(given, 2.0), model(given + rank, 2.0)  # alike on all ranks, but for the averages
+        before = model.mask._version
+        for loss in (first[0, 0], first[0, 1], second[0, 0]):
+            loss.backward(retain_graph=True)
+        assert model.mask._version == before
+        model.zero_grad()
+        output = model(torch.ones(2, 3), rank + 1.0)
+        output[0, 0].backward(retain_graph=True)
+        assert model.scale.item() == 1.0
+        with handle.no_sync():
+            if rank:
+                with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                    output[0, 1].backward()
+            else:
+                output[0, 1].backward()
+
+
+def test_a_graph_whose_saved_buffer_was_taken_over_raises(pools: Pools) -> None:
+    pools(2).run(graphs_that_saved_buffers)
+
+
 class Product(nn.Module):
     """Has a gradient that can be differentiated again, and before it one that cannot."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from comm_collectives.annotations import Group
 from comm_collectives.arguments import enter
@@ -51,7 +52,8 @@ class DataParallelOptions:
             sparse; False makes them dense.
         broadcast_parameters: begin with the parameters and buffers of the first rank.
         broadcast_buffers: after each backward that reduces gradients, take over the buffers of the first rank, such as
-            the averages of batch normalization.
+            the averages of batch normalization. Where that changes a buffer that another graph has saved, the backward
+            of that graph raises torch's error about a variable that was modified in place.
 
     Raises:
         ArgumentError: a size below 1.
@@ -165,7 +167,15 @@ class DataParallel(Handle):
 
     def _take_buffers(self) -> None:
         if self._has_buffers:
-            broadcast_tensors(self.model.buffers(), self.group)
+            # Batch normalization in training saves its averages for the backward, and does not read them there.
+            averages = {
+                id(one)
+                for module in self.model.modules()
+                if isinstance(module, _NormBase) and module.training
+                for one in module._buffers.values()
+            }
+            buffers = list(self.model.buffers())
+            broadcast_tensors(buffers, self.group, {id(one) for one in buffers}.difference(averages))
 
 
 class _Checks:
