@@ -505,6 +505,27 @@ def test_removal_waits_for_what_a_failed_end_started(pools: Pools) -> None:
     pools(2).run(waits_for_what_a_failed_end_started)
 
 
+def refuses_to_reduce_sums_again() -> None:
+    model, W = made(mlp), dist.get_world_size()
+    with hooks.register_data_parallel_hooks(model, Options(reduction=Reduction("sum"))) as handle:
+        model(torch.ones(1, 4)).sum().backward()
+        for _ in range(2):
+            before = [one.clone() for one in gradients_of(model) if one is not None]
+            for _ in range(2):
+                with pytest.raises(ArgumentError, match=r"reduce_gradients: .* is a sum over all ranks"):
+                    handle.reduce_gradients()
+            assert all(torch.equal(one, other) for one, other in zip(before, gradients_of(model), strict=True))
+            model.zero_grad(set_to_none=False)
+            with handle.no_sync():
+                model(torch.ones(1, 4)).sum().backward()
+            handle.reduce_gradients()
+            assert torch.equal(model[-1].bias.grad, torch.full_like(model[-1].bias, W))
+
+
+def test_sums_are_not_reduced_again(pools: Pools) -> None:
+    pools(2).run(refuses_to_reduce_sums_again)
+
+
 def refuses_to_add_a_checkpoint_twice() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     with hooks.register_data_parallel_hooks(model, Options(reduction=Reduction("sum"))):

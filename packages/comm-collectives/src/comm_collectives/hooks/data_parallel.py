@@ -148,7 +148,8 @@ class DataParallel(Handle):
         """Reduce the gradients that there are, on all ranks, as at the end of a backward.
 
         Raises:
-            ArgumentError: within a backward, or after :meth:`remove`.
+            ArgumentError: within a backward, or after :meth:`remove`; with ``op="sum"``, a gradient is the result of
+                the last reduction, which would be added up once more.
         """
         if not self.is_registered or self._synchronization.is_running:
             state = "a backward is under way" if self.is_registered else "the hooks were removed"

@@ -94,11 +94,11 @@ class GradientBucket:
             work.wait()
             self._version = self.flat._version
 
-    def added_since(self, latest: torch.Tensor) -> str | None:
+    def added_since(self, latest: torch.Tensor | None) -> str | None:
         """Return the name of a parameter whose gradient is still the result of the last reduction; None for none.
 
         Args:
-            latest: the parameter to whose gradient autograd has added, the first one since then.
+            latest: the parameter to whose gradient autograd has added, the first one since then; None for none.
         """
         kept = [place for place, view in enumerate(self.views) if self.parameters[place].grad is view]
         if self._version is None or not kept:

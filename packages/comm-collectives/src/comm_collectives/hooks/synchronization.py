@@ -111,6 +111,8 @@ class Synchronization:
 
     def reduce(self) -> None:
         """Reduce the gradients that there are, outside of a backward."""
+        if self._may_be_stale:
+            self._refuse_stale("reduce_gradients", None)
         self._wait()
         self._reset()
         self._finish()
@@ -128,7 +130,7 @@ class Synchronization:
     def _begin(self, parameter: torch.Tensor) -> bool:
         """Begin with the first gradient of a backward; return False where nothing is to be reduced."""
         if self._may_be_stale:
-            self._refuse_stale(parameter)
+            self._refuse_stale("backward", parameter)
         if not self.is_enabled:
             return False
         self._required.refuse_changes()
@@ -246,13 +248,13 @@ class Synchronization:
             "use_reentrant=False, or run backward() within no_sync() and call reduce_gradients() after it"
         )
 
-    def _refuse_stale(self, latest: torch.Tensor) -> None:
-        self._may_be_stale = False
+    def _refuse_stale(self, call: str, latest: torch.Tensor | None) -> None:
+        self._may_be_stale = latest is None  # a refused backward has written to gradients
         for bucket in self.buckets:
             name = bucket.added_since(latest)
             if name is not None:
                 raise ArgumentError(
-                    f"backward: the gradient of parameter {name!r} is a sum over all ranks already, and would be added "
+                    f"{call}: the gradient of parameter {name!r} is a sum over all ranks already, and would be added "
                     "up once more; call optimizer.zero_grad() before, or accumulate within no_sync(). Where a "
                     "reentrant checkpoint is the last layer, its end reduced the gradient: checkpoint with "
                     "use_reentrant=False"
