@@ -154,6 +154,47 @@ def other_shapes() -> None:
     channel.finish_sends()
 
 
+class Thawing(nn.Module):
+    """Its activations require gradients in some micro-batches alone."""
+
+    def __init__(self, with_gradients: list[bool]) -> None:
+        super().__init__()
+        self.linear, self.with_gradients = nn.Linear(2, 2), with_gradients
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x)
+        return y, y * 2 if self.with_gradients.pop(0) else y.detach()
+
+
+def gradients_of_some_microbatches() -> None:
+    rank = dist.get_rank()
+    schedule = hooks.gpipe(2, 2)
+
+    def last(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x + y).sum()
+
+    first = Thawing([True, False])
+    hooks.run_schedule(schedule, last if rank else first, torch.ones(2, 2), group=None, gradient_scale=1.0)
+    if not rank:
+        assert first.linear.bias.grad.tolist() == [4.0, 4.0]  # 3 and 1
+        channel = StageChannel()
+        messages = [Message("forward", 0, number, 0, 1) for number in (0, 1)]
+        needing = torch.ones(2, requires_grad=True)
+        channel.exchange(messages[:1], {messages[0]: [torch.ones(2), needing]})
+        with pytest.raises(ArgumentError, match=r"micro-batch 1 .*: no gradient comes back where that one needs none"):
+            channel.exchange(messages[1:], {messages[1]: [needing, needing]})
+        channel.finish_sends()
+    else:
+        channel = StageChannel()
+        message = Message("forward", 0, 0, 0, 1)
+        channel.exchange([message], {})
+        channel.receive(message)
+
+
+def test_microbatches_that_need_other_gradients(pools: Pools) -> None:
+    pools(2).run(gradients_of_some_microbatches)
+
+
 def test_shapes_are_agreed_once(pools: Pools) -> None:
     pools(2).run(other_shapes)
 

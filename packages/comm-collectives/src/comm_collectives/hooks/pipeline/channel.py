@@ -167,6 +167,15 @@ class StageChannel:
                 f"{', '.join(map(str, expected)) or 'nothing'}, as for the first micro-batch; use micro-batches of "
                 "one size"
             )
+        if message.kind != FORWARD:
+            return
+        for one, agreed in zip(found, expected, strict=True):
+            if one.requires_grad and not agreed.requires_grad:
+                raise ArgumentError(
+                    f"run_schedule: stage {message.stage}: got {', '.join(map(str, found))} for {message}; expected "
+                    f"{', '.join(map(str, expected))}, as for the first micro-batch: no gradient comes back where that "
+                    "one needs none; let its activations require gradients as well"
+                )
 
 
 def _type_of(tensor: torch.Tensor) -> TensorType:

@@ -190,18 +190,24 @@ class _Run:
             del self.entered[stage, number]
 
     def _backward(self, stage: int, number: int) -> None:
-        results = [one for one in self.results.pop((stage, number)) if one.requires_grad]
+        results = self.results.pop((stage, number))
         entered = self.entered.pop((stage, number))
         if stage == self.last:
-            if results:
+            if results[0].requires_grad:
                 (results[0] * self.scale).backward()  # type: ignore[no-untyped-call]
         else:
-            gradients = self._arrived(BACKWARD, stage, number)
-            if results:
-                torch.autograd.backward(results, gradients)
+            needing = [one.requires_grad for one in results]
+            if (BACKWARD, stage, number) in self.messages:
+                needing = [one.requires_grad for one in self.channel.types(stage)]
+            awaited = [one for one, needs_gradient in zip(results, needing, strict=True) if needs_gradient]
+            pairs = zip(awaited, self._arrived(BACKWARD, stage, number), strict=True)
+            # The first micro-batch may have required more gradients than this one.
+            wanted = [(one, gradient) for one, gradient in pairs if one.requires_grad]
+            if wanted:
+                torch.autograd.backward([one for one, _ in wanted], [gradient for _, gradient in wanted])
         if stage:
-            wanted = [one for one in entered if one.requires_grad]
-            back = [torch.zeros_like(one) if one.grad is None else one.grad for one in wanted]
+            leaves = [one for one in entered if one.requires_grad]
+            back = [torch.zeros_like(one) if one.grad is None else one.grad for one in leaves]
             self._hand_on(BACKWARD, stage, number, back)
 
     def _arrived(self, kind: str, stage: int, number: int) -> list[torch.Tensor]:
