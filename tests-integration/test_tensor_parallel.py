@@ -374,6 +374,21 @@ def test_replicas_of_different_parts_are_refused(pools: Pools) -> None:
     pools(2).run(groups_with_other_parts)
 
 
+def called_by_keyword() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4))
+    given = torch.rand(2, 4)
+    expected = model(given)
+    with hooks.register_model_parallel_hooks(model, None, {"0": "column_gathered"}):
+        torch.testing.assert_close(model[0](input=given), expected)
+        with pytest.raises(TypeError, match="input"):
+            model[0]()
+
+
+def test_a_column_layer_takes_its_input_by_name(pools: Pools) -> None:
+    pools(2).run(called_by_keyword)
+
+
 def whole_graph() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
     with hooks.register_model_parallel_hooks(model, None, {"0": "column"}):

@@ -31,15 +31,23 @@ Undo = Callable[[], object]
 def add_column(module: nn.Linear, group: Group, sequence_dim: int | None, gather_output: bool) -> list[Undo]:
     """Let ``module``, whose output features are divided, take whole inputs; return what undoes this."""
 
-    def enter(_: nn.Module, inputs: tuple[Any, ...]) -> Any:
+    def enter(_: nn.Module, inputs: tuple[Any, ...], by_name: dict[str, Any]) -> Any:
+        if inputs:
+            return (whole(inputs[0]), *inputs[1:]), by_name
+        if "input" in by_name:
+            return inputs, {**by_name, "input": whole(by_name["input"])}
+        return None  # forward() says what is missing
+
+    def whole(tensor: torch.Tensor) -> torch.Tensor:
         if sequence_dim is None:
-            return copy_to_tensor_parallel_region(inputs[0], group), *inputs[1:]
-        return gather_from_sequence_parallel_region(inputs[0], group, sequence_dim), *inputs[1:]
+            return copy_to_tensor_parallel_region(tensor, group)
+        return gather_from_sequence_parallel_region(tensor, group, sequence_dim)
 
     def leave(_: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return gather_from_tensor_parallel_region(output, group)
 
-    undo: list[Undo] = [module.register_forward_pre_hook(enter).remove, _attribute(module, "out_features")]
+    entering = module.register_forward_pre_hook(enter, with_kwargs=True)
+    undo: list[Undo] = [entering.remove, _attribute(module, "out_features")]
     module.out_features = module.weight.shape[0]
     if gather_output:
         undo.append(module.register_forward_hook(leave).remove)
