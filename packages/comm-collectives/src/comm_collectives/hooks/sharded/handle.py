@@ -46,7 +46,12 @@ from comm_collectives.hooks.sharded.optimizers import (
 )
 from comm_collectives.hooks.sharded.prefix import check_names, check_prefix
 from comm_collectives.hooks.sharded.refuse_clipping import DividedTensor, refuse_clipping
-from comm_collectives.hooks.sharded.state import load_model_state, load_optimizer_state, model_state, optimizer_state
+from comm_collectives.hooks.sharded.state import (
+    checked_model_state,
+    load_optimizer_state,
+    model_state,
+    optimizer_state,
+)
 from comm_collectives.hooks.sharded.state_calls import watch_state_calls
 from comm_collectives.hooks.sharded.tensors_in import outputs_of
 from comm_collectives.hooks.sharded.units import Unit, divide_model, group_by_kind
@@ -426,6 +431,9 @@ class Sharded(Handle):
         self._check_registered(call)
         check_prefix(call, prefix, self.model)
         check_names(state, self.model, prefix)
+        write = None
+        if "model" in state:
+            write = checked_model_state(self.model, self._model_state(prefix), state["model"], prefix)
         if optimizer is not None:
             checked = check_optimizer(call, optimizer, self._names, self._trainable_flats)
             if "optimizer" not in state:
@@ -433,8 +441,8 @@ class Sharded(Handle):
                     f"{call}: state: got one without 'optimizer'; expected that of state_dict(optimizer)"
                 )
             load_optimizer_state(checked, self._trainable_flats, state["optimizer"], prefix)
-        if "model" in state:
-            load_model_state(self.model, self._model_state(prefix), state["model"], prefix)
+        if write is not None:
+            write()
         self._gather(self._flats)
 
     def memory(self) -> MemoryUse:

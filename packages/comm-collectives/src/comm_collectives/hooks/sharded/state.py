@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from comm_collectives.hooks.sharded.flat_shard import FlatShard, Segment
 from comm_utils.errors import ArgumentError
 from comm_utils.given import shown
 
-__all__ = ["load_model_state", "load_optimizer_state", "model_state", "optimizer_state"]
+__all__ = ["checked_model_state", "load_optimizer_state", "model_state", "optimizer_state"]
 
 
 def model_state(model: nn.Module, flats: Sequence[FlatShard], values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
@@ -43,8 +43,10 @@ def _part(flat: FlatShard, place: int, shard: torch.Tensor) -> CheckpointTensor:
     return CheckpointTensor(flat.parameters[place].shape, begin, shard[start : start + end - begin])
 
 
-def load_model_state(model: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any], prefix: str) -> None:
-    """Write ``state`` into ``model``, as far as it is not there already.
+def checked_model_state(
+    model: nn.Module, own: Mapping[str, Any], state: Mapping[str, Any], prefix: str
+) -> Callable[[], None]:
+    """Return a function that writes ``state`` into ``model``, as far as it is not there already.
 
     Args:
         model: the model.
@@ -53,7 +55,7 @@ def load_model_state(model: nn.Module, own: Mapping[str, Any], state: Mapping[st
         prefix: stands before every name.
 
     Raises:
-        ArgumentError: names the first tensor of another shape, or part; nothing was written.
+        ArgumentError: names the first tensor of another shape, or part.
     """
     extra: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -69,12 +71,16 @@ def load_model_state(model: nn.Module, own: Mapping[str, Any], state: Mapping[st
         loaded = _loaded_part(name, state[name], mine.size(), begin, into.numel()).view(into.shape)
         if loaded.data_ptr() != into.data_ptr():
             copies.append((into, loaded))
-    with torch.no_grad():
-        for into, loaded in copies:
-            into.copy_(loaded)
-    for name, module in extra.items():
-        if name in own and name in state:
-            module.set_extra_state(state[name])
+
+    def write() -> None:
+        with torch.no_grad():
+            for into, loaded in copies:
+                into.copy_(loaded)
+        for name, module in extra.items():
+            if name in own and name in state:
+                module.set_extra_state(state[name])
+
+    return write
 
 
 def _loaded_part(name: str, value: object, shape: torch.Size, begin: int, numel: int) -> torch.Tensor:
