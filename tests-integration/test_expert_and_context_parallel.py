@@ -106,10 +106,24 @@ def ring() -> None:
     wide = [one.to(torch.bfloat16).double() for one in whole[:3]]
     expected = hooks.split_context(F.scaled_dot_product_attention(*wide, is_causal=True), None, 2)
     torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=1e-2)
+    # Large scores, which bfloat16 rounds by as much as there is between them.
+    sharp = [(8 * hooks.split_context(one, None, 2)).to(torch.bfloat16) for one in whole[:3]]
+    grads = []
+    for is_mixed in (False, True):
+        leaves = [one.clone().requires_grad_() for one in sharp]
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
+            result = hooks.ring_attention(*leaves, is_causal=True)
+        result.float().square().sum().backward()
+        grads.append([result, *(one.grad for one in leaves)])
+    for plain, mixed in zip(*grads, strict=True):
+        assert torch.equal(plain, mixed)
     with pytest.raises(ArgumentError, match=r"ring_attention: key: got torch.float64 of shape"):
         hooks.ring_attention(whole[0], whole[1][:, :, :2], whole[2])
     with pytest.raises(ArgumentTypeError, match="ring_attention: query: got 3"):
         hooks.ring_attention(3, whole[1], whole[2])  # type: ignore[arg-type]
+    for part, dim, found in ((torch.ones(5), 0, "tensor: got a part of 5"), (torch.ones(4), 1, "dim: got 1")):
+        with pytest.raises(ArgumentError, match=f"join_context: {found}"):
+            hooks.join_context(part, None, dim, balanced=True)
     with pytest.raises(ArgumentError, match=f"split_context: tensor: got shape .* expected a multiple of {2 * W}"):
         hooks.split_context(torch.ones(2 * W + 1), None, 0, balanced=True)
 

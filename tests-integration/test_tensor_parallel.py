@@ -44,9 +44,8 @@ def regions() -> None:
             leaf = own.clone().requires_grad_()
             result = scatter(leaf, None, dim)
             assert torch.equal(result, part)
-            if W > 1:
-                assert result.untyped_storage().nbytes() == result.nbytes
-                assert torch.equal(scatter(leaf, None, dim).mul_(2), 2 * part)  # memory of its own
+            assert result.untyped_storage().nbytes() == result.nbytes
+            assert torch.equal(scatter(leaf, None, dim).mul_(2), 2 * part)  # memory of its own
             (result * (rank + 1)).sum().backward()
             parts = [torch.full_like(one, 1.0 + other) for other, one in enumerate(own.chunk(W, dim))]
             expected = torch.cat(parts, dim)
@@ -58,6 +57,15 @@ def regions() -> None:
         (result * (rank + 1)).sum().backward()
         assert leaf.grad is not None
         assert torch.equal(leaf.grad, expected)
+    for read in (
+        hooks.reduce_from_tensor_parallel_region,
+        hooks.gather_from_tensor_parallel_region,
+        hooks.reduce_scatter_to_sequence_parallel_region,
+    ):
+        with torch.no_grad():
+            given = whole.clone()
+            read(given).mul_(5)
+            assert torch.equal(given, whole)
     leaf = whole.clone().requires_grad_()
     result = hooks.copy_to_tensor_parallel_region(leaf)
     assert torch.equal(result, whole)
@@ -387,6 +395,37 @@ def called_by_keyword() -> None:
 
 def test_a_column_layer_takes_its_input_by_name(pools: Pools) -> None:
     pools(2).run(called_by_keyword)
+
+
+def ids_of_no_row() -> None:
+    model = small_model()
+    with hooks.register_model_parallel_hooks(model, None, SMALL_PLAN):
+        assert model(torch.empty(0, dtype=torch.int64)).shape == (0, 4)
+        for wrong in (-1, 8):
+            with pytest.raises(ArgumentError, match=f"embedding: input: got the id {wrong}, expected 0 to 7"):
+                model(torch.tensor([0, wrong, 7]))
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_an_id_of_no_row_is_refused(pools: Pools, world_size: int) -> None:
+    pools(world_size).run(ids_of_no_row)
+
+
+def whole_weights_with_a_default_compression() -> None:
+    single, parallel = small_model().float(), small_model().float()
+    dist.set_compression("int4")
+    try:
+        handle = hooks.register_model_parallel_hooks(parallel, None, SMALL_PLAN)
+        full = handle.full_state_dict()
+        handle.remove()
+    finally:
+        dist.set_compression(None)
+    assert all(torch.equal(full[name], one) for name, one in single.state_dict().items())
+    assert all(map(torch.equal, parallel.parameters(), single.parameters()))
+
+
+def test_whole_weights_are_not_compressed(pools: Pools) -> None:
+    pools(2).run(whole_weights_with_a_default_compression)
 
 
 def whole_graph() -> None:

@@ -24,9 +24,10 @@ def attend(
     Returns:
         (batch, heads, q, d of values) and (batch, heads, q, 1), in float32 or float64.
     """
-    scores = _scores(query, key, scale, masked)
-    logsumexp = scores.logsumexp(-1, keepdim=True)
-    return torch.exp(scores - logsumexp) @ value.to(scores.dtype), logsumexp
+    with _without_autocast(query):
+        scores = _scores(query, key, scale, masked)
+        logsumexp = scores.logsumexp(-1, keepdim=True)
+        return torch.exp(scores - logsumexp) @ value.to(scores.dtype), logsumexp
 
 
 def merge(
@@ -66,12 +67,18 @@ def add_block_gradients(
     """
     query, gradient, logsumexp, delta = parts
     for_query, for_key, for_value = sums
-    probabilities = torch.exp(_scores(query, key, scale, masked) - logsumexp)
-    gradient = gradient.to(probabilities.dtype)
-    for_value += probabilities.transpose(-1, -2) @ gradient
-    products = probabilities * (gradient @ value.to(probabilities.dtype).transpose(-1, -2) - delta) * scale
-    for_query += products @ key.to(products.dtype)
-    for_key += products.transpose(-1, -2) @ query.to(products.dtype)
+    with _without_autocast(query):
+        probabilities = torch.exp(_scores(query, key, scale, masked) - logsumexp)
+        gradient = gradient.to(probabilities.dtype)
+        for_value += probabilities.transpose(-1, -2) @ gradient
+        products = probabilities * (gradient @ value.to(probabilities.dtype).transpose(-1, -2) - delta) * scale
+        for_query += products @ key.to(products.dtype)
+        for_key += products.transpose(-1, -2) @ query.to(products.dtype)
+
+
+def _without_autocast(tensor: torch.Tensor) -> torch.autocast:
+    """Return what lets products of matrices keep the precision of their operands."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def _scores(query: torch.Tensor, key: torch.Tensor, scale: float, masked: bool) -> torch.Tensor:

@@ -15,10 +15,11 @@ from torch.autograd.function import once_differentiable
 
 from comm_collectives.annotations import Group
 from comm_collectives.collective import collective
+from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.apply import apply
 from comm_collectives.hooks.attention_blocks import add_block_gradients, attend, merge
-from comm_collectives.hooks.tensor_parallel.along import gathered
+from comm_collectives.hooks.tensor_parallel.along import checked_dim, gathered
 from comm_collectives.point_to_point import P2POp, batch_isend_irecv, irecv, isend
 from comm_utils.backend import Work
 from comm_utils.errors import ArgumentError, ArgumentTypeError
@@ -95,11 +96,21 @@ def join_context(tensor: torch.Tensor, group: Group = None, dim: int = 1, *, bal
         tensor: this rank's part, the same shape on every rank; only read.
         group: the context-parallel group; None is the world group.
         dim: the dimension of the sequence.
-        balanced: as for :func:`split_context`.
+        balanced: as for :func:`split_context`; the part's size along ``dim`` is even.
+
+    Raises:
+        ArgumentError: there is no such dimension, or a balanced part that cannot be halved.
+        ArgumentTypeError: ``tensor`` is none.
     """
+    call = "join_context"
+    dim = checked_dim(call, tensor, dim)
+    if balanced and tensor.shape[dim] % 2:
+        raise ArgumentError(
+            f"{call}: tensor: got a part of {tensor.shape[dim]} along dimension {dim}; balanced needs an even number"
+        )
     W = get_world_size(group)
     held = [one for rank in range(W) for one in _chunks_of(rank, W, balanced)]
-    pieces = gathered(tensor.detach(), dim % tensor.dim(), group).chunk(len(held), dim)
+    pieces = gathered(tensor.detach(), dim, group, no_default(group)).chunk(len(held), dim)
     return torch.cat([pieces[held.index(number)] for number in range(len(held))], dim)
 
 

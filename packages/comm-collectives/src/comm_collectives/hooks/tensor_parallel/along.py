@@ -62,40 +62,45 @@ def check_divides(call: str, tensor: torch.Tensor, dim: int, group: Group) -> No
 
 
 def own_part(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """Return this rank's part of ``tensor``, of W equal ones along ``dim``, as a copy; ``tensor`` if W is 1."""
+    """Return this rank's part of ``tensor``, of W equal ones along ``dim``, in new memory."""
     W = get_world_size(group)
-    if W == 1:
-        return tensor
     return tensor.chunk(W, dim)[get_rank(group)].clone(memory_format=torch.contiguous_format)
 
 
-def gathered(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """Return the ranks' tensors, of one shape, one after the other along ``dim``."""
+def gathered(tensor: torch.Tensor, dim: int, group: Group, compression: str | None = None) -> torch.Tensor:
+    """Return the ranks' tensors, of one shape, one after the other along ``dim``, in new memory.
+
+    Args:
+        tensor: this rank's.
+        dim: from 0.
+        group: of all these ranks.
+        compression: of the call; None is the group's default.
+    """
     W = get_world_size(group)
     if W == 1:
-        return tensor
+        return tensor.detach().clone()
     tensor = tensor.detach().contiguous()
     output = (
         tensor.new_empty((W * tensor.shape[0], *tensor.shape[1:])) if dim == 0 else tensor.new_empty((W, *tensor.shape))
     )
-    all_gather_into_tensor(output.view(W * tensor.shape[0], *tensor.shape[1:]) if dim else output, tensor, group)
+    flat = output.view(W * tensor.shape[0], *tensor.shape[1:]) if dim else output
+    all_gather_into_tensor(flat, tensor, group, compression=compression)
     return output if dim == 0 else output.movedim(0, dim).flatten(dim, dim + 1)
 
 
 def reduced(tensor: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum of the ranks' tensors in new memory."""
-    if get_world_size(group) == 1:
-        return tensor
     output = tensor.detach().clone(memory_format=torch.contiguous_format)
-    all_reduce(output, "sum", group)
+    if get_world_size(group) > 1:
+        all_reduce(output, "sum", group)
     return output
 
 
 def scattered_sum(tensor: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """Return this rank's part along ``dim`` of the sum of the ranks' tensors."""
+    """Return this rank's part along ``dim`` of the sum of the ranks' tensors, in new memory."""
     W = get_world_size(group)
     if W == 1:
-        return tensor
+        return tensor.detach().clone()
     parts = torch.stack(tensor.detach().chunk(W, dim))
     output = parts.new_empty(parts.shape[1:])
     reduce_scatter_tensor(output.view(-1), parts.view(-1), "sum", group)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from comm_collectives.annotations import Group
-from comm_collectives.groups import get_rank
+from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.tensor_parallel.regions import (
     copy_to_tensor_parallel_region,
     gather_from_tensor_parallel_region,
@@ -22,6 +22,7 @@ from comm_collectives.hooks.tensor_parallel.sequence import (
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_sequence_parallel_region,
 )
+from comm_utils.errors import ArgumentError
 
 __all__ = ["add_column", "add_gather", "add_row", "add_scatter", "add_vocabulary"]
 
@@ -75,6 +76,7 @@ def add_vocabulary(module: nn.Embedding, group: Group, sequence_dim: int | None)
     own_padding = padding - first if padding is not None and first <= padding < first + rows else None
 
     def forward(self: nn.Embedding, input: torch.Tensor) -> torch.Tensor:
+        _check_ids(input, rows * get_world_size(group))
         own = input - first
         elsewhere = (own < 0) | (own >= rows)
         found = F.embedding(own.masked_fill(elsewhere, 0), self.weight, own_padding, sparse=self.sparse)
@@ -101,6 +103,19 @@ def add_gather(module: nn.Module, group: Group, sequence_dim: int) -> list[Undo]
         return gather_from_sequence_parallel_region(output, group, sequence_dim, tensor_parallel_output_grad=False)
 
     return [module.register_forward_hook(leave).remove]
+
+
+def _check_ids(ids: torch.Tensor, size: int) -> None:
+    """Check ids of a whole vocabulary on the CPU; elsewhere that would wait for the device.
+
+    Raises:
+        ArgumentError: one is none of the vocabulary.
+    """
+    if ids.is_cpu and ids.numel() and not torch.compiler.is_compiling():
+        least, most = ids.aminmax()
+        if least < 0 or most >= size:
+            wrong = least if least < 0 else most
+            raise ArgumentError(f"embedding: input: got the id {int(wrong)}, expected 0 to {size - 1}")
 
 
 def _summed(tensor: torch.Tensor, group: Group, sequence_dim: int | None) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from comm_collectives.annotations import Group
+from comm_collectives.compression.defaults import no_default
 from comm_collectives.groups import get_rank, get_world_size
 from comm_collectives.hooks.tensor_parallel.along import gathered
 from comm_utils.errors import ArgumentError
@@ -49,7 +50,7 @@ class Shard:
             group: the tensor-parallel group.
         """
         W = get_world_size(group)
-        everyones = gathered(part.detach(), self.dim, group).chunk(W, self.dim)
+        everyones = gathered(part.detach(), self.dim, group, no_default(group)).chunk(W, self.dim)
         pieces = [one.chunk(self.parts, self.dim) for one in everyones]
         return torch.cat([pieces[rank][number] for number in range(self.parts) for rank in range(W)], self.dim)
 
