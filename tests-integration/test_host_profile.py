@@ -54,14 +54,27 @@ def run_reductions(calls: int) -> tuple[list[dict[str, Any]], list[dict[str, Any
     return at_first, known
 
 
+def measure_all(environment: dict[str, Any], folder: Path, ranks: int = 2) -> dict[str, Any]:
+    """Return the content of the profile, once first groups have measured all that they do."""
+    for _ in range(24):  # so many sizes that a busy machine could need a group for each
+        run_ranks(run_reductions, ranks, 0, env=environment)
+        (file,) = files(folder)
+        content: dict[str, Any] = json.loads(file.read_text())
+        if content["ranks"][str(ranks)]["whole"]:
+            break
+    assert content["ranks"][str(ranks)]["whole"]
+    return content
+
+
 def test_the_first_group_measures_and_later_ones_start_from_it(cache_folder: dict[str, Any], tmp_path: Path) -> None:
     environment = cache_folder
     (measured, _), (same, _) = run_ranks(run_reductions, 2, 0, env=environment)
     assert measured == same
-    assert {row["operation"] for row in measured} >= {"all_reduce", "broadcast", "all_gather"}
-    (file,) = files(tmp_path)
-    content = json.loads(file.read_text())
+    kinds = {"all_reduce", "reduce", "reduce_scatter", "broadcast", "all_gather", "all_to_all_v"}
+    assert {row["operation"] for row in measured} == kinds
+    content = measure_all(environment, tmp_path)
     assert list(content["ranks"]) == ["2"]
+    (file,) = files(tmp_path)
     before = file.read_bytes()
 
     for at_first, known in run_ranks(run_reductions, 2, 40, env=environment):
@@ -75,11 +88,35 @@ def test_the_first_group_measures_and_later_ones_start_from_it(cache_folder: dic
     assert file.read_bytes() == before
 
 
+def test_more_ranks_measure_what_they_do_in_one_step_too(environment: dict[str, Any], tmp_path: Path) -> None:
+    content = measure_all(environment, tmp_path, 4)
+    in_one_step = {row[0] for row in content["ranks"]["4"]["rows"] if row[3]}
+    assert in_one_step >= {"all_reduce", "broadcast", "all_gather"}
+
+
+def run_broadcasts() -> list[dict[str, Any]]:
+    """Return what the world knows after its first broadcasts of two dtypes."""
+    dist.init_distributed("ccl", verbose=False)
+    (world,) = shared_communicator.open_groups()
+    dist.barrier()
+    for dtype in (torch.float32, torch.bfloat16):
+        for _ in range(40):
+            dist.broadcast(torch.ones(4 * ELEMENTS // dtype.itemsize, dtype=dtype), 0)
+    known = [row for row in world.methods() if row["operation"] == "broadcast" and row["settled"]]
+    dist.destroy_process_group()
+    return known
+
+
+def test_what_only_moves_data_has_one_choice_for_all_dtypes(environment: dict[str, Any], tmp_path: Path) -> None:
+    write_profile(environment, tmp_path, "streamed")
+    for known in run_ranks(run_broadcasts, 2, env=environment | {"CCL_SHARED_MEMORY_LEARNING": "0"}):
+        assert [(row["narrow"], row["method"]) for row in known] == [(False, "streamed")]
+
+
 def write_profile(environment: dict[str, Any], folder: Path, fastest: str) -> None:
     """A profile of this machine that has one method as a thousand times as fast as the others."""
-    run_ranks(run_reductions, 2, 0, env=environment)
+    content = measure_all(environment, folder)
     (file,) = files(folder)
-    content = json.loads(file.read_text())
     for one in content["ranks"]["2"]["rows"]:
         one[5] = 10 if one[4] == fastest else 10_000
     file.write_text(json.dumps(content))

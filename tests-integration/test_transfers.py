@@ -116,6 +116,32 @@ def run_many_kinds() -> None:
     dist.destroy_process_group()
 
 
+def run_worlds(transfers: list[str]) -> list[tuple[int, set[str]]]:
+    """Return of each world how many groups are open and which methods they choose from."""
+    found = []
+    kept = []
+    for one in transfers:
+        network = {"ccl": {"shared_memory_transfer": one}} if one else {}
+        dist.init_distributed("ccl", verbose=False, config={"network": network})
+        for _ in range(100):
+            dist.all_reduce(torch.ones(2**14))
+        kept.append(dist.all_reduce(torch.ones(3), async_op=True))
+        open_now = shared_communicator.open_groups()
+        methods = {name for group in open_now for row in group.methods() for name in row["typical_ns"]}
+        found.append((len(open_now), methods))
+        dist.destroy_process_group()
+    return found
+
+
+def test_each_world_has_the_settings_of_its_own_start(rank_environment: dict[str, Any]) -> None:
+    for found in run_ranks(run_worlds, 2, ["", "cached", ""], env=rank_environment):
+        (one, first), (two, second), (three, third) = found
+        assert (one, two, three) == (1, 1, 1)
+        assert second == set()
+        assert first == third
+        assert {"cached", "streamed"} <= first
+
+
 def run_with_own_transfer() -> str:
     os.environ["CCL_SHARED_MEMORY_TRANSFER"] = ["cached", "streamed"][int(os.environ["RANK"])]
     with pytest.raises(dist.ConfigurationError) as caught:

@@ -124,6 +124,7 @@ def _members() -> Sequence[bytes]:
         "unavailable": None,
         "failure": "no",
         "settings": ["", "0"],
+        "build": "release 0.1.0, layout 1",
         "place": ["0-3,8", 0, None, 0],
         "address": "10.0.0.1:4242",
     }

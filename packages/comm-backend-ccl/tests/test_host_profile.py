@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(host_profile.VARIABLE, raising=False)
     monkeypatch.setattr(host_profile, "_warnings", set())
+    monkeypatch.setattr(host_profile, "_unwritable", set())
     return tmp_path
 
 
@@ -39,6 +41,36 @@ def test_what_is_stored_is_loaded(cache: Path) -> None:
     assert host_profile.load(4)[0] == ROWS[:1]
     assert [one.name for one in file.parent.iterdir()] == [file.name]
     assert host_profile.describe() == f"{file}, measured with 2 ranks by a test, 4 ranks by another"
+
+
+def test_a_measurement_that_was_cut_off_goes_on(cache: Path) -> None:
+    host_profile.store(2, ROWS[:1], "a test", is_whole=False)
+    assert host_profile.load(2)[0] == ROWS[:1]
+    assert host_profile.is_wanted(2)
+    host_profile.store(2, ROWS, "a test")
+    assert not host_profile.is_wanted(2)
+
+
+def test_what_cannot_be_written_is_not_measured_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(json, "dump", is_full)
+        assert host_profile.store(2, ROWS, "a test") is None
+    assert not host_profile.is_wanted(2)
+    assert any("No space left on device" in one for one in host_profile._warnings)
+
+
+def test_what_a_killed_process_left_is_removed(cache: Path) -> None:
+    file = host_profile.store(2, ROWS, "a test")
+    assert file is not None
+    old, young = (file.with_name(f".{file.name}.{one * 16}.tmp") for one in "ab")
+    for one in (old, young):
+        one.write_text("{")
+    os.utime(old, (0, 0))
+    host_profile.store(2, ROWS, "a test")
+    assert sorted(file.parent.iterdir()) == sorted([file, young])
 
 
 def test_a_group_of_one_rank_wants_none(cache: Path) -> None:

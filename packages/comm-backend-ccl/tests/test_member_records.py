@@ -19,6 +19,7 @@ MEMBER: dict[str, Any] = {
     "unavailable": None,
     "failure": None,
     "settings": ["", "1"],
+    "build": "release 0.1.0, layout 1",
     "place": ["0-3", 0, None, 0],
     "address": "10.0.0.1:4242",
 }

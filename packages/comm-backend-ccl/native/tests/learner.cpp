@@ -380,15 +380,12 @@ TEST(learner_survives_lies) {
     CHECK(std::count(run.chosen.begin(), run.chosen.end(), 1) > 4900, "tried without end");
 }
 
-// Ranks that learn from the same durations choose alike at every call.
-TEST(learners_choose_alike) {
+// That ranks choose alike is tested by groups.cpp, of groups that have their durations at different times.
+TEST(learner_seldom_changes_among_equals) {
     const std::vector<double> us{59, 61, 60};
-    const auto times = [&](size_t) -> const std::vector<double> & { return us; };
-    Noise noise(options.seed, 0.3), again(options.seed, 0.3);
-    Learner one(3), other(3);
-    const Run first = simulate(one, 50000, times, as_it_was, noise);
-    const Run second = simulate(other, 50000, times, as_it_was, again);
-    CHECK(first.chosen == second.chosen, "they differ");
+    Noise noise(options.seed, 0.3);
+    Learner one(3);
+    simulate(one, 50000, [&](size_t) -> const std::vector<double> & { return us; }, as_it_was, noise);
     CHECK(one.changes() <= 50, "it changed " << one.changes() << " times in 50,000 calls");
 }
 

@@ -106,6 +106,7 @@ class _Factory:
             "unavailable": reason and reason[0],
             "failure": oneccl_library.earlier_failure(),
             "settings": shared_memory.settings(),
+            "build": shared_memory.build(),
             "place": placement.mine().encoded(),
             "address": address,
         }
@@ -119,6 +120,7 @@ class _Factory:
                 if why is None and self._size > shared_memory.MOST_RANKS:
                     why = f"shared memory serves up to {shared_memory.MOST_RANKS} ranks, the group has {self._size}"
                 if why is None:
+                    self._check_builds(members, peers)
                     self._check_settings(members, peers)
                     made = self._in_shared_memory(peers, places)
                     if isinstance(made, Communicator):
@@ -165,6 +167,13 @@ class _Factory:
         reason = oneccl_library.unavailable_reason()
         if reason is not None:
             raise BackendUnavailableError(f"{why}, and {reason[0]}; {reason[1]}")
+
+    def _check_builds(self, members: Sequence[Member], peers: Peers) -> None:
+        """Raise where ranks would understand shared memory differently; all of them do."""
+        if len({one.build for one in members}) > 1:
+            found = ", ".join(f"rank {self._name(rank)}: {one.build}" for rank, one in enumerate(members))
+            self._wait_for_readers(peers)
+            raise ConfigurationError(f"comm-backend-ccl differs between the ranks of a group; install one ({found})")
 
     def _check_settings(self, members: Sequence[Member], peers: Peers) -> None:
         """Raise where ranks have different settings of how data is moved; all of them do."""
@@ -237,13 +246,14 @@ class _Factory:
 
     def _measure(self, made: SharedCommunicator) -> None:
         try:
-            tuning.measure(made, tuning.QUICK)
+            is_whole = tuning.measure(made, tuning.quick(made.size))
         except BaseException:
             shared_memory.close(made.number)
             raise
         made.profile_by = host_profile.FIRST_GROUP
         if self._rank == 0:
-            host_profile.store(self._size, host_profile.rows_of(made.methods()), host_profile.FIRST_GROUP)
+            rows = host_profile.rows_of(made.methods())
+            host_profile.store(self._size, rows, host_profile.FIRST_GROUP, is_whole)
 
     def _wait_for_readers(self, peers: Peers) -> None:
         """Wait until all ranks have read the failure, as the rank that serves the store may end."""

@@ -8,6 +8,7 @@ on learning from their own calls, so what it has wrong is corrected.
 from __future__ import annotations
 
 import functools
+import glob
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import re
 import stat
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,13 +50,17 @@ FIRST_GROUP, TUNE = "its first group", "commctl tune"
 # Of a file with all numbers of ranks, several times over.
 _MOST_BYTES = 4 << 20
 _MOST_ROWS, _MOST_TEXT = 4096, 80
+# Nobody takes so long to write a profile.
+_UNFINISHED_S = 3600.0
 # Counts the sets of transfers that there were: a profile without one of today's makes each group compare all of them.
-_CANDIDATES = 2
+_CANDIDATES = 3
 _PROCESSOR = ("vendor_id", "cpu family", "model", "model name", "stepping", "CPU implementer", "CPU part")
 
 
 # Each of which is logged once in this process.
 _warnings: set[str] = set()
+# Files that could not be written: what groups measure would be measured again by each.
+_unwritable: set[Path] = set()
 
 
 class Row(NamedTuple):
@@ -174,6 +180,8 @@ def _warn_once(text: str) -> None:
 def _checked(found: Any, where: str) -> list[Row]:
     if isinstance(found, dict) and not all(_is_label(found.get(name)) for name in ("by", "measured")):
         raise ArgumentError(f"{where}: expected texts of at most {_MOST_TEXT} characters for 'by' and 'measured'")
+    if isinstance(found, dict) and not isinstance(found.get("whole", True), bool):
+        raise ArgumentError(f"{where}: expected true or false for 'whole'")
     return checked_rows(found.get("rows") if isinstance(found, dict) else None, where)
 
 
@@ -210,11 +218,17 @@ def load(ranks: int) -> tuple[list[Row], str]:
     return ([], "") if found is None else (_checked(found, ""), str(found.get("by")))
 
 
-def store(ranks: int, rows: Sequence[Row], by: str) -> Path | None:
+def _is_whole(ranks: int) -> bool:
+    found = _read().content["ranks"].get(str(ranks))
+    return found is not None and bool(found["rows"]) and bool(found.get("whole", True))
+
+
+def store(ranks: int, rows: Sequence[Row], by: str, is_whole: bool = True) -> Path | None:
     """Keep what was measured with ``ranks``, beside what is known of other numbers of ranks.
 
     Args:
         by: how it was measured.
+        is_whole: nothing is left to be measured by later groups of as many ranks.
 
     Returns:
         The file; None where it cannot be written or is not to be, which is logged.
@@ -225,15 +239,26 @@ def store(ranks: int, rows: Sequence[Row], by: str) -> Path | None:
         return None
     content = _read().content
     content["machine"] = _machine()
-    content["ranks"][str(ranks)] = {"measured": time.strftime("%Y-%m-%d %H:%M:%S"), "by": by, "rows": list(rows)}
+    measured = time.strftime("%Y-%m-%d %H:%M:%S")
+    content["ranks"][str(ranks)] = {"measured": measured, "by": by, "whole": is_whole, "rows": list(rows)}
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
+        _remove_unfinished(file)
         with replacing(file) as written:
             json.dump(content, written)
     except (OSError, ArgumentError) as error:
-        logger.debug("the host's profile cannot be kept: %s", error)
+        _unwritable.add(file)
+        _warn_once(f"the host's profile cannot be kept: {error}; groups compare transfers by their own calls")
         return None
     return file
+
+
+def _remove_unfinished(file: Path) -> None:
+    """Remove what processes left that were killed while they wrote it."""
+    for one in file.parent.glob(f".{glob.escape(file.name[:60])}.*.tmp"):
+        with suppress(OSError):
+            if time.time() - one.stat().st_mtime > _UNFINISHED_S:
+                one.unlink()
 
 
 def unavailable_reason(by: str) -> str:
@@ -264,8 +289,8 @@ def unavailable_reason(by: str) -> str:
 
 
 def is_wanted(ranks: int) -> bool:
-    """Return whether a group of ``ranks`` should measure: nothing is known, and what it finds can be kept."""
-    if ranks < 2 or load(ranks)[0]:
+    """Return whether a group of ``ranks`` should measure: something is not known, and what it finds can be kept."""
+    if ranks < 2 or _is_whole(ranks) or path() in _unwritable:
         return False
     reason = unavailable_reason(FIRST_GROUP)
     if reason and _read().is_foreign:

@@ -25,6 +25,7 @@ class Member:
         unavailable: why it cannot use shared memory; None where it can.
         failure: why it cannot use oneCCL; None where nothing has failed.
         settings: how its groups move data.
+        build: its release of this package.
         address: where it listens while the group is made, for members that cannot be connected; "" where it does not.
     """
 
@@ -33,6 +34,7 @@ class Member:
     unavailable: str | None
     failure: str | None
     settings: list[str]
+    build: str
     address: str
 
 
@@ -74,11 +76,12 @@ def member(text: bytes, who: str) -> Member:
         and all(isinstance(found.get(name), str | None) for name in ("unavailable", "failure"))
         and isinstance(settings := found.get("settings"), list)
         and all(isinstance(one, str) for one in settings)
+        and isinstance(build := found.get("build", "an earlier release"), str)
         and isinstance(address := found.get("address"), str)
     ):
         place = placement.decoded(found.get("place"))
         process_of = Process(host, machine, pid)
-        return Member(process_of, place, found.get("unavailable"), found.get("failure"), settings, address)
+        return Member(process_of, place, found.get("unavailable"), found.get("failure"), settings, build, address)
     raise _refused(text, who)
 
 

@@ -53,7 +53,11 @@ class SharedCommunicator(Communicator):
         #: The other ranks, in the order in which this one reads from them.
         self.reading_order = placement.reading_order(places, rank)
         share = placement.cache_share(places, rank, topology.this_placement().cache_bytes)
-        self.number = shared_memory.join(pids[0], memory, rank, pids, self.crowded, self.reading_order, share)
+        #: How the group moves data, for as long as it is there.
+        self.settings = shared_memory.settings()
+        self.number = shared_memory.join(
+            pids[0], memory, rank, pids, self.crowded, self.reading_order, share, self.settings
+        )
         #: What measured the profile from which the group started; empty where it started from none.
         self.profile_by = ""
         self._described = -1
@@ -67,6 +71,11 @@ class SharedCommunicator(Communicator):
         """
         shared_memory.start_from(self.number, [host_profile.Row(*row) for row in profile])
 
+    @property
+    def learns(self) -> bool:
+        """Return whether the group chooses among methods by measuring them."""
+        return not any(self.settings)
+
     def warn_of_single_copy(self) -> None:
         """Say that the kernel forbids the transfer which is wanted, where it does; all ranks have joined."""
         shared_memory.warn_of_single_copy(self.number)
@@ -76,6 +85,7 @@ class SharedCommunicator(Communicator):
         return shared_memory.methods(self.number)
 
     def _end(self) -> None:
+        _open.discard(self)
         shared_memory.close(self.number)
 
     def _break(self, what: str) -> None:

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from typing import Any, TypeAlias
 
 import torch
@@ -32,6 +33,7 @@ __all__ = [
     "Pending",
     "allocate",
     "begin_wait",
+    "build",
     "close",
     "close_descriptor",
     "coalesced_path",
@@ -85,7 +87,8 @@ def unavailable_reason() -> tuple[str, str] | None:
         )
     if NATIVE.is_forked():
         return "shared memory was used before this process was forked", "start processes with spawn or forkserver"
-    _warn_of_variables()
+    wanted = os.environ.get(_KERNELS, "")
+    _warn_of_variables(*map(_value, (SWITCH, *SETTINGS)), wanted, NATIVE.choose_kernels())
     if os.environ.get(SWITCH, "").strip() == "0":
         return f"shared memory is turned off by {SWITCH}=0", f"unset {SWITCH}"
     if not os.path.exists("/proc/self/fd"):  # through which ranks open each other's memory
@@ -94,12 +97,14 @@ def unavailable_reason() -> tuple[str, str] | None:
 
 
 @functools.cache
-def _warn_of_variables() -> None:
-    """Name values that mean nothing, once."""
-    switch, wanted, found = os.environ.get(SWITCH, "").strip(), os.environ.get(_KERNELS), NATIVE.facts()["kernels"]
+def _warn_of_variables(switch: str, transfer: str, learning: str, wanted: str, found: str) -> None:
+    """Name values that mean nothing, once each.
+
+    Args:
+        wanted, found: the kernels.
+    """
     if switch not in ("", "0", "1"):
         logger.warning("%s: got %r, expected 0 or 1; shared memory is used", SWITCH, switch)
-    transfer, learning = _value(_TRANSFER), _value(_LEARNING)
     if transfer and transfer not in _TRANSFERS:
         expected = ", ".join(_TRANSFERS)
         logger.warning("%s: got %r, expected one of %s; the fastest is measured", _TRANSFER, transfer, expected)
@@ -109,6 +114,11 @@ def _warn_of_variables() -> None:
         logger.warning(
             "%s: got %r, expected one of %s that this machine has; %s is used", _KERNELS, wanted, _BUILDS, found
         )
+
+
+def build() -> str:
+    """Return what has to be the same on all ranks of a group; "" where there is no native code."""
+    return "" if NATIVE is None else f"release {version('comm-backend-ccl')}, layout {NATIVE.LAYOUT}"
 
 
 def facts() -> dict[str, str]:
@@ -188,6 +198,7 @@ def join(
     crowded: bool,
     reading_order: Sequence[int] = (),
     cache_share: int = 0,
+    moved_by: Sequence[str] = ("", ""),
 ) -> Group:
     """Return this rank's side of a group.
 
@@ -199,13 +210,18 @@ def join(
         reading_order: the other ranks, in the order in which this one reads from them; that after ``rank`` where empty.
         cache_share: this rank's part of its last-level cache, in bytes; 0 is unknown. Outputs that do not fit are
             written around the caches.
+        moved_by: how the group moves data, as :func:`settings` returns it; all ranks have the same.
 
     Raises:
         MemoryError: there is not enough memory.
         PermissionError: the memory cannot be opened from here.
         RuntimeError: a limit of this process, such as that of open files, is used up.
     """
-    return NATIVE.join(holder, *memory, rank, list(pids), crowded, list(reading_order), cache_share)
+    transfer, learning = moved_by
+    code = _TRANSFERS.index(transfer) if transfer else -1
+    return NATIVE.join(
+        holder, *memory, rank, list(pids), crowded, list(reading_order), cache_share, code, learning != "0"
+    )
 
 
 def start(

@@ -15,13 +15,15 @@ from comm_backend_ccl.work import CclWork
 from comm_utils.errors import ArgumentError
 from comm_utils.reduce_op import ReduceOp
 
-__all__ = ["QUICK", "THOROUGH", "Effort", "measure", "transfer_profile", "tune"]
+__all__ = ["THOROUGH", "Effort", "measure", "quick", "transfer_profile", "tune"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 # Of the ring of a rank.
 _MOST_SHARED_BYTES = 2 * _MIB
 # Of what all ranks gather.
 _MOST_GATHERED_BYTES = 1024 * _MIB
+# Of what all other ranks publish in one step; and up to which nothing is compared.
+_MOST_IN_ONE_STEP_BYTES, _LEAST_MEASURED_BYTES = 128 * _KIB, 16 * _KIB
 
 
 class Effort(NamedTuple):
@@ -30,7 +32,7 @@ class Effort(NamedTuple):
     Attributes:
         sizes_bytes: of one rank's input, in ascending order.
         dtypes: of reductions; what only moves data is measured with the first.
-        limit_s: once calls have taken so long, no more is measured.
+        limit_s: once calls have taken so long, no further size is measured.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -38,7 +40,6 @@ class Effort(NamedTuple):
     limit_s: float
 
 
-QUICK = Effort((64 * _KIB, 256 * _KIB, _MIB, 4 * _MIB), (torch.float32,), 0.25)
 THOROUGH = Effort(tuple((16 * _KIB) << step for step in range(13)), (torch.float32, torch.bfloat16), 60.0)
 
 
@@ -61,11 +62,22 @@ _MOVEMENTS: dict[Operation, _Start] = {
     Operation.ALL_GATHER: lambda group, data: group.all_gather(data.gathered, data.input),
     Operation.ALL_TO_ALL_V: lambda group, data: group.all_to_all(data.gathered[: data.input.numel()], data.input),
 }
-# Calls between two looks at whether all methods were compared, and after which that is given up.
-_CALLS, _MOST_CALLS = 12, 600
+# Calls between two looks at whether all methods were compared, and after which that is given up: where the group
+# compares nothing, and where it does.
+_CALLS, _CALLS_IN_VAIN, _MOST_CALLS = 12, 60, 600
 
 
-def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[str, int], None] | None = None) -> None:
+def quick(ranks: int) -> Effort:
+    """Return what the first group of so many ranks measures."""
+    # One size that ranks publish in one step, which is less the more of them there are.
+    in_one_step = 64 * _KIB
+    while in_one_step > _LEAST_MEASURED_BYTES and in_one_step * (ranks - 1) > _MOST_IN_ONE_STEP_BYTES:
+        in_one_step //= 2
+    sizes_bytes = sorted({in_one_step, 64 * _KIB, 256 * _KIB, _MIB, 4 * _MIB})
+    return Effort(tuple(sizes_bytes), (torch.float32,), 0.25)
+
+
+def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[str, int], None] | None = None) -> bool:
     """Call the group's operations until it has compared its methods for each size; all ranks call this alike.
 
     ``communicator.methods()`` has the result. All ranks stop at the same call, as they go by what the group has
@@ -74,6 +86,9 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
     Args:
         seen: called with the name of an operation and the size in bytes before each.
 
+    Returns:
+        Whether all sizes were measured that fit into memory.
+
     Raises:
         PeerLostError: a rank ended meanwhile.
         CommTimeoutError: a rank did not take part.
@@ -81,10 +96,12 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
     _touch_memory(communicator)
     spent_ns = 0
     for size_bytes in effort.sizes_bytes:
+        if spent_ns >= effort.limit_s * 1e9:
+            return False
         for dtype in effort.dtypes:
             elements = size_bytes // dtype.itemsize // communicator.size * communicator.size
             if size_bytes * communicator.size**2 > _MOST_GATHERED_BYTES:
-                return
+                return True
             data = _Buffers(
                 torch.zeros(elements, dtype=dtype),
                 torch.zeros(elements * communicator.size, dtype=dtype),
@@ -93,12 +110,11 @@ def measure(communicator: SharedCommunicator, effort: Effort, seen: Callable[[st
             operations = _REDUCTIONS if dtype.itemsize == 2 else _REDUCTIONS | _MOVEMENTS
             for operation, start in operations.items():
                 name = operation.name.lower()
-                if spent_ns >= effort.limit_s * 1e9:
-                    return
                 if seen is not None:
                     seen(name, size_bytes)
                 kind = name, dtype.itemsize == 2, 1 << (data.input.nbytes.bit_length() - 1)
                 spent_ns += _compare_methods(communicator, kind, partial(start, communicator, data))
+    return True
 
 
 def _touch_memory(communicator: SharedCommunicator) -> None:
@@ -118,7 +134,7 @@ def _compare_methods(
     """
     calls = 0
     rows: list[dict[str, Any]] = []
-    while calls < _MOST_CALLS and not (rows and all(row["settled"] for row in rows)):
+    while calls < (_MOST_CALLS if rows else _CALLS_IN_VAIN) and not (rows and all(row["settled"] for row in rows)):
         for _ in range(_CALLS):
             start().wait()
         calls += _CALLS
@@ -146,7 +162,7 @@ def tune(seen: Callable[[str, int], None] | None = None) -> bool:
     world = _shared_world()
     if world is None or world.size < 2:
         return False
-    if not shared_memory.learns():
+    if not world.learns:
         raise ArgumentError(f"{' and '.join(shared_memory.SETTINGS)} fix how data is moved; unset them to measure it")
     world.start_from([])
     measure(world, THOROUGH, seen)

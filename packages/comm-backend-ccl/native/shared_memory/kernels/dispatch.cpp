@@ -1,5 +1,6 @@
 #include "kernels/kernels.hpp"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -48,22 +49,25 @@ const Kernels *kernels_named(const char *name) {
     return std::strcmp(name, "portable") == 0 ? &portable : nullptr;
 }
 
+namespace {
+
+std::atomic<const Kernels *> chosen{nullptr};
+
+}  // namespace
+
+const Kernels &choose_kernels() {
+    const char *wanted = std::getenv("CCL_KERNELS");
+    const Kernels *found = wanted == nullptr ? nullptr : kernels_named(wanted);
+    for (const char *name : {"avx512", "avx2", "neon", "portable"}) {
+        found = found == nullptr ? kernels_named(name) : found;
+    }
+    chosen.store(found, std::memory_order_release);
+    return *found;
+}
+
 const Kernels &kernels() {
-    static const Kernels &chosen = [&]() -> const Kernels & {
-        const char *wanted = std::getenv("CCL_KERNELS");
-        if (wanted != nullptr) {
-            if (const Kernels *named = kernels_named(wanted)) {
-                return *named;
-            }
-        }
-        for (const char *name : {"avx512", "avx2", "neon"}) {
-            if (const Kernels *found = kernels_named(name)) {
-                return *found;
-            }
-        }
-        return portable;
-    }();
-    return chosen;
+    const Kernels *found = chosen.load(std::memory_order_acquire);
+    return found == nullptr ? choose_kernels() : *found;
 }
 
 }  // namespace shm

@@ -52,8 +52,11 @@ struct Kernels {
     const Codecs &codecs;
 };
 
-// The best for this machine, or the one that CCL_KERNELS names ("avx512", "avx2", "neon", "portable").
+// Those chosen last.
 const Kernels &kernels();
+// Choose those that CCL_KERNELS names now ("avx512", "avx2", "neon", "portable"), or the best for this machine. All
+// give the same bits, so calls under way may change.
+const Kernels &choose_kernels();
 // nullptr where this machine, or this build, has none of that name.
 const Kernels *kernels_named(const char *name);
 

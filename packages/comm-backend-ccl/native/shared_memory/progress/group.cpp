@@ -38,14 +38,14 @@ std::vector<int> checked_order(std::vector<int> order, int size, int rank) {
 }  // namespace
 
 Group::Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned,
-             std::vector<int> reading_order, size_t cache_share)
+             std::vector<int> reading_order, size_t cache_share, Settings settings)
     : segment_(static_cast<char *>(segment)), layout_(size), header_(at<Header>(0)), posts_(at<Post>(layout_.posts)),
       bells_(at<Bell>(layout_.bells)), descriptor_(descriptor), rank_(rank), pids_(std::move(pids)),
       reading_order_(checked_order(std::move(reading_order), size, rank)), crowded_(crowded), owned_(owned),
       cache_share_(cache_share == 0 ? usual_cache_share : cache_share), sends_(static_cast<size_t>(size)), inbox_(size),
       tuner_(size, rank, pids_, at<Identity>(layout_.identities), at<CallTimes>(layout_.call_times),
-             layout_.ring_bytes()) {
-    fingerprint_ = Settings::of_process().code();
+             layout_.ring_bytes(), settings) {
+    fingerprint_ = settings.code();
     if (rank == 0) {
         header_->crowded.store(crowded ? 1 : 0, std::memory_order_relaxed);
     }
@@ -234,7 +234,7 @@ void Group::end_all(State state) {
 }
 
 // Returns whether something is left to do. The caller holds the lock.
-bool Group::advance_all() {
+bool Group::advance_all() try {
     bool ended = false;
     while (!collectives_.empty() && advance(collectives_.front())) {
         tuner_.end(steps_);
@@ -261,6 +261,11 @@ bool Group::advance_all() {
         wake_here();  // another thread may wait for what has ended
     }
     return !collectives_.empty() || under_way_ > 0;
+} catch (const std::exception &) {
+    // An operation that has begun cannot be begun again, and the other ranks wait for it.
+    fail(no_memory, rank_, number_);
+    end_all(failed);
+    return false;
 }
 
 Handle Group::start(Request request, bool watched, std::unique_ptr<const Passed> passed) {

@@ -109,7 +109,7 @@ public:
     // Throws std::invalid_argument for anything else. `cache_share`: this rank's part of the last-level cache in bytes;
     // 0 is unknown.
     Group(void *segment, int descriptor, int size, int rank, std::vector<int> pids, bool crowded, bool owned,
-          std::vector<int> reading_order = {}, size_t cache_share = 0);
+          std::vector<int> reading_order = {}, size_t cache_share = 0, Settings settings = {});
     ~Group();
     Group(const Group &) = delete;
 

@@ -225,17 +225,21 @@ std::vector<int> integers(PyObject *list) {
 
 }  // namespace
 
-// join(holder, descriptor, inode, rank, pids, crowded, reading_order, cache_share) -> a group
+// join(holder, descriptor, inode, rank, pids, crowded, reading_order, cache_share, transfer, learns) -> a group
 PyObject *join(PyObject *, PyObject *arguments) {
-    int holder, descriptor, rank, crowded;
+    int holder, descriptor, rank, crowded, transfer, learns;
     unsigned long long inode, cache_share;
     PyObject *list, *order;
-    parse(arguments, "iiKiOpOK", &holder, &descriptor, &inode, &rank, &list, &crowded, &order, &cache_share);
+    parse(arguments, "iiKiOpOKip", &holder, &descriptor, &inode, &rank, &list, &crowded, &order, &cache_share,
+          &transfer, &learns);
     std::vector<int> pids = integers(list), reading_order = integers(order);
     if (PyErr_Occurred()) {
         return nullptr;
     }
     const int size = static_cast<int>(pids.size());
+    if (transfer < -1 || transfer >= transfers) {
+        throw std::invalid_argument("shared memory: transfer " + std::to_string(transfer));
+    }
     if (size < 1 || size > max_ranks || rank < 0 || rank >= size) {
         throw std::invalid_argument("shared memory: rank " + std::to_string(rank) + " of " + std::to_string(size));
     }
@@ -247,7 +251,7 @@ PyObject *join(PyObject *, PyObject *arguments) {
         own = open_memory(holder, descriptor, inode, bytes);
         segment = map_memory(own, bytes);
         auto group = std::make_unique<Group>(segment, own, size, rank, std::move(pids), crowded != 0, true,
-                                             std::move(reading_order), cache_share);
+                                             std::move(reading_order), cache_share, Settings{transfer, learns != 0});
         segment = nullptr, own = -1;  // they are the group's
         made->group = new Shared(std::move(group));
         return reinterpret_cast<PyObject *>(made);

@@ -64,6 +64,9 @@ PyObject *statistics(PyObject *, PyObject *) {
                          number(found.bound_bytes), "descriptors", number(found.descriptors));
 }
 
+// choose_kernels() -> the name of the kernels that the environment of this process asks for now, or the fastest
+PyObject *choose_kernels_here(PyObject *, PyObject *) { return PyUnicode_FromString(choose_kernels().name); }
+
 PyObject *facts(PyObject *, PyObject *) { return Py_BuildValue("{s:s}", "kernels", kernels().name); }
 
 PyObject *names(const char *const *all, int count) {
@@ -199,6 +202,7 @@ PyMethodDef methods[] = {{"create", engine_entry<create>, METH_VARARGS, nullptr}
                          {"allocate", engine_entry<allocate>, METH_O, nullptr},
                          {"statistics", entry<statistics>, METH_NOARGS, nullptr},
                          {"facts", entry<facts>, METH_NOARGS, nullptr},
+                         {"choose_kernels", entry<choose_kernels_here>, METH_NOARGS, nullptr},
                          {"codes", entry<codes>, METH_NOARGS, nullptr},
                          {"bind_torch", entry<bind_torch>, METH_VARARGS, nullptr},
                          {"plain_tensor", entry<plain_tensor>, METH_O, nullptr},
@@ -222,7 +226,8 @@ PyMODINIT_FUNC PyInit__shared_memory() {
     if (module != nullptr &&
         !(shm::add_group_type(module) && shm::add_operation_type(module) && shm::add_block_type(module) &&
           shm::add_fast_path_type(module) && shm::add_coalesced_path_type(module) && shm::add_predicate_type(module) &&
-          shm::add_plain_batch_type(module) && shm::add_collecting_types(module) && shm::add_recording_type(module))) {
+          shm::add_plain_batch_type(module) && shm::add_collecting_types(module) && shm::add_recording_type(module) &&
+          PyModule_AddIntConstant(module, "LAYOUT", shm::layout_number) == 0)) {
         Py_DECREF(module);
         return nullptr;
     }

@@ -14,6 +14,8 @@
 
 namespace shm {
 
+// Changes with whatever ranks of two builds would understand differently: this file, methods and their learner.
+constexpr int layout_number = 1;
 constexpr int max_ranks = 64;
 constexpr size_t line = 128;  // two cache lines: processors fetch them in pairs
 // Steps that a rank may be ahead of another, and slots for what is small; there are more records than that.
@@ -89,13 +91,13 @@ struct alignas(line) CallTimes {
     std::array<std::atomic<uint64_t>, kept> elapsed_ns{};
 };
 
-// Written by its rank alone, except for `rings`.
+// Written by its rank alone.
 struct alignas(line) Post {
     std::atomic<uint64_t> word{0};  // fingerprint << 32 | steps done
     std::atomic<uint32_t> core{0};  // on which it waited last, from 1; 0 is unknown
 };
 struct alignas(line) Bell {
-    std::atomic<uint32_t> rings{0};  // a futex
+    std::atomic<uint32_t> rings{0};  // a futex; written by all
     // While the rank sleeps: 0 to be woken by anything, else needs_all | the steps that all must have done.
     std::atomic<uint64_t> awaited{0};
 };

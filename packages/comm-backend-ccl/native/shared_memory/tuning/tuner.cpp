@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cstdlib>
 #include <new>
 #include <string>
 
@@ -15,15 +14,6 @@ namespace shm {
 namespace {
 
 int64_t now_ns() { return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-// The value of a variable without the blanks around it.
-std::string value_of(const char *variable) {
-    const char *found = std::getenv(variable);
-    const std::string text = found == nullptr ? "" : found;
-    constexpr const char *blanks = " \t\n\r\f\v";
-    const size_t begin = text.find_first_not_of(blanks);
-    return begin == std::string::npos ? "" : text.substr(begin, text.find_last_not_of(blanks) + 1 - begin);
-}
 
 // By which methods are compared. The wide ring puts up to 2 MiB of the program's own data out of the caches, and is in
 // no cache itself after the program has used them; calls back to back show neither. So it counts as a quarter slower
@@ -36,24 +26,9 @@ bool gives(int operation, bool is_root) { return operation == broadcast || opera
 
 }  // namespace
 
-const Settings &Settings::of_process() {
-    static const Settings settings = [] {
-        Settings found;
-        const std::string wanted = value_of("CCL_SHARED_MEMORY_TRANSFER");
-        for (int one = 0; one < transfers; ++one) {
-            if (wanted == transfer_names[one]) {
-                found.transfer = one;
-            }
-        }
-        found.learns = value_of("CCL_SHARED_MEMORY_LEARNING") != "0";
-        return found;
-    }();
-    return settings;
-}
-
 Tuner::Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times,
-             size_t wide_ring_bytes)
-    : size_(size), rank_(rank), pids_(pids), identities_(identities), call_times_(call_times),
+             size_t wide_ring_bytes, Settings settings)
+    : size_(size), rank_(rank), settings_(settings), pids_(pids), identities_(identities), call_times_(call_times),
       mark_(static_cast<uint64_t>(now_ns()) << 6 | static_cast<uint64_t>(rank)), wide_ring_bytes_(wide_ring_bytes),
       classes_(operations * size_classes * 4) {
     Identity &mine = identities_[rank];
@@ -106,7 +81,8 @@ std::unique_ptr<Tuner::Class> &Tuner::class_at(int operation, size_t size_class,
 }
 
 Tuner::Class &Tuner::class_of(const Request &request, size_t bytes, bool is_eager) {
-    const bool narrow = request.dtype == float16 || request.dtype == bfloat16;
+    // Moving bytes takes as long whatever they are of.
+    const bool narrow = is_reduction(request.operation) && (request.dtype == float16 || request.dtype == bfloat16);
     const size_t size_class = std::min<size_t>(static_cast<size_t>(std::bit_width(bytes)), size_classes - 1);
     std::unique_ptr<Class> &found = class_at(request.operation, size_class, narrow, is_eager);
     if (!found) {

@@ -24,9 +24,8 @@ namespace shm {
 
 struct Request;
 
-// What the environment of this process sets.
+// How a group moves data; all its ranks have the same.
 struct Settings {
-    static const Settings &of_process();
     uint32_t code() const { return static_cast<uint32_t>(transfer + 1) << 1 | (learns ? 1 : 0); }
     int transfer = -1;  // always this one, where it is possible; -1 is any
     bool learns = true;
@@ -35,7 +34,7 @@ struct Settings {
 class Tuner {
 public:
     Tuner(int size, int rank, const std::vector<int> &pids, Identity *identities, CallTimes *call_times,
-          size_t wide_ring_bytes);
+          size_t wide_ring_bytes, Settings settings);
 
     // How the operation that begins now, when the group has done `steps`, moves `bytes` of each rank.
     Method begin(const Request &request, size_t bytes, bool is_eager, uint64_t steps);
@@ -133,7 +132,7 @@ private:
     uint64_t duration(int rank, uint64_t call) const;
 
     const int size_, rank_;
-    Settings settings_ = Settings::of_process();
+    Settings settings_;
     const std::vector<int> &pids_;
     Identity *const identities_;
     CallTimes *const call_times_;
