@@ -43,14 +43,16 @@ def test_world_size_must_be_positive() -> None:
 
 
 def test_launcher_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "outer")
+    outer = ("TORCHELASTIC_RUN_ID", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PALS_RANKID")
+    for name in outer:
+        monkeypatch.setenv(name, "3")
     monkeypatch.setenv("RANK", "7")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "OMP_NUM_THREADS")
-    first, second = run_ranks(targets.variables, 2, *names, "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    first, second = run_ranks(targets.variables, 2, *names, "MASTER_PORT", *outer)
     assert [first[name] for name in names] == ["0", "0", "2", "2", "0", "127.0.0.1", "1"]
     assert [second[name] for name in names] == ["1", "1", "2", "2", "0", "127.0.0.1", "1"]
     assert first["MASTER_PORT"] == second["MASTER_PORT"]
-    assert first["TORCHELASTIC_RUN_ID"] is None
+    assert [first[name] for name in outer] == [None] * len(outer)
 
 
 def test_no_launcher_variables_and_own_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,12 @@ _LAUNCHER_VARIABLES = (
     "ROLE_NAME",
     "MASTER_ADDR",
     "MASTER_PORT",
+    "MPI_LOCALRANKID",
+    "MPI_LOCALNRANKS",
+)
+_LAUNCHER_PREFIXES = (
+    *("TORCHELASTIC_", "PET_", "SLURM_", "SRUN_", "SBATCH_", "SALLOC_", "OMPI_COMM_WORLD_", "PRTE_LAUNCHED", "PMIX_"),
+    *("PMI_", "I_MPI_HYDRA_", "HYDRA_", "HYDI_", "MV2_COMM_WORLD_", "PALS_", "AZ_BATCH", "AZUREML_", "SM_"),
 )
 
 _ATTEMPTS = 1000
@@ -72,7 +78,7 @@ def rank_environment(
     environ = {
         name: value
         for name, value in os.environ.items()
-        if name not in _LAUNCHER_VARIABLES and not name.startswith("TORCHELASTIC_")
+        if name not in _LAUNCHER_VARIABLES and not name.startswith(_LAUNCHER_PREFIXES)
     }
     environ[RUN_TOKEN] = token
     if port is not None:
