@@ -196,15 +196,23 @@ def test_the_slow_rank_is_named(trace: Run, late: Path) -> None:
 
 @pytest.mark.parametrize("backend", USABLE)
 def test_replay_moves_exactly_the_recorded_bytes(trace: Run, everything: Path, tmp_path: Path, backend: str) -> None:
-    options = ("--backend", backend, "-o", tmp_path / "again", "--json", tmp_path / "replay.json")
+    again = tmp_path / "again"
+    again.mkdir()
+    for name in ("rank_table.jsonl", "ranking.jsonl", "rank7.jsonl"):
+        (again / name).write_text("of others, and of a larger trace")
+    options = ("--backend", backend, "-o", again, "--json", tmp_path / "replay.json")
     done = trace("replay", everything, *options)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(path.name for path in again.iterdir() if path.name[4] not in "012") == [
+        "rank_table.jsonl",
+        "ranking.jsonl",
+    ]
     assert f"recorded on gloo, replayed on {backend}" in done.stdout
     assert "the replay has moved exactly the recorded bytes" in done.stdout
     document = json.loads((tmp_path / "replay.json").read_text())
     assert document["same"] is True
     assert document["notes"] == []
-    before, after = load(everything), load(tmp_path / "again")
+    before, after = load(everything), load(again)
     assert traffic(after).bytes_sent == traffic(before).bytes_sent
     for old, new in zip(before, after, strict=True):
         assert len(new.events) == len(old.events)

@@ -25,7 +25,7 @@ from comm_orchestrator.tools.trace.replay_plan import Plan, plan, without_tags
 from comm_orchestrator.tools.trace.replay_rank import fail, play, set_up
 from comm_utils.errors import ArgumentError, CommError
 from comm_utils.launch import LaunchInfo, discover, mpi_launcher, with_plugins
-from comm_utils.observability.traces.file import load_rank, path_of, save
+from comm_utils.observability.traces.file import load_rank, path_of, remove_beyond, save
 
 __all__ = ["run"]
 
@@ -67,17 +67,18 @@ def _local(options: Options, made: Plan) -> int:
         begin, end = span_ns(replayed)
         found = compare(made.traces, tally(replayed), end - begin, replayed[0].backend, options.keep_gaps, made.notes)
         if options.output:
-            _copy(recorded, Path(options.output))
+            _copy(recorded, Path(options.output), len(replayed))
     return _told(found, options)
 
 
-def _copy(recorded: Path, output: Path) -> None:
+def _copy(recorded: Path, output: Path, world_size: int) -> None:
     try:
         output.mkdir(parents=True, exist_ok=True)
         for old in output.glob("rank*.jsonl"):
             old.unlink()
         for path in recorded.iterdir():
             shutil.copy(path, output)
+        remove_beyond(output, world_size)
     except OSError as error:
         raise ArgumentError(f"--output: {output} cannot be written: {error.strerror or error}") from None
 
