@@ -22,11 +22,20 @@ __all__ = ["fail", "main", "play", "set_up"]
 
 # Ranks may start as far apart, however short the operations' time limit is.
 _MEETING_S = 60.0
+# Settings of how calls are made and recorded, which a replay takes from nowhere: the recording says how.
+_OF_CALLS = (
+    "COMM_CHECKS",
+    "COMM_COMMS_LOGGER",
+    "COMM_COMMUNICATION_DATA_TYPE",
+    "COMM_COMPRESS_COMMUNICATION",
+    "COMM_HIERARCHICAL",
+    "COMM_REDUCTIONS",
+)
 
 
 def set_up(options: Options, limit_s: float) -> None:
-    """Set up the world; what is recorded in it is this replay's to say, not the environment's."""
-    for name in [name for name in os.environ if name.startswith("COMM_COMMS_LOGGER")]:
+    """Set up the world; how its calls are made and recorded is this replay's to say, not the environment's."""
+    for name in [name for name in os.environ if name.startswith(_OF_CALLS)]:
         del os.environ[name]
     limits = {"timeouts": {"init_s": max(limit_s, _MEETING_S)}}
     facade.init_distributed(options.backend or None, verbose=False, timeout=limit_s, config=limits)
