@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import resource
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import comm_config
 from comm_orchestrator.tools.output import printable
 from comm_utils.errors import ArgumentError
-from comm_utils.flight_recorder import RingError, RingReader, default_directory, open_ring, rings_in
+from comm_utils.flight_recorder import RingError, RingHeader, RingReader, default_directory, open_ring, rings_in
 from comm_utils.flight_recorder.recorder import own_identity
 from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.process_state import process_state
 
 __all__ = ["JobRings", "opened_job", "seconds", "state_in_words", "state_of"]
 
+# Descriptors of an open ring, and those that a command has beside.
+_FILES_OF_RING, _OTHER_FILES = 2, 256
 _ENDS = {0: "dead", 1: "ended", 2: "ended after a failure"}
 
 
@@ -29,7 +33,7 @@ class JobRings:
     Attributes:
         folder: where they were looked for.
         readers: by global rank.
-        damaged: files that cannot be read, with the reason.
+        damaged: files and folders that cannot be read, with the reason.
         other_jobs: names of the other jobs in the folder.
     """
 
@@ -48,7 +52,7 @@ class JobRings:
 
 @contextmanager
 def opened_job(where: str | None, prefers_running: bool = False) -> Iterator[JobRings]:
-    """Open the rings of the newest job in ``where``; damaged ones are named and left out.
+    """Open the rings of the newest job in ``where``; those that cannot be read are named and left out.
 
     Args:
         where: a folder, with the rings in it or below it, or the name of a job in the directory of the configuration;
@@ -56,29 +60,56 @@ def opened_job(where: str | None, prefers_running: bool = False) -> Iterator[Job
         prefers_running: a job that runs is chosen before one that has ended.
 
     Raises:
-        ArgumentError: there are none.
+        ArgumentError: there are none, or more than this process may open.
     """
     folder = _folder(where)
-    by_job: dict[str, list[RingReader]] = defaultdict(list)
-    damaged = []
-    try:
-        for path in rings_in(folder):
-            try:
-                reader = open_ring(path)
-            except RingError as error:
-                damaged.append(printable(str(error)))
-            except OSError as error:
-                damaged.append(printable(f"{path}: {error.strerror}"))
-            else:
-                by_job[reader.header.job].append(reader)
-        if not by_job:
+    damaged: list[str] = []
+    # Of each ring, what tells its job: descriptors are for the rings of the job that is chosen.
+    by_job: dict[str, list[tuple[Path, RingHeader]]] = defaultdict(list)
+    for path in rings_in(folder, lambda error: damaged.append(printable(f"{error.filename}: {error.strerror}"))):
+        if (reader := _open(path, damaged)) is not None:
+            by_job[reader.header.job].append((path, reader.header))
+            reader.close()
+    names = sorted(by_job, key=lambda name: _order([header for _, header in by_job[name]], prefers_running))
+    with ExitStack() as opened:
+        readers: dict[int, RingReader] = {}
+        size, paths = _last_world(by_job[names[-1]]) if names else (0, {})
+        _allow_files(_FILES_OF_RING * len(paths))
+        for rank, path in paths.items():
+            if (reader := _open(path, damaged)) is not None:
+                opened.callback(reader.close)
+                readers[rank] = reader
+        if not readers:
             raise ArgumentError(_nothing_in(folder, damaged))
-        names = sorted(by_job, key=lambda name: _order(by_job[name], prefers_running))
-        yield _last_world(folder, names, by_job[names[-1]], damaged)
-    finally:
-        for readers in by_job.values():
-            for reader in readers:
-                reader.close()
+        yield JobRings(folder, names[-1], size, readers, damaged, names[:-1])
+
+
+def _open(path: Path, damaged: list[str]) -> RingReader | None:
+    """Return a reader of the ring at ``path``; None where it cannot be read, with the reason in ``damaged``.
+
+    Raises:
+        ArgumentError: this process can open no more files, which says nothing about the ring.
+    """
+    try:
+        return open_ring(path)
+    except RingError as error:
+        damaged.append(printable(str(error)))
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            text = f"{path}: {error.strerror}; a ring takes {_FILES_OF_RING}: raise the limit with ulimit -n"
+            raise ArgumentError(text) from None
+        damaged.append(printable(f"{path}: {error.strerror}"))
+    return None
+
+
+def _allow_files(number: int) -> None:
+    """Raise the limit of open files of this process, as far as it may, so that it can open so many more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = number + _OTHER_FILES
+    if wanted > soft != resource.RLIM_INFINITY:
+        with suppress(OSError, ValueError):
+            wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _folder(where: str | None) -> Path:
@@ -109,22 +140,25 @@ def _nothing_in(folder: Path, damaged: list[str]) -> str:
     )
 
 
-def _order(readers: list[RingReader], prefers_running: bool) -> tuple[bool, int]:
-    runs = prefers_running and any(state_of(reader) in ("running", "stopped") for reader in readers)
-    return runs, max(reader.header.wall_ns for reader in readers)
+def _order(headers: Sequence[RingHeader], prefers_running: bool) -> tuple[bool, int]:
+    runs = prefers_running and any(_state(header) in ("running", "stopped") for header in headers)
+    return runs, max(header.wall_ns for header in headers)
 
 
-def _last_world(folder: Path, names: list[str], readers: list[RingReader], damaged: list[str]) -> JobRings:
-    """Return the newest ring of each rank of the newest world."""
-    readers.sort(key=lambda reader: reader.header.wall_ns)
-    size = readers[-1].header.world_size
-    newest = {reader.header.rank: reader for reader in readers if reader.header.rank < size}
-    return JobRings(folder, names[-1], size, dict(sorted(newest.items())), damaged, names[:-1])
+def _last_world(rings: Sequence[tuple[Path, RingHeader]]) -> tuple[int, dict[int, Path]]:
+    """Return the size of the newest world, and the newest ring of each of its ranks."""
+    ordered = sorted(rings, key=lambda ring: ring[1].wall_ns)
+    size = ordered[-1][1].world_size
+    newest = {header.rank: path for path, header in ordered if header.rank < size}
+    return size, dict(sorted(newest.items()))
 
 
 def state_of(reader: RingReader) -> str:
     """Return the state of the process that writes a ring, ``"unknown"`` where it is not visible from here."""
-    header = reader.header
+    return _state(reader.header)
+
+
+def _state(header: RingHeader) -> str:
     return process_state(*header.process) if header.identity == own_identity() else "unknown"
 
 

@@ -11,7 +11,7 @@ import stat
 import struct
 import tempfile
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -158,9 +158,20 @@ def remove_ring(path: Path) -> None:
             path.parent.parent.rmdir()
 
 
-def rings_in(folder: Path) -> list[Path]:
-    """Return the rings in a folder, or in the folders below it, by name."""
-    return sorted(folder.rglob(f"*{RING_SUFFIX}"), key=lambda path: (str(path.parent), len(path.name), path.name))
+def rings_in(folder: Path, on_error: Callable[[OSError], None] | None = None) -> list[Path]:
+    """Return the rings in a folder, or in the folders below it, by name.
+
+    Args:
+        on_error: called for each folder that is there and cannot be listed; None leaves such folders out.
+    """
+
+    def failed(error: OSError) -> None:
+        if on_error is not None and not isinstance(error, FileNotFoundError):
+            on_error(error)
+
+    walked = os.walk(folder, onerror=failed)
+    found = [Path(where, name) for where, _, names in walked for name in names if name.endswith(RING_SUFFIX)]
+    return sorted(found, key=lambda path: (str(path.parent), len(path.name), path.name))
 
 
 def prune(directory: Path, keep: int, identity: str) -> None:

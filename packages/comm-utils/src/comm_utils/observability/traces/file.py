@@ -53,7 +53,12 @@ def belongs_to(folder: Path | str, path: Path | str) -> bool:
 
 
 def _files_of(folder: Path | str) -> dict[int, Path]:
-    return {int(match[1]): path for path in Path(folder).glob("rank*.jsonl") if (match := _NAME.fullmatch(path.name))}
+    """Return the files of the trace in ``folder``, by rank; none where there is no such folder."""
+    try:
+        names = os.listdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return {int(match[1]): Path(folder, name) for name in names if (match := _NAME.fullmatch(name))}
 
 
 class TraceWriter:
@@ -106,8 +111,8 @@ class TraceWriter:
 
 def remove_beyond(folder: Path | str, world_size: int) -> None:
     """Remove the files of ranks that a world of this size does not have, left by a larger one."""
-    for path in Path(folder).glob("rank*.jsonl"):
-        if (match := _NAME.fullmatch(path.name)) and int(match[1]) >= world_size:
+    for rank, path in _files_of(folder).items():
+        if rank >= world_size:
             path.unlink()
 
 
