@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,31 @@ def test_who_waits_for_whom(
     lines = [line.split() for line in shown.splitlines()]
     assert next(line for line in lines if line[:2] == ["0", str(ranks[0].pid)])[-3:] == ["ranks", "2,", "3"]
     assert "20 KiB" in shown
+
+
+def test_ranks_that_have_come_are_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    barrier = partial(call, operation="barrier", elements=0, group="world (monitored barrier)", dtype="")
+    # The last rank to come to a monitored barrier records nothing, so its ranks have different numbers of calls.
+    plans = {0: [barrier("done"), barrier("open")], 1: [barrier("open")], 2: [barrier("done")]}
+    with writers(tmp_path / "barrier", plans):
+        rows = as_json(monkeypatch, capsys, tmp_path / "barrier", "--interval", "0.1")
+    assert [rows[rank]["waits_for"] for rank in range(3)] == [[2], [2], []]
+    with writers(tmp_path / "message", {0: [call("open", "send", peer=1)], 1: [call("open", "recv", peer=0)]}):
+        rows = as_json(monkeypatch, capsys, tmp_path / "message", "--interval", "0.1")
+    assert [rows[rank]["waits_for"] for rank in range(2)] == [[], []]
+
+
+def test_a_collective_before_many_of_another_group(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    others = ["group", "others", [1, 2]]
+    many = [call("done", "all_reduce", group="others") for _ in range(100)]
+    plans = {0: [call("open", "broadcast", root=1)], 1: [others, *STEP, *many], 2: [others, *many]}
+    with writers(tmp_path, plans):
+        rows = as_json(monkeypatch, capsys, tmp_path, "--interval", "0.1")
+    assert rows[0]["waits_for"] == [2]
 
 
 def test_rates(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 
 from comm_utils.flight_recorder.calls import Call, RingGroup
+from comm_utils.flight_recorder.differing_calls import collectives_of
 from comm_utils.flight_recorder.ended_ranks import follows_others, has_failed_in, is_first_to_be_ended
 from comm_utils.flight_recorder.findings import IN_DIFFERENT_ORDERS, Finding, FindingKind, describe_rank
 from comm_utils.flight_recorder.matching import at_caller, rank_list
@@ -14,7 +15,7 @@ from comm_utils.flight_recorder.snapshot import RankSnapshot
 from comm_utils.flight_recorder.store_steps import is_step_of, numbers_agree
 from comm_utils.rank_processes import RankProcess, describe_unseen, named_ranks
 
-__all__ = ["find_circles", "find_missing"]
+__all__ = ["awaited_ranks", "find_circles", "find_missing"]
 
 
 class _Awaited:
@@ -69,6 +70,18 @@ class _Awaited:
                 if not one.is_message and one.in_series > least:
                     return one, self._ranks(rank, one)
         return call, awaited
+
+
+def awaited_ranks(known: Mapping[int, RankSnapshot]) -> dict[int, list[int]]:
+    """Return the ranks that have not begun what belongs to the oldest call in which a rank waits, for each that does.
+
+    Args:
+        known: snapshots by global rank; ranks may be missing.
+    """
+    waiting = {rank: calls[0] for rank, one in known.items() if (calls := one.waiting_calls())}
+    groups = {call.group.name: call.group for call in waiting.values()}
+    of_groups = {name: _Awaited(group, known, collectives_of(known, group)) for name, group in groups.items()}
+    return {rank: of_groups[call.group.name].first_missed(rank, call)[1] for rank, call in waiting.items()}
 
 
 def find_circles(known: Mapping[int, RankSnapshot], group: RingGroup, waiting: Mapping[int, Call]) -> list[Finding]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from comm_orchestrator.rendezvous.records import format_ranks
 from comm_orchestrator.tools.rings import JobRings, state_in_words, state_of
 from comm_utils import operations
 from comm_utils.flight_recorder import Call, RingReader
+from comm_utils.flight_recorder.awaited_ranks import awaited_ranks
 from comm_utils.flight_recorder.layout import LANES
 from comm_utils.flight_recorder.snapshot import RankSnapshot, take_snapshot
 from comm_utils.group_names import is_default_name
@@ -32,7 +33,7 @@ class Row:
         call: that it is in; "" is none.
         since_s: for how long it has been in the call, or in none.
         calls_per_s, bytes_per_s: since the last look; None at the first.
-        waits_for: ranks that have not begun the call.
+        waits_for: ranks that have a ring and have not begun the call.
     """
 
     rank: int
@@ -84,22 +85,22 @@ class Sampler:
             rank: take_snapshot(reader, is_local=state_of(reader) != "unknown", recent=_RECENT)
             for rank, reader in job.readers.items()
         }
-        return [self._row(job, ranks, rank, before, passed_s) for rank in ranks]
+        awaited = awaited_ranks(_with_last_collectives(job, ranks))
+        return [self._row(job, one, awaited.get(rank, ()), before, passed_s) for rank, one in ranks.items()]
 
     def _row(
         self,
         job: JobRings,
-        ranks: Mapping[int, RankSnapshot],
-        rank: int,
+        one: RankSnapshot,
+        awaited: Sequence[int],
         before: Mapping[tuple[int, int, int], int],
         passed_s: float,
     ) -> Row:
-        reader, one = job.readers[rank], ranks[rank]
         waiting = one.waiting_calls()
         call = waiting[0] if waiting else None
-        calls_per_s, bytes_per_s = self._rates(reader, before, passed_s)
+        calls_per_s, bytes_per_s = self._rates(job.readers[one.rank], before, passed_s)
         return Row(
-            rank=rank,
+            rank=one.rank,
             host=one.header.host,
             pid=one.header.pid,
             state=state_in_words(one),
@@ -110,7 +111,8 @@ class Sampler:
             since_s=_since(one, call),
             calls_per_s=calls_per_s,
             bytes_per_s=bytes_per_s,
-            waits_for=() if call is None else _awaited(call, rank, job, ranks),
+            # Of ranks without a ring, nobody knows.
+            waits_for=tuple(other for other in awaited if other in job.readers),
         )
 
     def _rates(
@@ -146,25 +148,19 @@ def _since(snapshot: RankSnapshot, call: Call | None) -> float | None:
     return max(0, snapshot.taken_ns - max(ends)) / 1e9 if ends else None
 
 
-def _awaited(call: Call, rank: int, job: JobRings, ranks: Mapping[int, RankSnapshot]) -> tuple[int, ...]:
-    """Return the ranks that have not begun a call; those without a ring are left out."""
-    if call.is_message:
-        return (call.peer,) if call.peer >= 0 else ()
-    return tuple(
-        other
-        for other in call.group.ranks
-        if other != rank and other in ranks and _last_number(job.readers[other], ranks[other], call) < call.in_series
-    )
+def _with_last_collectives(job: JobRings, ranks: Mapping[int, RankSnapshot]) -> dict[int, RankSnapshot]:
+    """Return ``ranks``, each also with its last collective on every group in which others wait for one."""
+    awaited = {
+        call.group.name: call.group for one in ranks.values() for call in one.waiting_calls()[:1] if not call.is_message
+    }
+    found = {}
+    for rank, one in ranks.items():
+        missing = [name for name, group in awaited.items() if rank in group.ranks and not one.collectives(name)]
+        last = [call for name in missing if (call := _last_collective(job.readers[rank], name)) is not None]
+        found[rank] = replace(one, calls=(*last, *one.calls)) if last else one
+    return found
 
 
-def _last_number(reader: RingReader, snapshot: RankSnapshot, call: Call) -> int:
-    """Return the number of a rank's last collective on the group of ``call``."""
-    numbers = [one.in_series for one in snapshot.collectives(call.group.name)]
-    if numbers:
-        return max(numbers)
-    # It is not among the last calls.
-    for lane in range(LANES):
-        for one in reader.backwards(lane):
-            if one.group.name == call.group.name and not one.is_message:
-                return one.in_series
-    return 0
+def _last_collective(reader: RingReader, group: str) -> Call | None:
+    calls = (call for lane in range(LANES) for call in reader.backwards(lane))
+    return next((call for call in calls if call.group.name == group and not call.is_message), None)
