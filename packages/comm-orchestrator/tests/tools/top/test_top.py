@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from functools import partial
 from pathlib import Path
@@ -166,10 +167,30 @@ def test_on_a_terminal(tmp_path: Path, key: bytes) -> None:
     assert "all_gather" in shown
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_the_terminal_as_it_was(tmp_path: Path, number: signal.Signals) -> None:
+    with writers(tmp_path, {0: STEP}):
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-m", "comm_orchestrator", "top", str(tmp_path), "--interval", "0.2"]
+        before = termios.tcgetattr(theirs)
+        with subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
+        ) as process:
+            try:
+                _read_until(ours, "q ends")
+                process.send_signal(number)
+                _read_until(ours, re.escape("\x1b[?1049l"))
+                assert process.wait(30) == -number
+            finally:
+                process.kill()
+        assert termios.tcgetattr(theirs) == before
+        os.close(theirs)
+        os.close(ours)
+
+
 def _foreground() -> None:
     """Make the terminal on stdin the controlling one, so that Ctrl-C is a signal."""
     import fcntl
-    import termios
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)

@@ -27,6 +27,7 @@ __all__ = ["Parts", "parts", "repeat"]
 
 Parts = list[FittedTable | str]
 
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _COLUMNS = ("rank", "pid", "state", "call", "size", "group", "since", "calls/s", "bytes/s", "waits for")
 
 
@@ -59,23 +60,34 @@ class _LeftError(Exception):
     pass
 
 
-def _leave(_number: int, _frame: FrameType | None) -> None:
-    raise _LeftError
-
-
 def repeat(look: Callable[[], Parts], interval_s: float) -> None:
-    """Show what ``look`` returns again and again, until q or Ctrl-C."""
+    """Show what ``look`` returns again and again, until q or Ctrl-C; SIGTERM and SIGHUP end the process."""
     console = Console(highlight=False)
-    before = signal.signal(signal.SIGINT, _leave)
+    # A signal that is ignored, as under nohup, stays so.
+    before = {one: known for one in _ENDS if (known := signal.getsignal(one)) is not signal.SIG_IGN}
+    received = 0
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        nonlocal received
+        received = number
+        for one in before:  # another one would leave the terminal as it is
+            signal.signal(one, signal.SIG_IGN)
+        raise _LeftError
+
     try:
-        with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live, suppress(_LeftError):
+        for one in before:
+            signal.signal(one, leave)
+        with suppress(_LeftError), _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
                 shown = [Text(part) if isinstance(part, str) else part for part in look()]
                 live.update(Group(*shown, Text("q ends", style="dim")), refresh=True)
                 if pressed(interval_s) == "q":
                     return
     finally:
-        signal.signal(signal.SIGINT, before)
+        for one, known in before.items():
+            signal.signal(one, known)
+        if received not in (0, signal.SIGINT):
+            signal.raise_signal(received)
 
 
 @contextmanager
